@@ -1,0 +1,23 @@
+"""The one place where tests wait: for an event, never for an amount of time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def eventually(probe: Callable[[], T], seconds: float = 20, describe: Callable[[], object] | None = None) -> T:
+    """Call `probe` until it answers something true and return that; fail after `seconds` with its last answer."""
+    end = time.monotonic() + seconds
+    pause = 0.005
+    while True:
+        answer = probe()
+        if answer:
+            return answer
+        if time.monotonic() > end:
+            raise AssertionError(f"still {answer!r} after {seconds} s{': ' + str(describe()) if describe else ''}")
+        time.sleep(pause)
+        pause = min(pause * 2, 0.1)

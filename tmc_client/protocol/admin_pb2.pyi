@@ -1,0 +1,303 @@
+from tmc_client.protocol import message_pb2 as _message_pb2
+from tmc_client.protocol import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class App(_message.Message):
+    __slots__ = ("id", "number", "service_name", "biz_id", "alert_email", "alert_phone", "keys")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_NAME_FIELD_NUMBER: _ClassVar[int]
+    BIZ_ID_FIELD_NUMBER: _ClassVar[int]
+    ALERT_EMAIL_FIELD_NUMBER: _ClassVar[int]
+    ALERT_PHONE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    number: int
+    service_name: str
+    biz_id: str
+    alert_email: str
+    alert_phone: str
+    keys: int
+    def __init__(self, id: _Optional[str] = ..., number: _Optional[int] = ..., service_name: _Optional[str] = ..., biz_id: _Optional[str] = ..., alert_email: _Optional[str] = ..., alert_phone: _Optional[str] = ..., keys: _Optional[int] = ...) -> None: ...
+
+class RegisterAppRequest(_message.Message):
+    __slots__ = ("id", "service_name", "biz_id", "alert_email", "alert_phone")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_NAME_FIELD_NUMBER: _ClassVar[int]
+    BIZ_ID_FIELD_NUMBER: _ClassVar[int]
+    ALERT_EMAIL_FIELD_NUMBER: _ClassVar[int]
+    ALERT_PHONE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    service_name: str
+    biz_id: str
+    alert_email: str
+    alert_phone: str
+    def __init__(self, id: _Optional[str] = ..., service_name: _Optional[str] = ..., biz_id: _Optional[str] = ..., alert_email: _Optional[str] = ..., alert_phone: _Optional[str] = ...) -> None: ...
+
+class RegisterAppResponse(_message.Message):
+    __slots__ = ("app", "key", "effective_ms")
+    APP_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    app: App
+    key: str
+    effective_ms: int
+    def __init__(self, app: _Optional[_Union[App, _Mapping]] = ..., key: _Optional[str] = ..., effective_ms: _Optional[int] = ...) -> None: ...
+
+class AddAppKeyRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class AddAppKeyResponse(_message.Message):
+    __slots__ = ("key", "effective_ms")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    effective_ms: int
+    def __init__(self, key: _Optional[str] = ..., effective_ms: _Optional[int] = ...) -> None: ...
+
+class DropOldAppKeyRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class DropOldAppKeyResponse(_message.Message):
+    __slots__ = ("effective_ms",)
+    EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    effective_ms: int
+    def __init__(self, effective_ms: _Optional[int] = ...) -> None: ...
+
+class ListAppsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListAppsResponse(_message.Message):
+    __slots__ = ("apps",)
+    APPS_FIELD_NUMBER: _ClassVar[int]
+    apps: _containers.RepeatedCompositeFieldContainer[App]
+    def __init__(self, apps: _Optional[_Iterable[_Union[App, _Mapping]]] = ...) -> None: ...
+
+class Topic(_message.Message):
+    __slots__ = ("name", "number", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "effective_ms")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_TAG_FIELD_NUMBER: _ClassVar[int]
+    TABLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SPREAD_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    number: int
+    owner: str
+    default_tag: str
+    table_index: int
+    spread: int
+    transaction_time_ms: int
+    open_limit: int
+    effective_ms: int
+    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., effective_ms: _Optional[int] = ...) -> None: ...
+
+class RegisterTopicRequest(_message.Message):
+    __slots__ = ("name", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_TAG_FIELD_NUMBER: _ClassVar[int]
+    TABLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SPREAD_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    owner: str
+    default_tag: str
+    table_index: int
+    spread: int
+    transaction_time_ms: int
+    open_limit: int
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ...) -> None: ...
+
+class ListTopicsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListTopicsResponse(_message.Message):
+    __slots__ = ("topics",)
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    topics: _containers.RepeatedCompositeFieldContainer[Topic]
+    def __init__(self, topics: _Optional[_Iterable[_Union[Topic, _Mapping]]] = ...) -> None: ...
+
+class Subscription(_message.Message):
+    __slots__ = ("number", "topic", "app", "tag", "retry", "effective_ms", "removed_ms")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    RETRY_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_MS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    topic: str
+    app: str
+    tag: str
+    retry: _types_pb2.RetryPolicy
+    effective_ms: int
+    removed_ms: int
+    def __init__(self, number: _Optional[int] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., effective_ms: _Optional[int] = ..., removed_ms: _Optional[int] = ...) -> None: ...
+
+class RegisterSubscriptionRequest(_message.Message):
+    __slots__ = ("topic", "app", "tag", "retry")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    RETRY_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    app: str
+    tag: str
+    retry: _types_pb2.RetryPolicy
+    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ...) -> None: ...
+
+class RemoveSubscriptionRequest(_message.Message):
+    __slots__ = ("topic", "app", "tag")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    app: str
+    tag: str
+    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ...) -> None: ...
+
+class ListSubscriptionsRequest(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class ListSubscriptionsResponse(_message.Message):
+    __slots__ = ("subscriptions",)
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    subscriptions: _containers.RepeatedCompositeFieldContainer[Subscription]
+    def __init__(self, subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ...) -> None: ...
+
+class AdminGetMessageRequest(_message.Message):
+    __slots__ = ("message_id", "topic", "key")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    topic: str
+    key: str
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+
+class MessageDetail(_message.Message):
+    __slots__ = ("message", "consumptions", "failed_attempts")
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    CONSUMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    message: _message_pb2.Message
+    consumptions: _containers.RepeatedCompositeFieldContainer[Consumption]
+    failed_attempts: _containers.RepeatedCompositeFieldContainer[FailedAttempt]
+    def __init__(self, message: _Optional[_Union[_message_pb2.Message, _Mapping]] = ..., consumptions: _Optional[_Iterable[_Union[Consumption, _Mapping]]] = ..., failed_attempts: _Optional[_Iterable[_Union[FailedAttempt, _Mapping]]] = ...) -> None: ...
+
+class Consumption(_message.Message):
+    __slots__ = ("message_id", "topic", "app", "tag", "state", "attempt", "tried", "due_ms", "created_ms", "closed_ms")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    TRIED_FIELD_NUMBER: _ClassVar[int]
+    DUE_MS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_MS_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    topic: str
+    app: str
+    tag: str
+    state: _types_pb2.ConsumptionState
+    attempt: int
+    tried: int
+    due_ms: int
+    created_ms: int
+    closed_ms: int
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.ConsumptionState, str]] = ..., attempt: _Optional[int] = ..., tried: _Optional[int] = ..., due_ms: _Optional[int] = ..., created_ms: _Optional[int] = ..., closed_ms: _Optional[int] = ...) -> None: ...
+
+class FailedAttempt(_message.Message):
+    __slots__ = ("app", "attempt", "at_ms", "error")
+    APP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    app: str
+    attempt: int
+    at_ms: int
+    error: str
+    def __init__(self, app: _Optional[str] = ..., attempt: _Optional[int] = ..., at_ms: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
+class ListMessagesRequest(_message.Message):
+    __slots__ = ("topic", "state", "from_ms", "to_ms", "page_size", "page_token")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FROM_MS_FIELD_NUMBER: _ClassVar[int]
+    TO_MS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    state: _types_pb2.MessageState
+    from_ms: int
+    to_ms: int
+    page_size: int
+    page_token: str
+    def __init__(self, topic: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.MessageState, str]] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListMessagesResponse(_message.Message):
+    __slots__ = ("messages", "next_page_token")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]
+    next_page_token: str
+    def __init__(self, messages: _Optional[_Iterable[_Union[_message_pb2.Message, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class ListConsumptionsRequest(_message.Message):
+    __slots__ = ("topic", "app", "state", "page_size", "page_token")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    app: str
+    state: _types_pb2.ConsumptionState
+    page_size: int
+    page_token: str
+    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.ConsumptionState, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListConsumptionsResponse(_message.Message):
+    __slots__ = ("consumptions", "next_page_token")
+    CONSUMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    consumptions: _containers.RepeatedCompositeFieldContainer[Consumption]
+    next_page_token: str
+    def __init__(self, consumptions: _Optional[_Iterable[_Union[Consumption, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class ReactivateConsumptionRequest(_message.Message):
+    __slots__ = ("message_id", "app", "tag", "reason")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    app: str
+    tag: str
+    reason: str
+    def __init__(self, message_id: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,135 @@
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class MessageState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MESSAGE_STATE_UNSPECIFIED: _ClassVar[MessageState]
+    MESSAGE_STATE_PREPARED: _ClassVar[MessageState]
+    MESSAGE_STATE_COMMITTED: _ClassVar[MessageState]
+    MESSAGE_STATE_ROLLED_BACK: _ClassVar[MessageState]
+
+class ConsumptionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CONSUMPTION_STATE_UNSPECIFIED: _ClassVar[ConsumptionState]
+    CONSUMPTION_STATE_SCHEDULED: _ClassVar[ConsumptionState]
+    CONSUMPTION_STATE_ACKED: _ClassVar[ConsumptionState]
+    CONSUMPTION_STATE_FAILED: _ClassVar[ConsumptionState]
+    CONSUMPTION_STATE_CANCELLED: _ClassVar[ConsumptionState]
+
+class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VERDICT_UNSPECIFIED: _ClassVar[Verdict]
+    VERDICT_COMMIT: _ClassVar[Verdict]
+    VERDICT_ROLLBACK: _ClassVar[Verdict]
+    VERDICT_UNKNOWN: _ClassVar[Verdict]
+
+class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REASON_UNSPECIFIED: _ClassVar[Reason]
+    MALFORMED_REQUEST: _ClassVar[Reason]
+    FIELD_INVALID: _ClassVar[Reason]
+    CREDENTIALS_MISSING: _ClassVar[Reason]
+    CREDENTIALS_INVALID: _ClassVar[Reason]
+    ADMIN_ONLY: _ClassVar[Reason]
+    TOPIC_UNKNOWN: _ClassVar[Reason]
+    MESSAGE_UNKNOWN: _ClassVar[Reason]
+    SUBSCRIPTION_UNKNOWN: _ClassVar[Reason]
+    APP_UNKNOWN: _ClassVar[Reason]
+    KEY_COMMITTED: _ClassVar[Reason]
+    CONTENT_DIFFERS: _ClassVar[Reason]
+    NAME_TAKEN: _ClassVar[Reason]
+    KEY_IN_PROGRESS: _ClassVar[Reason]
+    ROW_LOCKED: _ClassVar[Reason]
+    ALREADY_COMMITTED: _ClassVar[Reason]
+    ALREADY_ROLLED_BACK: _ClassVar[Reason]
+    ATTEMPT_STALE: _ClassVar[Reason]
+    CONSUMPTION_CLOSED: _ClassVar[Reason]
+    QUEUE_FULL: _ClassVar[Reason]
+    RATE_LIMITED: _ClassVar[Reason]
+    OPEN_LIMIT: _ClassVar[Reason]
+    STORE_UNAVAILABLE: _ClassVar[Reason]
+    CATALOG_STALE: _ClassVar[Reason]
+    SHUTTING_DOWN: _ClassVar[Reason]
+    NO_IDENTITY: _ClassVar[Reason]
+    INTERNAL_FAULT: _ClassVar[Reason]
+
+class RetryKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RETRY_KIND_UNSPECIFIED: _ClassVar[RetryKind]
+    RETRY_KIND_LINEAR: _ClassVar[RetryKind]
+    RETRY_KIND_EXPONENTIAL: _ClassVar[RetryKind]
+MESSAGE_STATE_UNSPECIFIED: MessageState
+MESSAGE_STATE_PREPARED: MessageState
+MESSAGE_STATE_COMMITTED: MessageState
+MESSAGE_STATE_ROLLED_BACK: MessageState
+CONSUMPTION_STATE_UNSPECIFIED: ConsumptionState
+CONSUMPTION_STATE_SCHEDULED: ConsumptionState
+CONSUMPTION_STATE_ACKED: ConsumptionState
+CONSUMPTION_STATE_FAILED: ConsumptionState
+CONSUMPTION_STATE_CANCELLED: ConsumptionState
+VERDICT_UNSPECIFIED: Verdict
+VERDICT_COMMIT: Verdict
+VERDICT_ROLLBACK: Verdict
+VERDICT_UNKNOWN: Verdict
+REASON_UNSPECIFIED: Reason
+MALFORMED_REQUEST: Reason
+FIELD_INVALID: Reason
+CREDENTIALS_MISSING: Reason
+CREDENTIALS_INVALID: Reason
+ADMIN_ONLY: Reason
+TOPIC_UNKNOWN: Reason
+MESSAGE_UNKNOWN: Reason
+SUBSCRIPTION_UNKNOWN: Reason
+APP_UNKNOWN: Reason
+KEY_COMMITTED: Reason
+CONTENT_DIFFERS: Reason
+NAME_TAKEN: Reason
+KEY_IN_PROGRESS: Reason
+ROW_LOCKED: Reason
+ALREADY_COMMITTED: Reason
+ALREADY_ROLLED_BACK: Reason
+ATTEMPT_STALE: Reason
+CONSUMPTION_CLOSED: Reason
+QUEUE_FULL: Reason
+RATE_LIMITED: Reason
+OPEN_LIMIT: Reason
+STORE_UNAVAILABLE: Reason
+CATALOG_STALE: Reason
+SHUTTING_DOWN: Reason
+NO_IDENTITY: Reason
+INTERNAL_FAULT: Reason
+RETRY_KIND_UNSPECIFIED: RetryKind
+RETRY_KIND_LINEAR: RetryKind
+RETRY_KIND_EXPONENTIAL: RetryKind
+
+class ItemError(_message.Message):
+    __slots__ = ("code", "reason", "message", "field", "retry_after_ms", "message_id")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    reason: Reason
+    message: str
+    field: str
+    retry_after_ms: int
+    message_id: str
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[_Union[Reason, str]] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., message_id: _Optional[str] = ...) -> None: ...
+
+class RetryPolicy(_message.Message):
+    __slots__ = ("kind", "interval_ms", "max_retry", "cap_ms")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_RETRY_FIELD_NUMBER: _ClassVar[int]
+    CAP_MS_FIELD_NUMBER: _ClassVar[int]
+    kind: RetryKind
+    interval_ms: int
+    max_retry: int
+    cap_ms: int
+    def __init__(self, kind: _Optional[_Union[RetryKind, str]] = ..., interval_ms: _Optional[int] = ..., max_retry: _Optional[int] = ..., cap_ms: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""The transaction message center: server, duties, operators' tools."""

@@ -1,0 +1,122 @@
+"""Apps, topics and subscriptions as one immutable copy, and who may do what with them.
+
+A change takes effect a settable delay after it was stored, and a server refuses submits while its copy is older than
+that delay: so whichever server submits a message knows every subscription that is in effect at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from tmc_server.domain.placement import shards_of
+from tmc_server.domain.retry import RetryPolicy
+from tmc_server.errors import CredentialsInvalid, SubscriptionUnknown, TopicUnknown
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """A registered service. `key_hashes`: SHA-256 of its one or two keys."""
+
+    number: int
+    id: str
+    service_name: str
+    biz_id: str
+    alert_email: str
+    alert_phone: str
+    key_hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """Owner prepares, submits, rolls back; placement is fixed for ever."""
+
+    number: int
+    name: str
+    owner: int
+    default_tag: str
+    table_index: int
+    spread: int
+    transaction_time_ms: int
+    open_limit: int
+    effective_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Topic x consumer app x consumer tag, in effect from effective_ms until removed_ms (None: for ever)."""
+
+    number: int
+    topic: int
+    app: int
+    tag: str
+    policy: RetryPolicy
+    effective_ms: int
+    removed_ms: int | None
+
+    def in_effect(self, now: int) -> bool:
+        return self.effective_ms <= now and (self.removed_ms is None or now < self.removed_ms)
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """One consistent copy. version: grows with every change.  loaded_ms: the database's clock when it was read."""
+
+    version: int
+    loaded_ms: int
+    apps: Mapping[int, App] = field(default_factory=dict)
+    topics: Mapping[int, Topic] = field(default_factory=dict)
+    subscriptions: Mapping[int, Subscription] = field(default_factory=dict)
+
+    @cached_property
+    def app_by_id(self) -> Mapping[str, App]:
+        return {app.id: app for app in self.apps.values()}
+
+    @cached_property
+    def topic_by_name(self) -> Mapping[str, Topic]:
+        return {topic.name: topic for topic in self.topics.values()}
+
+    @cached_property
+    def subscriptions_of(self) -> Mapping[int, Sequence[Subscription]]:
+        """By topic number, in the order of their numbers."""
+        found: dict[int, list[Subscription]] = {}
+        for subscription in sorted(self.subscriptions.values(), key=lambda s: s.number):
+            found.setdefault(subscription.topic, []).append(subscription)
+        return found
+
+    @cached_property
+    def subscription_by_name(self) -> Mapping[tuple[int, int, str], Subscription]:
+        """By topic number, app number, tag."""
+        return {(s.topic, s.app, s.tag): s for s in self.subscriptions.values()}
+
+    @cached_property
+    def subscriptions_on(self) -> Mapping[int, Sequence[Subscription]]:
+        """By shard: whose rows it may hold."""
+        found: dict[int, list[Subscription]] = {}
+        for number, subscriptions in self.subscriptions_of.items():
+            topic = self.topics[number]
+            for shard in shards_of(topic.table_index, topic.spread):
+                found.setdefault(shard, []).extend(subscriptions)
+        return found
+
+    def authenticated(self, app_id: str, key_hash: bytes) -> App:
+        """One error for an unknown app and a wrong key: nobody learns which apps exist."""
+        app = self.app_by_id.get(app_id)
+        if app is None or key_hash not in app.key_hashes:
+            raise CredentialsInvalid
+        return app
+
+    def producible(self, name: str, app: App) -> Topic:
+        """The topic if the app owns it; the same error for foreign and missing ones."""
+        topic = self.topic_by_name.get(name)
+        if topic is None or topic.owner != app.number:
+            raise TopicUnknown
+        return topic
+
+    def consumable(self, topic_number: int, app: App, tag: str) -> Subscription:
+        """The caller's subscription to a topic."""
+        subscription = self.subscription_by_name.get((topic_number, app.number, tag))
+        if subscription is None:
+            raise SubscriptionUnknown
+        return subscription

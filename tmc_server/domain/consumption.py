@@ -1,0 +1,152 @@
+"""The life of one delivery duty (message x subscription): states, arrows, decisions.
+
+Two counters: `attempt` numbers the tries and never goes back; `tried` counts those that use up the policy's budget
+since submit or reactivation. A try that never reached the consumer is given back: `tried` drops, `attempt` stays.
+Whatever belongs to one try (give back, nack, extend, reject) is guarded by its attempt number; an ack is not: it is
+true for every copy, and final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, IntEnum
+
+from tmc_server.domain.retry import RetryPolicy
+from tmc_server.errors import AttemptStale, ConsumptionClosed, TmcError
+
+
+class ConsumptionState(IntEnum):
+    """Numbers are stored and sent; never reuse one."""
+
+    SCHEDULED = 1  #: has a due time: is delivered then, again and again, until acked
+    ACKED = 2  #: the consumer is done; final
+    FAILED = 3  #: tries used up or rejected; a human was alerted
+    CANCELLED = 4  #: the subscription was removed
+
+
+class ConsumptionEvent(Enum):
+    """What can happen to a consumption, named by the call or duty that causes it."""
+
+    SUBMIT = "Submit"
+    DELIVER = "redelivering"
+    GIVE_BACK = "give back"
+    NACK = "Nack"
+    EXTEND = "Extend"
+    REJECT = "Nack(reject)"
+    EXHAUST = "redelivering, limit"
+    ACK = "Ack"
+    CANCEL = "redelivering, removed"
+    REACTIVATE = "ReactivateConsumption"
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """One allowed move, with its letter in docs/states.md; `own_try`: guarded by the attempt number too."""
+
+    letter: str
+    to: ConsumptionState
+    own_try: bool = False
+
+
+_S = ConsumptionState
+_E = ConsumptionEvent
+ARROWS: Mapping[tuple[ConsumptionState | None, ConsumptionEvent], Arrow] = {
+    (None, _E.SUBMIT): Arrow("e", _S.SCHEDULED),
+    (_S.SCHEDULED, _E.DELIVER): Arrow("f", _S.SCHEDULED),
+    (_S.SCHEDULED, _E.GIVE_BACK): Arrow("g", _S.SCHEDULED, own_try=True),
+    (_S.SCHEDULED, _E.NACK): Arrow("h", _S.SCHEDULED, own_try=True),
+    (_S.SCHEDULED, _E.EXTEND): Arrow("i", _S.SCHEDULED, own_try=True),
+    (_S.SCHEDULED, _E.REJECT): Arrow("j", _S.FAILED, own_try=True),
+    (_S.SCHEDULED, _E.EXHAUST): Arrow("k", _S.FAILED),
+    (_S.SCHEDULED, _E.ACK): Arrow("l", _S.ACKED),
+    (_S.FAILED, _E.ACK): Arrow("m", _S.ACKED),
+    (_S.SCHEDULED, _E.CANCEL): Arrow("n", _S.CANCELLED),
+    (_S.FAILED, _E.REACTIVATE): Arrow("o", _S.SCHEDULED),
+}
+
+
+def sources(event: ConsumptionEvent) -> tuple[ConsumptionState, ...]:
+    """The states an event may start from: the guard of its UPDATE."""
+    return tuple(state for state, caused_by in ARROWS if caused_by is event and state is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a decision needs to know of a consumption, and what it may change."""
+
+    state: ConsumptionState
+    attempt: int
+    tried: int
+    due_ms: int | None
+
+
+Decision = Row | TmcError | None
+"""The row afterwards; None: nothing to change, the answer is the same as the first time; or why it is refused."""
+
+
+def _arrow(row: Row, event: ConsumptionEvent, attempt: int | None = None) -> Arrow | TmcError:
+    arrow = ARROWS.get((row.state, event))
+    if arrow is None:
+        return ConsumptionClosed(f"The delivery is {row.state.name} already: nothing was changed.")
+    if arrow.own_try and attempt != row.attempt:
+        return AttemptStale()
+    return arrow
+
+
+def decide_ack(row: Row, now: int) -> Decision:
+    """Acks are true for every copy; one for a cancelled row is accepted and changes nothing."""
+    arrow = ARROWS.get((row.state, ConsumptionEvent.ACK))
+    return None if arrow is None else replace(row, state=arrow.to, due_ms=None)
+
+
+def decide_nack(
+    row: Row, attempt: int, policy: RetryPolicy, now: int, retry_after_ms: int | None = None, reject: bool = False
+) -> Decision:
+    """The try failed: due again by the policy (or when the consumer says), FAILED when rejected or when it was the last."""
+    exhausted = row.tried > policy.max_retry
+    arrow = _arrow(row, ConsumptionEvent.REJECT if reject or exhausted else ConsumptionEvent.NACK, attempt)
+    if isinstance(arrow, TmcError):
+        return arrow
+    if arrow.to is ConsumptionState.FAILED:
+        return replace(row, state=arrow.to, due_ms=None)
+    wait_ms = policy.distance_ms(row.tried) if retry_after_ms is None else retry_after_ms
+    return replace(row, due_ms=now + wait_ms)
+
+
+def decide_extend(row: Row, attempt: int, extend_ms: int, now: int) -> Decision:
+    """The handler needs longer: the next try comes no sooner than now + extend_ms, and never sooner than planned."""
+    arrow = _arrow(row, ConsumptionEvent.EXTEND, attempt)
+    return arrow if isinstance(arrow, TmcError) else replace(row, due_ms=max(row.due_ms or 0, now + extend_ms))
+
+
+def decide_give_back(row: Row, attempt: int, after_ms: int, now: int) -> Decision:
+    """The copy never reached the consumer: uncounted, due after the back-off; a later try or an ack makes it void."""
+    arrow = _arrow(row, ConsumptionEvent.GIVE_BACK, attempt)
+    return None if isinstance(arrow, TmcError) else replace(row, tried=max(row.tried - 1, 0), due_ms=now + after_ms)
+
+
+def decide_reactivate(row: Row, now: int) -> Decision:
+    """An operator gives it a fresh budget; attempt numbers go on."""
+    arrow = _arrow(row, ConsumptionEvent.REACTIVATE)
+    return arrow if isinstance(arrow, TmcError) else replace(row, state=arrow.to, tried=0, due_ms=now)
+
+
+def decide_due(row: Row, policy: RetryPolicy, subscribed: bool, now: int) -> Row:
+    """A due row: cancelled when its subscription is gone, FAILED when the budget is used up, else tried once more."""
+    if not subscribed:
+        return replace(row, state=ARROWS[row.state, ConsumptionEvent.CANCEL].to, due_ms=None)
+    if row.tried > policy.max_retry:
+        return replace(row, state=ARROWS[row.state, ConsumptionEvent.EXHAUST].to, due_ms=None)
+    tried = row.tried + 1
+    return replace(row, attempt=row.attempt + 1, tried=tried, due_ms=now + policy.distance_ms(tried))
+
+
+def first_try(policy: RetryPolicy, now: int) -> Row:
+    """A row whose first copy is handed over at submit: tried once, due again after the first distance."""
+    return decide_due(untried(now), policy, subscribed=True, now=now)
+
+
+def untried(due_ms: int) -> Row:
+    """A row that the redelivering duty picks up at its due time."""
+    return Row(ConsumptionState.SCHEDULED, attempt=0, tried=0, due_ms=due_ms)

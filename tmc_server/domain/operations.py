@@ -1,0 +1,134 @@
+"""What the store is asked to do, as data: requests build these, group commit carries them, the store answers them.
+
+An operation is idempotent: run again after an uncertain commit it finds its own work and answers the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from tmc_server.domain.catalog import Subscription, Topic
+from tmc_server.domain.message import MessageState
+from tmc_server.domain.retry import RetryPolicy
+from tmc_server.errors import TmcError
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The answer to prepare, publish, submit and rollback. number None: a rollback of what was never stored."""
+
+    number: int | None
+    state: MessageState
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The answer to everything about a consumption."""
+
+
+class Locked:
+    """Not an answer yet: somebody else holds the row, the operation is tried again shortly."""
+
+
+class Again:
+    """Not an answer yet: the operation wrote a tombstone and looks again after the commit."""
+
+
+DONE = Done()
+LOCKED = Locked()
+AGAIN = Again()
+Answer = Stored | Done | Locked | Again | TmcError
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """The base. answer: set by the store.  ticket, waited_ms: for group commit alone."""
+
+    size: ClassVar[int] = 64  #: bytes it adds to a transaction, roughly
+    answer: Answer | None = field(default=None, init=False)
+    ticket: Any = field(default=None, init=False)
+    tries: int = field(default=0, init=False)
+
+
+@dataclass(slots=True, eq=False)
+class Prepare(Operation):
+    """Insert a message. publish: COMMITTED at once, with consumption rows."""
+
+    number: int
+    topic: Topic
+    producer: int
+    producer_tag: str
+    key: str
+    attempt_id: bytes
+    digest: bytes
+    body: bytes
+    content_type: str
+    headers: Mapping[str, str]
+    delay_ms: int
+    ledger_id: bytes | None
+    publish: bool = False
+    subscriptions: Sequence[Subscription] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Decide(Operation):
+    """Submit (commit=True) or roll back one message, by number or by key and attempt id."""
+
+    commit: bool
+    topic: Topic
+    producer_tag: str
+    number: int | None
+    key: str = ""
+    attempt_id: bytes = b""
+    subscriptions: Sequence[Subscription] = ()
+    tombstoned: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Consume(Operation):
+    """The base of everything about one consumption."""
+
+    number: int
+    subscription: int
+
+
+@dataclass(slots=True, eq=False)
+class Ack(Consume):
+    """The effect is done."""
+
+
+@dataclass(slots=True, eq=False)
+class Nack(Consume):
+    """The try failed."""
+
+    attempt: int
+    policy: RetryPolicy
+    error: str
+    reject: bool = False
+    retry_after_ms: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Extend(Consume):
+    """The handler needs longer."""
+
+    attempt: int
+    extend_ms: int
+
+
+@dataclass(slots=True, eq=False)
+class GiveBack(Consume):
+    """The copy never reached the consumer."""
+
+    attempt: int
+    after_ms: int
+
+
+@dataclass(slots=True, eq=False)
+class Reactivate(Consume):
+    """An operator wants a failed delivery tried again."""
+
+    actor: str
+    reason: str

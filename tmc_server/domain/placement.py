@@ -1,0 +1,22 @@
+"""Which of the 32 shards keeps a message. Fixed when the topic is created: 32 and crc32 are a promise to stored data."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+SHARDS = 32
+
+
+def shard_of(table_index: int, spread: int, key: str) -> int:
+    """table_index: the topic's first shard, 0..31.  spread: over how many shards its keys go, 1..32."""
+    return (table_index + crc32(key.encode()) % spread) % SHARDS
+
+
+def shards_of(table_index: int, spread: int) -> list[int]:
+    """All shards that may hold messages of a topic."""
+    return sorted((table_index + i) % SHARDS for i in range(spread))
+
+
+def table_index_for(name: str) -> int:
+    """The shard of a topic whose creator did not choose one."""
+    return crc32(name.encode()) % SHARDS

@@ -1,0 +1,45 @@
+"""When a delivery is tried again.
+
+next try = this try + distance(tries so far). Linear with an interval of 10 s (T8): the publish at 0, then the retries
+at 10, 30, 60, 100 s.  Exponential with 10 s: 10, 30, 70, 150 s. Max-retry n means one publish and n retries; one
+distance after the last the row is FAILED.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+DAY_MS = 86_400_000
+
+
+class RetryKind(IntEnum):
+    """How distances grow; numbers are stored and sent."""
+
+    LINEAR = 1
+    EXPONENTIAL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """All times in milliseconds."""
+
+    kind: RetryKind = RetryKind.LINEAR
+    interval_ms: int = 10_000
+    max_retry: int = 16
+    cap_ms: int = 3_600_000
+
+    def distance_ms(self, tried: int) -> int:
+        """Milliseconds from try number `tried` (1 = the publish) to the next.
+
+        >>> tries, at = [], 0
+        >>> for tried in range(1, 5):
+        ...     at += RetryPolicy(interval_ms=10_000).distance_ms(tried)
+        ...     tries.append(at // 1000)
+        >>> tries
+        [10, 30, 60, 100]
+        """
+        tried = max(tried, 1)
+        if self.kind is RetryKind.LINEAR:
+            return min(self.interval_ms * tried, self.cap_ms)
+        return min(self.interval_ms << min(tried - 1, 40), self.cap_ms)

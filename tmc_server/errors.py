@@ -1,0 +1,211 @@
+"""Every way a request can be refused, one sentence a class, split by what the caller does next.
+
+    TmcError
+    |-- Fix the request       InvalidField, MalformedRequest, TopicUnknown, MessageUnknown, SubscriptionUnknown,
+    |                         AppUnknown, NameTaken, ContentDiffers
+    |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly
+    |-- Accept the outcome    KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale, ConsumptionClosed
+    |-- Repeat later          Retryable
+    |   |                     KeyInProgress, RowLocked, QueueFull, RateLimited, OpenLimit
+    |   `-- Unavailable       StoreUnavailable, CatalogStale, ShuttingDown, NoIdentity
+    `-- Ask the operators     InternalFault
+
+`reason` is the name in the published enum tmc.v1.Reason; rpc/status.py maps classes to gRPC statuses.
+"""
+
+from __future__ import annotations
+
+
+class TmcError(Exception):
+    """The base: a published reason and a sentence that says what to do."""
+
+    reason = "INTERNAL_FAULT"
+
+    def __init__(
+        self, sentence: str = "", *, field: str = "", message_id: str = "", retry_after_ms: int | None = None
+    ) -> None:
+        self.sentence = sentence or (self.__doc__ or "").strip()
+        self.field = field
+        self.message_id = message_id
+        self.retry_after_ms = retry_after_ms if retry_after_ms is not None else self.default_retry_after_ms
+        super().__init__(self.sentence)
+
+    default_retry_after_ms = 0
+
+
+class InvalidField(TmcError):
+    """A field of the request is missing, too long or out of range."""
+
+    reason = "FIELD_INVALID"
+
+    def __init__(self, field: str, must: str) -> None:
+        super().__init__(f"{field} must {must}.", field=field)
+
+
+class MalformedRequest(TmcError):
+    """The bytes are not a request of this method: compare your protos with the center's."""
+
+    reason = "MALFORMED_REQUEST"
+
+
+class TopicUnknown(TmcError):
+    """There is no such topic that your app may use: register it, or check its name and owner."""
+
+    reason = "TOPIC_UNKNOWN"
+
+
+class MessageUnknown(TmcError):
+    """There is no such message of yours: prepare it first, or check the id."""
+
+    reason = "MESSAGE_UNKNOWN"
+
+
+class SubscriptionUnknown(TmcError):
+    """Your app and tag have no such subscription, or it never got this message."""
+
+    reason = "SUBSCRIPTION_UNKNOWN"
+
+
+class AppUnknown(TmcError):
+    """There is no such app: register it first."""
+
+    reason = "APP_UNKNOWN"
+
+
+class NameTaken(TmcError):
+    """That name is registered with other settings: choose another name or the same settings."""
+
+    reason = "NAME_TAKEN"
+
+
+class ContentDiffers(TmcError):
+    """This attempt id was used for another body, header or delay: make a new attempt id for each new content."""
+
+    reason = "CONTENT_DIFFERS"
+
+
+class CredentialsMissing(TmcError):
+    """Send metadata 'tmc-app' with your app id and 'authorization' with 'Bearer ' and your key."""
+
+    reason = "CREDENTIALS_MISSING"
+
+
+class CredentialsInvalid(TmcError):
+    """App and key do not belong together: check both, a new key takes a few seconds to be known."""
+
+    reason = "CREDENTIALS_INVALID"
+
+
+class AdminOnly(TmcError):
+    """Send 'authorization' metadata with 'Bearer ' and an admin token."""
+
+    reason = "ADMIN_ONLY"
+
+
+class KeyCommitted(TmcError):
+    """Another attempt with this key was submitted before: the message exists, do not run your transaction again."""
+
+    reason = "KEY_COMMITTED"
+
+
+class AlreadyCommitted(TmcError):
+    """The message was submitted before and cannot be rolled back."""
+
+    reason = "ALREADY_COMMITTED"
+
+
+class AlreadyRolledBack(TmcError):
+    """This attempt was rolled back before: start a new one with a new attempt id."""
+
+    reason = "ALREADY_ROLLED_BACK"
+
+
+class AttemptStale(TmcError):
+    """That is not the current try: a newer copy is on its way, leave the decision to it."""
+
+    reason = "ATTEMPT_STALE"
+
+
+class ConsumptionClosed(TmcError):
+    """The delivery is acked, failed or cancelled already: nothing was changed."""
+
+    reason = "CONSUMPTION_CLOSED"
+
+
+class Retryable(TmcError):
+    """Nothing is wrong with the request: repeat it, with the same ids."""
+
+
+class KeyInProgress(Retryable):
+    """Another attempt with this key is not decided yet: wait for its outcome."""
+
+    reason = "KEY_IN_PROGRESS"
+    default_retry_after_ms = 1000
+
+
+class RowLocked(Retryable):
+    """Somebody else is working on this message: repeat."""
+
+    reason = "ROW_LOCKED"
+    default_retry_after_ms = 200
+
+
+class QueueFull(Retryable):
+    """The center has more work than it can queue: repeat after the given time."""
+
+    reason = "QUEUE_FULL"
+    default_retry_after_ms = 200
+
+
+class RateLimited(Retryable):
+    """Your app sends more than its rate: repeat after the given time."""
+
+    reason = "RATE_LIMITED"
+    default_retry_after_ms = 1000
+
+
+class OpenLimit(Retryable):
+    """The topic has too many undecided messages: submit or roll back some, then repeat."""
+
+    reason = "OPEN_LIMIT"
+    default_retry_after_ms = 5000
+
+
+class Unavailable(Retryable):
+    """The center cannot answer now: repeat with the same ids."""
+
+    default_retry_after_ms = 500
+
+
+class StoreUnavailable(Unavailable):
+    """The database did not answer: repeat with the same ids, the outcome of this try is not known."""
+
+    reason = "STORE_UNAVAILABLE"
+
+
+class CatalogStale(Unavailable):
+    """This server has not read the catalog lately and might miss a subscriber: repeat."""
+
+    reason = "CATALOG_STALE"
+
+
+class ShuttingDown(Unavailable):
+    """This server is stopping: repeat, another one will answer."""
+
+    reason = "SHUTTING_DOWN"
+
+
+class NoIdentity(Unavailable):
+    """This server lost its node slot and is taking another: repeat."""
+
+    reason = "NO_IDENTITY"
+
+
+class InternalFault(TmcError):
+    """A fault of the center: tell its operators the correlation id."""
+
+
+def leaves(root: type[TmcError] = TmcError) -> list[type[TmcError]]:
+    """All error classes that are raised, for the tests and docs that walk the tree."""
+    below = root.__subclasses__()
+    return [root] if not below else [leaf for child in below for leaf in leaves(child)]
