@@ -61,10 +61,9 @@ class Subscription:
 
 @dataclass(frozen=True)
 class Catalog:
-    """One consistent copy. version: grows with every change.  loaded_ms: the database's clock when it was read."""
+    """One consistent copy. version: grows with every change."""
 
-    version: int
-    loaded_ms: int
+    version: int = 0
     apps: Mapping[int, App] = field(default_factory=dict)
     topics: Mapping[int, Topic] = field(default_factory=dict)
     subscriptions: Mapping[int, Subscription] = field(default_factory=dict)
@@ -99,6 +98,10 @@ class Catalog:
             for shard in shards_of(topic.table_index, topic.spread):
                 found.setdefault(shard, []).extend(subscriptions)
         return found
+
+    def subscribers(self, topic_number: int, now: int) -> Sequence[Subscription]:
+        """Whoever gets a message that is submitted at `now`."""
+        return [s for s in self.subscriptions_of.get(topic_number, ()) if s.in_effect(now)]
 
     def authenticated(self, app_id: str, key_hash: bytes) -> App:
         """One error for an unknown app and a wrong key: nobody learns which apps exist."""

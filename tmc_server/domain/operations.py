@@ -5,11 +5,11 @@ An operation is idempotent: run again after an uncertain commit it finds its own
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from tmc_server.domain.catalog import Subscription, Topic
+from tmc_server.domain.catalog import Topic
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import TmcError
@@ -69,7 +69,6 @@ class Prepare(Operation):
     delay_ms: int
     ledger_id: bytes | None
     publish: bool = False
-    subscriptions: Sequence[Subscription] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +81,6 @@ class Decide(Operation):
     number: int | None
     key: str = ""
     attempt_id: bytes = b""
-    subscriptions: Sequence[Subscription] = ()
     tombstoned: bool = False
 
 

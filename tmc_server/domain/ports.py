@@ -6,8 +6,12 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tmc_server.domain.catalog import Catalog
+from tmc_server.domain.catalog import App, Catalog, Subscription, Topic
+from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Operation
+from tmc_server.domain.retry import RetryPolicy
+from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,5 +60,116 @@ class CatalogSource(Protocol):
     def current(self) -> Catalog:
         """The newest copy that was read."""
 
-    def fresh(self) -> Catalog:
-        """The copy, if it is young enough to submit with. Raises CatalogStale."""
+    def is_stale(self, now: int) -> bool:
+        """True: a subscription could be in effect at `now` (milliseconds, the database's clock) that the copy lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """What a topic is registered with. owner: app id.  Placement is fixed for ever."""
+
+    name: str
+    owner: str
+    default_tag: str
+    table_index: int
+    spread: int
+    transaction_time_ms: int
+    open_limit: int
+
+
+class CatalogEditor(Protocol):
+    """Changes to the catalog; each is one transaction with its audit row. All block. `actor`: the operator's name."""
+
+    def register_app(
+        self, actor: str, id_: str, service_name: str, biz_id: str, alert_email: str, alert_phone: str
+    ) -> tuple[App, str, int]:
+        """Returns: app, key ("" if it existed), time of effect. Raises NameTaken."""
+
+    def add_key(self, actor: str, id_: str) -> tuple[str, int]:
+        """Returns: key, time of effect. Raises AppUnknown."""
+
+    def drop_old_key(self, actor: str, id_: str) -> int:
+        """Returns: time of effect. Raises AppUnknown."""
+
+    def register_topic(self, actor: str, new: NewTopic) -> Topic:
+        """Raises AppUnknown, NameTaken."""
+
+    def register_subscription(
+        self, actor: str, topic_name: str, app_id: str, tag: str, policy: RetryPolicy
+    ) -> Subscription:
+        """Raises TopicUnknown, AppUnknown."""
+
+    def remove_subscription(self, actor: str, topic_name: str, app_id: str, tag: str) -> Subscription:
+        """Raises TopicUnknown, AppUnknown, SubscriptionUnknown."""
+
+
+class RowReader(Protocol):
+    """Look-ups; nothing locks or changes a row. All block."""
+
+    def message(self, shard: int, number: int) -> MessageView | None: ...
+    def message_by_key(
+        self, shard: int, topic: int, key: str, tag: str | None, live_only: bool
+    ) -> MessageView | None: ...
+    def detail(self, message: MessageView) -> MessageDetail: ...
+    def messages(
+        self,
+        shards: Sequence[int],
+        topic: int,
+        state: MessageState | None,
+        from_ms: int,
+        to_ms: int,
+        after: tuple[int, int],
+        limit: int,
+    ) -> list[MessageView]: ...
+    def consumptions(
+        self,
+        shards: Sequence[int],
+        subscriptions: Sequence[int],
+        state: ConsumptionState | None,
+        after: tuple[int, int],
+        limit: int,
+    ) -> list[ConsumptionView]: ...
+    def consumption(self, shard: int, number: int, subscription: int) -> ConsumptionView | None: ...
+
+
+class DueWork(Protocol):
+    """Due consumptions of the shards of one database, for the redelivering duty. All block."""
+
+    def due(self) -> list[tuple[int, int]]:
+        """(shard, subscription number) with at least one row that is due by the database's clock."""
+
+    def claim(self, shard: int, subscription: int, limit: int, exhausted_only: bool) -> Mapping[ConsumptionState, int]:
+        """Move up to `limit` due rows on and deliver copies of what was claimed, as far as the outlet has room.
+
+        exhausted_only: look only for rows whose budget is used up. Returns: rows moved, by their new state.
+        """
+
+    def rescue(self) -> int:
+        """Make due, uncounted, what earlier server runs had handed out. For a center of one process."""
+
+
+class AlertOutbox(Protocol):
+    """Alerts written with the changes they tell of."""
+
+    def unsent(self, limit: int) -> Sequence[Alert]: ...
+    def mark_sent(self, alerts: Sequence[Alert]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """id: within its outbox."""
+
+    id: int
+    kind: str
+    topic: int
+    number: int
+    subscription: int
+    attempt: int
+    detail: str
+    created_ms: int
+
+
+class AlertSink(Protocol):
+    """Where alerts go. May raise: the alert is then sent again later."""
+
+    def send(self, alert: Alert, catalog: Catalog) -> None: ...

@@ -1,0 +1,180 @@
+"""`tmc admin`: every command is one admin RPC, its answer printed as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import grpc
+import typer
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from tmc_client.protocol import admin_pb2, types_pb2
+
+app = typer.Typer(no_args_is_help=True)
+SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
+
+
+@app.callback()
+def connect(
+    context: typer.Context,
+    address: Annotated[str, typer.Option(envvar="TMC_ADDRESS", help="host:port of a server.")] = "127.0.0.1:50051",
+    token: Annotated[str, typer.Option(envvar="TMC_ADMIN_TOKEN", help="The token that `tmc init` printed.")] = "",
+    authority: Annotated[str, typer.Option(envvar="TMC_CA", help="PEM file: use TLS and trust this authority.")] = "",
+) -> None:
+    """Talk to a running center."""
+    context.obj = {"address": address, "token": token, "authority": authority}
+
+
+def _call(context: typer.Context, method: str, request: Message, response_class: type[Message]) -> None:
+    target = context.obj
+    metadata = [("authorization", f"Bearer {target['token']}")] if target["token"] else []
+    with _channel(target["address"], target["authority"]) as channel:
+        rpc: Callable[..., Any] = channel.unary_unary(
+            f"/{SERVICE.full_name}/{method}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=response_class.FromString,
+        )
+        try:
+            answer = rpc(request, metadata=metadata, timeout=10)
+        except grpc.RpcError as exc:
+            typer.echo(f"{exc.code().name}: {exc.details()}", err=True)
+            raise typer.Exit(1) from exc
+    shown = json_format.MessageToDict(answer, preserving_proto_field_name=True)
+    typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+
+
+def _channel(address: str, authority: str) -> grpc.Channel:
+    if not authority:
+        return grpc.insecure_channel(address)
+    with open(authority, "rb") as pem:
+        return grpc.secure_channel(address, grpc.ssl_channel_credentials(pem.read()))
+
+
+@app.command()
+def register_app(
+    context: typer.Context, id: str, service_name: str = "", biz_id: str = "", alert_email: str = "",
+    alert_phone: str = "",
+) -> None:  # fmt: skip
+    """Register a service; its key is in the answer, once."""
+    request = admin_pb2.RegisterAppRequest(
+        id=id, service_name=service_name, biz_id=biz_id, alert_email=alert_email, alert_phone=alert_phone
+    )
+    _call(context, "RegisterApp", request, admin_pb2.RegisterAppResponse)
+
+
+@app.command()
+def add_app_key(context: typer.Context, id: str) -> None:
+    """Make a second key for a rotation; both work."""
+    _call(context, "AddAppKey", admin_pb2.AddAppKeyRequest(id=id), admin_pb2.AddAppKeyResponse)
+
+
+@app.command()
+def drop_old_app_key(context: typer.Context, id: str) -> None:
+    """End a rotation: only the newest key works."""
+    _call(context, "DropOldAppKey", admin_pb2.DropOldAppKeyRequest(id=id), admin_pb2.DropOldAppKeyResponse)
+
+
+@app.command()
+def list_apps(context: typer.Context) -> None:
+    """Show all apps."""
+    _call(context, "ListApps", admin_pb2.ListAppsRequest(), admin_pb2.ListAppsResponse)
+
+
+@app.command()
+def register_topic(
+    context: typer.Context, name: str, owner: Annotated[str, typer.Option()], default_tag: str = "",
+    table_index: int | None = None, spread: int | None = None, transaction_time_ms: int | None = None,
+    open_limit: int | None = None,
+) -> None:  # fmt: skip
+    """Register a topic for the app that produces it."""
+    request = admin_pb2.RegisterTopicRequest(
+        name=name, owner=owner, default_tag=default_tag, table_index=table_index, spread=spread,
+        transaction_time_ms=transaction_time_ms, open_limit=open_limit,
+    )  # fmt: skip
+    _call(context, "RegisterTopic", request, admin_pb2.Topic)
+
+
+@app.command()
+def list_topics(context: typer.Context) -> None:
+    """Show all topics."""
+    _call(context, "ListTopics", admin_pb2.ListTopicsRequest(), admin_pb2.ListTopicsResponse)
+
+
+@app.command()
+def subscribe(
+    context: typer.Context, topic: str, app: str, tag: str = "", interval_ms: int | None = None,
+    max_retry: int | None = None, cap_ms: int | None = None, exponential: bool = False,
+) -> None:  # fmt: skip
+    """Subscribe an app to a topic, or change its retry policy."""
+    kind = types_pb2.RETRY_KIND_EXPONENTIAL if exponential else types_pb2.RETRY_KIND_LINEAR
+    retry = types_pb2.RetryPolicy(kind=kind, interval_ms=interval_ms, max_retry=max_retry, cap_ms=cap_ms)
+    request = admin_pb2.RegisterSubscriptionRequest(topic=topic, app=app, tag=tag, retry=retry)
+    _call(context, "RegisterSubscription", request, admin_pb2.Subscription)
+
+
+@app.command()
+def unsubscribe(context: typer.Context, topic: str, app: str, tag: str = "") -> None:
+    """Remove a subscription; its open deliveries are cancelled."""
+    request = admin_pb2.RemoveSubscriptionRequest(topic=topic, app=app, tag=tag)
+    _call(context, "RemoveSubscription", request, admin_pb2.Subscription)
+
+
+@app.command()
+def list_subscriptions(context: typer.Context, topic: str = "") -> None:
+    """Show the subscriptions of one topic or of all."""
+    request = admin_pb2.ListSubscriptionsRequest(topic=topic)
+    _call(context, "ListSubscriptions", request, admin_pb2.ListSubscriptionsResponse)
+
+
+@app.command()
+def get_message(
+    context: typer.Context, id: Annotated[str, typer.Argument()] = "", topic: str = "", key: str = ""
+) -> None:
+    """Show a message with its deliveries and failed attempts, by id or by --topic and --key."""
+    request = admin_pb2.AdminGetMessageRequest(message_id=id, topic=topic, key=key)
+    _call(context, "GetMessage", request, admin_pb2.MessageDetail)
+
+
+@app.command()
+def list_messages(
+    context: typer.Context, topic: str, state: str = "", from_ms: int = 0, to_ms: int = 0, page_size: int = 100,
+    page_token: str = "",
+) -> None:  # fmt: skip
+    """Show the messages of a topic. --state: PREPARED, COMMITTED, ROLLED_BACK."""
+    request = admin_pb2.ListMessagesRequest(
+        topic=topic, state=_state(types_pb2.MessageState, "MESSAGE_STATE_", state), from_ms=from_ms, to_ms=to_ms,
+        page_size=page_size, page_token=page_token,
+    )  # fmt: skip
+    _call(context, "ListMessages", request, admin_pb2.ListMessagesResponse)
+
+
+@app.command()
+def list_consumptions(
+    context: typer.Context, topic: str, app: str = "", state: str = "", page_size: int = 100, page_token: str = "",
+) -> None:  # fmt: skip
+    """Show the deliveries of a topic. --state: SCHEDULED, ACKED, FAILED, CANCELLED."""
+    request = admin_pb2.ListConsumptionsRequest(
+        topic=topic, app=app, state=_state(types_pb2.ConsumptionState, "CONSUMPTION_STATE_", state),
+        page_size=page_size, page_token=page_token,
+    )  # fmt: skip
+    _call(context, "ListConsumptions", request, admin_pb2.ListConsumptionsResponse)
+
+
+@app.command()
+def reactivate(
+    context: typer.Context, message_id: str, app: str, reason: Annotated[str, typer.Option()], tag: str = ""
+) -> None:
+    """Try a FAILED delivery again, with a fresh budget."""
+    request = admin_pb2.ReactivateConsumptionRequest(message_id=message_id, app=app, tag=tag, reason=reason)
+    _call(context, "ReactivateConsumption", request, admin_pb2.Consumption)
+
+
+def _state(enum: Any, prefix: str, name: str) -> str:
+    full = f"{prefix}{name.upper() or 'UNSPECIFIED'}"
+    if full not in enum.keys():
+        known = [key.removeprefix(prefix) for key in enum.keys() if not key.endswith("UNSPECIFIED")]
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}")
+    return full

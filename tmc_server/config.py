@@ -1,0 +1,165 @@
+"""Configuration: TOML file, then TMC_ environment variables on top, checked once into frozen values.
+
+TMC_SERVER__LISTEN=0.0.0.0:50051 sets [server] listen. docs/configuration.md lists every key; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+
+from tmc_server.domain.placement import SHARDS
+from tmc_server.domain.retry import DAY_MS
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the text names each key, its value and what is allowed."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class ServerConfig(_Section):
+    """[server]"""
+
+    listen: str = Field("127.0.0.1:50051", pattern=r"^.+:\d+$", description="host:port; port 0 takes a free one")
+    shutdown_seconds: float = Field(20, gt=0, le=600, description="how long running calls may take when we stop")
+
+
+class TlsConfig(_Section):
+    """[tls]: PEM files; all empty: plaintext."""
+
+    certificate: str | None = Field(None, description="certificate chain of this server, PEM file")
+    key: str | None = Field(None, description="its private key, PEM file")
+    client_authority: str | None = Field(None, description="set: clients must show a certificate of this authority")
+
+    @model_validator(mode="after")
+    def _pairs(self) -> TlsConfig:
+        if bool(self.certificate) != bool(self.key):
+            raise ValueError("certificate and key go together")
+        if self.client_authority and not self.certificate:
+            raise ValueError("client_authority needs certificate and key")
+        return self
+
+
+class ShardRange(_Section):
+    """[[store.shards]]: which database holds which shards."""
+
+    url: SecretStr
+    first: Annotated[int, Field(ge=0, lt=SHARDS)] = 0
+    last: Annotated[int, Field(ge=0, lt=SHARDS)] = SHARDS - 1
+
+
+class StoreConfig(_Section):
+    """[store]"""
+
+    catalog: SecretStr = Field(SecretStr("sqlite:///tmc.db"), description="SQLAlchemy URL of the catalog")
+    shards: tuple[ShardRange, ...] = Field((), description="ranges of shards by URL; empty: all with the catalog")
+    change_delay_ms: int = Field(5000, ge=1500, le=60_000, description="from storing a catalog change to its effect")
+
+    @model_validator(mode="after")
+    def _complete(self) -> StoreConfig:
+        covered = [shard for part in self.shards for shard in range(part.first, part.last + 1)]
+        if self.shards and sorted(covered) != list(range(SHARDS)):
+            raise ValueError(f"shards must cover 0 to {SHARDS - 1}, each exactly once")
+        return self
+
+
+class LimitsConfig(_Section):
+    """[limits]"""
+
+    body_bytes: int = Field(262_144, ge=1024, le=8 << 20, description="longest body of a message")
+    request_bytes: int = Field(16 << 20, ge=1 << 20, le=256 << 20, description="largest request, batches included")
+    queue: int = Field(20_000, ge=1, le=1_000_000, description="operations waiting per shard; more are refused")
+    lanes: int = Field(3, ge=1, le=32, description="lane threads and connections per database (SQLite: 1)")
+    batch_operations: int = Field(400, ge=1, le=5000, description="operations of one transaction")
+    batch_bytes: int = Field(4 << 20, ge=65_536, le=64 << 20, description="bodies of one transaction, about")
+    items_per_second: int = Field(50_000, ge=0, le=10_000_000, description="per app; 0: no limit")
+
+
+class DeliveryConfig(_Section):
+    """[delivery]"""
+
+    scan_seconds: float = Field(0.5, ge=0.01, le=60, description="longest sleep between looks at what is due")
+
+
+class DevConfig(_Section):
+    """[dev]: what `tmc dev` gives to names it meets for the first time."""
+
+    retry_interval_ms: int = Field(10_000, ge=10, le=DAY_MS, description="retry interval of new subscriptions")
+    transaction_time_ms: int = Field(10_000, ge=1, le=DAY_MS, description="transaction time of new topics")
+
+
+class LogConfig(_Section):
+    """[log]"""
+
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity written")
+    format: Literal["auto", "json", "text"] = Field("auto", description="auto: text on a terminal, else JSON lines")
+
+
+class Config(_Section):
+    """Everything; each field is a section of the file."""
+
+    server: ServerConfig = ServerConfig()
+    tls: TlsConfig = TlsConfig()
+    store: StoreConfig = StoreConfig()
+    limits: LimitsConfig = LimitsConfig()
+    delivery: DeliveryConfig = DeliveryConfig()
+    dev: DevConfig = DevConfig()
+    log: LogConfig = LogConfig()
+
+
+def load(path: str | None = None, environment: Mapping[str, str] = os.environ) -> Config:
+    """Raises ConfigError."""
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(Path(path).read_text())
+        except OSError as exc:
+            raise ConfigError(f"Cannot read {path}: {exc.strerror}.") from exc
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"{path} is not TOML: {exc}.") from exc
+    _add_environment(values, environment)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as exc:
+        raise ConfigError("\n".join(_explain(error) for error in exc.errors(include_url=False))) from exc
+
+
+def _add_environment(values: dict[str, Any], environment: Mapping[str, str]) -> None:
+    for name, text in environment.items():
+        section, separator, key = name.removeprefix("TMC_").lower().partition("__")
+        if name.startswith("TMC_") and separator:
+            part = values.setdefault(section, {})
+            part[key] = json.loads(text) if text.startswith("[") else text
+
+
+def _explain(error: Any) -> str:
+    path = [str(part) for part in error["loc"]]
+    if error["type"] == "extra_forbidden":
+        known = _keys_of(path[:-1])
+        near = difflib.get_close_matches(path[-1], known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(sorted(known))}."
+        return f"{'.'.join(path)}: there is no such key; {hint}"
+    return f"{'.'.join(path)}: {error['msg']}."
+
+
+def _keys_of(path: list[str]) -> list[str]:
+    model: type[BaseModel] = Config
+    for part in path:
+        if part.isdigit():
+            continue
+        annotation = model.model_fields[part].annotation
+        nested = ShardRange if part == "shards" else annotation
+        if not (isinstance(nested, type) and issubclass(nested, BaseModel)):
+            return []
+        model = nested
+    return list(model.model_fields)

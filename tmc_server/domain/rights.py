@@ -1,0 +1,32 @@
+"""Who may call which RPC. A method that is not listed is refused, and a test compares the list with the protos."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Right(Enum):
+    """APP: an app with its key; ownership of topic or subscription is checked by the request itself."""
+
+    APP = "app"
+    ADMIN = "admin"
+
+
+_APP_METHODS = {
+    "MessageService": (
+        "Prepare", "PrepareMany", "Submit", "SubmitMany", "Rollback", "RollbackMany", "Publish", "PublishMany",
+        "GetMessage",
+    ),
+    "ConsumptionService": (
+        "Ack", "AckMany", "Nack", "NackMany", "Extend", "ExtendMany", "Subscribe", "DescribeSubscriptions",
+    ),
+}  # fmt: skip
+_ADMIN_METHODS = (
+    "RegisterApp", "AddAppKey", "DropOldAppKey", "ListApps", "RegisterTopic", "ListTopics", "RegisterSubscription",
+    "RemoveSubscription", "ListSubscriptions", "GetMessage", "ListMessages", "ListConsumptions",
+    "ReactivateConsumption",
+)  # fmt: skip
+
+RIGHTS: dict[str, Right] = {
+    f"tmc.v1.{service}/{method}": Right.APP for service, methods in _APP_METHODS.items() for method in methods
+} | {f"tmc.v1.AdminService/{method}": Right.ADMIN for method in _ADMIN_METHODS}

@@ -1,0 +1,64 @@
+"""Stored rows as operators and owners read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.message import MessageState
+
+
+@dataclass(frozen=True, slots=True)
+class MessageView:
+    """Times in milliseconds since the epoch; decided_ms None: not decided. body None: not asked for."""
+
+    shard: int
+    number: int
+    topic: int
+    producer: int
+    producer_tag: str
+    key: str
+    state: MessageState
+    body: bytes | None
+    content_type: str
+    headers: Mapping[str, str]
+    delay_ms: int
+    created_ms: int
+    decided_ms: int | None
+    attempt_id: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumptionView:
+    """One delivery duty."""
+
+    shard: int
+    number: int
+    subscription: int
+    state: ConsumptionState
+    attempt: int
+    tried: int
+    due_ms: int | None
+    created_ms: int
+    closed_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptView:
+    """One failed try."""
+
+    subscription: int
+    attempt: int
+    at_ms: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class MessageDetail:
+    """A message with everything that hangs on it."""
+
+    message: MessageView
+    consumptions: Sequence[ConsumptionView]
+    failed_attempts: Sequence[AttemptView]

@@ -1,0 +1,1 @@
+"""What the clock asks for: each duty is one run_once() -> result, and `periodic` is the loop around it."""

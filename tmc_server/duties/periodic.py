@@ -1,0 +1,61 @@
+"""The loop around a duty: runs it, sleeps one period or until woken, survives its failures and says so."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from tmc_server.errors import Unavailable
+
+log = logging.getLogger("tmc.duties")
+
+
+class Periodic:
+    """One thread. run_once: may return anything; true means there may be more to do at once.
+
+    every_s: the longest sleep.  An outage is logged once when it begins and once when it ends.
+    """
+
+    def __init__(self, name: str, run_once: Callable[[], object], every_s: float) -> None:
+        self.name = name
+        self._run_once = run_once
+        self._every_s = every_s
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._loop, name=f"tmc-{name}", daemon=True)
+        self.failures_in_a_row = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Run now instead of at the end of the period. From any thread."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Finish the run that is under way, then end. Blocks."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(30)
+
+    def _loop(self) -> None:
+        while not self._stopping:
+            self._wake.clear()
+            if not self._run() and not self._stopping:
+                self._wake.wait(self._every_s)
+
+    def _run(self) -> bool:
+        try:
+            more = bool(self._run_once())
+        except Exception as exc:  # noqa: BLE001 - a duty outlives whatever one run meets
+            self.failures_in_a_row += 1
+            if self.failures_in_a_row == 1:
+                known = isinstance(exc, Unavailable)
+                log.warning("%s fails and goes on trying: %s", self.name, exc, exc_info=None if known else exc)
+            return False
+        if self.failures_in_a_row:
+            log.info("%s works again after %d failures", self.name, self.failures_in_a_row)
+            self.failures_in_a_row = 0
+        return more

@@ -1,0 +1,56 @@
+"""Ack, nack, extend: the caller's app, tag and the topic inside the message id tell which consumption is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tmc_server.domain.catalog import Subscription
+from tmc_server.domain.ids import MessageId
+from tmc_server.domain.operations import Ack, Answer, Extend, Nack
+from tmc_server.domain.ports import CatalogSource, Performer
+from tmc_server.domain.retry import DAY_MS
+from tmc_server.requests import validation
+from tmc_server.requests.caller import Caller, Item, RateLimiter, perform_each
+
+
+class Acking:
+    """Everything here names one consumption of the caller's own."""
+
+    def __init__(self, catalog: CatalogSource, performer: Performer, rate: RateLimiter) -> None:
+        self._catalog = catalog
+        self._performer = performer
+        self._rate = rate
+
+    def _target(self, caller: Caller, message_id: str) -> tuple[MessageId, Subscription]:
+        parsed = validation.message_id(message_id)
+        catalog = self._catalog.current
+        topic = catalog.topics.get(parsed.topic)
+        tag = caller.tag or (topic.default_tag if topic is not None else "")
+        return parsed, catalog.consumable(parsed.topic, caller.app, tag)
+
+    def ack(self, caller: Caller, message_id: str) -> Item:
+        target, subscription = self._target(caller, message_id)
+        return target.shard, Ack(target.number, subscription.number)
+
+    def nack(
+        self, caller: Caller, message_id: str, attempt: int, error: str, reject: bool, retry_after_ms: int | None
+    ) -> Item:
+        target, subscription = self._target(caller, message_id)
+        validation.between(attempt, "attempt", 1, 2**31 - 1)
+        if retry_after_ms is not None:
+            validation.between(retry_after_ms, "retry_after_ms", 0, DAY_MS)
+        error = error[: validation.ERROR_CHARACTERS]
+        return target.shard, Nack(
+            target.number, subscription.number, attempt, subscription.policy, error, reject, retry_after_ms
+        )
+
+    def extend(self, caller: Caller, message_id: str, attempt: int, extend_ms: int) -> Item:
+        target, subscription = self._target(caller, message_id)
+        validation.between(attempt, "attempt", 1, 2**31 - 1)
+        validation.between(extend_ms, "extend_ms", 1, DAY_MS)
+        return target.shard, Extend(target.number, subscription.number, attempt, extend_ms)
+
+    async def perform(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:
+        """Store them. Raises RateLimited, QueueFull, ShuttingDown for all."""
+        self._rate.take(caller.app, len(items))
+        return await perform_each(self._performer, items)

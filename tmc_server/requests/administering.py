@@ -1,0 +1,224 @@
+"""What operators ask for: the one place under the admin RPCs, the command line and the console. Each change is audited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+from tmc_server.domain.catalog import App, Catalog, Subscription, Topic
+from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.message import MessageState
+from tmc_server.domain.operations import Reactivate
+from tmc_server.domain.placement import shard_of, shards_of, table_index_for
+from tmc_server.domain.ports import CatalogEditor, CatalogSource, NewTopic, Performer, RowReader
+from tmc_server.domain.retry import DAY_MS, RetryPolicy
+from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView
+from tmc_server.errors import MessageUnknown, SubscriptionUnknown, TmcError, TopicUnknown
+from tmc_server.requests import validation
+from tmc_server.requests.caller import Caller, perform_each
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page of a listing. next_token "": the last one."""
+
+    rows: Sequence[MessageView] | Sequence[ConsumptionView]
+    next_token: str
+
+
+class Administering:
+    """after_change: makes this server's own copy of the catalog current, so that its next answer knows the change."""
+
+    def __init__(
+        self,
+        editor: CatalogEditor,
+        catalog: CatalogSource,
+        reader: RowReader,
+        performer: Performer,
+        after_change: Callable[[], object],
+    ) -> None:
+        self._editor = editor
+        self._catalog = catalog
+        self._reader = reader
+        self._performer = performer
+        self._after_change = after_change
+
+    @property
+    def catalog(self) -> Catalog:
+        return self._catalog.current
+
+    async def _change(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        result = await asyncio.to_thread(change, *args, **kwargs)
+        await asyncio.to_thread(self._after_change)
+        return result
+
+    async def register_app(
+        self, actor: str, id_: str, service_name: str, biz_id: str, alert_email: str, alert_phone: str
+    ) -> tuple[App, str, int]:
+        validation.app_id(id_)
+        validation.line(service_name, "service_name", 128)
+        validation.line(biz_id, "biz_id", 128)
+        validation.line(alert_email, "alert_email", 255)
+        validation.line(alert_phone, "alert_phone", 64)
+        return await self._change(
+            self._editor.register_app, actor, id_, service_name or id_, biz_id or id_, alert_email, alert_phone
+        )
+
+    async def add_app_key(self, actor: str, id_: str) -> tuple[str, int]:
+        return await self._change(self._editor.add_key, actor, validation.app_id(id_))
+
+    async def drop_old_app_key(self, actor: str, id_: str) -> int:
+        return await self._change(self._editor.drop_old_key, actor, validation.app_id(id_))
+
+    async def register_topic(
+        self,
+        actor: str,
+        name: str,
+        owner: str,
+        default_tag: str,
+        table_index: int | None,
+        spread: int | None,
+        transaction_time_ms: int | None,
+        open_limit: int | None,
+    ) -> Topic:
+        new = NewTopic(
+            validation.topic(name, "name"),
+            validation.app_id(owner, "owner"),
+            validation.tag(default_tag, "default_tag") or "default",
+            validation.between(table_index_for(name) if table_index is None else table_index, "table_index", 0, 31),
+            validation.between(1 if spread is None else spread, "spread", 1, 32),
+            validation.between(
+                10_000 if transaction_time_ms is None else transaction_time_ms, "transaction_time_ms", 1, DAY_MS
+            ),
+            validation.between(1_000_000 if open_limit is None else open_limit, "open_limit", 1, 10_000_000),
+        )
+        return await self._change(self._editor.register_topic, actor, new)
+
+    async def register_subscription(
+        self, actor: str, topic: str, app: str, tag: str, policy: RetryPolicy
+    ) -> Subscription:
+        validation.topic(topic)
+        validation.app_id(app, "app")
+        validation.tag(tag)
+        return await self._change(self._editor.register_subscription, actor, topic, app, tag, policy)
+
+    async def remove_subscription(self, actor: str, topic: str, app: str, tag: str) -> Subscription:
+        validation.topic(topic)
+        validation.app_id(app, "app")
+        validation.tag(tag)
+        return await self._change(self._editor.remove_subscription, actor, topic, app, tag)
+
+    def subscriptions(self, topic: str) -> list[Subscription]:
+        if not topic:
+            return sorted(self.catalog.subscriptions.values(), key=lambda s: s.number)
+        return list(self.catalog.subscriptions_of.get(self._topic(topic).number, ()))
+
+    def _topic(self, name: str) -> Topic:
+        found = self.catalog.topic_by_name.get(validation.topic(name))
+        if found is None:
+            raise TopicUnknown(f"There is no topic {name!r}: list the topics to see their names.")
+        return found
+
+    async def message(self, message_id: str, topic: str, key: str) -> MessageDetail:
+        """By id, or the newest one of topic and key, whatever its environment."""
+        found = await asyncio.to_thread(self._find, message_id, topic, key)
+        return await asyncio.to_thread(self._reader.detail, found)
+
+    def _find(self, message_id: str, topic: str, key: str) -> MessageView:
+        if message_id:
+            parsed = validation.message_id(message_id)
+            found = self._reader.message(parsed.shard, parsed.number)
+        else:
+            place = self._topic(topic)
+            shard = shard_of(place.table_index, place.spread, validation.key(key))
+            found = self._reader.message_by_key(shard, place.number, key, None, live_only=False)
+        if found is None:
+            raise MessageUnknown("There is no such message: check the id, or topic and key.")
+        return found
+
+    async def own_message(self, caller: Caller, message_id: str, topic: str, key: str) -> MessageView:
+        """For producers: one of their own messages; the same error for foreign and missing ones."""
+        catalog = self.catalog
+        if message_id:
+            parsed = validation.message_id(message_id)
+            found = await asyncio.to_thread(self._reader.message, parsed.shard, parsed.number)
+        else:
+            place = catalog.producible(validation.topic(topic), caller.app)
+            shard = shard_of(place.table_index, place.spread, validation.key(key))
+            tag = caller.tag or place.default_tag
+            found = await asyncio.to_thread(self._reader.message_by_key, shard, place.number, key, tag, True)
+        owner = catalog.topics.get(found.topic) if found is not None else None
+        if found is None or owner is None or owner.owner != caller.app.number:
+            raise MessageUnknown
+        return found
+
+    async def messages(
+        self, topic: str, state: int, from_ms: int, to_ms: int, page_size: int, page_token: str
+    ) -> Page:
+        place = self._topic(topic)
+        if state not in (0, *map(int, MessageState)):
+            raise validation.InvalidField("state", "be one of the message states")
+        limit = validation.page_size(page_size)
+        rows = await asyncio.to_thread(
+            self._reader.messages,
+            shards_of(place.table_index, place.spread),
+            place.number,
+            MessageState(state) if state else None,
+            validation.between(from_ms, "from_ms", 0, 2**53),
+            validation.between(to_ms, "to_ms", 0, 2**53),
+            validation.page_token(page_token),
+            limit,
+        )
+        return _page(rows, limit)
+
+    async def consumptions(self, topic: str, app: str, state: int, page_size: int, page_token: str) -> Page:
+        place = self._topic(topic)
+        if state not in (0, *map(int, ConsumptionState)):
+            raise validation.InvalidField("state", "be one of the consumption states")
+        catalog = self.catalog
+        wanted = catalog.app_by_id.get(validation.app_id(app, "app")) if app else None
+        subscriptions = [
+            s.number
+            for s in catalog.subscriptions_of.get(place.number, ())
+            if not app or (wanted is not None and s.app == wanted.number)
+        ]
+        limit = validation.page_size(page_size)
+        rows = await asyncio.to_thread(
+            self._reader.consumptions,
+            shards_of(place.table_index, place.spread),
+            subscriptions,
+            ConsumptionState(state) if state else None,
+            validation.page_token(page_token),
+            limit,
+        )
+        return _page(rows, limit)
+
+    async def reactivate(self, actor: str, message_id: str, app: str, tag: str, reason: str) -> ConsumptionView:
+        """A failed delivery gets a fresh budget. Raises ConsumptionClosed when it is not FAILED."""
+        parsed = validation.message_id(message_id)
+        validation.line(reason, "reason", 500, least=1)
+        catalog = self.catalog
+        consumer = catalog.app_by_id.get(validation.app_id(app, "app"))
+        topic = catalog.topics.get(parsed.topic)
+        if consumer is None or topic is None:
+            raise SubscriptionUnknown("There is no such subscription: list them to see topic, app and tag.")
+        subscription = catalog.consumable(topic.number, consumer, validation.tag(tag) or topic.default_tag)
+        operation = Reactivate(parsed.number, subscription.number, actor, reason)
+        (answer,) = await perform_each(self._performer, [(parsed.shard, operation)])
+        if isinstance(answer, TmcError):
+            raise answer
+        found = await asyncio.to_thread(
+            self._reader.consumption, parsed.shard, parsed.number, subscription.number
+        )
+        assert found is not None
+        return found
+
+
+def _page(rows: Sequence[MessageView] | Sequence[ConsumptionView], limit: int) -> Page:
+    token = f"{rows[-1].shard}-{rows[-1].number}" if len(rows) >= limit else ""
+    return Page(rows, token)

@@ -1,0 +1,59 @@
+"""Submit and rollback, by message id or by topic, key and attempt id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tmc_server.domain.ids import MessageId
+from tmc_server.domain.operations import Answer, Decide, Stored
+from tmc_server.domain.placement import shard_of
+from tmc_server.domain.ports import CatalogSource, Performer
+from tmc_server.errors import MessageUnknown
+from tmc_server.requests import validation
+from tmc_server.requests.caller import Caller, Item, RateLimiter, perform_each
+from tmc_server.requests.preparing import OpenGauge
+
+
+class Deciding:
+    """Ids are not secrets: the topic inside is checked for its owner here and against the row in the store."""
+
+    def __init__(self, catalog: CatalogSource, performer: Performer, rate: RateLimiter, gauge: OpenGauge) -> None:
+        self._catalog = catalog
+        self._performer = performer
+        self._rate = rate
+        self._gauge = gauge
+
+    def item(
+        self, caller: Caller, *, commit: bool, message_id: str, topic: str, key: str, attempt_id: bytes
+    ) -> Item:
+        """One decision and its shard. Raises InvalidField, MessageUnknown, TopicUnknown."""
+        catalog = self._catalog.current
+        if message_id:
+            parsed = validation.message_id(message_id)
+            found = catalog.topics.get(parsed.topic)
+            if found is None or found.owner != caller.app.number:
+                raise MessageUnknown
+            return parsed.shard, Decide(commit, found, caller.tag or found.default_tag, parsed.number)
+        validation.topic(topic)
+        validation.key(key)
+        validation.attempt_id(attempt_id)
+        found = catalog.producible(topic, caller.app)
+        shard = shard_of(found.table_index, found.spread, key)
+        return shard, Decide(commit, found, caller.tag or found.default_tag, None, key, attempt_id)
+
+    async def perform(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:
+        """Decide them. Raises RateLimited, QueueFull, ShuttingDown for all."""
+        self._rate.take(caller.app, len(items))
+        answers = await perform_each(self._performer, items)
+        for item, answer in zip(items, answers, strict=True):
+            if isinstance(item, tuple) and isinstance(item[1], Decide) and isinstance(answer, Stored):
+                self._gauge.moved(item[1].topic.number, -1)
+        return answers
+
+
+def id_of(item: tuple[int, Decide], caller: Caller, answer: Stored) -> str:
+    """The public id; "" when an attempt was rolled back that was never stored."""
+    shard, operation = item
+    if answer.number is None:
+        return ""
+    return str(MessageId(operation.topic.number, caller.app.number, shard, answer.number))

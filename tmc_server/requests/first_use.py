@@ -1,0 +1,76 @@
+"""Apps, topics and subscriptions that come into being when they are first named: for `tmc dev` on loopback only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from tmc_server.domain.catalog import App
+from tmc_server.domain.placement import table_index_for
+from tmc_server.domain.ports import CatalogEditor, CatalogSource, NewTopic
+from tmc_server.domain.retry import RetryPolicy
+from tmc_server.requests import validation
+from tmc_server.requests.caller import Caller
+
+ACTOR = "first use"
+
+
+class DevEditor(CatalogEditor, Protocol):
+    """The editor, and taking over a topic that a consumer named first."""
+
+    def claim_topic(self, topic_name: str, app_id: str) -> None: ...
+
+
+class FirstUse:
+    """Blocks for a moment on the loop, once per new name. say: tells the developer what was made."""
+
+    def __init__(
+        self,
+        editor: DevEditor,
+        catalog: CatalogSource,
+        refresh: Callable[[], object],
+        policy: RetryPolicy,
+        transaction_time_ms: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._editor = editor
+        self._catalog = catalog
+        self._refresh = refresh
+        self._policy = policy
+        self._transaction_time_ms = transaction_time_ms
+        self._say = say
+
+    def app(self, id_: str) -> App:
+        validation.app_id(id_, "tmc-app")
+        found = self._catalog.current.app_by_id.get(id_)
+        if found is None:
+            self._editor.register_app(ACTOR, id_, id_, id_, "", "")
+            self._made(f"app {id_}")
+            found = self._catalog.current.app_by_id[id_]
+        return found
+
+    def topic_to_produce(self, caller: Caller, name: str) -> None:
+        found = self._catalog.current.topic_by_name.get(name)
+        if found is None:
+            self._make_topic(name, caller.app.id)
+        elif found.owner == 0:
+            self._editor.claim_topic(name, caller.app.id)
+            self._made(f"{caller.app.id} as owner of topic {name}")
+
+    def topic_to_consume(self, caller: Caller, name: str) -> None:
+        if name not in self._catalog.current.topic_by_name:
+            self._make_topic(name, "")
+        topic = self._catalog.current.topic_by_name[name]
+        tag = caller.tag or topic.default_tag
+        if (topic.number, caller.app.number, tag) not in self._catalog.current.subscription_by_name:
+            self._editor.register_subscription(ACTOR, name, caller.app.id, tag, self._policy)
+            self._made(f"subscription of {caller.app.id} ({tag}) to {name}")
+
+    def _make_topic(self, name: str, owner: str) -> None:
+        new = NewTopic(name, owner, "default", table_index_for(name), 1, self._transaction_time_ms, 1_000_000)
+        self._editor.register_topic(ACTOR, new)
+        self._made(f"topic {name}")
+
+    def _made(self, what: str) -> None:
+        self._refresh()
+        self._say(f"made {what}")

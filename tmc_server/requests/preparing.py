@@ -1,0 +1,108 @@
+"""Prepare and publish: check the fields, find the place, make the number, store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from tmc_server.domain.ids import IdGenerator, MessageId
+from tmc_server.domain.message import digest_of
+from tmc_server.domain.operations import Answer, Prepare, Stored
+from tmc_server.domain.placement import shard_of
+from tmc_server.domain.ports import CatalogSource, Performer
+from tmc_server.errors import OpenLimit
+from tmc_server.requests import validation
+from tmc_server.requests.caller import Caller, Item, RateLimiter, perform_each
+
+
+class OpenGauge(Protocol):
+    """How many undecided messages a topic has, about."""
+
+    def open(self, topic: int) -> int: ...
+    def moved(self, topic: int, by: int) -> None: ...
+
+
+class Preparing:
+    """body_bytes: the longest body that is taken."""
+
+    def __init__(
+        self,
+        catalog: CatalogSource,
+        ids: IdGenerator,
+        performer: Performer,
+        rate: RateLimiter,
+        gauge: OpenGauge,
+        body_bytes: int,
+        ensure_topic: Callable[[Caller, str], None] = lambda _caller, _name: None,
+    ) -> None:
+        self._catalog = catalog
+        self._ids = ids
+        self._performer = performer
+        self._rate = rate
+        self._gauge = gauge
+        self._body_bytes = body_bytes
+        self._ensure_topic = ensure_topic
+
+    def item(
+        self,
+        caller: Caller,
+        *,
+        publish: bool,
+        topic: str,
+        key: str,
+        body: bytes,
+        content_type: str,
+        headers: Mapping[str, str],
+        attempt_id: bytes,
+        delay_ms: int,
+        ledger_id: bytes,
+    ) -> Item:
+        """One checked message and its shard. Raises InvalidField, TopicUnknown, OpenLimit, NoIdentity."""
+        validation.topic(topic)
+        validation.key(key)
+        validation.attempt_id(attempt_id)
+        validation.body(body, self._body_bytes)
+        validation.line(content_type, "content_type", 100)
+        validation.between(delay_ms, "delay_ms", 0, validation.MAX_DELAY_MS)
+        content_type = content_type or "application/octet-stream"
+        headers = validation.headers(headers)
+        ledger = validation.ledger_id(ledger_id)
+        self._ensure_topic(caller, topic)
+        found = self._catalog.current.producible(topic, caller.app)
+        if not publish and self._gauge.open(found.number) >= found.open_limit:
+            raise OpenLimit
+        return (
+            shard_of(found.table_index, found.spread, key),
+            Prepare(
+                number=self._ids.next(),
+                topic=found,
+                producer=caller.app.number,
+                producer_tag=caller.tag or found.default_tag,
+                key=key,
+                attempt_id=attempt_id,
+                digest=digest_of(body, content_type, headers, delay_ms),
+                body=body,
+                content_type=content_type,
+                headers=headers,
+                delay_ms=delay_ms,
+                ledger_id=ledger,
+                publish=publish,
+            ),
+        )
+
+    async def perform(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:
+        """Store them. Raises RateLimited, QueueFull, ShuttingDown for all."""
+        self._rate.take(caller.app, len(items))
+        answers = await perform_each(self._performer, items)
+        for item, answer in zip(items, answers, strict=True):
+            if isinstance(item, tuple) and isinstance(item[1], Prepare) and not item[1].publish:
+                if isinstance(answer, Stored) and answer.number == item[1].number:
+                    self._gauge.moved(item[1].topic.number, 1)
+        return answers
+
+
+def id_of(item: tuple[int, Prepare], answer: Stored) -> str:
+    """The public id of a stored message."""
+    shard, operation = item
+    assert answer.number is not None
+    return str(MessageId(operation.topic.number, operation.producer, shard, answer.number))

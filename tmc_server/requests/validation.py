@@ -1,0 +1,127 @@
+"""What a field may look like. Each function returns the value or raises InvalidField naming the field and the rule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from tmc_server.domain.ids import MessageId
+from tmc_server.domain.retry import DAY_MS, RetryKind, RetryPolicy
+from tmc_server.errors import InvalidField, MessageUnknown
+
+MAX_ITEMS = 1000
+MAX_DELAY_MS = 365 * DAY_MS
+ATTEMPT_ID_BYTES = 16
+ERROR_CHARACTERS = 500
+
+_APP = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_TOPIC = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
+_HEADER = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def app_id(value: str, field: str = "id") -> str:
+    if not _APP.fullmatch(value):
+        raise InvalidField(field, "be 1 to 64 characters of A-Z a-z 0-9 _ -")
+    return value
+
+
+def tag(value: str, field: str = "tag", may_be_empty: bool = True) -> str:
+    if not (_APP.fullmatch(value) or (may_be_empty and not value)):
+        raise InvalidField(field, "be 1 to 64 characters of A-Z a-z 0-9 _ -")
+    return value
+
+
+def topic(value: str, field: str = "topic") -> str:
+    if not _TOPIC.fullmatch(value):
+        raise InvalidField(field, "be 1 to 128 characters of A-Z a-z 0-9 _ . -")
+    return value
+
+
+def key(value: str) -> str:
+    if not 1 <= len(value) <= 128 or value != value.strip() or _CONTROL.search(value):
+        raise InvalidField("key", "be 1 to 128 characters without control characters and outer spaces")
+    return value
+
+
+def line(value: str, field: str, most: int, least: int = 0) -> str:
+    """One line of free text."""
+    if not least <= len(value) <= most or _CONTROL.search(value):
+        raise InvalidField(field, f"be {least} to {most} characters without control characters")
+    return value
+
+
+def body(value: bytes, most: int) -> bytes:
+    if len(value) > most:
+        raise InvalidField("body", f"be at most {most} bytes, not {len(value)}: store it elsewhere and send its address")
+    return value
+
+
+def headers(value: Mapping[str, str]) -> Mapping[str, str]:
+    if not value:
+        return {}
+    if len(value) > 64 or sum(len(name) + len(text.encode()) for name, text in value.items()) > 8192:
+        raise InvalidField("headers", "be at most 64 entries and 8192 bytes in all")
+    for name, text in value.items():
+        if not _HEADER.fullmatch(name):
+            raise InvalidField("headers", "have names of 1 to 64 characters of A-Z a-z 0-9 _ . -")
+        if _CONTROL.search(text):
+            raise InvalidField("headers", "have values without control characters")
+    return dict(value)
+
+
+def attempt_id(value: bytes) -> bytes:
+    if len(value) != ATTEMPT_ID_BYTES:
+        raise InvalidField("attempt_id", "be exactly 16 bytes, made once per transaction block")
+    return value
+
+
+def ledger_id(value: bytes) -> bytes | None:
+    if value and len(value) != ATTEMPT_ID_BYTES:
+        raise InvalidField("ledger_id", "be empty or exactly 16 bytes")
+    return value or None
+
+
+def between(value: int, field: str, least: int, most: int) -> int:
+    if not least <= value <= most:
+        raise InvalidField(field, f"be {least} to {most}, not {value}")
+    return value
+
+
+def message_id(value: str) -> MessageId:
+    """A text that is no message id names no message: the same answer as for an unknown one."""
+    parsed = MessageId.parse(value)
+    if parsed is None:
+        raise MessageUnknown
+    return parsed
+
+
+def items(count: int) -> int:
+    return between(count, "items", 1, MAX_ITEMS)
+
+
+def page_size(value: int) -> int:
+    return between(value or 100, "page_size", 1, 1000)
+
+
+def page_token(value: str) -> tuple[int, int]:
+    """(shard, last number) from where the next page goes on; ("" = from the beginning)."""
+    if not value:
+        return (0, -1)
+    match = re.fullmatch(r"([0-9]{1,2})-([0-9]{1,19})", value, re.ASCII)
+    if match is None or int(match[1]) > 31 or int(match[2]) >= 1 << 63:
+        raise InvalidField("page_token", "be one that the center gave you")
+    return int(match[1]), int(match[2])
+
+
+def policy(kind: int, interval_ms: int | None, max_retry: int | None, cap_ms: int | None) -> RetryPolicy:
+    """None and 0 for kind mean the default."""
+    usual = RetryPolicy()
+    if kind not in (0, *map(int, RetryKind)):
+        raise InvalidField("retry.kind", "be LINEAR or EXPONENTIAL")
+    return RetryPolicy(
+        RetryKind(kind) if kind else usual.kind,
+        between(usual.interval_ms if interval_ms is None else interval_ms, "retry.interval_ms", 10, DAY_MS),
+        between(usual.max_retry if max_retry is None else max_retry, "retry.max_retry", 0, 10_000),
+        between(usual.cap_ms if cap_ms is None else cap_ms, "retry.cap_ms", 10, DAY_MS),
+    )

@@ -1,0 +1,1 @@
+"""gRPC: bytes to requests and answers to bytes. Decides nothing."""

@@ -1,0 +1,144 @@
+"""Between protos and domain: the one place where both vocabularies meet."""
+
+from __future__ import annotations
+
+from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
+from tmc_server.domain.catalog import App, Catalog, Subscription, Topic
+from tmc_server.domain.ids import MessageId
+from tmc_server.domain.ports import Copy
+from tmc_server.domain.retry import RetryPolicy
+from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView
+from tmc_server.requests import validation
+
+
+def policy_from(sent: types_pb2.RetryPolicy) -> RetryPolicy:
+    return validation.policy(
+        sent.kind,
+        sent.interval_ms if sent.HasField("interval_ms") else None,
+        sent.max_retry if sent.HasField("max_retry") else None,
+        sent.cap_ms if sent.HasField("cap_ms") else None,
+    )
+
+
+def policy_to(policy: RetryPolicy) -> types_pb2.RetryPolicy:
+    return types_pb2.RetryPolicy(
+        kind=types_pb2.RetryKind.Name(policy.kind),
+        interval_ms=policy.interval_ms,
+        max_retry=policy.max_retry,
+        cap_ms=policy.cap_ms,
+    )
+
+
+def delivery_to(copy: Copy, catalog: Catalog) -> consumption_pb2.Delivery:
+    return consumption_pb2.Delivery(
+        message_id=str(MessageId(copy.topic, copy.producer, copy.shard, copy.number)),
+        topic=catalog.topics[copy.topic].name,
+        key=copy.key,
+        body=copy.body,
+        content_type=copy.content_type,
+        headers=copy.headers,
+        attempt=copy.attempt,
+        producer=app_name(catalog, copy.producer),
+    )
+
+
+def app_name(catalog: Catalog, number: int) -> str:
+    app = catalog.apps.get(number)
+    return app.id if app is not None else ""
+
+
+def topic_name(catalog: Catalog, number: int) -> str:
+    topic = catalog.topics.get(number)
+    return topic.name if topic is not None else ""
+
+
+def message_to(view: MessageView, catalog: Catalog) -> message_pb2.Message:
+    return message_pb2.Message(
+        message_id=str(MessageId(view.topic, view.producer, view.shard, view.number)),
+        topic=topic_name(catalog, view.topic),
+        key=view.key,
+        producer=app_name(catalog, view.producer),
+        producer_tag=view.producer_tag,
+        state=types_pb2.MessageState.Name(view.state),
+        body=view.body or b"",
+        content_type=view.content_type,
+        headers=view.headers,
+        delay_ms=view.delay_ms,
+        created_ms=view.created_ms,
+        decided_ms=view.decided_ms or 0,
+        attempt_id=view.attempt_id.hex(),
+        digest=view.digest.hex(),
+    )
+
+
+def consumption_to(view: ConsumptionView, topic: int, producer: int, catalog: Catalog) -> admin_pb2.Consumption:
+    subscription = catalog.subscriptions.get(view.subscription)
+    return admin_pb2.Consumption(
+        message_id=str(MessageId(topic, producer, view.shard, view.number)),
+        topic=topic_name(catalog, topic),
+        app=app_name(catalog, subscription.app) if subscription is not None else "",
+        tag=subscription.tag if subscription is not None else "",
+        state=types_pb2.ConsumptionState.Name(view.state),
+        attempt=view.attempt,
+        tried=view.tried,
+        due_ms=view.due_ms or 0,
+        created_ms=view.created_ms,
+        closed_ms=view.closed_ms or 0,
+    )
+
+
+def detail_to(detail: MessageDetail, catalog: Catalog) -> admin_pb2.MessageDetail:
+    message = detail.message
+    return admin_pb2.MessageDetail(
+        message=message_to(message, catalog),
+        consumptions=[consumption_to(view, message.topic, message.producer, catalog) for view in detail.consumptions],
+        failed_attempts=[
+            admin_pb2.FailedAttempt(
+                app=app_name(catalog, catalog.subscriptions[tried.subscription].app)
+                if tried.subscription in catalog.subscriptions
+                else "",
+                attempt=tried.attempt,
+                at_ms=tried.at_ms,
+                error=tried.error,
+            )
+            for tried in detail.failed_attempts
+        ],
+    )
+
+
+def app_to(app: App) -> admin_pb2.App:
+    return admin_pb2.App(
+        id=app.id,
+        number=app.number,
+        service_name=app.service_name,
+        biz_id=app.biz_id,
+        alert_email=app.alert_email,
+        alert_phone=app.alert_phone,
+        keys=len(app.key_hashes),
+    )
+
+
+def topic_to(topic: Topic, catalog: Catalog) -> admin_pb2.Topic:
+    return admin_pb2.Topic(
+        name=topic.name,
+        number=topic.number,
+        owner=app_name(catalog, topic.owner),
+        default_tag=topic.default_tag,
+        table_index=topic.table_index,
+        spread=topic.spread,
+        transaction_time_ms=topic.transaction_time_ms,
+        open_limit=topic.open_limit,
+        effective_ms=topic.effective_ms,
+    )
+
+
+def subscription_to(subscription: Subscription, catalog: Catalog) -> admin_pb2.Subscription:
+    return admin_pb2.Subscription(
+        number=subscription.number,
+        topic=topic_name(catalog, subscription.topic),
+        app=app_name(catalog, subscription.app),
+        tag=subscription.tag,
+        retry=policy_to(subscription.policy),
+        effective_ms=subscription.effective_ms,
+        removed_ms=subscription.removed_ms or 0,
+    )

@@ -1,0 +1,360 @@
+"""The services' methods: convert, ask the request, convert back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
+from tmc_server.delivery.stream import ConsumerStream, StreamOutlet
+from tmc_server.domain.message import MessageState
+from tmc_server.domain.operations import Answer, Stored
+from tmc_server.errors import InvalidField, MalformedRequest, TmcError
+from tmc_server.requests import deciding, preparing, validation
+from tmc_server.requests.acking import Acking
+from tmc_server.requests.administering import Administering
+from tmc_server.requests.caller import Caller, Item
+from tmc_server.rpc import convert
+from tmc_server.rpc.calls import MALFORMED
+from tmc_server.rpc.status import item_error
+
+_STATE = {state: types_pb2.MessageState.Value(f"MESSAGE_STATE_{state.name}") for state in MessageState}
+_DELIVERIES_PER_RESPONSE = 200
+
+
+def _try(make: Callable[[Any], Item], request: Any) -> Item:
+    """One item of a batch: refused items do not stop their neighbours."""
+    try:
+        return make(request)
+    except TmcError as error:
+        return error
+
+
+def _only(answers: Sequence[Answer]) -> Any:
+    """The answer to a single call, raised when it is an error."""
+    answer = answers[0]
+    if isinstance(answer, TmcError):
+        raise answer
+    return answer
+
+
+class MessageServicer:
+    """tmc.v1.MessageService."""
+
+    def __init__(
+        self, prepare: preparing.Preparing, decide: deciding.Deciding, administering: Administering
+    ) -> None:
+        self._preparing = prepare
+        self._deciding = decide
+        self._administering = administering
+
+    def _prepare_item(self, caller: Caller, publish: bool) -> Callable[[message_pb2.PrepareRequest], Item]:
+        return lambda request: self._preparing.item(
+            caller,
+            publish=publish,
+            topic=request.topic,
+            key=request.key,
+            body=request.body,
+            content_type=request.content_type,
+            headers=request.headers,
+            attempt_id=request.attempt_id,
+            delay_ms=request.delay_ms,
+            ledger_id=request.ledger_id,
+        )
+
+    async def _store(self, caller: Caller, request: message_pb2.PrepareRequest, publish: bool) -> Any:
+        item = self._prepare_item(caller, publish)(request)
+        answer = _only(await self._preparing.perform(caller, [item]))
+        return message_pb2.PrepareResponse(message_id=preparing.id_of(item, answer), state=_STATE[answer.state])  # type: ignore[arg-type]
+
+    async def _store_many(self, caller: Caller, request: message_pb2.PrepareManyRequest, publish: bool) -> Any:
+        validation.items(len(request.items))
+        make = self._prepare_item(caller, publish)
+        items = [_try(make, item) for item in request.items]
+        answers = await self._preparing.perform(caller, items)
+        return message_pb2.PrepareManyResponse(results=map(_prepare_result, items, answers))
+
+    async def Prepare(self, caller: Caller, request: message_pb2.PrepareRequest) -> Any:  # noqa: N802
+        return await self._store(caller, request, publish=False)
+
+    async def PrepareMany(self, caller: Caller, request: message_pb2.PrepareManyRequest) -> Any:  # noqa: N802
+        return await self._store_many(caller, request, publish=False)
+
+    async def Publish(self, caller: Caller, request: message_pb2.PrepareRequest) -> Any:  # noqa: N802
+        return await self._store(caller, request, publish=True)
+
+    async def PublishMany(self, caller: Caller, request: message_pb2.PrepareManyRequest) -> Any:  # noqa: N802
+        return await self._store_many(caller, request, publish=True)
+
+    def _decide_item(self, caller: Caller, commit: bool) -> Callable[[message_pb2.DecideRequest], Item]:
+        return lambda request: self._deciding.item(
+            caller,
+            commit=commit,
+            message_id=request.message_id,
+            topic=request.topic,
+            key=request.key,
+            attempt_id=request.attempt_id,
+        )
+
+    async def _decide(self, caller: Caller, request: message_pb2.DecideRequest, commit: bool) -> Any:
+        item = self._decide_item(caller, commit)(request)
+        answer = _only(await self._deciding.perform(caller, [item]))
+        return message_pb2.DecideResponse(
+            message_id=deciding.id_of(item, caller, answer),  # type: ignore[arg-type]
+            state=_STATE[answer.state],
+        )
+
+    async def _decide_many(self, caller: Caller, request: message_pb2.DecideManyRequest, commit: bool) -> Any:
+        validation.items(len(request.items))
+        make = self._decide_item(caller, commit)
+        items = [_try(make, item) for item in request.items]
+        answers = await self._deciding.perform(caller, items)
+        results = (_decide_result(item, caller, answer) for item, answer in zip(items, answers, strict=True))
+        return message_pb2.DecideManyResponse(results=results)
+
+    async def Submit(self, caller: Caller, request: message_pb2.DecideRequest) -> Any:  # noqa: N802
+        return await self._decide(caller, request, commit=True)
+
+    async def SubmitMany(self, caller: Caller, request: message_pb2.DecideManyRequest) -> Any:  # noqa: N802
+        return await self._decide_many(caller, request, commit=True)
+
+    async def Rollback(self, caller: Caller, request: message_pb2.DecideRequest) -> Any:  # noqa: N802
+        return await self._decide(caller, request, commit=False)
+
+    async def RollbackMany(self, caller: Caller, request: message_pb2.DecideManyRequest) -> Any:  # noqa: N802
+        return await self._decide_many(caller, request, commit=False)
+
+    async def GetMessage(self, caller: Caller, request: message_pb2.GetMessageRequest) -> Any:  # noqa: N802
+        view = await self._administering.own_message(caller, request.message_id, request.topic, request.key)
+        return convert.message_to(view, self._administering.catalog)
+
+
+def _prepare_result(item: Item, answer: Answer) -> message_pb2.PrepareResult:
+    if isinstance(answer, Stored):
+        return message_pb2.PrepareResult(message_id=preparing.id_of(item, answer), state=_STATE[answer.state])  # type: ignore[arg-type]
+    return message_pb2.PrepareResult(error=item_error(answer))  # type: ignore[arg-type]
+
+
+def _decide_result(item: Item, caller: Caller, answer: Answer) -> message_pb2.DecideResult:
+    if isinstance(answer, Stored):
+        return message_pb2.DecideResult(
+            message_id=deciding.id_of(item, caller, answer),  # type: ignore[arg-type]
+            state=_STATE[answer.state],
+        )
+    return message_pb2.DecideResult(error=item_error(answer))  # type: ignore[arg-type]
+
+
+def _ack_result(answer: Answer) -> consumption_pb2.AckResult:
+    if isinstance(answer, TmcError):
+        return consumption_pb2.AckResult(error=item_error(answer))
+    return consumption_pb2.AckResult()
+
+
+class ConsumptionServicer:
+    """tmc.v1.ConsumptionService. ensure_topic: `tmc dev` makes topics that a consumer names first."""
+
+    def __init__(
+        self,
+        acking: Acking,
+        administering: Administering,
+        outlet: StreamOutlet,
+        ensure_topic: Callable[[Caller, str], None] = lambda _caller, _name: None,
+    ) -> None:
+        self._acking = acking
+        self._administering = administering
+        self._outlet = outlet
+        self._ensure_topic = ensure_topic
+
+    def _ack_item(self, caller: Caller) -> Callable[[consumption_pb2.AckRequest], Item]:
+        return lambda request: self._acking.ack(caller, request.message_id)
+
+    def _nack_item(self, caller: Caller) -> Callable[[consumption_pb2.NackRequest], Item]:
+        return lambda request: self._acking.nack(
+            caller,
+            request.message_id,
+            request.attempt,
+            request.error,
+            request.reject,
+            request.retry_after_ms if request.HasField("retry_after_ms") else None,
+        )
+
+    def _extend_item(self, caller: Caller) -> Callable[[consumption_pb2.ExtendRequest], Item]:
+        return lambda request: self._acking.extend(caller, request.message_id, request.attempt, request.extend_ms)
+
+    async def _one(self, caller: Caller, make: Callable[[Any], Item], request: Any, response: Any) -> Any:
+        _only(await self._acking.perform(caller, [make(request)]))
+        return response
+
+    async def _many(self, caller: Caller, make: Callable[[Any], Item], request: Any, response: Any) -> Any:
+        validation.items(len(request.items))
+        answers = await self._acking.perform(caller, [_try(make, item) for item in request.items])
+        return response(results=map(_ack_result, answers))
+
+    async def Ack(self, caller: Caller, request: consumption_pb2.AckRequest) -> Any:  # noqa: N802
+        return await self._one(caller, self._ack_item(caller), request, consumption_pb2.AckResponse())
+
+    async def AckMany(self, caller: Caller, request: consumption_pb2.AckManyRequest) -> Any:  # noqa: N802
+        return await self._many(caller, self._ack_item(caller), request, consumption_pb2.AckManyResponse)
+
+    async def Nack(self, caller: Caller, request: consumption_pb2.NackRequest) -> Any:  # noqa: N802
+        return await self._one(caller, self._nack_item(caller), request, consumption_pb2.NackResponse())
+
+    async def NackMany(self, caller: Caller, request: consumption_pb2.NackManyRequest) -> Any:  # noqa: N802
+        return await self._many(caller, self._nack_item(caller), request, consumption_pb2.NackManyResponse)
+
+    async def Extend(self, caller: Caller, request: consumption_pb2.ExtendRequest) -> Any:  # noqa: N802
+        return await self._one(caller, self._extend_item(caller), request, consumption_pb2.ExtendResponse())
+
+    async def ExtendMany(self, caller: Caller, request: consumption_pb2.ExtendManyRequest) -> Any:  # noqa: N802
+        return await self._many(caller, self._extend_item(caller), request, consumption_pb2.ExtendManyResponse)
+
+    async def DescribeSubscriptions(self, caller: Caller, _request: Any) -> Any:  # noqa: N802
+        catalog = self._administering.catalog
+        own = [
+            subscription
+            for subscription in catalog.subscriptions.values()
+            if subscription.app == caller.app.number
+            and subscription.removed_ms is None
+            and (not caller.tag or subscription.tag == caller.tag)
+        ]
+        return consumption_pb2.DescribeSubscriptionsResponse(
+            subscriptions=[
+                consumption_pb2.SubscriptionInfo(
+                    topic=convert.topic_name(catalog, subscription.topic),
+                    tag=subscription.tag,
+                    retry=convert.policy_to(subscription.policy),
+                )
+                for subscription in own
+            ]
+        )
+
+    async def Subscribe(self, caller: Caller, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:  # noqa: N802
+        first = await anext(requests, None)
+        if first is None or first is MALFORMED:
+            raise MalformedRequest
+        stream = self._outlet.open(self._subscriptions(caller, first))
+        credits = asyncio.create_task(self._read_credit(stream, first, requests))
+        try:
+            while True:
+                batch = asyncio.create_task(stream.next_batch(_DELIVERIES_PER_RESPONSE))
+                await asyncio.wait({batch, credits}, return_when=asyncio.FIRST_COMPLETED)
+                if not batch.done():
+                    batch.cancel()
+                    credits.result()  # the consumer ended the stream, or sent nonsense
+                    return
+                catalog = self._administering.catalog
+                yield consumption_pb2.SubscribeResponse(
+                    deliveries=[convert.delivery_to(copy, catalog) for copy in batch.result()]
+                )
+        finally:
+            credits.cancel()
+            self._outlet.close(stream)
+
+    def _subscriptions(self, caller: Caller, first: consumption_pb2.SubscribeRequest) -> list[int]:
+        validation.between(len(first.topics), "topics", 1, validation.MAX_ITEMS)
+        numbers = []
+        for name in first.topics:
+            validation.topic(name, "topics")
+            self._ensure_topic(caller, name)
+            catalog = self._administering.catalog
+            topic = catalog.topic_by_name.get(name)
+            number = topic.number if topic is not None else -1
+            tag = caller.tag or (topic.default_tag if topic is not None else "")
+            numbers.append(catalog.consumable(number, caller.app, tag).number)
+        return numbers
+
+    async def _read_credit(self, stream: ConsumerStream, first: Any, requests: AsyncIterator[Any]) -> None:
+        self._add_credit(stream, first.credit)
+        async for request in requests:
+            if request is MALFORMED:
+                raise MalformedRequest
+            if request.topics:
+                raise InvalidField("topics", "be in the first request only: open another stream for other topics")
+            self._add_credit(stream, request.credit)
+
+    def _add_credit(self, stream: ConsumerStream, credit: int) -> None:
+        self._outlet.add_credit(stream, validation.between(credit, "credit", 0, 10_000))
+
+
+class AdminServicer:
+    """tmc.v1.AdminService. The identity is the operator's name."""
+
+    def __init__(self, administering: Administering) -> None:
+        self._admin = administering
+
+    async def RegisterApp(self, actor: str, request: admin_pb2.RegisterAppRequest) -> Any:  # noqa: N802
+        app, key, effective_ms = await self._admin.register_app(
+            actor, request.id, request.service_name, request.biz_id, request.alert_email, request.alert_phone
+        )
+        return admin_pb2.RegisterAppResponse(app=convert.app_to(app), key=key, effective_ms=effective_ms)
+
+    async def AddAppKey(self, actor: str, request: admin_pb2.AddAppKeyRequest) -> Any:  # noqa: N802
+        key, effective_ms = await self._admin.add_app_key(actor, request.id)
+        return admin_pb2.AddAppKeyResponse(key=key, effective_ms=effective_ms)
+
+    async def DropOldAppKey(self, actor: str, request: admin_pb2.DropOldAppKeyRequest) -> Any:  # noqa: N802
+        return admin_pb2.DropOldAppKeyResponse(effective_ms=await self._admin.drop_old_app_key(actor, request.id))
+
+    async def ListApps(self, _actor: str, _request: Any) -> Any:  # noqa: N802
+        return admin_pb2.ListAppsResponse(apps=map(convert.app_to, self._admin.catalog.apps.values()))
+
+    async def RegisterTopic(self, actor: str, request: admin_pb2.RegisterTopicRequest) -> Any:  # noqa: N802
+        topic = await self._admin.register_topic(
+            actor,
+            request.name,
+            request.owner,
+            request.default_tag,
+            request.table_index if request.HasField("table_index") else None,
+            request.spread if request.HasField("spread") else None,
+            request.transaction_time_ms if request.HasField("transaction_time_ms") else None,
+            request.open_limit if request.HasField("open_limit") else None,
+        )
+        return convert.topic_to(topic, self._admin.catalog)
+
+    async def ListTopics(self, _actor: str, _request: Any) -> Any:  # noqa: N802
+        catalog = self._admin.catalog
+        topics = [convert.topic_to(topic, catalog) for topic in catalog.topics.values()]
+        return admin_pb2.ListTopicsResponse(topics=topics)
+
+    async def RegisterSubscription(self, actor: str, request: admin_pb2.RegisterSubscriptionRequest) -> Any:  # noqa: N802
+        subscription = await self._admin.register_subscription(
+            actor, request.topic, request.app, request.tag, convert.policy_from(request.retry)
+        )
+        return convert.subscription_to(subscription, self._admin.catalog)
+
+    async def RemoveSubscription(self, actor: str, request: admin_pb2.RemoveSubscriptionRequest) -> Any:  # noqa: N802
+        subscription = await self._admin.remove_subscription(actor, request.topic, request.app, request.tag)
+        return convert.subscription_to(subscription, self._admin.catalog)
+
+    async def ListSubscriptions(self, _actor: str, request: admin_pb2.ListSubscriptionsRequest) -> Any:  # noqa: N802
+        catalog = self._admin.catalog
+        found = [convert.subscription_to(s, catalog) for s in self._admin.subscriptions(request.topic)]
+        return admin_pb2.ListSubscriptionsResponse(subscriptions=found)
+
+    async def GetMessage(self, _actor: str, request: admin_pb2.AdminGetMessageRequest) -> Any:  # noqa: N802
+        detail = await self._admin.message(request.message_id, request.topic, request.key)
+        return convert.detail_to(detail, self._admin.catalog)
+
+    async def ListMessages(self, _actor: str, request: admin_pb2.ListMessagesRequest) -> Any:  # noqa: N802
+        page = await self._admin.messages(
+            request.topic, request.state, request.from_ms, request.to_ms, request.page_size, request.page_token
+        )
+        catalog = self._admin.catalog
+        messages = [convert.message_to(view, catalog) for view in page.rows]  # type: ignore[arg-type]
+        return admin_pb2.ListMessagesResponse(messages=messages, next_page_token=page.next_token)
+
+    async def ListConsumptions(self, _actor: str, request: admin_pb2.ListConsumptionsRequest) -> Any:  # noqa: N802
+        page = await self._admin.consumptions(
+            request.topic, request.app, request.state, request.page_size, request.page_token
+        )
+        catalog = self._admin.catalog
+        topic = catalog.topic_by_name[request.topic]
+        rows = [convert.consumption_to(view, topic.number, topic.owner, catalog) for view in page.rows]  # type: ignore[arg-type]
+        return admin_pb2.ListConsumptionsResponse(consumptions=rows, next_page_token=page.next_token)
+
+    async def ReactivateConsumption(self, actor: str, request: admin_pb2.ReactivateConsumptionRequest) -> Any:  # noqa: N802
+        view = await self._admin.reactivate(actor, request.message_id, request.app, request.tag, request.reason)
+        catalog = self._admin.catalog
+        parsed = validation.message_id(request.message_id)
+        return convert.consumption_to(view, parsed.topic, parsed.app, catalog)

@@ -1,0 +1,79 @@
+"""Runs operations of one shard as one transaction, and hands the copies over after the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import sqlalchemy as sa
+
+from tmc_server.domain.operations import Consume, Decide, Operation, Prepare
+from tmc_server.domain.ports import CatalogSource, Outlet
+from tmc_server.store.consumptions import consume
+from tmc_server.store.engines import Database
+from tmc_server.store.messages import prepare, settle
+from tmc_server.store.statements import statements_of
+from tmc_server.store.transaction import Hook, Transaction, no_hook
+
+Kind = TypeVar("Kind", bound=Operation)
+
+
+class ShardWriter:
+    """Transactions over the shards of one database. incarnation: the number of this server run."""
+
+    def __init__(
+        self, database: Database, catalog: CatalogSource, outlet: Outlet, incarnation: int, hook: Hook = no_hook
+    ) -> None:
+        self.database = database
+        self._catalog = catalog
+        self._outlet = outlet
+        self._incarnation = incarnation
+        self.hook = hook
+
+    @contextmanager
+    def transaction(self, connection: sa.Connection, shard: int) -> Iterator[Transaction]:
+        """Commits at the end, then delivers; any exception rolls back and gives the outlet's room back."""
+        open_tx: Transaction | None = None
+        try:
+            with self.database.writing(connection):
+                now = self.database.now(connection)
+                open_tx = Transaction(
+                    connection,
+                    now,
+                    statements_of(shard),
+                    self._catalog.current,
+                    self._catalog.is_stale(now),
+                    self._outlet,
+                    self._incarnation,
+                    self.hook,
+                )
+                yield open_tx
+        except BaseException:
+            if open_tx is not None:
+                open_tx.release()
+            raise
+        self.hook("committed")
+        if open_tx.copies:
+            self._outlet.deliver(open_tx.copies)
+            for copy in open_tx.copies:
+                open_tx.reserved[copy.subscription] -= 1
+        for subscription, left in open_tx.reserved.items():
+            if left:
+                self._outlet.release(subscription, left)
+
+    def run(self, connection: sa.Connection, shard: int, operations: Sequence[Operation]) -> None:
+        """Answer every operation. Messages before consumptions: everybody takes locks in this order."""
+        for operation in operations:
+            operation.answer = None
+        with self.transaction(connection, shard) as tx:
+            if prepares := _of(Prepare, operations):
+                prepare(tx, prepares)
+            if decisions := _of(Decide, operations):
+                settle(tx, decisions)
+            if consumes := _of(Consume, operations):
+                consume(tx, consumes)
+
+
+def _of(kind: type[Kind], operations: Sequence[Operation]) -> list[Kind]:
+    return [operation for operation in operations if isinstance(operation, kind)]

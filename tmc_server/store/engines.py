@@ -1,0 +1,216 @@
+"""Connections: one Database per URL, with the session settings that our guarantees rest on.
+
+MariaDB and MySQL: READ COMMITTED, strict mode, utf8mb4, UTC, short lock waits.  SQLite: WAL, synchronous FULL,
+BEGIN IMMEDIATE, one writer at a time, one server per file. Foreign errors are sorted here and nowhere else:
+StoreUnavailable (ask again), StoreConflict (the transaction was rolled back, run it again), anything else is a fault.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from tmc_server.domain.placement import SHARDS
+from tmc_server.errors import StoreUnavailable
+
+LOCK_WAIT_S = 3
+_CONFLICTS = {1213, 1205, 1020}  # deadlock, lock wait, changed since the snapshot: the whole transaction is repeated
+_UNAVAILABLE = {1021, 1040, 1053, 1114, 1152, 1153, 1158, 1159, 1160, 1161, 1203, 1226, 1290, 1836, 1927, 2002, 2003}
+_UNAVAILABLE |= {2005, 2006, 2012, 2013, 2055, 1042, 1043, 1047, 1049, 1102, 1146, 3024, 4031}
+
+
+class StoreConflict(Exception):
+    """The transaction lost against another one and was rolled back: run it again."""
+
+
+def wall_clock_ms() -> int:
+    """This machine's clock, milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn driver errors into ours."""
+    try:
+        yield
+    except sa.exc.TimeoutError as exc:
+        raise StoreUnavailable from exc
+    except sa.exc.DBAPIError as exc:
+        code = exc.orig.args[0] if exc.orig is not None and exc.orig.args else None
+        text = str(exc.orig)
+        if code in _CONFLICTS or "database is locked" in text or "database table is locked" in text:
+            raise StoreConflict(text) from exc
+        disk = "disk I/O error" in text or "disk is full" in text or "readonly database" in text
+        if exc.connection_invalidated or code in _UNAVAILABLE or disk or isinstance(exc, sa.exc.InterfaceError):
+            raise StoreUnavailable from exc
+        raise
+
+
+class Database:
+    """One database. clock: milliseconds since the epoch, for tests; by default the database's own clock."""
+
+    def __init__(self, url: str, *, clock: Callable[[], int] | None = None, pool_size: int = 8) -> None:
+        self.url = sa.make_url(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._clock = clock or (wall_clock_ms if self.is_sqlite else None)
+        self._writer = threading.RLock() if self.is_sqlite else nullcontext()
+        self._file_lock: IO[str] | None = None
+        self._alone: sa.Connection | None = None
+        self.engine = sa.create_engine(
+            self.url,
+            pool_size=pool_size,
+            max_overflow=8,
+            pool_pre_ping=not self.is_sqlite,
+            pool_recycle=1800,
+            query_cache_size=2000,
+            **self._driver_options(),
+        )
+        if self.is_sqlite:
+            event.listen(self.engine, "connect", _prepare_sqlite)
+            event.listen(self.engine, "begin", _begin_sqlite)
+        else:
+            event.listen(self.engine, "connect", _prepare_mysql)
+
+    def _driver_options(self) -> dict[str, Any]:
+        if self.is_sqlite:
+            return {"connect_args": {"timeout": 5.0, "check_same_thread": False}, "poolclass": sa.pool.QueuePool}
+        timeouts = {"connect_timeout": 5, "read_timeout": 15, "write_timeout": 15, "charset": "utf8mb4"}
+        return {"connect_args": timeouts, "isolation_level": "READ COMMITTED"}
+
+    def __repr__(self) -> str:
+        return f"Database({self.url.render_as_string(hide_password=True)})"
+
+    def now(self, connection: sa.Connection) -> int:
+        """The database's clock, milliseconds since the epoch."""
+        if self._clock is not None:
+            return self._clock()
+        return int(connection.exec_driver_sql("SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)").scalar_one())
+
+    @contextmanager
+    def writing(self, connection: sa.Connection) -> Iterator[None]:
+        """One write transaction on this connection: committed at the end, rolled back by any exception."""
+        with translated(), self._writer:
+            try:
+                with connection.begin():
+                    yield
+            except BaseException:
+                if connection.in_transaction():
+                    connection.rollback()
+                raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """A write transaction on a connection of the pool."""
+        with self.connection() as connection, self.writing(connection):
+            yield connection
+
+    @contextmanager
+    def connection(self) -> Iterator[sa.Connection]:
+        """A connection of the pool, errors translated."""
+        with translated(), self.engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """A connection for reading: waits for nobody, locks nothing."""
+        with self.connection() as connection:
+            yield connection.execution_options(tmc_reading=True)
+
+    def lock_alone(self) -> None:
+        """Refuse a second server on this database; the lock goes with the process. Raises StoreUnavailable."""
+        if self.is_sqlite:
+            self._lock_file()
+        elif self._alone is None or not self._holds_alone():
+            self._alone = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            name = f"tmc_server_{self.url.database}"
+            with translated():
+                got = self._alone.exec_driver_sql(f"SELECT GET_LOCK('{name}', 15)").scalar_one()
+            if got != 1:
+                raise StoreUnavailable(f"Another server uses {self!r}: built-in delivery serves one server, stop the other.")
+
+    def _holds_alone(self) -> bool:
+        assert self._alone is not None
+        try:
+            return bool(self._alone.exec_driver_sql("SELECT 1").scalar_one())
+        except sa.exc.DBAPIError:
+            self._alone.invalidate()
+            self._alone.close()
+            return False
+
+    def _lock_file(self) -> None:
+        if self._file_lock is not None or self.url.database in (None, "", ":memory:"):
+            return
+        handle = Path(f"{self.url.database}.lock").open("w")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            handle.close()
+            raise StoreUnavailable(
+                f"Another server uses {self.url.database}: SQLite serves one server, stop the other or use MariaDB."
+            ) from exc
+        self._file_lock = handle
+
+    def close(self) -> None:
+        if self._alone is not None:
+            self._alone.invalidate()
+            self._alone.close()
+            self._alone = None
+        self.engine.dispose()
+        if self._file_lock is not None:
+            self._file_lock.close()
+            self._file_lock = None
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # we say BEGIN ourselves
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=5000", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    # A deferred transaction that turns from reading to writing may fail at once, whatever the busy timeout says.
+    reading = connection.get_execution_options().get("tmc_reading", False)
+    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+def _prepare_mysql(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute("SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO'")
+    cursor.execute(f"SET SESSION time_zone = '+00:00', innodb_lock_wait_timeout = {LOCK_WAIT_S}")
+    cursor.execute("SELECT VERSION()")
+    if "MariaDB" in cursor.fetchone()[0]:
+        cursor.execute("SET SESSION idle_transaction_timeout = 5")
+    cursor.close()
+
+
+@dataclass(frozen=True)
+class ShardMap:
+    """Which database holds the catalog and which holds each of the 32 shards."""
+
+    catalog: Database
+    shards: Sequence[Database]
+
+    def __post_init__(self) -> None:
+        if len(self.shards) != SHARDS:
+            raise ValueError(f"{len(self.shards)} shards are mapped, {SHARDS} are needed")
+
+    @property
+    def databases(self) -> list[Database]:
+        """Each database once."""
+        return list(dict.fromkeys([self.catalog, *self.shards]))
+
+    def shards_in(self, database: Database) -> list[int]:
+        return [shard for shard, holder in enumerate(self.shards) if holder is database]
+
+    def close(self) -> None:
+        for database in self.databases:
+            database.close()

@@ -1,0 +1,357 @@
+"""Prepare, publish, submit, rollback: the message half of a batch.
+
+Two attempts with one key never decide each other's message: the unique key admits one live message, the attempt id
+tells a repeat from a twin, and a rollback leaves a tombstone, so that its own Prepare, still on its way, is refused.
+The tombstone is read after the insert: whichever of the two transactions comes second sees the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from tmc_server.domain import consumption as duty
+from tmc_server.domain.ids import MessageId
+from tmc_server.domain.message import ARROWS, Decided, MessageEvent, MessageState, decide
+from tmc_server.domain.operations import AGAIN, LOCKED, Answer, Decide, Prepare, Stored
+from tmc_server.domain.ports import Copy
+from tmc_server.errors import (
+    AlreadyRolledBack,
+    CatalogStale,
+    ContentDiffers,
+    KeyCommitted,
+    KeyInProgress,
+    MessageUnknown,
+    TmcError,
+)
+from tmc_server.store.transaction import Transaction
+
+_Key = tuple[int, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """The live message that holds a key."""
+
+    number: int
+    producer: int
+    attempt_id: bytes
+    digest: bytes
+    state: MessageState
+
+
+def _key_of(operation: Prepare) -> _Key:
+    return (operation.topic.number, operation.producer_tag, operation.key)
+
+
+def prepare(tx: Transaction, operations: Sequence[Prepare]) -> None:
+    """Insert messages; answer each operation with what is stored under its key afterwards."""
+    runnable = []
+    for operation in operations:
+        if operation.publish and tx.catalog_is_stale:
+            operation.answer = CatalogStale()
+        else:
+            runnable.append(operation)
+    # Sorted by key: two batches take their locks in the same order and do not deadlock.
+    first: dict[_Key, Prepare] = {}
+    twins: list[Prepare] = []
+    for operation in sorted(runnable, key=_key_of):
+        if first.setdefault(_key_of(operation), operation) is not operation:
+            twins.append(operation)
+    holders = _insert(tx, list(first.values()))
+    won = [operation for operation in first.values() if _key_of(operation) not in holders]
+    _refuse_tombstoned(tx, won)
+    for operation in first.values():
+        holder = holders.get(_key_of(operation))
+        if holder is not None:
+            operation.answer = _answer_to_loser(operation, holder, tx.sql.shard)
+        elif operation.answer is None:
+            operation.answer = Stored(operation.number, _target(operation))
+    for twin in twins:
+        winner = first[_key_of(twin)]
+        holder = holders.get(_key_of(twin)) or _as_holder(winner)
+        stored = isinstance(winner.answer, Stored) or _key_of(twin) in holders
+        twin.answer = _answer_to_loser(twin, holder, tx.sql.shard) if stored else LOCKED
+    published = [operation for operation in won if operation.publish and isinstance(operation.answer, Stored)]
+    _schedule(tx, [_Submitted.published(operation) for operation in published])
+
+
+def _target(operation: Prepare) -> MessageState:
+    return ARROWS[None, MessageEvent.PUBLISH if operation.publish else MessageEvent.PREPARE].to
+
+
+def _as_holder(operation: Prepare) -> _Holder:
+    return _Holder(
+        operation.number, operation.producer, operation.attempt_id, operation.digest, _target(operation)
+    )
+
+
+def _answer_to_loser(operation: Prepare, holder: _Holder, shard: int) -> Answer:
+    message_id = str(MessageId(operation.topic.number, holder.producer, shard, holder.number))
+    if holder.attempt_id == operation.attempt_id:
+        if holder.digest != operation.digest:
+            return ContentDiffers(message_id=message_id)
+        if operation.publish and holder.state is MessageState.PREPARED:
+            return KeyInProgress("This attempt was prepared before: submit it instead.", message_id=message_id)
+        return Stored(holder.number, holder.state)
+    if holder.state is MessageState.PREPARED:
+        return KeyInProgress(message_id=message_id)
+    return KeyCommitted(message_id=message_id)
+
+
+def _insert(tx: Transaction, operations: list[Prepare]) -> dict[_Key, _Holder]:
+    """Insert what has a free key. Returns: the holders of the keys that were taken.
+
+    Plain INSERT, catch, look, repeat without the losers: the same on every database, and no upsert's row count or
+    swallowed warning has to be believed. Source: docs/decisions/0003-idempotent-insert.md.
+    """
+    holders: dict[_Key, _Holder] = {}
+    pending = operations
+    for _ in range(3):
+        if not pending:
+            return holders
+        try:
+            tx.insert(tx.sql.insert_messages, [_row_of(operation, tx.now) for operation in pending])
+            return holders
+        except sa.exc.IntegrityError:
+            own = {operation.number for operation in pending}  # rows before the failing one may be in already
+            found = _look_up(tx, pending)
+            holders.update({key: holder for key, holder in found.items() if holder.number not in own})
+            pending = [operation for operation in pending if _key_of(operation) not in found]
+    raise RuntimeError("an insert clashes with rows that hold none of its keys: a message number was made twice")
+
+
+def _look_up(tx: Transaction, operations: Iterable[Prepare]) -> dict[_Key, _Holder]:
+    groups: dict[tuple[int, str], list[str]] = {}
+    for operation in operations:
+        groups.setdefault((operation.topic.number, operation.producer_tag), []).append(operation.key)
+    return {
+        (topic, tag, row.message_key): _Holder(
+            row.id, row.producer_no, row.attempt_id, row.digest, MessageState(row.state)
+        )
+        for (topic, tag), keys in groups.items()
+        for row in tx.rows(tx.sql.live_by_keys, topic=topic, tag=tag, keys=keys)
+    }
+
+
+def _row_of(operation: Prepare, now: int) -> dict[str, Any]:
+    topic, publish = operation.topic, operation.publish
+    return {
+        "id": operation.number,
+        "topic_no": topic.number,
+        "producer_no": operation.producer,
+        "producer_tag": operation.producer_tag,
+        "message_key": operation.key,
+        "live": 1,
+        "attempt_id": operation.attempt_id,
+        "ledger_id": operation.ledger_id,
+        "digest": operation.digest,
+        "state": int(_target(operation)),
+        "content_type": operation.content_type,
+        "headers": json.dumps(dict(operation.headers), ensure_ascii=False) if operation.headers else None,
+        "body": operation.body,
+        "delay_ms": operation.delay_ms,
+        "due_ms": None if publish else now + topic.transaction_time_ms,
+        "created_ms": now,
+        "decided_ms": now if publish else None,
+    }
+
+
+def _refuse_tombstoned(tx: Transaction, inserted: Sequence[Prepare]) -> None:
+    if not inserted:
+        return
+    attempts = [operation.attempt_id for operation in inserted]
+    dead = {row.attempt_id for row in tx.rows(tx.sql.tombstones, attempts=attempts)}
+    refused = [operation for operation in inserted if operation.attempt_id in dead]
+    if refused:
+        numbers = sorted(operation.number for operation in refused)
+        tx.change(tx.sql.delete_messages, len(numbers), ids=numbers)
+    for operation in refused:
+        operation.answer = AlreadyRolledBack()
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """A message that was just committed and needs its consumption rows."""
+
+    number: int
+    topic: int
+    producer: int
+    key: str
+    body: bytes
+    content_type: str
+    headers: dict[str, str]
+    delay_ms: int
+
+    @classmethod
+    def published(cls, operation: Prepare) -> _Submitted:
+        return cls(
+            operation.number, operation.topic.number, operation.producer, operation.key, operation.body,
+            operation.content_type, dict(operation.headers), operation.delay_ms,
+        )  # fmt: skip
+
+    @classmethod
+    def stored(cls, row: Any) -> _Submitted:
+        return cls(
+            row.id, row.topic_no, row.producer_no, row.message_key, row.body, row.content_type,
+            parse_headers(row.headers), row.delay_ms,
+        )  # fmt: skip
+
+
+def settle(tx: Transaction, operations: Sequence[Decide]) -> None:
+    """Submit and roll back, in the order of arrival; consumption rows for exactly what was submitted here."""
+    for operation in operations:
+        if operation.number is None:
+            operation.number = _find_attempt(tx, operation)
+    named = sorted({operation.number for operation in operations if operation.number is not None})
+    rows = {row.id: row for row in tx.rows(tx.sql.lock_messages, ids=named)} if named else {}
+    tx.reach("locked")
+    missing = [number for number in named if number not in rows]
+    locked = {row.id for row in tx.rows(tx.sql.existing_messages, ids=missing)} if missing else set()
+    states = {number: MessageState(row.state) for number, row in rows.items()}
+    moved: dict[MessageEvent, list[int]] = {MessageEvent.SUBMIT: [], MessageEvent.ROLLBACK: []}
+    for operation in operations:
+        row = rows.get(operation.number) if operation.number is not None else None
+        if operation.number in locked:
+            operation.answer = LOCKED
+        elif operation.number is None:
+            operation.answer = _answer_unknown_attempt(tx, operation)
+        elif row is None or row.topic_no != operation.topic.number:
+            operation.answer = MessageUnknown()
+        elif operation.commit and tx.catalog_is_stale:
+            operation.answer = CatalogStale()
+        else:
+            _decide_one(operation, states, moved, row, tx.sql.shard)
+    _write_decisions(tx, rows, moved)
+    _alert_contradictions(tx, operations)
+
+
+def _decide_one(
+    operation: Decide,
+    states: dict[int, MessageState],
+    moved: dict[MessageEvent, list[int]],
+    row: Any,
+    shard: int,
+) -> None:
+    event = MessageEvent.SUBMIT if operation.commit else MessageEvent.ROLLBACK
+    outcome = decide(states[row.id], event)
+    if not isinstance(outcome, Decided):
+        outcome.message_id = str(MessageId(row.topic_no, row.producer_no, shard, row.id))
+        operation.answer = outcome
+        return
+    if outcome.changes:
+        moved[event].append(row.id)
+        states[row.id] = outcome.state
+    operation.answer = Stored(row.id, outcome.state)
+
+
+def _write_decisions(tx: Transaction, rows: dict[int, Any], moved: dict[MessageEvent, list[int]]) -> None:
+    submitted, rolled_back = moved[MessageEvent.SUBMIT], moved[MessageEvent.ROLLBACK]
+    if submitted:
+        tx.change(tx.sql.submit, len(submitted), ids=sorted(submitted), now=tx.now)
+        _schedule(tx, [_Submitted.stored(rows[number]) for number in sorted(submitted)])
+    if rolled_back:
+        tx.change(tx.sql.roll_back, len(rolled_back), ids=sorted(rolled_back), now=tx.now)
+        _bury(tx, [(rows[number].attempt_id, rows[number].topic_no) for number in rolled_back])
+
+
+def _find_attempt(tx: Transaction, operation: Decide) -> int | None:
+    """The message of an attempt. After its tombstone was committed the look waits for a Prepare that is under way."""
+    statement = tx.sql.by_attempt_waiting if operation.tombstoned else tx.sql.by_attempt
+    found = tx.rows(
+        statement,
+        topic=operation.topic.number,
+        tag=operation.producer_tag,
+        key=operation.key,
+        attempt=operation.attempt_id,
+    )
+    return int(found[0].id) if found else None
+
+
+def _answer_unknown_attempt(tx: Transaction, operation: Decide) -> Answer:
+    if operation.commit:
+        return MessageUnknown()
+    if operation.tombstoned:
+        return Stored(None, MessageState.ROLLED_BACK)
+    _bury(tx, [(operation.attempt_id, operation.topic.number)])
+    operation.tombstoned = True
+    return AGAIN
+
+
+def _bury(tx: Transaction, attempts: Sequence[tuple[bytes, int]]) -> None:
+    wanted = dict(attempts)
+    dead = {row.attempt_id for row in tx.rows(tx.sql.tombstones, attempts=list(wanted))}
+    fresh = [attempt for attempt in sorted(wanted) if attempt not in dead]
+    tx.insert(
+        tx.sql.insert_tombstones,
+        [{"attempt_id": attempt, "topic_no": wanted[attempt], "created_ms": tx.now} for attempt in fresh],
+    )
+
+
+def _alert_contradictions(tx: Transaction, operations: Sequence[Decide]) -> None:
+    refused = [
+        operation
+        for operation in operations
+        if isinstance(operation.answer, TmcError) and operation.answer.reason.startswith("ALREADY_")
+    ]
+    tx.alert_once(
+        {
+            "kind": "contradiction",
+            "topic_no": operation.topic.number,
+            "message_id": operation.number,
+            "subscription_no": 0,
+            "attempt": 0,
+            "detail": "submit after rollback" if operation.commit else "rollback after submit",
+        }
+        for operation in refused
+    )
+
+
+def _schedule(tx: Transaction, messages: Sequence[_Submitted]) -> None:
+    """One consumption row per message and subscriber; what the outlet has room for counts as tried and goes out."""
+    by_topic: dict[int, list[_Submitted]] = {}
+    for message in messages:
+        by_topic.setdefault(message.topic, []).append(message)
+    rows: list[dict[str, Any]] = []
+    for topic, submitted in by_topic.items():
+        for subscription in tx.catalog.subscribers(topic, tx.now):
+            prompt = sum(1 for message in submitted if message.delay_ms == 0)
+            room = tx.reserve(subscription.number, prompt) if prompt else 0
+            first = duty.first_try(subscription.policy, tx.now)
+            for message in submitted:
+                goes_out = room > 0 and message.delay_ms == 0
+                row = first if goes_out else duty.untried(tx.now + message.delay_ms)
+                if goes_out:
+                    room -= 1
+                    tx.copies.append(_copy(message, tx.sql.shard, subscription.number, row.attempt))
+                rows.append(
+                    {
+                        "message_id": message.number,
+                        "subscription_no": subscription.number,
+                        "state": int(row.state),
+                        "attempt": row.attempt,
+                        "tried": row.tried,
+                        "due_ms": row.due_ms,
+                        "incarnation": tx.incarnation if goes_out else None,
+                        "created_ms": tx.now,
+                        "closed_ms": None,
+                    }
+                )
+    tx.insert(tx.sql.insert_consumptions, rows)
+
+
+def _copy(message: _Submitted, shard: int, subscription: int, attempt: int) -> Copy:
+    return Copy(
+        shard, message.number, subscription, attempt, message.topic, message.producer, message.key, message.body,
+        message.content_type, message.headers,
+    )  # fmt: skip
+
+
+def parse_headers(stored: str | None) -> dict[str, str]:
+    """The headers column as a dictionary."""
+    return dict(json.loads(stored)) if stored else {}
+

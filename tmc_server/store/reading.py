@@ -1,0 +1,129 @@
+"""Look-ups for operators and owners. Nothing here locks or changes a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.message import MessageState
+from tmc_server.domain.views import AttemptView, ConsumptionView, MessageDetail, MessageView
+from tmc_server.store.engines import ShardMap
+from tmc_server.store.messages import parse_headers
+from tmc_server.store.tables import shard_tables
+
+
+class Reader:
+    """All methods block; call them in a thread. Raise StoreUnavailable."""
+
+    def __init__(self, shards: ShardMap) -> None:
+        self._shards = shards
+
+    def message(self, shard: int, number: int) -> MessageView | None:
+        table = shard_tables(shard).message
+        with self._shards.shards[shard].reading() as connection:
+            row = connection.execute(sa.select(table).where(table.c.id == number)).one_or_none()
+        return None if row is None else _message(shard, row)
+
+    def message_by_key(self, shard: int, topic: int, key: str, tag: str | None, live_only: bool) -> MessageView | None:
+        """The newest message of that key. tag None: of any environment."""
+        table = shard_tables(shard).message
+        query = sa.select(table).where(table.c.topic_no == topic, table.c.message_key == key)
+        if tag is not None:
+            query = query.where(table.c.producer_tag == tag)
+        if live_only:
+            query = query.where(table.c.live == 1)
+        with self._shards.shards[shard].reading() as connection:
+            row = connection.execute(query.order_by(table.c.id.desc()).limit(1)).one_or_none()
+        return None if row is None else _message(shard, row)
+
+    def detail(self, message: MessageView) -> MessageDetail:
+        tables = shard_tables(message.shard)
+        consumption, attempt = tables.consumption, tables.attempt
+        with self._shards.shards[message.shard].reading() as connection:
+            consumptions = connection.execute(
+                sa.select(consumption).where(consumption.c.message_id == message.number)
+            ).fetchall()
+            attempts = connection.execute(
+                sa.select(attempt).where(attempt.c.message_id == message.number).order_by(attempt.c.id)
+            ).fetchall()
+        return MessageDetail(
+            message,
+            [_consumption(message.shard, row) for row in consumptions],
+            [AttemptView(row.subscription_no, row.attempt, row.at_ms, row.error) for row in attempts],
+        )
+
+    def messages(
+        self, shards: Sequence[int], topic: int, state: MessageState | None, from_ms: int, to_ms: int,
+        after: tuple[int, int], limit: int,
+    ) -> list[MessageView]:  # fmt: skip
+        """Up to `limit` after (shard, number), in the order of shard and number; without bodies."""
+        found: list[MessageView] = []
+        for shard in shards:
+            if shard < after[0] or len(found) >= limit:
+                continue
+            table = shard_tables(shard).message
+            columns = [column for column in table.c if column.name != "body"]
+            query = sa.select(*columns).where(table.c.topic_no == topic)
+            query = query.where(table.c.id > (after[1] if shard == after[0] else -1))
+            if state is not None:
+                query = query.where(table.c.state == int(state))
+            if from_ms:
+                query = query.where(table.c.created_ms >= from_ms)
+            if to_ms:
+                query = query.where(table.c.created_ms < to_ms)
+            with self._shards.shards[shard].reading() as connection:
+                rows = connection.execute(query.order_by(table.c.id).limit(limit - len(found))).fetchall()
+            found += [_message(shard, row) for row in rows]
+        return found
+
+    def consumptions(
+        self, shards: Sequence[int], subscriptions: Sequence[int], state: ConsumptionState | None,
+        after: tuple[int, int], limit: int,
+    ) -> list[ConsumptionView]:  # fmt: skip
+        """Up to about `limit` after (shard, number): a message's rows stay together on one page."""
+        found: list[ConsumptionView] = []
+        for shard in shards:
+            if shard < after[0] or len(found) >= limit or not subscriptions:
+                continue
+            table = shard_tables(shard).consumption
+            query = sa.select(table).where(table.c.subscription_no.in_(list(subscriptions)))
+            query = query.where(table.c.message_id > (after[1] if shard == after[0] else -1))
+            if state is not None:
+                query = query.where(table.c.state == int(state))
+            query = query.order_by(table.c.message_id, table.c.subscription_no).limit(limit - len(found))
+            with self._shards.shards[shard].reading() as connection:
+                rows = connection.execute(query).fetchall()
+                if len(rows) == limit - len(found):
+                    last = rows[-1].message_id
+                    rest = query.limit(None).where(
+                        table.c.message_id == last, table.c.subscription_no > rows[-1].subscription_no
+                    )
+                    rows = [*rows, *connection.execute(rest).fetchall()]
+            found += [_consumption(shard, row) for row in rows]
+        return found
+
+    def consumption(self, shard: int, number: int, subscription: int) -> ConsumptionView | None:
+        table = shard_tables(shard).consumption
+        query = sa.select(table).where(table.c.message_id == number, table.c.subscription_no == subscription)
+        with self._shards.shards[shard].reading() as connection:
+            row = connection.execute(query).one_or_none()
+        return None if row is None else _consumption(shard, row)
+
+
+def _message(shard: int, row: Any) -> MessageView:
+    values = row._mapping
+    return MessageView(
+        shard, row.id, row.topic_no, row.producer_no, row.producer_tag, row.message_key, MessageState(row.state),
+        values.get("body"), row.content_type, parse_headers(row.headers), row.delay_ms, row.created_ms,
+        row.decided_ms, row.attempt_id, row.digest,
+    )  # fmt: skip
+
+
+def _consumption(shard: int, row: Any) -> ConsumptionView:
+    return ConsumptionView(
+        shard, row.message_id, row.subscription_no, ConsumptionState(row.state), row.attempt, row.tried, row.due_ms,
+        row.created_ms, row.closed_ms,
+    )  # fmt: skip

@@ -1,0 +1,212 @@
+"""The statements of one shard, built once. Every UPDATE carries its guard; callers compare the row count.
+
+IN lists are expanding parameters: `ids` is always a list of message numbers in ascending order.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from tmc_server.domain import consumption as c
+from tmc_server.domain import message as m
+from tmc_server.store.tables import alert, audit, shard_tables, tombstone
+
+
+def _in(column: sa.Column[Any], name: str = "ids") -> sa.ColumnElement[bool]:
+    return column.in_(sa.bindparam(name, expanding=True))
+
+
+_PRIMARY = "FORCE INDEX (PRIMARY)"
+
+
+def _by_primary(statement: Any, table: sa.Table) -> Any:
+    """Lock by primary key only: a plan over the due index takes locks in another order and deadlocks against acks."""
+    for dialect in ("mysql", "mariadb"):
+        statement = statement.with_hint(table, _PRIMARY, dialect) if isinstance(statement, sa.Select) else (
+            statement.with_hint(_PRIMARY, dialect_name=dialect)
+        )
+    return statement
+
+
+def _states(column: sa.Column[Any], states: tuple[int, ...]) -> sa.ColumnElement[bool]:
+    return column == int(states[0]) if len(states) == 1 else column.in_([int(state) for state in states])
+
+
+class ShardStatements:
+    """Named after what they do; parameters in the comments."""
+
+    def __init__(self, shard: int) -> None:
+        self.shard = shard
+        t = self.tables = shard_tables(shard)
+        message, consumption = t.message, t.consumption
+
+        self.insert_messages = message.insert()
+        self.delete_messages = message.delete().where(_in(message.c.id))
+        # topic, tag, keys: the live messages that hold these keys.
+        self.live_by_keys = sa.select(
+            message.c.id, message.c.producer_no, message.c.message_key, message.c.attempt_id, message.c.digest,
+            message.c.state,
+        ).where(
+            message.c.topic_no == sa.bindparam("topic"),
+            message.c.producer_tag == sa.bindparam("tag"),
+            _in(message.c.message_key, "keys"),
+            message.c.live == 1,
+        )  # fmt: skip
+        # topic, tag, key, attempt: one attempt, live or rolled back.
+        self.by_attempt = sa.select(message.c.id).where(
+            message.c.topic_no == sa.bindparam("topic"),
+            message.c.producer_tag == sa.bindparam("tag"),
+            message.c.message_key == sa.bindparam("key"),
+            message.c.attempt_id == sa.bindparam("attempt"),
+        )
+        self.by_attempt_waiting = self.by_attempt.with_for_update()
+        # ids: lock what is free; whoever waits here would hold up 200 neighbours.
+        self.lock_messages = (
+            sa.select(
+                message.c.id, message.c.state, message.c.topic_no, message.c.producer_no, message.c.attempt_id,
+                message.c.message_key, message.c.content_type, message.c.headers, message.c.body, message.c.delay_ms,
+            )
+            .where(_in(message.c.id))
+            .order_by(message.c.id)
+            .with_for_update(skip_locked=True)
+        )  # fmt: skip
+        self.existing_messages = sa.select(message.c.id).where(_in(message.c.id))
+        self.submit = self._decide(m.MessageEvent.SUBMIT)
+        self.roll_back = self._decide(m.MessageEvent.ROLLBACK).values(live=None)
+
+        self.insert_consumptions = consumption.insert()
+        # subscription, ids
+        self.lock_consumptions = _by_primary(
+            sa.select(
+                consumption.c.message_id, consumption.c.state, consumption.c.attempt, consumption.c.tried,
+                consumption.c.due_ms,
+            )
+            .where(consumption.c.subscription_no == sa.bindparam("subscription"), _in(consumption.c.message_id))
+            .order_by(consumption.c.message_id)
+            .with_for_update(skip_locked=True),
+            consumption,
+        )  # fmt: skip
+        self.existing_consumptions = sa.select(consumption.c.message_id).where(
+            consumption.c.subscription_no == sa.bindparam("subscription"), _in(consumption.c.message_id)
+        )
+        # subscription, ids, now
+        self.ack = _by_primary(
+            consumption.update()
+            .where(
+                consumption.c.subscription_no == sa.bindparam("subscription"),
+                _in(consumption.c.message_id),
+                _states(consumption.c.state, c.sources(c.ConsumptionEvent.ACK)),
+            )
+            .values(state=int(c.ConsumptionState.ACKED), due_ms=None, closed_ms=sa.bindparam("now")),
+            consumption,
+        )
+        # One row each, guarded by the state and the attempt that the decision was made on.
+        self.change_consumption = (
+            consumption.update()
+            .where(
+                consumption.c.message_id == sa.bindparam("id"),
+                consumption.c.subscription_no == sa.bindparam("subscription"),
+                consumption.c.state == sa.bindparam("old_state"),
+                consumption.c.attempt == sa.bindparam("old_attempt"),
+            )
+            .values(
+                state=sa.bindparam("new_state"),
+                attempt=sa.bindparam("new_attempt"),
+                tried=sa.bindparam("new_tried"),
+                due_ms=sa.bindparam("new_due_ms"),
+                closed_ms=sa.bindparam("new_closed_ms"),
+            )
+        )
+        # subscription, now, limit: oldest due first, no locks.
+        self.due_consumptions = (
+            sa.select(
+                consumption.c.message_id, consumption.c.state, consumption.c.attempt, consumption.c.tried,
+                consumption.c.due_ms,
+            )
+            .where(
+                consumption.c.subscription_no == sa.bindparam("subscription"),
+                consumption.c.due_ms <= sa.bindparam("now"),
+            )
+            .order_by(consumption.c.due_ms, consumption.c.message_id)
+            .limit(sa.bindparam("limit"))
+        )  # fmt: skip
+        # subscription, ids, attempt, now -> the claimed rows get one constant due time.
+        self.claim = _by_primary(
+            consumption.update()
+            .where(
+                consumption.c.subscription_no == sa.bindparam("subscription"),
+                _in(consumption.c.message_id),
+                consumption.c.state == int(c.ConsumptionState.SCHEDULED),
+                consumption.c.attempt == sa.bindparam("old_attempt"),
+                consumption.c.tried == sa.bindparam("old_tried"),
+                consumption.c.due_ms <= sa.bindparam("now"),
+            )
+            .values(
+                state=sa.bindparam("new_state"),
+                attempt=sa.bindparam("new_attempt"),
+                tried=sa.bindparam("new_tried"),
+                due_ms=sa.bindparam("new_due_ms"),
+                closed_ms=sa.bindparam("new_closed_ms"),
+                incarnation=sa.bindparam("new_incarnation"),
+            ),
+            consumption,
+        )
+        # subscription, ids, attempt, incarnation: which rows carry the claim, when not all were won.
+        self.claimed = sa.select(consumption.c.message_id).where(
+            consumption.c.subscription_no == sa.bindparam("subscription"),
+            _in(consumption.c.message_id),
+            consumption.c.attempt == sa.bindparam("new_attempt"),
+            consumption.c.incarnation == sa.bindparam("new_incarnation"),
+        )
+        self.bodies = sa.select(
+            message.c.id, message.c.topic_no, message.c.producer_no, message.c.message_key, message.c.content_type,
+            message.c.headers, message.c.body,
+        ).where(_in(message.c.id))  # fmt: skip
+        # incarnation: tries of server runs before this one, whose copies may have died with them.
+        self.orphans = (
+            consumption.update()
+            .where(
+                consumption.c.subscription_no == sa.bindparam("subscription"),
+                consumption.c.state == int(c.ConsumptionState.SCHEDULED),
+                consumption.c.due_ms > sa.bindparam("now"),
+                consumption.c.incarnation < sa.bindparam("mine"),
+            )
+            .values(due_ms=sa.bindparam("now"), tried=consumption.c.tried - 1, incarnation=None)
+        )
+        self.insert_attempts = t.attempt.insert()
+        # topic, limit: undecided messages, counted no further than the limit.
+        self.count_open = sa.select(sa.func.count()).select_from(
+            sa.select(sa.literal(1))
+            .where(message.c.topic_no == sa.bindparam("topic"), message.c.due_ms.is_not(None))
+            .limit(sa.bindparam("limit"))
+            .subquery()
+        )
+        self.insert_tombstones = tombstone.insert()
+        self.tombstones = sa.select(tombstone.c.attempt_id).where(_in(tombstone.c.attempt_id, "attempts"))
+        self.insert_alerts = alert.insert()
+        self.alert_exists = sa.select(alert.c.message_id).where(
+            alert.c.kind == sa.bindparam("kind"),
+            alert.c.message_id == sa.bindparam("id"),
+            alert.c.subscription_no == sa.bindparam("subscription"),
+            alert.c.attempt == sa.bindparam("attempt"),
+        )
+        self.insert_audit = audit.insert()
+
+    def _decide(self, event: m.MessageEvent) -> sa.Update:
+        message = self.tables.message
+        source = m.sources(event)
+        target = m.ARROWS[source[0], event].to
+        return (
+            message.update()
+            .where(_in(message.c.id), _states(message.c.state, source))
+            .values(state=int(target), due_ms=None, decided_ms=sa.bindparam("now"))
+        )
+
+
+@cache
+def statements_of(shard: int) -> ShardStatements:
+    """The statements of one shard; built at first use."""
+    return ShardStatements(shard)

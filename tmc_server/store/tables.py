@@ -1,0 +1,241 @@
+"""Every table, as SQLAlchemy Core metadata. The migrations build the same schema step by step; a test compares the two.
+
+Times are epoch milliseconds by the database's clock. Text compares by bytes (utf8mb4_bin); outer spaces, which such a
+collation would ignore, are refused at the edge. Due columns are NULL when nothing is due, so that a scan touches
+only what is due.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+from sqlalchemy.types import TypeEngine
+
+from tmc_server.domain.placement import SHARDS
+
+METADATA = sa.MetaData()
+_OPTIONS = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin"}
+_FAMILY = ("mysql", "mariadb")
+
+
+def binary(length: int) -> TypeEngine[bytes]:
+    """Bytes of one exact length."""
+    return sa.LargeBinary(length).with_variant(mysql.BINARY(length), *_FAMILY)
+
+
+def _text(length: int) -> sa.String:
+    return sa.String(length)
+
+
+def _ms(name: str, nullable: bool = False) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, nullable=nullable)
+
+
+def _serial() -> sa.Column[int]:
+    return sa.Column(
+        "id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True
+    )
+
+
+_BODY: TypeEngine[bytes] = sa.LargeBinary().with_variant(mysql.MEDIUMBLOB(), *_FAMILY)
+
+meta = sa.Table(
+    "tmc_meta",
+    METADATA,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("catalog_version", sa.BigInteger, nullable=False),
+    **_OPTIONS,
+)
+
+operator = sa.Table(
+    "tmc_operator",
+    METADATA,
+    sa.Column("name", _text(64), primary_key=True),
+    sa.Column("token_hash", binary(32), nullable=False),
+    _ms("created_ms"),
+    **_OPTIONS,
+)
+
+app = sa.Table(
+    "tmc_app",
+    METADATA,
+    sa.Column("app_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("id", _text(64), nullable=False, unique=True),
+    sa.Column("service_name", _text(128), nullable=False),
+    sa.Column("biz_id", _text(128), nullable=False),
+    sa.Column("alert_email", _text(255), nullable=False),
+    sa.Column("alert_phone", _text(64), nullable=False),
+    sa.Column("key_hash", binary(32), nullable=False),
+    sa.Column("old_key_hash", binary(32)),
+    _ms("created_ms"),
+    **_OPTIONS,
+)
+
+topic = sa.Table(
+    "tmc_topic",
+    METADATA,
+    sa.Column("topic_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("name", _text(128), nullable=False, unique=True),
+    sa.Column("owner_no", sa.Integer, nullable=False),
+    sa.Column("default_tag", _text(64), nullable=False),
+    sa.Column("table_index", sa.SmallInteger, nullable=False),
+    sa.Column("spread", sa.SmallInteger, nullable=False),
+    _ms("transaction_time_ms"),
+    sa.Column("open_limit", sa.BigInteger, nullable=False),
+    _ms("effective_ms"),
+    **_OPTIONS,
+)
+
+subscription = sa.Table(
+    "tmc_subscription",
+    METADATA,
+    sa.Column("subscription_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("topic_no", sa.Integer, nullable=False),
+    sa.Column("app_no", sa.Integer, nullable=False),
+    sa.Column("tag", _text(64), nullable=False),
+    sa.Column("retry_kind", sa.SmallInteger, nullable=False),
+    _ms("interval_ms"),
+    sa.Column("max_retry", sa.Integer, nullable=False),
+    _ms("cap_ms"),
+    _ms("effective_ms"),
+    _ms("removed_ms", nullable=True),
+    sa.UniqueConstraint("topic_no", "app_no", "tag", name="tmc_subscription_name"),
+    **_OPTIONS,
+)
+
+# One row per node slot that was ever used. high_ms: no message number of this slot carries a later time.
+node_slot = sa.Table(
+    "tmc_node_slot",
+    METADATA,
+    sa.Column("slot", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("owner", _text(128), nullable=False),
+    _ms("expires_ms"),
+    _ms("high_ms"),
+    **_OPTIONS,
+)
+
+# Attempts that were rolled back: their Prepare, if it is still on its way, is refused.
+tombstone = sa.Table(
+    "tmc_tombstone",
+    METADATA,
+    sa.Column("attempt_id", binary(16), primary_key=True),
+    sa.Column("topic_no", sa.Integer, nullable=False),
+    _ms("created_ms"),
+    **_OPTIONS,
+)
+
+# Alert outbox: written with the change it tells of, sent by duties/alerting.
+alert = sa.Table(
+    "tmc_alert",
+    METADATA,
+    _serial(),
+    sa.Column("kind", _text(32), nullable=False),
+    sa.Column("topic_no", sa.Integer, nullable=False),
+    sa.Column("message_id", sa.BigInteger, nullable=False),
+    sa.Column("subscription_no", sa.Integer, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("detail", _text(500), nullable=False),
+    _ms("created_ms"),
+    _ms("sent_ms", nullable=True),
+    sa.UniqueConstraint("kind", "message_id", "subscription_no", "attempt", name="tmc_alert_episode"),
+    sa.Index("tmc_alert_unsent", "sent_ms", "id"),
+    **_OPTIONS,
+)
+
+# What operators changed, written in the transaction of the change.
+audit = sa.Table(
+    "tmc_audit",
+    METADATA,
+    _serial(),
+    _ms("at_ms"),
+    sa.Column("actor", _text(64), nullable=False),
+    sa.Column("action", _text(64), nullable=False),
+    sa.Column("subject", _text(255), nullable=False),
+    sa.Column("reason", _text(500), nullable=False),
+    **_OPTIONS,
+)
+
+CATALOG_TABLES = (meta, operator, app, topic, subscription, node_slot, audit)
+DATABASE_TABLES = (tombstone, alert, audit)  # once in every database that holds shards
+
+
+@dataclass(frozen=True)
+class ShardTables:
+    """The tables of one shard."""
+
+    shard: int
+    message: sa.Table
+    consumption: sa.Table
+    attempt: sa.Table
+
+    @property
+    def all(self) -> tuple[sa.Table, ...]:
+        return (self.message, self.consumption, self.attempt)
+
+
+@cache
+def shard_tables(shard: int) -> ShardTables:
+    """shard: 0 <= shard < 32."""
+    if not 0 <= shard < SHARDS:
+        raise ValueError(f"no shard {shard}")
+    nn = f"{shard:02d}"
+    message = sa.Table(
+        f"tmc_message_{nn}",
+        METADATA,
+        sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("topic_no", sa.Integer, nullable=False),
+        sa.Column("producer_no", sa.Integer, nullable=False),
+        sa.Column("producer_tag", _text(64), nullable=False),
+        sa.Column("message_key", _text(128), nullable=False),
+        sa.Column("live", sa.SmallInteger),  # 1, or NULL once rolled back: then the key is free
+        sa.Column("attempt_id", binary(16), nullable=False),
+        sa.Column("ledger_id", binary(16)),
+        sa.Column("digest", binary(32), nullable=False),
+        sa.Column("state", sa.SmallInteger, nullable=False),
+        sa.Column("content_type", _text(100), nullable=False),
+        sa.Column("headers", sa.Text),  # JSON object, NULL when there are none
+        sa.Column("body", _BODY, nullable=False),
+        _ms("delay_ms"),
+        _ms("due_ms", nullable=True),  # when the producer is asked; NULL once decided
+        _ms("created_ms"),
+        _ms("decided_ms", nullable=True),
+        # Prepare: at most one live message per key.
+        sa.UniqueConstraint("topic_no", "producer_tag", "message_key", "live", name=f"tmc_message_{nn}_key"),
+        # Checks and the open limit: undecided messages of a topic.
+        sa.Index(f"tmc_message_{nn}_due", "topic_no", "due_ms"),
+        **_OPTIONS,
+    )
+    consumption = sa.Table(
+        f"tmc_consumption_{nn}",
+        METADATA,
+        sa.Column("message_id", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("subscription_no", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("state", sa.SmallInteger, nullable=False),
+        sa.Column("attempt", sa.Integer, nullable=False),
+        sa.Column("tried", sa.Integer, nullable=False),
+        _ms("due_ms", nullable=True),
+        sa.Column("incarnation", sa.BigInteger),  # which server run made the last try
+        _ms("created_ms"),
+        _ms("closed_ms", nullable=True),
+        # Redelivery, one subscription at a time: a subscriber that is away costs one look, not one per row.
+        sa.Index(f"tmc_consumption_{nn}_due", "subscription_no", "due_ms"),
+        **_OPTIONS,
+    )
+    attempt = sa.Table(
+        f"tmc_attempt_{nn}",
+        METADATA,
+        _serial(),
+        sa.Column("message_id", sa.BigInteger, nullable=False),
+        sa.Column("subscription_no", sa.Integer, nullable=False),
+        sa.Column("attempt", sa.Integer, nullable=False),
+        _ms("at_ms"),
+        sa.Column("incarnation", sa.BigInteger, nullable=False),
+        sa.Column("error", _text(500), nullable=False),
+        sa.Index(f"tmc_attempt_{nn}_message", "message_id"),
+        **_OPTIONS,
+    )
+    return ShardTables(shard, message, consumption, attempt)

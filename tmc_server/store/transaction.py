@@ -1,0 +1,89 @@
+"""One open transaction over one shard, as the parts of a batch see it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from tmc_server.domain.catalog import Catalog
+from tmc_server.domain.ports import Copy, Outlet
+from tmc_server.store.statements import ShardStatements
+
+Hook = Callable[[str], None]
+"""Called at named points of a transaction; tests park a thread there. Points: locked, written, committed."""
+
+
+def no_hook(_point: str) -> None:
+    """Production does nothing at the hook points."""
+
+
+class GuardBroken(Exception):
+    """A guarded UPDATE changed another number of rows than was decided: the transaction must not commit."""
+
+
+@dataclass
+class Transaction:
+    """now: milliseconds, the database's clock, one value for the whole transaction.  incarnation: this server run."""
+
+    connection: sa.Connection
+    now: int
+    sql: ShardStatements
+    catalog: Catalog
+    catalog_is_stale: bool
+    outlet: Outlet
+    incarnation: int
+    reach: Hook = no_hook
+    copies: list[Copy] = field(default_factory=list)
+    reserved: Counter[int] = field(default_factory=Counter)
+
+    def rows(self, statement: sa.Executable, **parameters: Any) -> Sequence[sa.Row[Any]]:
+        return self.connection.execute(statement, parameters).fetchall()
+
+    def insert(self, statement: sa.Insert, rows: Sequence[Mapping[str, Any]]) -> None:
+        if rows:
+            self.connection.execute(statement, rows)
+
+    def change(self, statement: sa.Executable, expected: int, **parameters: Any) -> None:
+        """Run a guarded UPDATE or DELETE that must hit `expected` rows."""
+        changed = self.connection.execute(statement, parameters).rowcount
+        if changed != expected:
+            raise GuardBroken(f"{changed} rows instead of {expected}: {statement}")
+
+    def change_each(self, statement: sa.Executable, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Run a guarded one-row UPDATE for each of `rows`."""
+        if rows:
+            changed = self.connection.execute(statement, rows).rowcount
+            if changed != len(rows):
+                raise GuardBroken(f"{changed} rows instead of {len(rows)}: {statement}")
+
+    def reserve(self, subscription: int, wanted: int) -> int:
+        """Room at the outlet, given back by itself when the transaction fails."""
+        granted = self.outlet.reserve(subscription, wanted)
+        self.reserved[subscription] += granted
+        return granted
+
+    def release(self) -> None:
+        """The transaction failed: nothing will be delivered."""
+        for subscription, count in self.reserved.items():
+            self.outlet.release(subscription, count)
+        self.reserved.clear()
+        self.copies.clear()
+
+    def alert_once(self, alerts: Iterable[Mapping[str, Any]]) -> None:
+        """Put alerts into the outbox; one per kind, message, subscription and attempt.
+
+        The caller holds the lock of the row that each alert is about, so looking first is safe.
+        """
+        for alert in alerts:
+            keys = {
+                "kind": alert["kind"],
+                "id": alert["message_id"],
+                "subscription": alert["subscription_no"],
+                "attempt": alert["attempt"],
+            }
+            if not self.rows(self.sql.alert_exists, **keys):
+                self.insert(self.sql.insert_alerts, [{**alert, "created_ms": self.now, "sent_ms": None}])
