@@ -1,0 +1,81 @@
+"""Client of the transaction message center.
+
+    import tmc_client as tmc
+    center = tmc.connect("127.0.0.1:50051", app="orders", key=KEY)
+    with center.transaction(session) as tx:
+        tx.send("order.paid", {"order": 7}, key="paid-7")
+
+SQLAlchemy is imported only by what needs it: transactions, ledger, inbox.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tmc_client.center import Center, Prepared, connect, new_attempt_id
+from tmc_client.codecs import Topic, topic
+from tmc_client.connection import Tls
+from tmc_client.consumer import Consumer, Message
+from tmc_client.errors import (
+    CenterFault,
+    CodecError,
+    ContentDiffers,
+    DeadlineExceeded,
+    Decided,
+    Fenced,
+    InvalidRequest,
+    KeyCommitted,
+    KeyInProgress,
+    Later,
+    NotAuthenticated,
+    NotFound,
+    Overloaded,
+    Reject,
+    TmcError,
+    Unavailable,
+)
+
+if TYPE_CHECKING:
+    from tmc_client.inbox import SqlInbox
+    from tmc_client.ledger import create_tables
+
+__all__ = [
+    "Center",
+    "CenterFault",
+    "CodecError",
+    "Consumer",
+    "ContentDiffers",
+    "DeadlineExceeded",
+    "Decided",
+    "Fenced",
+    "InvalidRequest",
+    "KeyCommitted",
+    "KeyInProgress",
+    "Later",
+    "Message",
+    "NotAuthenticated",
+    "NotFound",
+    "Overloaded",
+    "Prepared",
+    "Reject",
+    "SqlInbox",
+    "Tls",
+    "TmcError",
+    "Topic",
+    "Unavailable",
+    "connect",
+    "create_tables",
+    "new_attempt_id",
+    "topic",
+]
+
+_LAZY = {"SqlInbox": "tmc_client.inbox", "create_tables": "tmc_client.ledger"}
+
+
+def __getattr__(name: str) -> Any:
+    """Names that need SQLAlchemy are imported when they are first used."""
+    if name in _LAZY:
+        import importlib
+
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'tmc_client' has no attribute {name!r}")

@@ -1,0 +1,121 @@
+"""The asyncio face: the same calls, awaited. The work is done by the same sender thread; nothing blocks the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from concurrent.futures import Future
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tmc_client import center as blocking
+from tmc_client import errors, sender
+from tmc_client.center import DEFAULT_TIMEOUT, Prepared, prepared_of, request_of
+from tmc_client.codecs import Topic
+from tmc_client.connection import Tls
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    from tmc_client.aio_transaction import AsyncTransaction
+
+T = TypeVar("T")
+log = logging.getLogger("tmc_client.aio")
+
+
+async def awaited(future: Future[T], timeout: timedelta) -> T:
+    """A sender's future, awaited. Raises TmcError; DeadlineExceeded when there is no answer in time."""
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(future), timeout.total_seconds())
+    except TimeoutError as exc:
+        raise errors.DeadlineExceeded(
+            "The center did not answer in time; the outcome is not known, a repeat with the same ids is safe."
+        ) from exc
+
+
+class AsyncCenter:
+    """A connection to the center for one app; see tmc_client.Center for the meaning of each call."""
+
+    def __init__(self, center: blocking.Center) -> None:
+        self.blocking = center
+
+    async def prepare(
+        self,
+        topic: Topic[T] | str,
+        body: T,
+        *,
+        key: str,
+        headers: Mapping[str, str] | None = None,
+        delay: timedelta = timedelta(0),
+        attempt_id: bytes | None = None,
+        timeout: timedelta | None = None,
+    ) -> Prepared:
+        """Store a message that nobody receives before it is submitted."""
+        request = request_of(topic, body, key, headers, delay, attempt_id)
+        limit = timeout or self.blocking.timeout
+        return prepared_of(request, await awaited(self.blocking.prepare_later(request, limit), limit))
+
+    async def publish(
+        self,
+        topic: Topic[T] | str,
+        body: T,
+        *,
+        key: str,
+        headers: Mapping[str, str] | None = None,
+        delay: timedelta = timedelta(0),
+        attempt_id: bytes | None = None,
+        timeout: timedelta | None = None,
+    ) -> str:
+        """Prepare and submit in one commit. Returns: message id."""
+        request = request_of(topic, body, key, headers, delay, attempt_id)
+        limit = timeout or self.blocking.timeout
+        result: str = (await awaited(self.blocking.publish_later(request, limit), limit)).message_id
+        return result
+
+    async def submit(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
+        """The local transaction committed: deliver."""
+        return await self._decide(sender.SUBMIT, message, timeout)
+
+    async def rollback(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
+        """The local transaction did not commit: forget the message."""
+        return await self._decide(sender.ROLLBACK, message, timeout)
+
+    async def _decide(self, kind: sender.Kind, message: Prepared | str, timeout: timedelta | None) -> str:
+        limit = timeout or self.blocking.timeout
+        result: str = (await awaited(self.blocking.decide_later(kind, message, limit), limit)).message_id
+        return result
+
+    def transaction(
+        self, session: AsyncSession, *, prepare_timeout: timedelta = timedelta(seconds=2)
+    ) -> AsyncTransaction:
+        """A block that owns the commit of `session`; use it with `async with`."""
+        from tmc_client.aio_transaction import AsyncTransaction
+
+        return AsyncTransaction(self.blocking, session, prepare_timeout)
+
+    async def close(self) -> None:
+        """Finish what is queued, then close."""
+        await asyncio.to_thread(self.blocking.close)
+
+    async def __aenter__(self) -> AsyncCenter:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def connect(
+    address: str,
+    *,
+    app: str,
+    key: str = "",
+    tag: str = "",
+    tls: Tls | None = None,
+    timeout: timedelta = DEFAULT_TIMEOUT,
+) -> AsyncCenter:
+    """Like tmc_client.connect, for asyncio programs."""
+    return AsyncCenter(blocking.connect(address, app=app, key=key, tag=tag, tls=tls, timeout=timeout))

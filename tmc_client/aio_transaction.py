@@ -1,0 +1,92 @@
+"""The transaction block for an AsyncSession: the steps of tmc_client.transaction, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from tmc_client import errors, sender
+from tmc_client.ledger import ledger_id_of, rows_for, settle_statement
+from tmc_client.tables import ledger
+from tmc_client.transaction import BACKGROUND, SUBMIT_WAIT, Preparation, Records, fenced
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    from tmc_client.center import Center
+
+log = logging.getLogger("tmc_client.transaction")
+
+
+class AsyncTransaction(Records):
+    """Use it with `async with`, once. See tmc_client.transaction for the order of the steps and what may raise."""
+
+    def __init__(self, center: Center, session: AsyncSession, prepare_timeout: timedelta) -> None:
+        super().__init__()
+        self._center = center
+        self._session = session
+        self._prepare_timeout = prepare_timeout
+
+    async def __aenter__(self) -> AsyncTransaction:
+        if self._session.in_nested_transaction():
+            raise errors.InvalidRequest(
+                "center.transaction() owns the commit and cannot run inside a savepoint: open it around begin_nested()."
+            )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if exc is not None:
+            await self._session.rollback()
+            return
+        await self._write()
+        await self._session.commit()
+        await self._submit()
+
+    async def _write(self) -> None:
+        preparation: Preparation | None = None
+        try:
+            await self._session.flush()
+            if not self.requests:
+                return
+            connection = await self._session.connection()
+            ledger_id = await connection.run_sync(ledger_id_of)
+            preparation = Preparation(self._center, self.requests, ledger_id, self._prepare_timeout)
+            await asyncio.wait(
+                [asyncio.wrap_future(future) for future in preparation.futures],
+                timeout=self._prepare_timeout.total_seconds(),
+            )
+            self.messages = preparation.collect()
+            await connection.execute(ledger.insert(), rows_for(self.messages))
+        except BaseException as exc:
+            await self._session.rollback()
+            if preparation is not None and self.messages:
+                preparation.abandon()
+            if isinstance(exc, sa.exc.IntegrityError) and self.messages:
+                raise fenced(exc) from exc
+            raise
+
+    async def _submit(self) -> None:
+        """Nothing raises here: the transaction is committed."""
+        if not self.messages:
+            return
+        try:
+            futures = {
+                m.message_id: asyncio.wrap_future(self._center.decide_later(sender.SUBMIT, m, BACKGROUND))
+                for m in self.messages
+            }
+            done, _ = await asyncio.wait(futures.values(), timeout=SUBMIT_WAIT.total_seconds())
+            answered = [id_ for id_, future in futures.items() if future in done and future.exception() is None]
+            engine = self._session.bind
+            if answered and isinstance(engine, AsyncEngine):
+                async with engine.begin() as connection:
+                    await connection.execute(settle_statement(answered))
+        except Exception as exc:  # noqa: BLE001 - the transaction is committed: its caller must not see an error
+            log.warning("committed, the center answers later: %s", exc)

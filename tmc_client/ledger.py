@@ -1,0 +1,155 @@
+"""The producer's ledger: one row per message, written by the local transaction that the message belongs to.
+
+It is the truth about what committed: a producer that starts again submits what its ledger holds and nobody answered
+(`Center.resume`), and checks are answered from it. Rows are settled once the submit was answered.
+The table lives in the business database; `create_tables(engine)` makes it, or add `tables.metadata` to your migrations.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from tmc_client import errors, sender
+from tmc_client.tables import ledger, ledger_info
+
+if TYPE_CHECKING:
+    from tmc_client.center import Center, Prepared
+
+log = logging.getLogger("tmc_client.ledger")
+
+COMMITTED = 1
+_RESUME_PAGE = 500
+_SETTLE_BATCH = 200
+_SETTLE_EVERY_S = 0.5
+
+
+def create_tables(engine: sa.Engine) -> None:
+    """Create the ledger and inbox tables where they are missing. Safe to repeat."""
+    from tmc_client.tables import metadata
+
+    metadata.create_all(engine)
+    with engine.begin() as connection:
+        ledger_id_of(connection)
+
+
+def ledger_id_of(connection: sa.Connection) -> bytes:
+    """The random id of this ledger, made at its first use: checks say which ledger they mean."""
+    found: bytes | None = connection.execute(sa.select(ledger_info.c.ledger_id)).scalar_one_or_none()
+    if found is None:
+        found = os.urandom(16)
+        connection.execute(ledger_info.insert().values(id=1, ledger_id=found))
+    return found
+
+
+def rows_for(messages: Sequence[Prepared]) -> list[dict[str, Any]]:
+    """Ledger rows in message order, so that two blocks take their locks in the same order."""
+    now = time.time_ns() // 1_000_000
+    rows = [
+        {
+            "message_id": message.message_id,
+            "state": COMMITTED,
+            "topic": message.topic,
+            "message_key": message.key,
+            "attempt_id": message.attempt_id,
+            "created_ms": now,
+            "settled_ms": None,
+        }
+        for message in messages
+    ]
+    return sorted(rows, key=lambda row: str(row["message_id"]))
+
+
+def settle_statement(message_ids: Sequence[str]) -> sa.Update:
+    """Mark rows as answered."""
+    now = time.time_ns() // 1_000_000
+    return ledger.update().where(ledger.c.message_id.in_(list(message_ids))).values(settled_ms=now)
+
+
+def resume(center: Center, engine: sa.Engine, timeout: timedelta = timedelta(seconds=30)) -> int:
+    """See Center.resume."""
+    submitted, last = 0, ""
+    while True:
+        query = (
+            sa.select(ledger.c.message_id)
+            .where(ledger.c.settled_ms.is_(None), ledger.c.state == COMMITTED, ledger.c.message_id > last)
+            .order_by(ledger.c.message_id)
+            .limit(_RESUME_PAGE)
+        )
+        with engine.connect() as connection:
+            ids = list(connection.execute(query).scalars())
+        if not ids:
+            return submitted
+        last = ids[-1]
+        futures = {id_: center.decide_later(sender.SUBMIT, id_, timeout) for id_ in ids}
+        answered = [id_ for id_, future in futures.items() if _was_answered(id_, future, timeout)]
+        submitted += len(answered)
+        if answered:
+            with engine.begin() as connection:
+                connection.execute(settle_statement(answered))
+
+
+def _was_answered(message_id: str, future: Future[Any], timeout: timedelta) -> bool:
+    from tmc_client.center import wait
+
+    try:
+        wait(future, timeout)
+    except errors.Unavailable:
+        raise
+    except errors.TmcError as exc:
+        log.error("message %s is in the ledger but the center refuses its submit: %s", message_id, exc)
+        return False
+    return True
+
+
+class Settler:
+    """Marks answered messages in their ledgers, in batches and in the background. Losing a mark costs one repeat."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._waiting: dict[sa.Engine, list[str]] = {}
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+        self._closed = False
+
+    def add(self, engine: sa.Engine, message_ids: Sequence[str]) -> None:
+        with self._condition:
+            if self._pid != os.getpid():  # first use, or a forked child
+                self._pid = os.getpid()
+                self._thread = threading.Thread(target=self._run, name="tmc-settler", daemon=True)
+                self._thread.start()
+            waiting = self._waiting.setdefault(engine, [])
+            waiting.extend(message_ids)
+            if len(waiting) >= _SETTLE_BATCH:
+                self._condition.notify_all()
+
+    def _run(self) -> None:
+        while not self._closed:
+            with self._condition:
+                self._condition.wait(_SETTLE_EVERY_S)
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        with self._condition:
+            waiting, self._waiting = self._waiting, {}
+        for engine, ids in waiting.items():
+            try:
+                with engine.begin() as connection:
+                    connection.execute(settle_statement(ids))
+            except sa.exc.SQLAlchemyError as exc:
+                log.warning("%d answered messages stay unsettled and are submitted again at the next start: %s", len(ids), exc)
+
+    def close(self) -> None:
+        self._closed = True
+        with self._condition:
+            self._condition.notify_all()
+        self.flush()

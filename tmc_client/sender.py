@@ -1,0 +1,229 @@
+"""One thread that turns concurrent single calls into batch calls.
+
+Whatever waits while one call is in flight goes together in the next: no delay is added, and under load a batch of
+hundreds costs what a single call costs. A call is repeated with the same ids until it is answered or its deadline has
+passed; that is safe, since every call of the center is idempotent. A thread with blocking stubs survives a fork of
+its process (it is simply started anew in the child), which an event loop inside gRPC does not.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from tmc_client import errors, wire
+from tmc_client.connection import Connection, watch_forks
+from tmc_client.protocol import consumption_pb2, message_pb2
+
+_MAX_ITEMS = 500
+_MAX_BYTES = 2 << 20
+_REPEATED_REASONS = {"ROW_LOCKED", "QUEUE_FULL", "RATE_LIMITED", "STORE_UNAVAILABLE", "CATALOG_STALE", "SHUTTING_DOWN",
+                     "NO_IDENTITY"}  # fmt: skip
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One batch method. slots: its instances are compared by identity."""
+
+    path: str
+    request_class: Any
+    response_class: Any
+
+
+def _message(name: str, request: Any, response: Any) -> Kind:
+    return Kind(f"/tmc.v1.MessageService/{name}", request, response)
+
+
+def _consumption(name: str, request: Any, response: Any) -> Kind:
+    return Kind(f"/tmc.v1.ConsumptionService/{name}", request, response)
+
+
+PREPARE = _message("PrepareMany", message_pb2.PrepareManyRequest, message_pb2.PrepareManyResponse)
+PUBLISH = _message("PublishMany", message_pb2.PrepareManyRequest, message_pb2.PrepareManyResponse)
+SUBMIT = _message("SubmitMany", message_pb2.DecideManyRequest, message_pb2.DecideManyResponse)
+ROLLBACK = _message("RollbackMany", message_pb2.DecideManyRequest, message_pb2.DecideManyResponse)
+ACK = _consumption("AckMany", consumption_pb2.AckManyRequest, consumption_pb2.AckManyResponse)
+NACK = _consumption("NackMany", consumption_pb2.NackManyRequest, consumption_pb2.NackManyResponse)
+EXTEND = _consumption("ExtendMany", consumption_pb2.ExtendManyRequest, consumption_pb2.ExtendManyResponse)
+
+
+class _Call:
+    __slots__ = ("deadline", "future", "kind", "pauses", "request")
+
+    def __init__(self, kind: Kind, request: Any, deadline: float) -> None:
+        self.kind = kind
+        self.request = request
+        self.deadline = deadline
+        self.pauses = 0
+        self.future: Future[Any] = Future()
+
+
+class Sender:
+    """Thread-safe; the thread starts at the first call and anew in a forked child."""
+
+    def __init__(self, connection: Connection, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._connection = connection
+        self._monotonic = monotonic
+        self._reset()
+        watch_forks(self)
+
+    def _reset(self) -> None:
+        self._condition = threading.Condition()
+        self._waiting: dict[Kind, deque[_Call]] = {}
+        self._order: deque[Kind] = deque()  # kinds with waiting calls, longest waiting first
+        self._later: list[tuple[float, int, _Call]] = []
+        self._numbers = itertools.count()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._in_flight = 0
+
+    def after_fork(self) -> None:
+        """See connection.ForkAware."""
+        self._reset()
+
+    def send(self, kind: Kind, request: Any, timeout: float) -> Future[Any]:
+        """Queue one call. timeout: seconds until it is given up. Returns: a future of the item's result or TmcError."""
+        call = _Call(kind, request, self._monotonic() + timeout)
+        with self._condition:
+            if self._closed:
+                raise errors.Unavailable("This connection was closed: connect again.")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="tmc-sender", daemon=True)
+                self._thread.start()
+            self._enqueue(call)
+            self._condition.notify()
+        return call.future
+
+    def _enqueue(self, call: _Call) -> None:
+        waiting = self._waiting.get(call.kind)
+        if waiting is None:
+            waiting = self._waiting[call.kind] = deque()
+        if not waiting:
+            self._order.append(call.kind)
+        waiting.append(call)
+
+    def close(self, grace: float = 5.0) -> None:
+        """Finish what is queued, at most `grace` seconds, then stop the thread."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(grace)
+        with self._condition:
+            left = [call for calls in self._waiting.values() for call in calls]
+            left += [call for _, _, call in self._later]
+            self._waiting.clear()
+            self._order.clear()
+            self._later.clear()
+        for call in left:
+            _fail(call, errors.Unavailable("The connection was closed before the center answered."))
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until nothing is queued or in flight. Returns False when the time is over."""
+        with self._condition:
+            return self._condition.wait_for(
+                lambda: not (self._order or self._later or self._in_flight), timeout
+            )
+
+    def _run(self) -> None:
+        while (calls := self._take()) is not None:
+            try:
+                self._transmit(calls)
+            except BaseException as exc:  # a fault of ours must not leave callers waiting
+                for call in calls:
+                    _fail(call, errors.CenterFault(f"The SDK failed on this call: {exc!r}"))
+                if not isinstance(exc, Exception):
+                    raise
+            finally:
+                with self._condition:
+                    self._in_flight = 0
+                    self._condition.notify_all()
+
+    def _take(self) -> list[_Call] | None:
+        with self._condition:
+            while True:
+                now = self._monotonic()
+                while self._later and self._later[0][0] <= now:
+                    self._enqueue(heapq.heappop(self._later)[2])
+                if self._order:
+                    break
+                if self._closed and not self._later:
+                    return None
+                self._condition.wait(max(0.0, self._later[0][0] - now) if self._later else None)
+            kind = self._order.popleft()
+            waiting = self._waiting[kind]
+            calls: list[_Call] = []
+            room = _MAX_BYTES
+            while waiting and len(calls) < _MAX_ITEMS and room > 0:
+                call = waiting.popleft()
+                room -= len(getattr(call.request, "body", b"")) + 64
+                calls.append(call)
+            if waiting:
+                self._order.append(kind)
+            self._in_flight = len(calls)
+            return calls
+
+    def _transmit(self, calls: Sequence[_Call]) -> None:
+        now = self._monotonic()
+        alive = [call for call in calls if call.deadline > now and not call.future.cancelled()]
+        for call in calls:
+            if call.deadline <= now:
+                _fail(call, _too_late())
+        if not alive:
+            return
+        kind = alive[0].kind
+        request = kind.request_class(items=[call.request for call in alive])
+        try:
+            method = self._connection.unary(kind.path, kind.response_class)
+            results = method(request, timeout=max(call.deadline for call in alive) - now).results
+        except grpc.RpcError as exc:
+            error = wire.from_rpc(exc)
+            for call in alive:
+                self._failed(call, error)
+            return
+        for call, result in zip(alive, results, strict=True):
+            if result.HasField("error"):
+                self._failed(call, wire.from_item(result.error))
+            elif call.future.set_running_or_notify_cancel():
+                call.future.set_result(result)
+
+    def _failed(self, call: _Call, error: errors.TmcError) -> None:
+        """Repeat what may be repeated while the deadline lasts."""
+        transient = error.reason in _REPEATED_REASONS or (not error.reason and error.retryable)
+        pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**call.pauses) * random.uniform(0.5, 1)
+        pause = max(pause, error.retry_after.total_seconds())
+        again = self._monotonic() + pause
+        if not transient or self._closed:
+            _fail(call, error)
+        elif again >= call.deadline:
+            _fail(call, _too_late(error) if isinstance(error, errors.Unavailable) else error)
+        else:
+            call.pauses += 1
+            with self._condition:
+                heapq.heappush(self._later, (again, next(self._numbers), call))
+
+
+def _too_late(last: errors.TmcError | None = None) -> errors.DeadlineExceeded:
+    because = f" Last answer: {last}" if last is not None else ""
+    return errors.DeadlineExceeded(
+        f"The center did not answer in time; the outcome is not known, a repeat with the same ids is safe.{because}",
+        reason=last.reason if last is not None else "",
+    )
+
+
+def _fail(call: _Call, error: errors.TmcError) -> None:
+    if not call.future.done() and call.future.set_running_or_notify_cancel():
+        call.future.set_exception(error)

@@ -1,0 +1,37 @@
+"""The SDK's tables in the users' own databases, as SQLAlchemy metadata: add it to your migrations or use create_tables."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+metadata = sa.MetaData()
+
+# One row per message; the primary key is what a check's rollback marker will collide with.
+ledger = sa.Table(
+    "tmc_ledger",
+    metadata,
+    sa.Column("message_id", sa.String(64), primary_key=True),
+    sa.Column("state", sa.SmallInteger, nullable=False),
+    sa.Column("topic", sa.String(128), nullable=False),
+    sa.Column("message_key", sa.String(128), nullable=False),
+    sa.Column("attempt_id", sa.LargeBinary(16), nullable=False),
+    sa.Column("created_ms", sa.BigInteger, nullable=False),
+    sa.Column("settled_ms", sa.BigInteger),
+    sa.Index("tmc_ledger_unsettled", "settled_ms", "message_id"),
+)
+
+ledger_info = sa.Table(
+    "tmc_ledger_info",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("ledger_id", sa.LargeBinary(16), nullable=False),
+)
+
+# One row per message and subscriber, written in the transaction of the effect: a second copy finds it and does nothing.
+inbox = sa.Table(
+    "tmc_inbox",
+    metadata,
+    sa.Column("subscriber", sa.String(160), primary_key=True),
+    sa.Column("message_id", sa.String(64), primary_key=True),
+    sa.Column("received_ms", sa.BigInteger, nullable=False),
+)

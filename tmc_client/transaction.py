@@ -1,0 +1,160 @@
+"""The transaction block: it owns the commit of the local transaction, and the messages go with it.
+
+At the end of the block, in this order: flush, prepare all records in one batch call, ledger rows, local commit, submit.
+Before the commit anything may raise, and then nothing happened: the session is rolled back and what was prepared is
+rolled back at the center, in the background. When the outcome of the commit is uncertain the block stays silent towards
+the center: the ledger decides. After the commit nothing raises.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import sqlalchemy as sa
+
+from tmc_client import errors, sender
+from tmc_client.center import Prepared, prepared_of, request_of, wait
+from tmc_client.codecs import Topic
+from tmc_client.ledger import ledger_id_of, rows_for
+from tmc_client.protocol import message_pb2
+from tmc_client.tables import ledger
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from tmc_client.center import Center
+
+log = logging.getLogger("tmc_client.transaction")
+
+T = TypeVar("T")
+BACKGROUND = timedelta(seconds=60)  # submits and rollbacks go on trying this long after the block
+SUBMIT_WAIT = timedelta(seconds=2)  # the block waits so long for the submits' answers, then leaves them behind
+
+
+class Records:
+    """What was sent inside a block: recorded only."""
+
+    def __init__(self) -> None:
+        self.requests: list[message_pb2.PrepareRequest] = []
+        self.messages: list[Prepared] = []
+
+    def send(
+        self,
+        topic: Topic[T] | str,
+        body: T,
+        *,
+        key: str,
+        headers: Mapping[str, str] | None = None,
+        delay: timedelta = timedelta(0),
+    ) -> None:
+        """Record a message: it is delivered if and only if the block's transaction commits."""
+        self.requests.append(request_of(topic, body, key, headers, delay, None))
+
+
+class Preparation:
+    """The prepare calls of one block, under way."""
+
+    def __init__(self, center: Center, requests: Sequence[message_pb2.PrepareRequest], ledger_id: bytes, limit: timedelta):
+        self._center = center
+        self._requests = requests
+        self.deadline = time.monotonic() + limit.total_seconds()
+        for request in requests:
+            request.ledger_id = ledger_id
+        self.futures: list[Future[Any]] = [center.prepare_later(request, limit) for request in requests]
+
+    def collect(self) -> list[Prepared]:
+        """All handles. Raises the first error, after it saw to it that nothing of this block stays prepared."""
+        try:
+            return [
+                prepared_of(request, wait(future, timedelta(seconds=max(0.0, self.deadline - time.monotonic()))))
+                for request, future in zip(self._requests, self.futures, strict=True)
+            ]
+        except errors.TmcError:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Roll back at the center whatever was or may have been prepared, by attempt id, in the background."""
+        for request in self._requests:
+            attempt = Prepared("", request.topic, request.key, request.attempt_id)
+            self._center.decide_later(sender.ROLLBACK, attempt, BACKGROUND)
+
+
+def fenced(exc: Exception) -> errors.Fenced:
+    """The error for a ledger row that was there before its transaction."""
+    error = errors.Fenced(errors.Fenced.__doc__ or "")
+    error.__cause__ = exc
+    return error
+
+
+class Transaction(Records):
+    """The block for a blocking SQLAlchemy session. Use it with `with`, once."""
+
+    def __init__(self, center: Center, session: Session, prepare_timeout: timedelta) -> None:
+        super().__init__()
+        self._center = center
+        self._session = session
+        self._prepare_timeout = prepare_timeout
+
+    def __enter__(self) -> Transaction:
+        if self._session.in_nested_transaction():
+            raise errors.InvalidRequest(
+                "center.transaction() owns the commit and cannot run inside a savepoint: open it around begin_nested()."
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if exc is not None:
+            self._session.rollback()  # nothing was prepared, so there is nothing to tell the center
+            return
+        self._write()
+        # From here on the outcome belongs to the database: an error of the commit itself may mean either.
+        self._session.commit()
+        self._submit()
+
+    def _write(self) -> None:
+        preparation: Preparation | None = None
+        try:
+            self._session.flush()
+            if not self.requests:
+                return
+            connection = self._session.connection()
+            preparation = Preparation(self._center, self.requests, ledger_id_of(connection), self._prepare_timeout)
+            self.messages = preparation.collect()
+            connection.execute(ledger.insert(), rows_for(self.messages))
+        except BaseException as exc:
+            self._session.rollback()
+            if preparation is not None and self.messages:
+                preparation.abandon()
+            if isinstance(exc, sa.exc.IntegrityError) and self.messages:
+                raise fenced(exc) from exc
+            raise
+
+    def _submit(self) -> None:
+        """Nothing raises here: what is not answered is submitted again by the sender, then by the next start."""
+        if not self.messages:
+            return
+        try:
+            futures = {m.message_id: self._center.decide_later(sender.SUBMIT, m, BACKGROUND) for m in self.messages}
+            engine = self._session.get_bind().engine
+            deadline = time.monotonic() + SUBMIT_WAIT.total_seconds()
+            for message_id, future in futures.items():
+                future.add_done_callback(lambda done, id_=message_id: self._settle(engine, id_, done))  # type: ignore[misc]
+            for future in futures.values():
+                wait(future, timedelta(seconds=max(0.0, deadline - time.monotonic())))
+        except Exception as exc:  # noqa: BLE001 - the transaction is committed: its caller must not see an error
+            log.warning("committed, the center answers later: %s", exc)
+
+    def _settle(self, engine: sa.Engine, message_id: str, done: Future[Any]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            log.error("message %s is committed, its submit was not answered: %s", message_id, done.exception())
+            return
+        self._center.settle(engine, [message_id])

@@ -1,0 +1,1 @@
+"""How copies reach a consumer."""

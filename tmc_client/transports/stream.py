@@ -1,0 +1,99 @@
+"""Built-in delivery: one Subscribe stream, kept open, with credit for what the handlers can take."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import grpc
+
+from tmc_client import errors, wire
+from tmc_client.connection import Connection
+from tmc_client.protocol import consumption_pb2
+
+log = logging.getLogger("tmc_client.stream")
+
+_PATH = "/tmc.v1.ConsumptionService/Subscribe"
+_PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)
+
+
+class StreamTransport:
+    """on_delivery: called in the reading thread for every copy; must not block.
+
+    A stream that breaks is opened again; copies that were on it come again by themselves.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        topics: Sequence[str],
+        prefetch: int,
+        on_delivery: Callable[[consumption_pb2.Delivery], None],
+    ) -> None:
+        self._connection = connection
+        self._topics = topics
+        self._prefetch = prefetch
+        self._on_delivery = on_delivery
+        self._condition = threading.Condition()
+        self._credit = 0
+        self._generation = 0
+        self._stopping = threading.Event()
+        self._call: grpc.Call | None = None
+        self._thread = threading.Thread(target=self._run, name="tmc-stream", daemon=True)
+        self.refused: errors.TmcError | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def done(self, count: int = 1) -> None:
+        """The handlers can take so many more."""
+        with self._condition:
+            self._credit += count
+            self._condition.notify_all()
+
+    def stop(self) -> None:
+        """Take nothing more; what was received stays with the caller."""
+        self._stopping.set()
+        with self._condition:
+            self._generation += 1
+            self._condition.notify_all()
+        if self._call is not None:
+            self._call.cancel()
+        if self._thread.is_alive():
+            self._thread.join(10)
+
+    def _requests(self, generation: int) -> Iterator[consumption_pb2.SubscribeRequest]:
+        with self._condition:
+            self._credit = 0
+        yield consumption_pb2.SubscribeRequest(topics=self._topics, credit=self._prefetch)
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._credit or self._generation != generation)
+                if self._generation != generation:
+                    return
+                credit, self._credit = self._credit, 0
+            yield consumption_pb2.SubscribeRequest(credit=min(credit, self._prefetch))
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            with self._condition:
+                self._generation += 1
+                generation = self._generation
+                self._condition.notify_all()
+            received = 0
+            try:
+                call = self._connection.stream(_PATH, consumption_pb2.SubscribeResponse, self._requests(generation))
+                self._call = call
+                for response in call:
+                    for delivery in response.deliveries:
+                        received += 1
+                        self._on_delivery(delivery)
+            except grpc.RpcError as exc:
+                error = wire.from_rpc(exc)
+                if not self._stopping.is_set() and not error.retryable:
+                    self.refused = error
+                    log.error("the center refuses this consumer: %s", error)
+            failures = 0 if received else min(failures + 1, len(_PAUSES_S) - 1)
+            self._stopping.wait(_PAUSES_S[failures])

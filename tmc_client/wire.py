@@ -1,0 +1,65 @@
+"""From gRPC statuses and item errors to our error tree: one place, both directions of the server's rpc/status.py."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+from tmc_client import errors
+from tmc_client.protocol import types_pb2
+
+_BY_CODE: dict[grpc.StatusCode, type[errors.TmcError]] = {
+    grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
+    grpc.StatusCode.CANCELLED: errors.Unavailable,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.InvalidRequest,  # without our details: larger than the server takes
+    grpc.StatusCode.UNAUTHENTICATED: errors.NotAuthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: errors.NotAuthenticated,
+    grpc.StatusCode.NOT_FOUND: errors.NotFound,
+    grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
+}
+
+
+def from_item(item: types_pb2.ItemError) -> errors.TmcError:
+    """The error of one item of a batch."""
+    reason = types_pb2.Reason.Name(item.reason)
+    kind = errors.BY_REASON.get(reason, errors.CenterFault)
+    return kind(
+        item.message,
+        reason=reason,
+        field=item.field,
+        message_id=item.message_id,
+        retry_after=timedelta(milliseconds=item.retry_after_ms),
+    )
+
+
+def from_rpc(exc: grpc.RpcError) -> errors.TmcError:
+    """The error of a whole call."""
+    code, text = exc.code(), exc.details() or ""  # type: ignore[attr-defined]
+    for name, value in exc.trailing_metadata() or ():  # type: ignore[attr-defined]
+        if name == "grpc-status-details-bin":
+            return _from_details(value, text)
+    return _BY_CODE.get(code, errors.CenterFault)(f"{code.name}: {text}")
+
+
+def _from_details(serialized: bytes, text: str) -> errors.TmcError:
+    info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    for detail in status_pb2.Status.FromString(serialized).details:
+        for known in (info, bad, retry):
+            _unpack(detail, known)
+    kind = errors.BY_REASON.get(info.reason, errors.CenterFault)
+    return kind(
+        text,
+        reason=info.reason,
+        field=bad.field_violations[0].field if bad.field_violations else "",
+        message_id=info.metadata.get("message_id", ""),
+        retry_after=retry.retry_delay.ToTimedelta(),
+    )
+
+
+def _unpack(detail: Any, known: Any) -> None:
+    if detail.Is(known.DESCRIPTOR):
+        detail.Unpack(known)
