@@ -35,6 +35,7 @@ class ShardWriter:
     def transaction(self, connection: sa.Connection, shard: int) -> Iterator[Transaction]:
         """Commits at the end, then delivers; any exception rolls back and gives the outlet's room back."""
         open_tx: Transaction | None = None
+        self.hook("begin")
         try:
             with self.database.writing(connection):
                 now = self.database.now(connection)

@@ -80,7 +80,7 @@ def _create_database(database: Database) -> None:
     if database.is_sqlite:
         return
     name = database.url.database
-    server = sa.create_engine(database.url.set(database=None), poolclass=sa.pool.NullPool)
+    server = sa.create_engine(database.url._replace(database=None), poolclass=sa.pool.NullPool)
     try:
         with server.connect() as connection:
             known = connection.exec_driver_sql("SHOW DATABASES").scalars().all()

@@ -17,7 +17,11 @@ from sqlalchemy.types import TypeEngine
 from tmc_server.domain.placement import SHARDS
 
 METADATA = sa.MetaData()
-_OPTIONS = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin"}
+_OPTIONS = {
+    f"{family}_{name}": value
+    for family in ("mysql", "mariadb")
+    for name, value in {"engine": "InnoDB", "charset": "utf8mb4", "collate": "utf8mb4_bin"}.items()
+}
 _FAMILY = ("mysql", "mariadb")
 
 

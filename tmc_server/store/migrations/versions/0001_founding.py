@@ -12,7 +12,11 @@ revision = "0001"
 down_revision = None
 
 FAMILY = ("mysql", "mariadb")
-OPTIONS = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin"}
+OPTIONS = {
+    f"{family}_{name}": value
+    for family in ("mysql", "mariadb")
+    for name, value in {"engine": "InnoDB", "charset": "utf8mb4", "collate": "utf8mb4_bin"}.items()
+}
 
 
 def binary(length):

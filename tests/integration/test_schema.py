@@ -1,0 +1,145 @@
+"""The schema: migrated equals declared, repeatable, safe when two start at once, unsafe settings are named."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+import pytest
+
+from tests.support.mariadb import MariaDB
+from tests.support.store import in_thread
+from tmc_server.store.checks import examine
+from tmc_server.store.engines import Database, ShardMap
+from tmc_server.store.migrate import VERSION_TABLE, migrate
+from tmc_server.store.tables import CATALOG_TABLES, DATABASE_TABLES, METADATA, shard_tables
+
+pytestmark = pytest.mark.mariadb
+
+
+def _described(database: Database) -> dict[str, str]:
+    with database.reading() as connection:
+        names = sorted(set(sa.inspect(connection).get_table_names()) - {VERSION_TABLE})
+        if database.is_sqlite:
+            rows = connection.exec_driver_sql("SELECT tbl_name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name")
+            found: dict[str, str] = {}
+            for table, sql in rows:
+                if table in names:
+                    found[table] = found.get(table, "") + " ".join(sql.split()) + "\n"
+            return found
+        return {name: connection.exec_driver_sql(f"SHOW CREATE TABLE {name}").one()[1] for name in names}
+
+
+def _declared(database: Database) -> None:
+    tables = [*CATALOG_TABLES, *DATABASE_TABLES, *(table for shard in range(32) for table in shard_tables(shard).all)]
+    METADATA.create_all(database.engine, tables=list(dict.fromkeys(tables)))
+
+
+def _pair(kind: str, server: MariaDB, tmp_path) -> tuple[Database, Database]:
+    if kind == "sqlite":
+        return Database(f"sqlite:///{tmp_path}/a.db"), Database(f"sqlite:///{tmp_path}/b.db")
+    with sa.create_engine(server.url("")).connect() as connection:
+        connection.exec_driver_sql("CREATE OR REPLACE DATABASE tmc_declared")
+        connection.exec_driver_sql("DROP DATABASE IF EXISTS tmc_migrated")
+    return Database(server.url("tmc_migrated")), Database(server.url("tmc_declared"))
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
+def test_the_migrated_schema_is_the_declared_one(kind: str, mariadb: MariaDB, tmp_path) -> None:
+    migrated, declared = _pair(kind, mariadb, tmp_path)
+    migrate(ShardMap(migrated, [migrated] * 32))
+    _declared(declared)
+    assert _described(migrated) == _described(declared)
+    migrated.close()
+    declared.close()
+
+
+def test_text_compares_by_bytes(mariadb: MariaDB) -> None:
+    database = Database(mariadb.url("tmc_bytes"))
+    migrate(ShardMap(database, [database] * 32))
+    with database.reading() as connection:
+        collations = connection.exec_driver_sql(
+            "SELECT DISTINCT collation_name FROM information_schema.columns"
+            " WHERE table_schema = 'tmc_bytes' AND collation_name IS NOT NULL AND table_name <> 'tmc_schema_version'"
+        )
+        assert collations.scalars().all() == ["utf8mb4_bin"]
+    database.close()
+
+
+def test_two_inits_at_once_and_one_afterwards(mariadb: MariaDB) -> None:
+    databases = [Database(mariadb.url("tmc_twice")) for _ in range(2)]
+    threads = [in_thread(lambda db=database: migrate(ShardMap(db, [db] * 32))) for database in databases]
+    for thread, result in threads:
+        thread.join(60)
+        assert result == [None]
+    migrate(ShardMap(databases[0], [databases[0]] * 32))
+    assert all(finding.ok for finding in examine(databases[0], 4 << 20))
+    for database in databases:
+        database.close()
+
+
+def test_a_revision_that_was_cut_short_is_run_again(mariadb: MariaDB) -> None:
+    database = Database(mariadb.url("tmc_cut"))
+    migrate(ShardMap(database, [database] * 32))
+    with database.transaction() as connection:
+        connection.exec_driver_sql("DROP TABLE tmc_message_31")
+        connection.exec_driver_sql("DROP INDEX tmc_consumption_30_due ON tmc_consumption_30")
+        connection.exec_driver_sql(f"DELETE FROM {VERSION_TABLE}")
+    migrate(ShardMap(database, [database] * 32))
+    with database.reading() as connection:
+        inspector = sa.inspect(connection)
+        assert inspector.has_table("tmc_message_31")
+        assert [i["name"] for i in inspector.get_indexes("tmc_consumption_30")] == ["tmc_consumption_30_due"]
+    database.close()
+
+
+def test_shards_over_two_databases(mariadb: MariaDB) -> None:
+    one, two = Database(mariadb.url("tmc_one")), Database(mariadb.url("tmc_two"))
+    migrate(ShardMap(one, [one] * 16 + [two] * 16))
+    for database, present, absent in ((one, "tmc_message_15", "tmc_message_16"), (two, "tmc_message_16", "tmc_app")):
+        with database.reading() as connection:
+            inspector = sa.inspect(connection)
+            assert inspector.has_table(present)
+            assert not inspector.has_table(absent)
+    one.close()
+    two.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "unsafe", "safe"),
+    [
+        ("innodb_flush_log_at_trx_commit", "2", "1"),
+        ("max_allowed_packet", "1048576", "16777216"),
+    ],
+)
+def test_unsafe_settings_are_named(mariadb: MariaDB, setting: str, unsafe: str, safe: str) -> None:
+    root = sa.create_engine(mariadb.url(""), isolation_level="AUTOCOMMIT")
+    setup = Database(mariadb.url("tmc_unsafe"))
+    migrate(ShardMap(setup, [setup] * 32))
+    setup.close()
+    with root.connect() as connection:
+        connection.exec_driver_sql(f"SET GLOBAL {setting} = {unsafe}")
+    try:
+        database = Database(mariadb.url("tmc_unsafe"))
+        bad = [finding.setting for finding in examine(database, 4 << 20) if not finding.ok]
+        database.close()
+        assert bad == [setting]
+    finally:
+        with root.connect() as connection:
+            connection.exec_driver_sql(f"SET GLOBAL {setting} = {safe}")
+        root.dispose()
+
+
+def test_a_missing_schema_is_a_finding(tmp_path) -> None:
+    database = Database(f"sqlite:///{tmp_path}/empty.db")
+    assert [finding.setting for finding in examine(database, 1) if not finding.ok] == ["schema revision"]
+    database.close()
+
+
+def test_declared_tables_compile_for_mysql_too() -> None:
+    from sqlalchemy.dialects import mysql
+
+    for table in shard_tables(0).all:
+        text = str(CreateTable(table).compile(dialect=mysql.dialect()))
+        assert "COLLATE utf8mb4_bin" in text
+        assert all(str(CreateIndex(index).compile(dialect=mysql.dialect())) for index in table.indexes)

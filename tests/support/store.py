@@ -1,0 +1,298 @@
+"""A store as the server wires it, driven operation by operation: real tables, real statements, a manual clock."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from tests.support.clock import ManualClock
+from tests.support.mariadb import MariaDB
+from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.ids import IdGenerator
+from tmc_server.domain.message import MessageState, digest_of
+from tmc_server.domain.operations import (
+    AGAIN,
+    LOCKED,
+    Ack,
+    Answer,
+    Decide,
+    Extend,
+    GiveBack,
+    Nack,
+    Operation,
+    Prepare,
+    Reactivate,
+)
+from tmc_server.domain.placement import shard_of
+from tmc_server.domain.ports import Copy, NewTopic
+from tmc_server.domain.retry import RetryPolicy
+from tmc_server.store.batch import ShardWriter
+from tmc_server.store.catalog import CatalogStore, CatalogWatch
+from tmc_server.store.due import DueConsumptions, SqlAlertOutbox, repeated
+from tmc_server.store.engines import Database, ShardMap
+from tmc_server.store.migrate import migrate
+from tmc_server.store.tables import METADATA, meta, shard_tables
+from tmc_server.store.transaction import Hook, no_hook
+
+
+class RecordingOutlet:
+    """An outlet that remembers. room: copies it takes; None: endless."""
+
+    def __init__(self, room: int | None = None) -> None:
+        self.room = room
+        self.delivered: list[Copy] = []
+        self.reserved = 0
+        self._lock = threading.Lock()
+
+    def reserve(self, subscription: int, wanted: int) -> int:
+        with self._lock:
+            granted = wanted if self.room is None else min(self.room, wanted)
+            if self.room is not None:
+                self.room -= granted
+            self.reserved += granted
+            return granted
+
+    def release(self, subscription: int, count: int) -> None:
+        with self._lock:
+            self.reserved -= count
+            if self.room is not None:
+                self.room += count
+
+    def deliver(self, copies: Sequence[Copy]) -> None:
+        with self._lock:
+            self.reserved -= len(copies)
+            self.delivered.extend(copies)
+
+
+POLICY = RetryPolicy(interval_ms=10_000, max_retry=3)
+
+
+class StoreUnderTest:
+    """Shards in one database, one topic, one subscriber (more by `subscribe`)."""
+
+    def __init__(self, database: Database, clock: ManualClock) -> None:
+        self.database = database
+        self.clock = clock
+        self.catalog_store = CatalogStore(database, change_delay_ms=0)
+        self.watch = CatalogWatch(self.catalog_store)
+        self.orders, self.orders_key, _ = self.catalog_store.register_app("test", "orders", "orders", "orders", "", "")
+        self.catalog_store.register_app("test", "coupons", "coupons", "coupons", "", "")
+        self.topic = self.catalog_store.register_topic(
+            "test", NewTopic("order.paid", "orders", "default", 5, 1, 10_000, 1_000_000)
+        )
+        self.subscription = self.catalog_store.register_subscription("test", "order.paid", "coupons", "", POLICY)
+        self.watch.run_once()
+        self.outlet = RecordingOutlet(room=0)
+        self.ids = IdGenerator(clock)
+        self.ids.lease(1, 0, 1 << 62)
+        self.writer = self.new_writer()
+        self.due = DueConsumptions(self.writer, list(range(32)), self.watch, incarnation=7)
+        self.alerts = SqlAlertOutbox(database)
+        self._numbers = itertools.count(1)
+
+    @property
+    def shard(self) -> int:
+        return shard_of(self.topic.table_index, self.topic.spread, "any")
+
+    def new_writer(self, hook: Hook = no_hook) -> ShardWriter:
+        return ShardWriter(self.database, self.watch, self.outlet, 7, hook)
+
+    def close(self) -> None:
+        self.database.close()
+
+    # -- building operations --------------------------------------------------------------------------------------
+
+    def a_prepare(self, key: str | None = None, body: bytes = b"hello", publish: bool = False, **changes: Any) -> Prepare:
+        """A message of `order.paid`; every call is a new attempt unless attempt_id says otherwise."""
+        delay_ms = changes.pop("delay_ms", 0)
+        values: dict[str, Any] = {
+            "number": self.ids.next(),
+            "topic": self.topic,
+            "producer": self.orders.number,
+            "producer_tag": "default",
+            "key": key or f"key-{next(self._numbers)}",
+            "attempt_id": os.urandom(16),
+            "digest": digest_of(body, "text/plain", {}, delay_ms),
+            "body": body,
+            "content_type": "text/plain",
+            "headers": {},
+            "delay_ms": delay_ms,
+            "ledger_id": None,
+            "publish": publish,
+        }
+        return Prepare(**(values | changes))
+
+    def again(self, prepared: Prepare, body: bytes | None = None) -> Prepare:
+        """The same attempt once more, as a repeat of the call makes it: with a new number."""
+        return self.a_prepare(
+            prepared.key, body or prepared.body, prepared.publish, attempt_id=prepared.attempt_id, delay_ms=prepared.delay_ms
+        )
+
+    def submit_of(self, number: int) -> Decide:
+        return Decide(True, self.topic, "default", number)
+
+    def rollback_of(self, number: int) -> Decide:
+        return Decide(False, self.topic, "default", number)
+
+    def decide_attempt(self, prepared: Prepare, commit: bool) -> Decide:
+        return Decide(commit, self.topic, "default", None, prepared.key, prepared.attempt_id)
+
+    def ack_of(self, number: int) -> Ack:
+        return Ack(number, self.subscription.number)
+
+    def nack_of(self, number: int, attempt: int, **changes: Any) -> Nack:
+        return Nack(number, self.subscription.number, attempt, POLICY, "broken", **changes)
+
+    def extend_of(self, number: int, attempt: int, extend_ms: int = 60_000) -> Extend:
+        return Extend(number, self.subscription.number, attempt, extend_ms)
+
+    def give_back_of(self, number: int, attempt: int, after_ms: int = 0) -> GiveBack:
+        return GiveBack(number, self.subscription.number, attempt, after_ms)
+
+    def reactivate_of(self, number: int) -> Reactivate:
+        return Reactivate(number, self.subscription.number, "operator", "test")
+
+    # -- doing ----------------------------------------------------------------------------------------------------
+
+    def perform(self, *operations: Operation, writer: ShardWriter | None = None) -> list[Answer]:
+        """Run them as one batch, as a lane would; tombstones and locked rows included."""
+        pending: list[Operation] = list(operations)
+        with self.database.engine.connect() as connection:
+            for _ in range(2000):
+                if not pending:
+                    break
+                batch = list(pending)
+                repeated(lambda batch=batch: (writer or self.writer).run(connection, self.shard, batch))  # type: ignore[misc]
+                pending = [operation for operation in pending if operation.answer in (AGAIN, LOCKED)]
+        return [operation.answer for operation in operations]  # type: ignore[misc]
+
+    def prepared(self, **changes: Any) -> Prepare:
+        operation = self.a_prepare(**changes)
+        self.perform(operation)
+        return operation
+
+    def submitted(self, room: int = 0, **changes: Any) -> int:
+        """A committed message. room: copies that the outlet takes at that moment."""
+        operation = self.prepared(**changes)
+        self.outlet.room = room
+        self.perform(self.submit_of(operation.number))
+        self.outlet.room = 0
+        return operation.number
+
+    def redeliver(self, room: int | None = None, limit: int = 200, due: DueConsumptions | None = None) -> dict[ConsumptionState, int]:
+        """One pass over everything due, with so much room at the outlet."""
+        moved: dict[ConsumptionState, int] = {}
+        self.outlet.room = room
+        for shard, subscription in (due or self.due).due():
+            for exhausted_only in (False, True):
+                for state, count in (due or self.due).claim(shard, subscription, limit, exhausted_only).items():
+                    moved[state] = moved.get(state, 0) + count
+        self.outlet.room = 0
+        return moved
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def row(self, number: int) -> Any:
+        """The consumption of `coupons`."""
+        table = shard_tables(self.shard).consumption
+        query = sa.select(table).where(
+            table.c.message_id == number, table.c.subscription_no == self.subscription.number
+        )
+        with self.database.reading() as connection:
+            return connection.execute(query).one_or_none()
+
+    def message_row(self, number: int) -> Any:
+        table = shard_tables(self.shard).message
+        with self.database.reading() as connection:
+            return connection.execute(sa.select(table).where(table.c.id == number)).one_or_none()
+
+    def state_of(self, number: int) -> MessageState | None:
+        row = self.message_row(number)
+        return None if row is None else MessageState(row.state)
+
+    def consumption_state(self, number: int) -> ConsumptionState:
+        return ConsumptionState(self.row(number).state)
+
+    def messages_with_key(self, key: str) -> list[Any]:
+        table = shard_tables(self.shard).message
+        with self.database.reading() as connection:
+            return list(connection.execute(sa.select(table).where(table.c.message_key == key).order_by(table.c.id)))
+
+    def delivered_attempts(self, number: int) -> list[int]:
+        return [copy.attempt for copy in self.outlet.delivered if copy.number == number]
+
+    def counting(self) -> StatementCounter:
+        return StatementCounter(self.database.engine)
+
+
+class StatementCounter:
+    """Counts what goes to the database inside a `with` block. statements: without BEGIN, COMMIT, and session settings."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self.statements: deque[str] = deque()
+        self.commits = 0
+
+    def _executed(self, _conn: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if not statement.startswith("BEGIN"):
+            self.statements.append(statement)
+
+    def _committed(self, _conn: Any) -> None:
+        self.commits += 1
+
+    def __enter__(self) -> StatementCounter:
+        sa.event.listen(self._engine, "before_cursor_execute", self._executed)
+        sa.event.listen(self._engine, "commit", self._committed)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sa.event.remove(self._engine, "before_cursor_execute", self._executed)
+        sa.event.remove(self._engine, "commit", self._committed)
+
+
+def sqlite_store(directory: Path) -> StoreUnderTest:
+    clock = ManualClock()
+    database = Database(f"sqlite:///{directory}/center.db", clock=clock)
+    migrate(ShardMap(database, [database] * 32))
+    return StoreUnderTest(database, clock)
+
+
+_migrated: set[str] = set()
+
+
+def mariadb_store(server: MariaDB, name: str = "tmc_contract") -> StoreUnderTest:
+    """The tables are made once per server and emptied for every store."""
+    clock = ManualClock()
+    database = Database(server.url(name), clock=clock)
+    if database.url.render_as_string() not in _migrated:
+        migrate(ShardMap(database, [database] * 32))
+        _migrated.add(database.url.render_as_string())
+    for shard in range(32):
+        shard_tables(shard)
+    with database.transaction() as connection:
+        for table in METADATA.tables.values():
+            if table is not meta:
+                connection.execute(table.delete())
+    return StoreUnderTest(database, clock)
+
+
+def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """Start `work` in a thread. Returns: the thread and the list that gets its result or exception."""
+    result: list[Any] = []
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except BaseException as exc:  # handed to the test
+            result.append(exc)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, result

@@ -1,0 +1,56 @@
+"""Test-only triggers that copy every change of a state into a log, whoever makes it."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from tests.support.store import StoreUnderTest
+from tmc_server.domain import consumption, message
+from tmc_server.store.tables import shard_tables
+
+_MESSAGE = "INSERT INTO test_log VALUES ('message', NEW.id, OLD.state, NEW.state, 0, 0)"
+_CONSUMPTION = (
+    "INSERT INTO test_log VALUES ('consumption', NEW.message_id, OLD.state, NEW.state, OLD.attempt, NEW.attempt)"
+)
+
+
+def watch(store: StoreUnderTest) -> None:
+    """Log all updates of the test topic's shard from now on."""
+    tables = shard_tables(store.shard)
+    with store.database.transaction() as connection:
+        connection.exec_driver_sql(
+            "CREATE TABLE IF NOT EXISTS test_log (kind VARCHAR(16), id BIGINT, was INT, is_now INT, from_try INT, to_try INT)"
+        )
+        for table, body in ((tables.message, _MESSAGE), (tables.consumption, _CONSUMPTION)):
+            body = f"BEGIN {body}; END" if store.database.is_sqlite else body
+            connection.exec_driver_sql(
+                f"CREATE TRIGGER IF NOT EXISTS test_{table.name} AFTER UPDATE ON {table.name} FOR EACH ROW {body}"
+            )
+        connection.exec_driver_sql("DELETE FROM test_log")
+
+
+def forget(store: StoreUnderTest) -> None:
+    """Take the triggers away."""
+    with store.database.transaction() as connection:
+        for table in shard_tables(store.shard).all[:2]:
+            connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS test_{table.name}")
+
+
+def changes(store: StoreUnderTest, number: int) -> list[sa.Row]:
+    with store.database.reading() as connection:
+        return list(connection.execute(sa.text("SELECT * FROM test_log WHERE id = :id"), {"id": number}))
+
+
+def check_invariants(store: StoreUnderTest, number: int) -> None:
+    """I3: decided once. I4: only listed edges. I5: acks are final, try numbers never go back."""
+    message_edges = {(a.value, arrow.to.value) for (a, _), arrow in message.ARROWS.items() if a is not None}
+    duty_edges = {(a.value, arrow.to.value) for (a, _), arrow in consumption.ARROWS.items() if a is not None}
+    log = changes(store, number)
+    decisions = [c for c in log if c.kind == "message" and c.was != c.is_now]
+    assert len(decisions) <= 1, log
+    for change in log:
+        edges = message_edges if change.kind == "message" else duty_edges
+        assert (change.was, change.is_now) in edges, change
+        assert change.to_try >= change.from_try, change
+        if change.kind == "consumption":
+            assert change.was != consumption.ConsumptionState.ACKED, change
