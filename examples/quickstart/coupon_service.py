@@ -1,0 +1,42 @@
+"""Gives a coupon for every paid order, once, however often the message comes.
+
+usage: coupon_service.py CENTER_ADDRESS DATABASE_URL
+"""
+
+from __future__ import annotations
+
+import sys
+
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+import tmc_client as tmc
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Coupon(Base):
+    """Nothing here forbids a second coupon for an order: that is the inbox's work."""
+
+    __tablename__ = "coupons"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    order_id: Mapped[int]
+
+
+def main(address: str, database: str) -> None:
+    engine = sa.create_engine(database)
+    Base.metadata.create_all(engine)
+    tmc.create_tables(engine)
+    consumer = tmc.Consumer(tmc.connect(address, app="coupons"), concurrency=4)
+
+    @consumer.listener("order.paid", inbox=tmc.SqlInbox(sessionmaker(engine)))
+    def give_coupon(paid: dict, session: Session) -> None:
+        session.add(Coupon(order_id=paid["order"]))
+
+    consumer.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
