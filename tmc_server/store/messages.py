@@ -118,10 +118,8 @@ def _insert(tx: Transaction, operations: list[Prepare]) -> dict[_Key, _Holder]:
             tx.insert(tx.sql.insert_messages, [_row_of(operation, tx.now) for operation in pending])
             return holders
         except sa.exc.IntegrityError:
-            own = {operation.number for operation in pending}  # rows before the failing one may be in already
-            found = _look_up(tx, pending)
-            holders.update({key: holder for key, holder in found.items() if holder.number not in own})
-            pending = [operation for operation in pending if _key_of(operation) not in found]
+            holders.update(_look_up(tx, pending))
+            pending = [operation for operation in pending if _key_of(operation) not in holders]
     raise RuntimeError("an insert clashes with rows that hold none of its keys: a message number was made twice")
 
 

@@ -5,6 +5,7 @@ IN lists are expanding parameters: `ids` is always a list of message numbers in 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -35,6 +36,25 @@ def _states(column: sa.Column[Any], states: tuple[int, ...]) -> sa.ColumnElement
     return column == int(states[0]) if len(states) == 1 else column.in_([int(state) for state in states])
 
 
+class InsertRows:
+    """INSERT of many rows as one statement, whatever their number.
+
+    The drivers' own executemany sends a statement per 64 KiB or per row and formats every row by itself; the values
+    here are what the drivers take as they are (int, str, bytes, None).
+    """
+
+    def __init__(self, table: sa.Table) -> None:
+        self._columns = [column.name for column in table.columns if column.autoincrement is not True]
+        self._head = f"INSERT INTO {table.name} ({', '.join(self._columns)}) VALUES "
+
+    def run(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        """rows: one dictionary each, with every column. Raises IntegrityError: no row of this call is in."""
+        mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
+        row = f"({', '.join([mark] * len(self._columns))})"
+        values = tuple(values[name] for values in rows for name in self._columns)
+        connection.exec_driver_sql(self._head + ", ".join([row] * len(rows)), values)
+
+
 class ShardStatements:
     """Named after what they do; parameters in the comments."""
 
@@ -43,7 +63,7 @@ class ShardStatements:
         t = self.tables = shard_tables(shard)
         message, consumption = t.message, t.consumption
 
-        self.insert_messages = message.insert()
+        self.insert_messages = InsertRows(message)
         self.delete_messages = message.delete().where(_in(message.c.id))
         # topic, tag, keys: the live messages that hold these keys.
         self.live_by_keys = sa.select(
@@ -77,7 +97,7 @@ class ShardStatements:
         self.submit = self._decide(m.MessageEvent.SUBMIT)
         self.roll_back = self._decide(m.MessageEvent.ROLLBACK).values(live=None)
 
-        self.insert_consumptions = consumption.insert()
+        self.insert_consumptions = InsertRows(consumption)
         # subscription, ids
         self.lock_consumptions = _by_primary(
             sa.select(
@@ -176,7 +196,7 @@ class ShardStatements:
             )
             .values(due_ms=sa.bindparam("now"), tried=consumption.c.tried - 1, incarnation=None)
         )
-        self.insert_attempts = t.attempt.insert()
+        self.insert_attempts = InsertRows(t.attempt)
         # topic, limit: undecided messages, counted no further than the limit.
         self.count_open = sa.select(sa.func.count()).select_from(
             sa.select(sa.literal(1))
@@ -184,16 +204,16 @@ class ShardStatements:
             .limit(sa.bindparam("limit"))
             .subquery()
         )
-        self.insert_tombstones = tombstone.insert()
+        self.insert_tombstones = InsertRows(tombstone)
         self.tombstones = sa.select(tombstone.c.attempt_id).where(_in(tombstone.c.attempt_id, "attempts"))
-        self.insert_alerts = alert.insert()
+        self.insert_alerts = InsertRows(alert)
         self.alert_exists = sa.select(alert.c.message_id).where(
             alert.c.kind == sa.bindparam("kind"),
             alert.c.message_id == sa.bindparam("id"),
             alert.c.subscription_no == sa.bindparam("subscription"),
             alert.c.attempt == sa.bindparam("attempt"),
         )
-        self.insert_audit = audit.insert()
+        self.insert_audit = InsertRows(audit)
 
     def _decide(self, event: m.MessageEvent) -> sa.Update:
         message = self.tables.message

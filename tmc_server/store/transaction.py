@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ports import Copy, Outlet
-from tmc_server.store.statements import ShardStatements
+from tmc_server.store.statements import InsertRows, ShardStatements
 
 Hook = Callable[[str], None]
 """Called at named points of a transaction; tests park a thread there. Points: begin, read, locked, written, committed."""
@@ -43,9 +43,9 @@ class Transaction:
     def rows(self, statement: sa.Executable, **parameters: Any) -> Sequence[sa.Row[Any]]:
         return self.connection.execute(statement, parameters).fetchall()
 
-    def insert(self, statement: sa.Insert, rows: Sequence[Mapping[str, Any]]) -> None:
+    def insert(self, statement: InsertRows, rows: Sequence[Mapping[str, Any]]) -> None:
         if rows:
-            self.connection.execute(statement, rows)
+            statement.run(self.connection, rows)
 
     def change(self, statement: sa.Executable, expected: int, **parameters: Any) -> None:
         """Run a guarded UPDATE or DELETE that must hit `expected` rows."""

@@ -1,0 +1,71 @@
+"""The floor: the SQL that a full life of a message cannot avoid, in batches, with nothing around it.
+
+Per message: insert; select for update, guarded update, insert consumption; update to acked. Three commits per batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+
+import MySQLdb
+
+from tests.support.mariadb import MariaDB
+
+_TABLES = (
+    "CREATE OR REPLACE TABLE floor_message (id BIGINT PRIMARY KEY, message_key VARCHAR(128) NOT NULL, producer INT NOT NULL,"
+    " topic INT NOT NULL, body BLOB, state SMALLINT NOT NULL, due BIGINT, created BIGINT NOT NULL,"
+    " UNIQUE KEY k (topic, message_key), KEY d (state, due)) ENGINE=InnoDB",
+    "CREATE OR REPLACE TABLE floor_consumption (message_id BIGINT NOT NULL, subscription INT NOT NULL, state SMALLINT NOT NULL,"
+    " attempts INT NOT NULL, due BIGINT, PRIMARY KEY (message_id, subscription), KEY d (state, due)) ENGINE=InnoDB",
+)
+
+
+def messages_per_s(server: MariaDB, seconds: float, batch: int = 200, connections: int = 4) -> float:
+    """Run the floor on a private server."""
+    setup = MySQLdb.connect(host="127.0.0.1", port=server.port, user="root", autocommit=True)
+    with setup.cursor() as cursor:
+        cursor.execute("CREATE DATABASE IF NOT EXISTS tmc_floor")
+        setup.select_db("tmc_floor")
+        for table in _TABLES:
+            cursor.execute(table)
+    setup.close()
+    ids, lock, done, body = itertools.count(1 << 40), threading.Lock(), [], os.urandom(256)
+
+    def lane(stop: float) -> None:
+        connection = MySQLdb.connect(host="127.0.0.1", port=server.port, user="root", db="tmc_floor", autocommit=False)
+        cursor, count = connection.cursor(), 0
+        while time.monotonic() < stop:
+            with lock:
+                numbers = list(itertools.islice(ids, batch))
+            listed, now = ",".join(map(str, numbers)), int(time.time() * 1000)
+            cursor.executemany(
+                "INSERT INTO floor_message VALUES (%s, %s, 1, 1, _binary %s, 1, %s, %s)",
+                [(number, f"k{number}", body, now + 10000, now) for number in numbers],
+            )
+            connection.commit()
+            cursor.execute(f"SELECT id, state, body FROM floor_message WHERE id IN ({listed}) FOR UPDATE")
+            cursor.fetchall()
+            cursor.execute(f"UPDATE floor_message SET state = 2, due = NULL WHERE id IN ({listed}) AND state = 1")
+            cursor.executemany(
+                "INSERT INTO floor_consumption VALUES (%s, 1, 1, 1, %s)", [(number, now + 10000) for number in numbers]
+            )
+            connection.commit()
+            cursor.execute(
+                f"UPDATE floor_consumption SET state = 3, due = NULL WHERE message_id IN ({listed})"
+                " AND subscription = 1 AND state <> 3"
+            )
+            connection.commit()
+            count += len(numbers)
+        done.append(count)
+        connection.close()
+
+    began = time.monotonic()
+    threads = [threading.Thread(target=lane, args=(began + seconds,)) for _ in range(connections)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(done) / (time.monotonic() - began)
