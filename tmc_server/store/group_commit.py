@@ -139,10 +139,9 @@ class GroupCommit:
                 connection = self._run(connection, shard, operations)
                 self._loop.call_soon_threadsafe(self._hand_over, shard, operations)
                 self._put_back(shard)
-        except BaseException:
+        except BaseException:  # a lane answers whatever its work throws; this is a fault of the lane itself
             log.exception("a lane died")
             self._loop.call_soon_threadsafe(self._on_death)
-            raise
         finally:
             if connection is not None:
                 connection.close()

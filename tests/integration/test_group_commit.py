@@ -1,0 +1,270 @@
+"""The lanes: batches, neighbours, cancelled callers, locked rows, lost connections."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from tests.support.eventually import eventually
+from tests.support.store import StoreUnderTest
+from tmc_server.domain.message import MessageState
+from tmc_server.domain.operations import DONE, Operation, Stored
+from tmc_server.errors import InternalFault, QueueFull, RowLocked, ShuttingDown, StoreUnavailable
+from tmc_server.store.batch import ShardWriter
+from tmc_server.store.group_commit import GroupCommit, Limits
+
+
+class _Gate:
+    """A writer hook that holds the first transaction until it is opened."""
+
+    def __init__(self) -> None:
+        self.inside = threading.Event()
+        self.open = threading.Event()
+
+    def __call__(self, point: str) -> None:
+        if point == "begin" and not self.inside.is_set():
+            self.inside.set()
+            assert self.open.wait(20)
+
+
+def _run(
+    store: StoreUnderTest,
+    story: Callable[[GroupCommit], Awaitable[Any]],
+    writer: ShardWriter | None = None,
+    limits: Limits | None = None,
+    died: list[int] | None = None,
+) -> Any:
+    async def main() -> Any:
+        loop = asyncio.get_running_loop()
+        deaths = [] if died is None else died
+        made = GroupCommit(writer or store.writer, limits or Limits(lanes=2), loop, lambda: deaths.append(1))
+        made.start()
+        try:
+            return await story(made)
+        finally:
+            await asyncio.to_thread(made.stop)
+
+    return asyncio.run(main())
+
+
+async def _perform(commit: GroupCommit, store: StoreUnderTest, *operations: Operation) -> list[Any]:
+    await asyncio.wait_for(commit.perform([(store.shard, operation) for operation in operations]), 20)
+    return [operation.answer for operation in operations]
+
+
+def test_waiting_operations_share_a_transaction(store: StoreUnderTest) -> None:
+    gate = _Gate()
+    operations = [store.a_prepare() for _ in range(100)]
+
+    async def story(commit: GroupCommit) -> None:
+        first = asyncio.ensure_future(_perform(commit, store, operations[0]))
+        await asyncio.to_thread(gate.inside.wait, 10)
+        rest = [asyncio.ensure_future(_perform(commit, store, operation)) for operation in operations[1:]]
+        await asyncio.sleep(0)
+        gate.open.set()
+        await asyncio.gather(first, *rest)
+
+    with store.counting() as counter:
+        _run(store, story, store.new_writer(gate))
+    assert [operation.answer for operation in operations] == [Stored(o.number, MessageState.PREPARED) for o in operations]
+    assert counter.commits == 2
+
+
+def test_a_full_queue_refuses_and_changes_nothing(store: StoreUnderTest) -> None:
+    gate = _Gate()
+
+    async def story(commit: GroupCommit) -> None:
+        first = asyncio.ensure_future(_perform(commit, store, store.a_prepare()))
+        await asyncio.to_thread(gate.inside.wait, 10)
+        rest = [asyncio.ensure_future(_perform(commit, store, store.a_prepare())) for _ in range(5)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull):
+            await commit.perform([(store.shard, store.a_prepare(key="refused"))])
+        gate.open.set()
+        await asyncio.gather(first, *rest)
+
+    _run(store, story, store.new_writer(gate), Limits(lanes=1, queue=5))
+    assert store.messages_with_key("refused") == []
+
+
+def test_a_cancelled_caller_does_not_hurt_its_neighbours(store: StoreUnderTest) -> None:
+    gate = _Gate()
+    cancelled, neighbour, later = (store.a_prepare() for _ in range(3))
+    died: list[int] = []
+
+    async def story(commit: GroupCommit) -> None:
+        first = asyncio.ensure_future(_perform(commit, store, store.a_prepare()))
+        await asyncio.to_thread(gate.inside.wait, 10)
+        gone = asyncio.ensure_future(_perform(commit, store, cancelled))
+        stays = asyncio.ensure_future(_perform(commit, store, neighbour))
+        await asyncio.sleep(0)
+        gone.cancel()
+        gate.open.set()
+        await asyncio.gather(first, stays)
+        await _perform(commit, store, later)
+
+    _run(store, story, store.new_writer(gate), died=died)
+    assert died == []
+    for operation in (cancelled, neighbour, later):
+        assert store.state_of(operation.number) is MessageState.PREPARED
+
+
+def test_one_poisoned_operation_fails_alone(store: StoreUnderTest) -> None:
+    poison = store.a_prepare(key="poison")
+    poison.content_type = None  # type: ignore[assignment]
+    healthy = [store.a_prepare() for _ in range(199)]
+
+    async def story(commit: GroupCommit) -> list[Any]:
+        return await _perform(commit, store, *healthy[:99], poison, *healthy[99:])
+
+    answers = _run(store, story)
+    assert isinstance(answers.pop(99), InternalFault)
+    assert answers == [Stored(o.number, MessageState.PREPARED) for o in healthy]
+
+
+def test_after_stop_nothing_is_taken(store: StoreUnderTest) -> None:
+    async def story(commit: GroupCommit) -> None:
+        await asyncio.to_thread(commit.stop)
+        with pytest.raises(ShuttingDown):
+            await commit.perform([(store.shard, store.a_prepare())])
+
+    _run(store, story)
+
+
+def test_a_lane_that_dies_is_told(store: StoreUnderTest) -> None:
+    died: list[int] = []
+
+    def die(point: str) -> None:
+        raise SystemExit
+
+    async def story(commit: GroupCommit) -> None:
+        commit.perform([(store.shard, store.a_prepare())])
+        await asyncio.to_thread(eventually, lambda: died)
+
+    _run(store, story, store.new_writer(die), Limits(lanes=1), died)
+    assert died == [1]
+
+
+@pytest.mark.mariadb
+class TestOnMariaDB:
+    @pytest.fixture
+    def store(self, mariadb) -> Any:
+        from tests.support.store import mariadb_store
+
+        made = mariadb_store(mariadb)
+        yield made
+        made.close()
+
+    @pytest.mark.parametrize("what", ["submit", "ack"])
+    def test_one_locked_row_among_200_holds_up_nobody_else(self, store: StoreUnderTest, what: str) -> None:
+        operations = [store.prepared() for _ in range(200)]
+        numbers = [operation.number for operation in operations]
+        if what == "ack":
+            store.perform(*(store.submit_of(number) for number in numbers))
+        make = store.submit_of if what == "submit" else store.ack_of
+        table = "message" if what == "submit" else "consumption"
+        column = "id" if what == "submit" else "message_id"
+        foreign = store.database.engine.connect()
+        foreign.exec_driver_sql(
+            f"SELECT * FROM tmc_{table}_{store.shard:02d} WHERE {column} = {numbers[77]} FOR UPDATE"
+        ).fetchall()
+
+        async def story(commit: GroupCommit) -> None:
+            decisions = [make(number) for number in numbers]
+            tasks = [asyncio.ensure_future(_perform(commit, store, decision)) for decision in decisions]
+            others = [task for i, task in enumerate(tasks) if i != 77]
+            await asyncio.wait_for(asyncio.gather(*others), 20)
+            assert not tasks[77].done()
+            foreign.rollback()
+            await tasks[77]
+            expected = [Stored(number, MessageState.COMMITTED) for number in numbers] if what == "submit" else [DONE] * 200
+            assert [decision.answer for decision in decisions] == expected
+
+        try:
+            _run(store, story)
+        finally:
+            foreign.close()
+
+    def test_a_row_that_stays_locked_is_told_so(self, store: StoreUnderTest) -> None:
+        operation = store.prepared()
+        foreign = store.database.engine.connect()
+        foreign.exec_driver_sql(f"SELECT * FROM tmc_message_{store.shard:02d} FOR UPDATE").fetchall()
+
+        async def story(commit: GroupCommit) -> list[Any]:
+            return await _perform(commit, store, store.submit_of(operation.number))
+
+        try:
+            (answer,) = _run(store, story)
+        finally:
+            foreign.close()
+        assert isinstance(answer, RowLocked)
+        assert store.state_of(operation.number) is MessageState.PREPARED
+
+    @pytest.mark.parametrize("when", ["written", "commit sent"])
+    def test_a_connection_lost_in_the_middle_is_settled_before_anybody_is_answered(
+        self, store: StoreUnderTest, when: str
+    ) -> None:
+        """KILL the lane's connection before its commit, or let the commit through and lose only its answer."""
+        operation = store.prepared()
+        lost: list[int] = []
+
+        def lose_once(connection: sa.Connection) -> None:
+            if lost:
+                return
+            lost.append(1)
+            dbapi = connection.connection.dbapi_connection
+            if when == "commit sent":
+                dbapi.commit()
+            with sa.create_engine(store.database.url).connect() as killer:
+                killer.exec_driver_sql(f"KILL {dbapi.thread_id()}")
+
+        async def story(commit: GroupCommit) -> list[Any]:
+            sa.event.listen(store.database.engine, "commit", lose_once)
+            return await _perform(commit, store, store.submit_of(operation.number), store.a_prepare(key="beside"))
+
+        try:
+            answers = _run(store, story)
+        finally:
+            sa.event.remove(store.database.engine, "commit", lose_once)
+        assert lost == [1]
+        assert answers[0] == Stored(operation.number, MessageState.COMMITTED)
+        assert isinstance(answers[1], Stored)
+        assert store.row(operation.number) is not None
+        assert len(store.messages_with_key("beside")) == 1
+
+    def test_a_database_that_is_away_is_unavailable_to_all(self, store: StoreUnderTest) -> None:
+        from tests.support.mariadb import free_port
+        from tmc_server.store.engines import Database
+
+        away = Database(f"mariadb+mysqldb://root@127.0.0.1:{free_port()}/nowhere")
+        writer = ShardWriter(away, store.watch, store.outlet, 7)
+
+        async def story(commit: GroupCommit) -> list[Any]:
+            return await _perform(commit, store, *(store.a_prepare() for _ in range(10)))
+
+        answers = _run(store, story, writer)
+        assert all(isinstance(answer, StoreUnavailable) for answer in answers)
+        away.close()
+
+    def test_deadlocks_are_repeated(self, store: StoreUnderTest) -> None:
+        """Two lanes, two databases' worth of writers, the same rows in opposite arrival order: all are answered."""
+        numbers = [store.submitted(room=1) for _ in range(50)]
+
+        async def story(commit: GroupCommit) -> list[Any]:
+            forward = [store.nack_of(number, 1) for number in numbers]
+            backward = [store.ack_of(number) for number in reversed(numbers)]
+            other = GroupCommit(store.new_writer(), Limits(lanes=2), asyncio.get_running_loop(), lambda: None)
+            other.start()
+            await asyncio.gather(
+                *(_perform(commit, store, operation) for operation in forward),
+                *(_perform(other, store, operation) for operation in backward),
+            )
+            await asyncio.to_thread(other.stop)
+            return [operation.answer for operation in backward]
+
+        assert _run(store, story) == [DONE] * 50

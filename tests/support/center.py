@@ -1,0 +1,80 @@
+"""A real server inside the test process: its own loop in a thread, its real port."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import grpc
+
+from tests.support.eventually import eventually
+from tmc_client.protocol import admin_pb2, admin_pb2_grpc, types_pb2
+from tmc_server.app import Center, initialise
+from tmc_server.config import Config
+
+
+class RunningCenter:
+    """dev: open, names made at first use. Otherwise apps `orders` and `coupons`, topic `order.paid`, one subscription."""
+
+    def __init__(self, url: str, dev: bool = False, **sections: dict[str, Any]) -> None:
+        store = {"catalog": url, "change_delay_ms": 1500} | sections.pop("store", {})
+        self.config = Config.model_validate({"server": {"listen": "127.0.0.1:0"}, "store": store, **sections})
+        self.token = "" if dev else initialise(self.config) or ""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.center = self._run(self._make(dev))
+        self.address = f"127.0.0.1:{self.center.port}"
+        self.keys: dict[str, str] = {}
+        if not dev:
+            self._register()
+
+    async def _make(self, dev: bool) -> Center:
+        center = Center(self.config, dev)
+        await center.start()
+        return center
+
+    def _run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    def admin(self, channel: grpc.Channel) -> Any:
+        return admin_pb2_grpc.AdminServiceStub(channel)
+
+    @property
+    def operator(self) -> list[tuple[str, str]]:
+        return [("authorization", f"Bearer {self.token}")]
+
+    def as_app(self, app: str, tag: str = "") -> list[tuple[str, str]]:
+        metadata = [("tmc-app", app), ("authorization", f"Bearer {self.keys.get(app, '')}")]
+        return [*metadata, ("tmc-tag", tag)] if tag else metadata
+
+    def _register(self) -> None:
+        with grpc.insecure_channel(self.address) as channel:
+            admin = self.admin(channel)
+            for app in ("orders", "coupons", "stranger"):
+                self.keys[app] = admin.RegisterApp(admin_pb2.RegisterAppRequest(id=app), metadata=self.operator).key
+            admin.RegisterTopic(
+                admin_pb2.RegisterTopicRequest(name="order.paid", owner="orders", open_limit=100_000),
+                metadata=self.operator,
+            )
+            made = admin.RegisterSubscription(
+                admin_pb2.RegisterSubscriptionRequest(
+                    topic="order.paid", app="coupons", retry=types_pb2.RetryPolicy(interval_ms=1000, max_retry=3)
+                ),
+                metadata=self.operator,
+            )
+        eventually(lambda: time.time() * 1000 >= made.effective_ms)
+
+    def stop(self) -> None:
+        self._run(self.center.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def __enter__(self) -> RunningCenter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

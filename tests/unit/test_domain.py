@@ -1,0 +1,180 @@
+"""The domain, as tables."""
+
+from __future__ import annotations
+
+import doctest
+import itertools
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.clock import ManualClock
+from tmc_server.domain import consumption, message, retry
+from tmc_server.domain.consumption import ConsumptionState as C
+from tmc_server.domain.consumption import Row
+from tmc_server.domain.ids import EPOCH_MS, IdGenerator, MessageId, created_ms
+from tmc_server.domain.message import Decided, MessageEvent, MessageState, digest_of
+from tmc_server.domain.placement import SHARDS, shard_of, shards_of
+from tmc_server.domain.retry import RetryKind, RetryPolicy
+from tmc_server.errors import AlreadyCommitted, AlreadyRolledBack, AttemptStale, ConsumptionClosed, NoIdentity
+
+
+class TestMessage:
+    @pytest.mark.parametrize(
+        ("state", "event", "expected"),
+        [
+            (MessageState.PREPARED, MessageEvent.SUBMIT, Decided(MessageState.COMMITTED, True)),
+            (MessageState.PREPARED, MessageEvent.ROLLBACK, Decided(MessageState.ROLLED_BACK, True)),
+            (MessageState.COMMITTED, MessageEvent.SUBMIT, Decided(MessageState.COMMITTED, False)),
+            (MessageState.ROLLED_BACK, MessageEvent.ROLLBACK, Decided(MessageState.ROLLED_BACK, False)),
+        ],
+    )
+    def test_decisions(self, state: MessageState, event: MessageEvent, expected: Decided) -> None:
+        assert message.decide(state, event) == expected
+
+    def test_the_opposite_decision_is_refused(self) -> None:
+        assert isinstance(message.decide(MessageState.COMMITTED, MessageEvent.ROLLBACK), AlreadyCommitted)
+        assert isinstance(message.decide(MessageState.ROLLED_BACK, MessageEvent.SUBMIT), AlreadyRolledBack)
+
+    def test_arrows_have_one_letter_each(self) -> None:
+        letters = [arrow.letter for arrow in (*message.ARROWS.values(), *consumption.ARROWS.values())]
+        assert letters == [chr(ord("a") + i) for i in range(len(letters))]
+
+    def test_the_digest_tells_contents_apart(self) -> None:
+        contents = [
+            (b"a", "text/plain", {}, 0),
+            (b"a", "text/plain", {}, 1),
+            (b"", "atext/plain", {}, 0),
+            (b"a", "text/html", {}, 0),
+            (b"a", "text/plain", {"x": "yz"}, 0),
+            (b"a", "text/plain", {"xy": "z"}, 0),
+            (b"a", "text/plain", {"x": "y", "z": ""}, 0),
+        ]
+        assert len({digest_of(*content) for content in contents}) == len(contents)
+        assert digest_of(b"a", "t", {"x": "1", "y": "2"}, 0) == digest_of(b"a", "t", {"y": "2", "x": "1"}, 0)
+
+
+class TestConsumption:
+    ROW = Row(C.SCHEDULED, attempt=2, tried=2, due_ms=50)
+    POLICY = RetryPolicy(interval_ms=1000, max_retry=3)
+
+    @pytest.mark.parametrize("state", [C.ACKED, C.FAILED, C.CANCELLED])
+    def test_what_is_closed_takes_no_nack_and_no_extend(self, state: C) -> None:
+        row = Row(state, 2, 2, None)
+        assert isinstance(consumption.decide_nack(row, 2, self.POLICY, 0), ConsumptionClosed)
+        assert isinstance(consumption.decide_extend(row, 2, 10, 0), ConsumptionClosed)
+        assert consumption.decide_give_back(row, 2, 0, 0) is None
+
+    @pytest.mark.parametrize("attempt", [1, 3])
+    def test_what_belongs_to_one_try_is_refused_for_another(self, attempt: int) -> None:
+        assert isinstance(consumption.decide_nack(self.ROW, attempt, self.POLICY, 0), AttemptStale)
+        assert isinstance(consumption.decide_extend(self.ROW, attempt, 10, 0), AttemptStale)
+        assert consumption.decide_give_back(self.ROW, attempt, 0, 0) is None
+
+    def test_acks(self) -> None:
+        acked = Row(C.ACKED, 2, 2, None)
+        assert consumption.decide_ack(self.ROW, 0) == acked
+        assert consumption.decide_ack(Row(C.FAILED, 2, 2, None), 0) == acked
+        assert consumption.decide_ack(acked, 0) is None
+        assert consumption.decide_ack(Row(C.CANCELLED, 2, 2, None), 0) is None
+
+    def test_the_last_nack_fails(self) -> None:
+        last = Row(C.SCHEDULED, 4, 4, 50)
+        assert consumption.decide_nack(last, 4, self.POLICY, 0) == Row(C.FAILED, 4, 4, None)
+
+    def test_due_rows(self) -> None:
+        assert consumption.decide_due(self.ROW, self.POLICY, True, 100) == Row(C.SCHEDULED, 3, 3, 3100)
+        assert consumption.decide_due(Row(C.SCHEDULED, 9, 4, 0), self.POLICY, True, 100) == Row(C.FAILED, 9, 4, None)
+        assert consumption.decide_due(self.ROW, self.POLICY, False, 100) == Row(C.CANCELLED, 2, 2, None)
+
+    @pytest.mark.parametrize(("state", "event"), list(itertools.product(C, consumption.ConsumptionEvent)))
+    def test_every_pair_is_an_arrow_or_no_source(self, state: C, event: consumption.ConsumptionEvent) -> None:
+        assert ((state, event) in consumption.ARROWS) == (state in consumption.sources(event))
+
+
+class TestRetry:
+    def test_the_docstring_example_holds(self) -> None:
+        assert doctest.testmod(retry) == (3, 0) or doctest.testmod(retry).failed == 0
+
+    @pytest.mark.parametrize(
+        ("policy", "seconds"),
+        [
+            (RetryPolicy(interval_ms=10_000), [10, 30, 60, 100]),
+            (RetryPolicy(RetryKind.EXPONENTIAL, 10_000), [10, 30, 70, 150]),
+            (RetryPolicy(interval_ms=10_000, cap_ms=15_000), [10, 25, 40, 55]),
+            (RetryPolicy(RetryKind.EXPONENTIAL, 10_000, cap_ms=20_000), [10, 30, 50, 70]),
+        ],
+    )
+    def test_tries_fall_at(self, policy: RetryPolicy, seconds: list[int]) -> None:
+        at = list(itertools.accumulate(policy.distance_ms(tried) // 1000 for tried in range(1, 5)))
+        assert at == seconds
+
+    @given(st.sampled_from(RetryKind), st.integers(10, 86_400_000), st.integers(10, 86_400_000))
+    def test_distances_grow_up_to_the_cap_however_many_tries(self, kind: RetryKind, interval: int, cap: int) -> None:
+        policy = RetryPolicy(kind, interval, 10_000, cap)
+        distances = [policy.distance_ms(tried) for tried in (*range(1, 50), 10_000, 1 << 40)]
+        assert distances == sorted(distances)
+        assert 0 < distances[0] <= distances[-1] <= cap
+
+
+class TestPlacement:
+    @given(st.integers(0, 31), st.integers(1, 32), st.text())
+    def test_a_key_stays_in_its_topics_shards(self, index: int, spread: int, key: str) -> None:
+        assert shard_of(index, spread, key.encode("utf-8", "replace").decode()) in shards_of(index, spread)
+
+    def test_the_function_is_a_promise_to_stored_data(self) -> None:
+        assert [shard_of(30, 4, key) for key in ("a", "b", "paid-7")] == [
+            (30 + crc32(key.encode()) % 4) % SHARDS for key in ("a", "b", "paid-7")
+        ]
+        assert shard_of(30, 4, "paid-7") == 0
+
+
+class TestIds:
+    @given(st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1), st.integers(0, 31), st.integers(0, 2**63 - 1))
+    def test_ids_survive_being_written_and_read(self, topic: int, app: int, shard: int, number: int) -> None:
+        made = MessageId(topic, app, shard, number)
+        assert MessageId.parse(str(made)) == made
+
+    @pytest.mark.parametrize(
+        "text", ["", "1", "1-2-3-4", "1-2-32-4", "1-2-03-9223372036854775808", "a-b-03-4", "1-2-03-4 ", "٣-2-03-4", "1-2-03-4\n"]
+    )
+    def test_what_is_no_id_is_none(self, text: str) -> None:
+        assert MessageId.parse(text) is None
+
+    def test_numbers_grow_whatever_the_clock_does(self) -> None:
+        clock = ManualClock()
+        ids = IdGenerator(clock)
+        ids.lease(3, 0, clock() + 10_000)
+        made = [ids.next() for _ in range(5000)]
+        clock.now_ms -= 3_600_000
+        made += [ids.next() for _ in range(5000)]
+        assert made == sorted(set(made))
+
+    def test_no_number_outside_the_lease(self) -> None:
+        clock = ManualClock()
+        ids = IdGenerator(clock)
+        with pytest.raises(NoIdentity):
+            ids.next()
+        ids.lease(3, 0, clock() + 1000)
+        ids.next()
+        clock.advance(1)
+        with pytest.raises(NoIdentity):
+            ids.next()
+
+    def test_the_next_holder_starts_where_the_lease_ended(self) -> None:
+        clock = ManualClock()
+        first, second = IdGenerator(clock), IdGenerator(clock)
+        first.lease(3, 0, clock() + 1000)
+        last = [first.next() for _ in range(10)][-1]
+        clock.now_ms -= 5000
+        second.lease(3, clock() + 6000, clock() + 60_000)
+        assert second.next() > last
+        assert created_ms(second.next()) >= 1_800_000_000_000 + 1000
+
+    def test_numbers_fit_63_bits_for_decades(self) -> None:
+        clock = ManualClock(EPOCH_MS + 60 * 365 * 86_400_000)
+        ids = IdGenerator(clock)
+        ids.lease(1023, 0, clock() + 1)
+        assert 0 < ids.next() < 1 << 63

@@ -1,0 +1,100 @@
+"""Built-in delivery: credit is never overdrawn, nothing reserved gets lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tmc_server.delivery.stream import StreamOutlet
+from tmc_server.domain.ports import Copy
+
+
+def _copy(number: int, subscription: int = 1) -> Copy:
+    return Copy(5, number, subscription, 1, 1, 1, "k", b"", "t", {})
+
+
+def _run(story) -> None:
+    async def main() -> None:
+        given_back: list[Copy] = []
+        wakes: list[int] = []
+        outlet = StreamOutlet(asyncio.get_running_loop(), given_back.extend, lambda: wakes.append(1))
+        await story(outlet, given_back, wakes)
+
+    asyncio.run(main())
+
+
+def test_no_consumer_no_room() -> None:
+    async def story(outlet, given_back, wakes) -> None:
+        assert outlet.reserve(1, 10) == 0
+        stream = outlet.open([1])
+        assert outlet.reserve(1, 10) == 0
+        outlet.add_credit(stream, 3)
+        assert (wakes, outlet.reserve(2, 1), outlet.reserve(1, 10), outlet.reserve(1, 10)) == ([1], 0, 3, 0)
+
+    _run(story)
+
+
+def test_consumers_share_what_comes() -> None:
+    async def story(outlet, given_back, wakes) -> None:
+        streams = [outlet.open([1]) for _ in range(3)]
+        for stream in streams:
+            outlet.add_credit(stream, 10)
+        assert outlet.reserve(1, 6) == 6
+        outlet.deliver([_copy(i) for i in range(6)])
+        batches = [await stream.next_batch(10) for stream in streams]
+        assert [len(batch) for batch in batches] == [2, 2, 2]
+
+    _run(story)
+
+
+def test_a_short_consumer_does_not_hold_up_the_others() -> None:
+    async def story(outlet, given_back, wakes) -> None:
+        poor, rich = outlet.open([1]), outlet.open([1])
+        outlet.add_credit(poor, 1)
+        outlet.add_credit(rich, 10)
+        granted = outlet.reserve(1, 10) + outlet.reserve(1, 10)
+        assert granted == 11
+
+    _run(story)
+
+
+def test_what_was_not_written_is_given_back() -> None:
+    async def story(outlet, given_back, wakes) -> None:
+        stream = outlet.open([1])
+        outlet.add_credit(stream, 5)
+        assert outlet.reserve(1, 4) == 4
+        outlet.deliver([_copy(1), _copy(2)])
+        await asyncio.sleep(0)
+        outlet.close(stream)
+        assert [copy.number for copy in given_back] == [1, 2]
+        outlet.deliver([_copy(3), _copy(4)])  # reserved before the consumer left
+        await asyncio.sleep(0)
+        assert [copy.number for copy in given_back] == [1, 2, 3, 4]
+        assert outlet.reserve(1, 1) == 0
+
+    _run(story)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20)), max_size=6),
+    st.lists(st.integers(0, 30), max_size=10),
+)
+def test_never_more_than_the_credit_and_all_of_it(credits: list[tuple[int, int]], wants: list[int]) -> None:
+    async def story(outlet, given_back, wakes) -> None:
+        streams = [outlet.open([1]) for _ in range(3)]
+        for which, credit in credits:
+            outlet.add_credit(streams[which], credit)
+        total, granted = sum(credit for _, credit in credits), 0
+        for want in wants:
+            got = outlet.reserve(1, want)
+            assert got <= want
+            granted += got
+            outlet.release(1, got // 2)
+            granted -= got // 2
+        assert granted <= total
+        assert outlet.reserve(1, 10_000) + 0 <= total - granted
+
+    _run(story)
