@@ -69,6 +69,7 @@ class Consumer:
         self._transport: StreamTransport | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread: threading.Thread | None = None
         self._running = 0
         self._idle = threading.Condition()
         self._stop_requested = threading.Event()
@@ -99,7 +100,8 @@ class Consumer:
         self._pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="tmc-handler")
         if any(inspect.iscoroutinefunction(listener.handler) for listener in self._listeners.values()):
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="tmc-handlers", daemon=True).start()
+            self._loop_thread = threading.Thread(target=self._run_loop, name="tmc-handlers", daemon=True)
+            self._loop_thread.start()
         self._transport = StreamTransport(
             self._center.connection, list(self._listeners), self._prefetch, self._on_delivery
         )
@@ -114,9 +116,17 @@ class Consumer:
             self._idle.wait_for(lambda: self._running == 0, grace.total_seconds())
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
-        if self._loop is not None:
+        if self._loop is not None and self._loop_thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop_thread.join(5)
         self._center.sender.flush(grace.total_seconds())
+
+    def _run_loop(self) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
 
     def run(self) -> None:
         """Receive until SIGTERM or SIGINT; a second signal ends at once. Call it in the main thread."""

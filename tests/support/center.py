@@ -16,19 +16,19 @@ from tmc_server.config import Config
 
 
 class RunningCenter:
-    """dev: open, names made at first use. Otherwise apps `orders` and `coupons`, topic `order.paid`, one subscription."""
+    """open_to_all: as `tmc dev`, names made at first use. Otherwise apps `orders` and `coupons`, topic `order.paid`, one subscription."""
 
-    def __init__(self, url: str, dev: bool = False, **sections: dict[str, Any]) -> None:
+    def __init__(self, url: str, open_to_all: bool = False, **sections: dict[str, Any]) -> None:
         store = {"catalog": url, "change_delay_ms": 1500} | sections.pop("store", {})
         self.config = Config.model_validate({"server": {"listen": "127.0.0.1:0"}, "store": store, **sections})
-        self.token = "" if dev else initialise(self.config) or ""
+        self.token = "" if open_to_all else initialise(self.config) or ""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.center = self._run(self._make(dev))
+        self.center = self._run(self._make(open_to_all))
         self.address = f"127.0.0.1:{self.center.port}"
         self.keys: dict[str, str] = {}
-        if not dev:
+        if not open_to_all:
             self._register()
 
     async def _make(self, dev: bool) -> Center:

@@ -234,21 +234,23 @@ class ConsumptionServicer:
         if first is None or first is MALFORMED:
             raise MalformedRequest
         stream = self._outlet.open(self._subscriptions(caller, first))
-        credits = asyncio.create_task(self._read_credit(stream, first, requests))
+        credit = asyncio.create_task(self._read_credit(stream, first, requests))
+        batch: asyncio.Task[Any] | None = None
         try:
             while True:
                 batch = asyncio.create_task(stream.next_batch(_DELIVERIES_PER_RESPONSE))
-                await asyncio.wait({batch, credits}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({batch, credit}, return_when=asyncio.FIRST_COMPLETED)
                 if not batch.done():
-                    batch.cancel()
-                    credits.result()  # the consumer ended the stream, or sent nonsense
+                    credit.result()  # the consumer ended the stream, or sent nonsense
                     return
                 catalog = self._administering.catalog
                 yield consumption_pb2.SubscribeResponse(
                     deliveries=[convert.delivery_to(copy, catalog) for copy in batch.result()]
                 )
         finally:
-            credits.cancel()
+            credit.cancel()
+            if batch is not None:
+                batch.cancel()
             self._outlet.close(stream)
 
     def _subscriptions(self, caller: Caller, first: consumption_pb2.SubscribeRequest) -> list[int]:

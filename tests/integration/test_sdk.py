@@ -1,0 +1,376 @@
+"""The SDK against a running center: transactions, ledgers, consumers, both faces."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pydantic
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
+
+import tmc_client as tmc
+from tests.support.center import RunningCenter
+from tests.support.eventually import eventually
+from tmc_client import aio
+from tmc_client.protocol import types_pb2
+from tmc_client.tables import inbox, ledger
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory) -> Iterator[RunningCenter]:
+    folder = tmp_path_factory.mktemp("sdk")
+    with RunningCenter(f"sqlite:///{folder}/c.db", open_to_all=True, dev={"retry_interval_ms": 200}) as made:
+        yield made
+
+
+@pytest.fixture
+def center(running: RunningCenter) -> Iterator[tmc.Center]:
+    with tmc.connect(running.address, app="orders") as made:
+        yield made
+
+
+@pytest.fixture
+def business(tmp_path) -> Iterator[sa.Engine]:
+    """The business database: one table of orders, and the SDK's tables."""
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/business.db")
+    tmc.create_tables(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE orders (id INTEGER PRIMARY KEY)")
+    yield engine
+    engine.dispose()
+
+
+def _orders(engine: sa.Engine) -> list[int]:
+    with engine.connect() as connection:
+        return list(connection.exec_driver_sql("SELECT id FROM orders ORDER BY id").scalars())
+
+
+def _ledger(engine: sa.Engine) -> list[Any]:
+    with engine.connect() as connection:
+        return list(connection.execute(sa.select(ledger).order_by(ledger.c.message_id)))
+
+
+def _state(center: tmc.Center, topic: str, key: str) -> int:
+    return center.get_message(topic=topic, key=key).state
+
+
+def _insert(session: Session, number: int) -> None:
+    session.execute(sa.text("INSERT INTO orders VALUES (:id)"), {"id": number})
+
+
+class Consumed:
+    """What a consumer got."""
+
+    def __init__(self) -> None:
+        self.bodies: list[Any] = []
+        self.attempts: list[int] = []
+
+
+class TestTransaction:
+    def test_commit_delivers_and_settles(self, center: tmc.Center, business: sa.Engine) -> None:
+        with Session(business) as session, center.transaction(session) as tx:
+            _insert(session, 1)
+            tx.send("tx.one", {"order": 1}, key="a")
+            tx.send("tx.one", {"order": 1}, key="b")
+        assert _orders(business) == [1]
+        assert [_state(center, "tx.one", key) for key in "ab"] == [types_pb2.MESSAGE_STATE_COMMITTED] * 2
+        center.flush()
+        assert [row.settled_ms is not None for row in _ledger(business)] == [True, True]
+
+    def test_an_exception_in_the_block_leaves_nothing_anywhere(self, center: tmc.Center, business: sa.Engine) -> None:
+        with pytest.raises(ZeroDivisionError), Session(business) as session, center.transaction(session) as tx:
+            _insert(session, 1)
+            tx.send("tx.one", {}, key="never")
+            1 / 0  # noqa: B018
+        assert (_orders(business), _ledger(business)) == ([], [])
+        with pytest.raises(tmc.NotFound):
+            _state(center, "tx.one", "never")
+
+    def test_a_refused_message_rolls_the_others_back(self, center: tmc.Center, business: sa.Engine) -> None:
+        center.publish("tx.one", {}, key="taken")
+        with pytest.raises(tmc.KeyCommitted), Session(business) as session, center.transaction(session) as tx:
+            _insert(session, 1)
+            tx.send("tx.one", {}, key="beside")
+            tx.send("tx.one", {}, key="taken")
+        assert (_orders(business), _ledger(business)) == ([], [])
+        eventually(lambda: _is_free(center, "beside"))
+
+    def test_a_failed_local_commit_is_left_to_the_ledger(self, center: tmc.Center, business: sa.Engine) -> None:
+        with pytest.raises(sa.exc.OperationalError), Session(business) as session, center.transaction(session) as tx:
+            _insert(session, 1)
+            tx.send("tx.one", {}, key="uncertain")
+            sa.event.listen(session, "before_commit", _explode)
+        assert _orders(business) == []
+        assert _state(center, "tx.one", "uncertain") == types_pb2.MESSAGE_STATE_PREPARED
+
+    def test_an_existing_ledger_row_fences_the_block(self, center: tmc.Center, business: sa.Engine) -> None:
+        """A check that found no row writes one; the late transaction then fails with one clear error."""
+        with pytest.raises(tmc.Fenced), Session(business) as session, center.transaction(session) as tx:
+            _insert(session, 1)
+            tx.send("tx.one", {}, key="fenced")
+            fence = _FenceAfterPrepare(center)
+            center.prepare_later = fence  # type: ignore[method-assign]
+            fence.session = session
+        assert _orders(business) == []
+
+    def test_a_block_inside_a_savepoint_is_refused(self, center: tmc.Center, business: sa.Engine) -> None:
+        with Session(business) as session, session.begin(), session.begin_nested():
+            with pytest.raises(tmc.InvalidRequest, match="savepoint"), center.transaction(session):
+                pass
+
+    def test_a_center_that_is_away_stops_the_block_before_the_commit(self, business: sa.Engine) -> None:
+        from tests.support.mariadb import free_port
+
+        away = tmc.connect(f"127.0.0.1:{free_port()}", app="orders")
+        with pytest.raises(tmc.Unavailable), Session(business) as session:
+            with away.transaction(session, prepare_timeout=timedelta(milliseconds=300)) as tx:
+                _insert(session, 1)
+                tx.send("tx.one", {}, key="x")
+        assert (_orders(business), _ledger(business)) == ([], [])
+        away.sender.close(grace=0)
+
+    def test_a_restarted_producer_submits_what_its_ledger_holds(self, center: tmc.Center, business: sa.Engine) -> None:
+        """The producer died between its commit and the answer to its submit."""
+        prepared = center.prepare("tx.one", {"order": 9}, key="orphan")
+        with business.begin() as connection:
+            from tmc_client.ledger import rows_for
+
+            connection.exec_driver_sql("INSERT INTO orders VALUES (9)")
+            connection.execute(ledger.insert(), rows_for([prepared]))
+        assert center.resume(business) == 1
+        assert _state(center, "tx.one", "orphan") == types_pb2.MESSAGE_STATE_COMMITTED
+        assert center.resume(business) == 0
+
+
+def _is_free(center: tmc.Center, key: str) -> bool:
+    try:
+        center.rollback(center.prepare("tx.one", {}, key=key))
+    except tmc.KeyInProgress:
+        return False
+    return True
+
+
+def _explode(session: Session) -> None:
+    raise sa.exc.OperationalError("COMMIT", {}, Exception("connection lost"))
+
+
+class _FenceAfterPrepare:
+    """Writes the check's rollback marker in the moment between prepare and the block's own ledger rows."""
+
+    def __init__(self, center: tmc.Center) -> None:
+        self._real = center.prepare_later
+        self.session: Session | None = None
+
+    def __call__(self, request: Any, timeout: timedelta) -> Any:
+        future = self._real(request, timeout)
+        result = future.result(10)
+        assert self.session is not None
+        marker = {"message_id": result.message_id, "state": 2, "topic": "t", "message_key": "k", "attempt_id": b"", "created_ms": 0}
+        self.session.connection().execute(ledger.insert(), marker)
+        return future
+
+
+class Paid(pydantic.BaseModel):
+    order: int
+
+
+class TestConsumer:
+    def test_bodies_come_as_annotated(self, running: RunningCenter, center: tmc.Center) -> None:
+        got: list[Any] = []
+        consumer = tmc.Consumer(tmc.connect(running.address, app="typed"))
+
+        @consumer.listener(tmc.topic("typed.model", Paid))
+        def model(paid: Paid, message: tmc.Message) -> None:
+            got.append((paid, message.key, message.headers, message.producer))
+
+        @consumer.listener("typed.bytes")
+        async def raw(body: bytes) -> None:
+            await asyncio.sleep(0)
+            got.append(body)
+
+        with consumer:
+            eventually(lambda: _subscribed(running, "typed", 2))
+            center.publish("typed.model", Paid(order=7), key="k7", headers={"trace": "x"})
+            center.publish("typed.bytes", b"\x00\xff", key="k8")
+            eventually(lambda: len(got) == 2)
+        assert (Paid(order=7), "k7", {"trace": "x"}, "orders") in got
+        assert b"\x00\xff" in got
+
+    def test_a_failing_handler_is_tried_again_and_rejects_end_it(self, running: RunningCenter, center: tmc.Center) -> None:
+        tries: list[tuple[str, int]] = []
+        consumer = tmc.Consumer(tmc.connect(running.address, app="failing"))
+
+        @consumer.listener("failing")
+        def handle(body: str, message: tmc.Message) -> None:
+            tries.append((body, message.attempt))
+            if body == "reject":
+                raise tmc.Reject("never")
+            if body == "later" and message.attempt < 3:
+                raise tmc.Later(timedelta(milliseconds=10))
+            if body == "broken" and message.attempt < 2:
+                raise RuntimeError("broken")
+
+        with consumer:
+            eventually(lambda: _subscribed(running, "failing", 1))
+            for body in ("reject", "later", "broken"):
+                center.publish("failing", body, key=body)
+            eventually(lambda: len(tries) == 6)
+            eventually(lambda: _consumption_states(running, "failing") == {"reject": 3, "later": 2, "broken": 2})
+        assert sorted(tries) == [("broken", 1), ("broken", 2), ("later", 1), ("later", 2), ("later", 3), ("reject", 1)]
+
+    def test_with_an_inbox_a_copy_that_comes_again_has_no_second_effect(
+        self, running: RunningCenter, center: tmc.Center, business: sa.Engine
+    ) -> None:
+        handled, lost_acks = [], [1, 1]
+        mine = tmc.connect(running.address, app="inboxed")
+        consumer = tmc.Consumer(mine)
+        real = consumer._send
+
+        def lose_two_acks(kind: Any, request: Any) -> None:
+            if lost_acks:
+                lost_acks.pop()
+            else:
+                real(kind, request)
+
+        consumer._send = lose_two_acks  # type: ignore[method-assign]
+
+        @consumer.listener("inboxed", inbox=tmc.SqlInbox(sessionmaker(business)))
+        def handle(body: str, session: Session) -> None:
+            handled.append(body)
+            _insert(session, 5)
+
+        with consumer:
+            eventually(lambda: _subscribed(running, "inboxed", 1))
+            center.publish("inboxed", "x", key="x")
+            eventually(lambda: _consumption_states(running, "inboxed") == {"x": 2})
+        assert handled == ["x"]
+        assert _orders(business) == [5]
+        with business.connect() as connection:
+            assert len(connection.execute(sa.select(inbox)).fetchall()) == 1
+
+    def test_a_handler_that_fails_with_an_inbox_leaves_no_note(
+        self, running: RunningCenter, center: tmc.Center, business: sa.Engine
+    ) -> None:
+        tries: list[int] = []
+        consumer = tmc.Consumer(tmc.connect(running.address, app="inboxed2"))
+
+        @consumer.listener("inboxed2", inbox=tmc.SqlInbox(sessionmaker(business)))
+        def handle(body: str, session: Session, message: tmc.Message) -> None:
+            tries.append(message.attempt)
+            _insert(session, message.attempt)
+            if message.attempt == 1:
+                raise RuntimeError("after the effect")
+
+        with consumer:
+            eventually(lambda: _subscribed(running, "inboxed2", 1))
+            center.publish("inboxed2", "x", key="x")
+            eventually(lambda: _consumption_states(running, "inboxed2") == {"x": 2})
+        assert (tries, _orders(business)) == ([1, 2], [2])
+
+    def test_stop_lets_running_handlers_end(self, running: RunningCenter, center: tmc.Center) -> None:
+        entered, go_on = threading.Event(), threading.Event()
+        consumer = tmc.Consumer(tmc.connect(running.address, app="stopping"), concurrency=1)
+
+        @consumer.listener("stopping")
+        def handle(body: str) -> None:
+            entered.set()
+            go_on.wait(10)
+
+        consumer.start()
+        eventually(lambda: _subscribed(running, "stopping", 1))
+        center.publish("stopping", "x", key="x")
+        assert entered.wait(10)
+        stopper = threading.Thread(target=consumer.stop)
+        stopper.start()
+        go_on.set()
+        stopper.join(20)
+        assert _consumption_states(running, "stopping") == {"x": 2}
+
+    @pytest.mark.parametrize(
+        ("signature", "expected"),
+        [("def h(): ...", "first parameter"), ("def h(body, what): ...", "nobody fills"), ("def h(body, session): ...", "inbox")],
+    )
+    def test_handlers_that_cannot_work_are_refused_at_once(self, center: tmc.Center, signature: str, expected: str) -> None:
+        space: dict[str, Any] = {}
+        exec(signature, space)  # noqa: S102
+        with pytest.raises(TypeError, match=expected):
+            tmc.Consumer(center).listener("t")(space["h"])
+
+
+def _subscribed(running: RunningCenter, app: str, count: int) -> bool:
+    catalog = running.center._watch.current
+    return sum(1 for s in catalog.subscriptions.values() if catalog.apps[s.app].id == app) == count
+
+
+def _consumption_states(running: RunningCenter, topic: str) -> dict[str, int]:
+    """State numbers by message key: 1 scheduled, 2 acked, 3 failed."""
+    from tmc_server.domain.placement import table_index_for
+    from tmc_server.store.tables import shard_tables
+
+    tables = shard_tables(table_index_for(topic))
+    number = running.center._watch.current.topic_by_name[topic].number
+    query = (
+        sa.select(tables.message.c.message_key, tables.consumption.c.state)
+        .join(tables.consumption, tables.consumption.c.message_id == tables.message.c.id)
+        .where(tables.message.c.topic_no == number)
+    )
+    with running.center._shards.catalog.reading() as connection:
+        return dict(connection.execute(query).fetchall())
+
+
+class TestAsyncio:
+    def test_the_same_calls_awaited(self, running: RunningCenter, tmp_path) -> None:
+        async def story() -> None:
+            from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+            engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/async.db")
+            sync = sa.create_engine(f"sqlite:///{tmp_path}/async.db")
+            tmc.create_tables(sync)
+            async with aio.connect(running.address, app="orders") as center:
+                prepared = await center.prepare("aio", b"1", key="one")
+                assert await center.submit(prepared) == prepared.message_id
+                await center.rollback(await center.prepare("aio", b"2", key="two"))
+                assert await center.publish("aio", b"3", key="three")
+                published = await asyncio.gather(*(center.publish("aio", b"", key=f"m{i}") for i in range(100)))
+                assert len(set(published)) == 100
+                async with AsyncSession(engine) as session, center.transaction(session) as tx:
+                    tx.send("aio", {"x": 1}, key="tx")
+                with pytest.raises(ZeroDivisionError):
+                    async with AsyncSession(engine) as session, center.transaction(session) as tx:
+                        tx.send("aio", {"x": 1}, key="tx-never")
+                        1 / 0  # noqa: B018
+                assert (await asyncio.to_thread(_state, center.blocking, "aio", "tx")) == 2
+                with pytest.raises(tmc.KeyCommitted):
+                    await center.publish("aio", b"other", key="three")
+                with pytest.raises(TypeError):
+                    with center.transaction(AsyncSession(engine)):  # type: ignore[attr-defined]
+                        pass
+            await engine.dispose()
+            assert [row.settled_ms is not None for row in _ledger(sync)] == [True]
+            sync.dispose()
+
+        asyncio.run(story())
+
+
+def test_credentials_and_deadlines_are_told_apart(tmp_path) -> None:
+    with RunningCenter(f"sqlite:///{tmp_path}/c.db") as strict:
+        with tmc.connect(strict.address, app="orders", key="wrong") as wrong, pytest.raises(tmc.NotAuthenticated):
+            wrong.publish("order.paid", b"", key="x")
+        with tmc.connect(strict.address, app="orders", key=strict.keys["orders"]) as right:
+            assert right.publish("order.paid", b"", key="x")
+            with pytest.raises(tmc.DeadlineExceeded):
+                right.publish("order.paid", b"", key="y", timeout=timedelta(microseconds=1))
+            with pytest.raises(tmc.InvalidRequest) as caught:
+                right.publish("order.paid", b"", key="")
+            assert caught.value.field == "key"
+
+
+@pytest.mark.parametrize("address", ["", "nohost", "consul://x", "a:b", "1.2.3.4:5,oops"])
+def test_addresses_that_cannot_work_are_refused_at_once(address: str) -> None:
+    with pytest.raises(ValueError, match="no address of a center"):
+        tmc.connect(address, app="x")
