@@ -28,7 +28,10 @@ LIMIT = timedelta(seconds=30)
 def batched(address: str, orders_key: str, coupons_key: str, stop: float, size: int = 100) -> int:
     """Explicit batches: one caller prepares, submits and acks `size` messages at a time."""
     channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
-    messages, consumptions = message_pb2_grpc.MessageServiceStub(channel), consumption_pb2_grpc.ConsumptionServiceStub(channel)
+    messages, consumptions = (
+        message_pb2_grpc.MessageServiceStub(channel),
+        consumption_pb2_grpc.ConsumptionServiceStub(channel),
+    )
     producer = [("tmc-app", "orders"), ("authorization", f"Bearer {orders_key}")]
     consumer = [("tmc-app", "coupons"), ("authorization", f"Bearer {coupons_key}")]
     prefix, count = os.urandom(6).hex(), 0

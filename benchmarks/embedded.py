@@ -53,7 +53,9 @@ def run(messages: int, threads: int) -> float:
     port, data = free_port(), folder / "center.db"
     address = f"127.0.0.1:{port}"
     environment = os.environ | {"TMC_LIMITS__ITEMS_PER_SECOND": "0"}
-    center = subprocess.Popen([TMC, "dev", "--port", str(port), "--data", str(data)], env=environment, stderr=subprocess.DEVNULL)
+    center = subprocess.Popen(
+        [TMC, "dev", "--port", str(port), "--data", str(data)], env=environment, stderr=subprocess.DEVNULL
+    )
     consumer = subprocess.Popen([sys.executable, "-c", _CONSUMER, address], stderr=subprocess.DEVNULL)
     try:
         with grpc.insecure_channel(address) as channel:

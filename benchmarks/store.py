@@ -24,7 +24,16 @@ CALLERS = str(Path(__file__).parent / "callers.py")
 
 def drive(served: Served, mode: str, processes: int, threads: int, seconds: float) -> float:
     """Full lives per second of `processes` x `threads` callers."""
-    command = [sys.executable, CALLERS, mode, served.address, served.orders_key, served.coupons_key, str(threads), str(seconds)]
+    command = [
+        sys.executable,
+        CALLERS,
+        mode,
+        served.address,
+        served.orders_key,
+        served.coupons_key,
+        str(threads),
+        str(seconds),
+    ]
     started = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(processes)
     ]

@@ -21,9 +21,7 @@ def mariadb() -> Iterator[MariaDB]:
 @pytest.fixture(params=["sqlite", pytest.param("mariadb", marks=pytest.mark.mariadb)])
 def store(request: pytest.FixtureRequest, tmp_path) -> Iterator[StoreUnderTest]:
     """An empty store with app `orders` owning topic `order.paid`, and `coupons` subscribed to it; manual clock."""
-    if request.param == "sqlite":
-        made = sqlite_store(tmp_path)
-    else:
-        made = mariadb_store(request.getfixturevalue("mariadb"))
+    sqlite = request.param == "sqlite"
+    made = sqlite_store(tmp_path) if sqlite else mariadb_store(request.getfixturevalue("mariadb"))
     yield made
     made.close()

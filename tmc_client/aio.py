@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tmc_client import center as blocking
 from tmc_client import errors, sender

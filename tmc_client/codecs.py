@@ -74,5 +74,5 @@ def decode(body: bytes, content_type: str, wanted: Any) -> Any:
         if isinstance(container, type) and not isinstance(value, container):
             raise TypeError(f"it holds a {type(value).__name__}")
         return value
-    except Exception as exc:  # noqa: BLE001 - every library has its own way to say "these are not my bytes"
+    except Exception as exc:
         raise CodecError(f"The body is no {getattr(wanted, '__name__', wanted)}: {exc}", field="body") from exc

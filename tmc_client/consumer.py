@@ -74,9 +74,7 @@ class Consumer:
         self._idle = threading.Condition()
         self._stop_requested = threading.Event()
 
-    def listener(
-        self, topic: Topic[Any] | str, *, inbox: SqlInbox | None = None
-    ) -> Callable[[Handler], Handler]:
+    def listener(self, topic: Topic[Any] | str, *, inbox: SqlInbox | None = None) -> Callable[[Handler], Handler]:
         """Handle a topic's messages with the decorated function, `def` or `async def`.
 
         Its first parameter is the body, read as annotated. A parameter annotated `Message` gets the message, one named
@@ -184,7 +182,7 @@ class Consumer:
         except errors.CodecError as exc:
             log.error("message %s: %s", message.id, exc)
             self._nack(message, str(exc))
-        except Exception as exc:  # noqa: BLE001 - whatever a handler raises is the center's to retry
+        except Exception as exc:
             log.warning("the handler of %s failed on %s", message.topic, message.id, exc_info=True)
             self._nack(message, f"{type(exc).__name__}: {exc}")
         else:
@@ -213,9 +211,7 @@ class Consumer:
         else:
             handler(body, **extra)
 
-    def _nack(
-        self, message: Message, error: str, reject: bool = False, retry_after: timedelta | None = None
-    ) -> None:
+    def _nack(self, message: Message, error: str, reject: bool = False, retry_after: timedelta | None = None) -> None:
         request = consumption_pb2.NackRequest(
             message_id=message.id, attempt=message.attempt, error=error[:500], reject=reject
         )

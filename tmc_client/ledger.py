@@ -146,7 +146,9 @@ class Settler:
                 with engine.begin() as connection:
                     connection.execute(settle_statement(ids))
             except sa.exc.SQLAlchemyError as exc:
-                log.warning("%d answered messages stay unsettled and are submitted again at the next start: %s", len(ids), exc)
+                log.warning(
+                    "%d answered messages stay unsettled and are submitted again at the next start: %s", len(ids), exc
+                )
 
     def close(self) -> None:
         self._closed = True

@@ -134,9 +134,7 @@ class Sender:
     def flush(self, timeout: float) -> bool:
         """Wait until nothing is queued or in flight. Returns False when the time is over."""
         with self._condition:
-            return self._condition.wait_for(
-                lambda: not (self._order or self._later or self._in_flight), timeout
-            )
+            return self._condition.wait_for(lambda: not (self._order or self._later or self._in_flight), timeout)
 
     def _run(self) -> None:
         while (calls := self._take()) is not None:

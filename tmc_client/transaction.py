@@ -60,7 +60,9 @@ class Records:
 class Preparation:
     """The prepare calls of one block, under way."""
 
-    def __init__(self, center: Center, requests: Sequence[message_pb2.PrepareRequest], ledger_id: bytes, limit: timedelta):
+    def __init__(
+        self, center: Center, requests: Sequence[message_pb2.PrepareRequest], ledger_id: bytes, limit: timedelta
+    ):
         self._center = center
         self._requests = requests
         self.deadline = time.monotonic() + limit.total_seconds()

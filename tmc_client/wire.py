@@ -36,10 +36,10 @@ def from_item(item: types_pb2.ItemError) -> errors.TmcError:
     )
 
 
-def from_rpc(exc: grpc.RpcError) -> errors.TmcError:
+def from_rpc(exc: Any) -> errors.TmcError:
     """The error of a whole call."""
-    code, text = exc.code(), exc.details() or ""  # type: ignore[attr-defined]
-    for name, value in exc.trailing_metadata() or ():  # type: ignore[attr-defined]
+    code, text = exc.code(), exc.details() or ""
+    for name, value in exc.trailing_metadata() or ():
         if name == "grpc-status-details-bin":
             return _from_details(value, text)
     return _BY_CODE.get(code, errors.CenterFault)(f"{code.name}: {text}")

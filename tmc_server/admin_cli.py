@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import grpc
@@ -49,8 +50,7 @@ def _call(context: typer.Context, method: str, request: Message, response_class:
 def _channel(address: str, authority: str) -> grpc.Channel:
     if not authority:
         return grpc.insecure_channel(address)
-    with open(authority, "rb") as pem:
-        return grpc.secure_channel(address, grpc.ssl_channel_credentials(pem.read()))
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(Path(authority).read_bytes()))
 
 
 @app.command()
@@ -173,8 +173,8 @@ def reactivate(
 
 
 def _state(enum: Any, prefix: str, name: str) -> str:
-    full = f"{prefix}{name.upper() or 'UNSPECIFIED'}"
-    if full not in enum.keys():
-        known = [key.removeprefix(prefix) for key in enum.keys() if not key.endswith("UNSPECIFIED")]
-        raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}")
+    known = {key.removeprefix(prefix): key for key in enum.keys()}  # noqa: SIM118 - a protobuf enum is no dictionary
+    full: str | None = known.get(name.upper() or "UNSPECIFIED")
+    if full is None:
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(sorted(set(known) - {'UNSPECIFIED'}))}")
     return full

@@ -130,7 +130,7 @@ class Center:
         rate = RateLimiter(limits.items_per_second)
         reader = Reader(self._shards)
         administering = Administering(self._store, self._watch, reader, self._commit, self._watch.run_once)
-        produce, consume = ((first_use.topic_to_produce, first_use.topic_to_consume) if first_use else (None, None))
+        produce, consume = (first_use.topic_to_produce, first_use.topic_to_consume) if first_use else (None, None)
         preparing = Preparing(
             self._watch, self._nodes.ids, self._commit, rate, self._counting, limits.body_bytes,
             *([produce] if produce else []),

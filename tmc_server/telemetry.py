@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import structlog
 
@@ -13,10 +14,10 @@ from tmc_server.config import LogConfig
 def configure_logging(config: LogConfig) -> None:
     """One line per event on standard error; JSON unless a person is looking."""
     stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
-    shared = [structlog.stdlib.add_log_level, structlog.stdlib.add_logger_name, stamp]
+    shared: list[Any] = [structlog.stdlib.add_log_level, structlog.stdlib.add_logger_name, stamp]
     readable = config.format == "text" or (config.format == "auto" and sys.stderr.isatty())
     renderer = structlog.dev.ConsoleRenderer() if readable else structlog.processors.JSONRenderer()
-    chain = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    chain: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
     if not readable:
         chain.append(structlog.processors.format_exc_info)
     formatter = structlog.stdlib.ProcessorFormatter(processors=[*chain, renderer], foreign_pre_chain=shared)

@@ -80,7 +80,16 @@ def committed_in_center(tmc: str, port: int) -> set[str]:
     keys: set[str] = set()
     token = ""
     while True:
-        command = [tmc, "admin", "--address", f"127.0.0.1:{port}", "list-messages", "order.paid", "--state", "COMMITTED"]
+        command = [
+            tmc,
+            "admin",
+            "--address",
+            f"127.0.0.1:{port}",
+            "list-messages",
+            "order.paid",
+            "--state",
+            "COMMITTED",
+        ]
         answer = json.loads(subprocess.run([*command, "--page-size", "1000", "--page-token", token],
                                            check=True, capture_output=True, text=True).stdout)  # fmt: skip
         keys |= {message["key"] for message in answer.get("messages", [])}
@@ -101,7 +110,9 @@ def main() -> int:
     tmc = str(Path(sys.executable).parent / "tmc")
     orders_db, coupons_db = folder / "orders.db", folder / "coupons.db"
     address = f"127.0.0.1:{port}"
-    center = Service("center", tmc, "dev", "--port", str(port), "--data", str(folder / "center.db"), log=folder / "center.log")
+    center = Service(
+        "center", tmc, "dev", "--port", str(port), "--data", str(folder / "center.db"), log=folder / "center.log"
+    )
     orders = Service("order service", sys.executable, str(HERE / "order_service.py"), address,
                      f"sqlite:///{orders_db}", str(options.orders), log=folder / "orders.log")  # fmt: skip
     coupons = Service("coupon service", sys.executable, str(HERE / "coupon_service.py"), address,
@@ -165,7 +176,9 @@ def report(orders_db: Path, coupons_db: Path, tmc: str, port: int, began: float)
     agreed = not (lost or invented or doubled) and len(paid) > 0
     print("the two databases agree" if agreed else "THE TWO DATABASES DO NOT AGREE")
     print(f"{time.monotonic() - began:.1f} seconds")
-    print("next: read examples/quickstart/order_service.py and docs/sdk.md, or run `.venv/bin/tmc dev` and write your own")
+    print(
+        "next: read examples/quickstart/order_service.py and docs/sdk.md, or run `.venv/bin/tmc dev` and write your own"
+    )
     return agreed
 
 

@@ -22,7 +22,9 @@ _SHORT = timedelta(seconds=1)
 
 
 def _tmc(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([TMC, *arguments], capture_output=True, text=True, timeout=60, env=os.environ | (environment or {}))
+    return subprocess.run(
+        [TMC, *arguments], capture_output=True, text=True, timeout=60, env=os.environ | (environment or {})
+    )
 
 
 @pytest.fixture
@@ -35,8 +37,9 @@ def settings(tmp_path: Path) -> dict[str, str]:
 
 
 def _certificate(folder: Path) -> None:
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost", "-addext",
-               "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]  # fmt: skip
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
     subprocess.run(command, check=True, capture_output=True)
 
 
@@ -99,10 +102,6 @@ def test_a_service_over_tls_from_registration_to_message(settings: dict[str, str
     finally:
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
-
-
-
-
 
 
 def _published(center: tmc.Center) -> bool:

@@ -26,7 +26,9 @@ def test_fifty_kills_lose_nothing_invent_nothing_double_nothing(tmp_path: Path) 
     port = free_port()
     address, tmc = f"127.0.0.1:{port}", str(Path(sys.executable).parent / "tmc")
     orders_db, coupons_db = tmp_path / "orders.db", tmp_path / "coupons.db"
-    center = Service("center", tmc, "dev", "--port", str(port), "--data", str(tmp_path / "center.db"), log=tmp_path / "center.log")
+    center = Service(
+        "center", tmc, "dev", "--port", str(port), "--data", str(tmp_path / "center.db"), log=tmp_path / "center.log"
+    )
     orders = Service("orders", sys.executable, str(HERE / "order_service.py"), address, f"sqlite:///{orders_db}", str(ORDERS),
                      log=tmp_path / "orders.log")  # fmt: skip
     coupons = Service("coupons", sys.executable, str(HERE / "coupon_service.py"), address, f"sqlite:///{coupons_db}",
@@ -44,7 +46,11 @@ def test_fifty_kills_lose_nothing_invent_nothing_double_nothing(tmp_path: Path) 
             victim.start()
             if victim is center:
                 wait_for_port(port)
-        eventually(lambda: orders.process.poll() == 0, seconds=200, describe=lambda: (tmp_path / "orders.log").read_text()[-2000:])
+        eventually(
+            lambda: orders.process.poll() == 0,
+            seconds=200,
+            describe=lambda: (tmp_path / "orders.log").read_text()[-2000:],
+        )
         paid = {n for (n,) in rows(orders_db, "SELECT id FROM orders WHERE status = 'paid'")}
         eventually(lambda: paid <= {n for (n,) in rows(coupons_db, "SELECT order_id FROM coupons")}, seconds=60)
         given = Counter(n for (n,) in rows(coupons_db, "SELECT order_id FROM coupons"))

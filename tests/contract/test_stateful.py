@@ -53,7 +53,11 @@ class Lives(RuleBasedStateMachine):
     @rule(life=messages, by_attempt=st.booleans(), room=st.sampled_from([0, 1]))
     def submit(self, life: Life, by_attempt: bool, room: int) -> None:
         self.store.outlet.room = room
-        make = self.store.decide_attempt(life.operation, True) if by_attempt else self.store.submit_of(life.operation.number)
+        make = (
+            self.store.decide_attempt(life.operation, True)
+            if by_attempt
+            else self.store.submit_of(life.operation.number)
+        )
         (answer,) = self.store.perform(make)
         self.store.outlet.room = 0
         if life.state is M.ROLLED_BACK:
@@ -74,7 +78,11 @@ class Lives(RuleBasedStateMachine):
 
     @rule(life=messages, by_attempt=st.booleans())
     def rollback(self, life: Life, by_attempt: bool) -> None:
-        make = self.store.decide_attempt(life.operation, False) if by_attempt else self.store.rollback_of(life.operation.number)
+        make = (
+            self.store.decide_attempt(life.operation, False)
+            if by_attempt
+            else self.store.rollback_of(life.operation.number)
+        )
         (answer,) = self.store.perform(make)
         if life.state is M.COMMITTED:
             assert isinstance(answer, TmcError)
@@ -145,7 +153,12 @@ class Lives(RuleBasedStateMachine):
             if life.duty is None:
                 assert row is None
             else:
-                assert (row.state, row.attempt, row.tried, row.due_ms) == (life.duty, life.attempt, life.tried, life.due)
+                assert (row.state, row.attempt, row.tried, row.due_ms) == (
+                    life.duty,
+                    life.attempt,
+                    life.tried,
+                    life.due,
+                )
 
     def teardown(self) -> None:
         for life in getattr(self, "lives", []):
@@ -160,6 +173,10 @@ def test_random_lives_agree_with_the_model(store: StoreUnderTest) -> None:
     run_state_machine_as_test(
         LivesHere,
         settings=settings(
-            max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), database=None
+            max_examples=30,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            database=None,
         ),
     )

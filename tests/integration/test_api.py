@@ -116,7 +116,9 @@ class TestBadInput:
     def test_a_bad_field_of_a_message_is_named(self, api: Api, changes: Any, expected: Any) -> None:
         for path in (PREPARE, "MessageService/Publish"):
             assert api(path, a_message(**changes)) == expected
-        many = api("MessageService/PrepareMany", message_pb2.PrepareManyRequest(items=[a_message(), a_message(**changes)]))
+        many = api(
+            "MessageService/PrepareMany", message_pb2.PrepareManyRequest(items=[a_message(), a_message(**changes)])
+        )
         assert many.results[0].message_id
         error = many.results[1].error
         assert (types_pb2.Reason.Name(error.reason), error.field) == expected[1:]
@@ -145,7 +147,9 @@ class TestBadInput:
             assert api("MessageService/Rollback", one)[:2] == ("FAILED_PRECONDITION", "ALREADY_COMMITTED")
             assert api("MessageService/Submit", two)[:2] == ("FAILED_PRECONDITION", "ALREADY_ROLLED_BACK")
 
-    @pytest.mark.parametrize("message_id", ["nonsense", "1-1-00-5", "99-1-00-5", "1-1-99-5", "'; DROP TABLE tmc_app; --"])
+    @pytest.mark.parametrize(
+        "message_id", ["nonsense", "1-1-00-5", "99-1-00-5", "1-1-99-5", "'; DROP TABLE tmc_app; --"]
+    )
     def test_unknown_messages(self, api: Api, center: RunningCenter, message_id: str) -> None:
         decide = message_pb2.DecideRequest(message_id=message_id)
         assert api("MessageService/Submit", decide)[0] == "NOT_FOUND"
@@ -218,7 +222,9 @@ class TestBadInput:
             found = api("MessageService/GetMessage", message_pb2.GetMessageRequest(topic="order.paid", key=request.key))
             assert found.body == request.body
 
-    def test_cancelled_calls_leave_the_others_alone(self, api: Api, channel: grpc.Channel, center: RunningCenter) -> None:
+    def test_cancelled_calls_leave_the_others_alone(
+        self, api: Api, channel: grpc.Channel, center: RunningCenter
+    ) -> None:
         stub = message_pb2_grpc.MessageServiceStub(channel)
         metadata = center.as_app("orders")
         calls = [stub.Prepare.future(a_message(), metadata=metadata, timeout=10) for _ in range(200)]
@@ -258,7 +264,9 @@ class TestIdentity:
 
         def works(key: str) -> bool:
             metadata = [("tmc-app", "stranger"), ("authorization", f"Bearer {key}")]
-            answer = api("ConsumptionService/DescribeSubscriptions", consumption_pb2.DescribeSubscriptionsRequest(), metadata)
+            answer = api(
+                "ConsumptionService/DescribeSubscriptions", consumption_pb2.DescribeSubscriptionsRequest(), metadata
+            )
             return not isinstance(answer, tuple)
 
         assert works(old)
@@ -298,7 +306,10 @@ class TestAdmin:
             api("MessageService/Publish", a_message(topic="paged", key=key))
         seen, token = [], ""
         while True:
-            page = api("AdminService/ListMessages", admin_pb2.ListMessagesRequest(topic="paged", page_size=10, page_token=token))
+            page = api(
+                "AdminService/ListMessages",
+                admin_pb2.ListMessagesRequest(topic="paged", page_size=10, page_token=token),
+            )
             seen += [message.key for message in page.messages]
             token = page.next_page_token
             if not token:
@@ -314,7 +325,9 @@ class TestAdmin:
         )(_staying(requests), metadata=center.as_app("coupons"), timeout=30)
         message_id = api("MessageService/Publish", a_message(key="to-fail")).message_id
         delivery = next(d for response in stream for d in response.deliveries if d.message_id == message_id)
-        nack = consumption_pb2.NackRequest(message_id=message_id, attempt=delivery.attempt, error="no stock", reject=True)
+        nack = consumption_pb2.NackRequest(
+            message_id=message_id, attempt=delivery.attempt, error="no stock", reject=True
+        )
         api("ConsumptionService/Nack", nack, center.as_app("coupons"))
         detail = api("AdminService/GetMessage", admin_pb2.AdminGetMessageRequest(topic="order.paid", key="to-fail"))
         assert [c.state for c in detail.consumptions] == [types_pb2.CONSUMPTION_STATE_FAILED]
@@ -390,8 +403,8 @@ class TestProtocol:
         assert calls >= 5000
 
 
-_TEXTS = ["", "order.paid", "orders", "coupons", "x" * 5000, "a b", "\x00", "\r\n", "'; DROP TABLE tmc_app; --", "é", "\u202e", "%s%n",
-          "../..", "0-0", "-1", "default", "k", " ", "\U0001f600" * 60, "*", "#"]  # fmt: skip
+_TEXTS = ["", "order.paid", "orders", "coupons", "x" * 5000, "a b", "\x00", "\r\n", "'; DROP TABLE tmc_app; --", "é", "\u202e",
+          "%s%n", "../..", "0-0", "-1", "default", "k", " ", "\U0001f600" * 60, "*", "#"]  # fmt: skip
 _INTS = [0, 1, -1, 2, 31, 32, 1000, 1001, 2**31 - 1, -(2**31)]
 _LONGS = [*_INTS, 2**53, 2**63 - 1, -(2**63), 86_400_000, 10_000]
 _BYTES = [b"", b"x" * 16, b"\xff" * 16, b"x" * 15, b"\x00" * 20_000]

@@ -65,7 +65,8 @@ def test_fork_after_a_call(running: RunningCenter) -> None:
 
 
 def test_gunicorn_preload(running: RunningCenter, tmp_path: Path) -> None:
-    (tmp_path / "shop.py").write_text(textwrap.dedent(f"""
+    (tmp_path / "shop.py").write_text(
+        textwrap.dedent(f"""
         import os
         import tmc_client as tmc
         center = tmc.connect("{running.address}", app="orders")
@@ -76,9 +77,22 @@ def test_gunicorn_preload(running: RunningCenter, tmp_path: Path) -> None:
             center.publish("forked", b"", key=key)
             start_response("200 OK", [("Content-Type", "text/plain")])
             return [str(os.getpid()).encode()]
-    """))
+    """)
+    )
     port = free_port()
-    command = [sys.executable, "-m", "gunicorn", "--preload", "-w", "3", "-b", f"127.0.0.1:{port}", "--log-level", "error", "shop:app"]
+    command = [
+        sys.executable,
+        "-m",
+        "gunicorn",
+        "--preload",
+        "-w",
+        "3",
+        "-b",
+        f"127.0.0.1:{port}",
+        "--log-level",
+        "error",
+        "shop:app",
+    ]
     server = subprocess.Popen(command, cwd=tmp_path)
     try:
         eventually(lambda: _get(port, "first"), seconds=30)
@@ -101,7 +115,9 @@ def _get(port: int, query: str) -> str:
 def test_celery_prefork(running: RunningCenter, tmp_path: Path) -> None:
     for folder in ("queue", "done"):
         (tmp_path / folder).mkdir()
-    (tmp_path / "jobs.py").write_text(textwrap.dedent(f"""
+    (tmp_path / "jobs.py").write_text(
+        textwrap.dedent(f"""
+        import os
         import celery
         import tmc_client as tmc
         app = celery.Celery("jobs", broker="filesystem://")
@@ -110,15 +126,18 @@ def test_celery_prefork(running: RunningCenter, tmp_path: Path) -> None:
         }}
         app.conf.task_ignore_result = True
         center = tmc.connect("{running.address}", app="orders")
-        center.publish("forked", b"", key="celery-parent")
+        center.publish("forked", b"", key=f"celery-import-{{os.getpid()}}")
 
         @app.task
         def send(key):
             center.publish("forked", b"", key=key)
-    """))
+    """)
+    )
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONWARNINGS": "ignore", "C_FORCE_ROOT": "1"}
     command = [sys.executable, "-m", "celery", "-A", "jobs", "worker", "--pool", "prefork", "-c", "2", "-l", "ERROR"]
-    worker = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    worker = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         script = "import jobs; [jobs.send.delay(f'celery-{i}') for i in range(20)]"
         subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True, timeout=60)

@@ -71,7 +71,9 @@ def test_waiting_operations_share_a_transaction(store: StoreUnderTest) -> None:
 
     with store.counting() as counter:
         _run(store, story, store.new_writer(gate))
-    assert [operation.answer for operation in operations] == [Stored(o.number, MessageState.PREPARED) for o in operations]
+    assert [operation.answer for operation in operations] == [
+        Stored(o.number, MessageState.PREPARED) for o in operations
+    ]
     assert counter.commits == 2
 
 
@@ -182,7 +184,9 @@ class TestOnMariaDB:
             assert not tasks[77].done()
             foreign.rollback()
             await tasks[77]
-            expected = [Stored(number, MessageState.COMMITTED) for number in numbers] if what == "submit" else [DONE] * 200
+            expected = (
+                [Stored(number, MessageState.COMMITTED) for number in numbers] if what == "submit" else [DONE] * 200
+            )
             assert [decision.answer for decision in decisions] == expected
 
         try:

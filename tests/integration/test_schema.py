@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateIndex, CreateTable
-
-import pytest
 
 from tests.support.mariadb import MariaDB
 from tests.support.store import in_thread
@@ -21,7 +20,9 @@ def _described(database: Database) -> dict[str, str]:
     with database.reading() as connection:
         names = sorted(set(sa.inspect(connection).get_table_names()) - {VERSION_TABLE})
         if database.is_sqlite:
-            rows = connection.exec_driver_sql("SELECT tbl_name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name")
+            rows = connection.exec_driver_sql(
+                "SELECT tbl_name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
+            )
             found: dict[str, str] = {}
             for table, sql in rows:
                 if table in names:

@@ -170,7 +170,14 @@ class _FenceAfterPrepare:
         future = self._real(request, timeout)
         result = future.result(10)
         assert self.session is not None
-        marker = {"message_id": result.message_id, "state": 2, "topic": "t", "message_key": "k", "attempt_id": b"", "created_ms": 0}
+        marker = {
+            "message_id": result.message_id,
+            "state": 2,
+            "topic": "t",
+            "message_key": "k",
+            "attempt_id": b"",
+            "created_ms": 0,
+        }
         self.session.connection().execute(ledger.insert(), marker)
         return future
 
@@ -201,7 +208,9 @@ class TestConsumer:
         assert (Paid(order=7), "k7", {"trace": "x"}, "orders") in got
         assert b"\x00\xff" in got
 
-    def test_a_failing_handler_is_tried_again_and_rejects_end_it(self, running: RunningCenter, center: tmc.Center) -> None:
+    def test_a_failing_handler_is_tried_again_and_rejects_end_it(
+        self, running: RunningCenter, center: tmc.Center
+    ) -> None:
         tries: list[tuple[str, int]] = []
         consumer = tmc.Consumer(tmc.connect(running.address, app="failing"))
 
@@ -293,11 +302,17 @@ class TestConsumer:
 
     @pytest.mark.parametrize(
         ("signature", "expected"),
-        [("def h(): ...", "first parameter"), ("def h(body, what): ...", "nobody fills"), ("def h(body, session): ...", "inbox")],
+        [
+            ("def h(): ...", "first parameter"),
+            ("def h(body, what): ...", "nobody fills"),
+            ("def h(body, session): ...", "inbox"),
+        ],
     )
-    def test_handlers_that_cannot_work_are_refused_at_once(self, center: tmc.Center, signature: str, expected: str) -> None:
+    def test_handlers_that_cannot_work_are_refused_at_once(
+        self, center: tmc.Center, signature: str, expected: str
+    ) -> None:
         space: dict[str, Any] = {}
-        exec(signature, space)  # noqa: S102
+        exec(signature, space)
         with pytest.raises(TypeError, match=expected):
             tmc.Consumer(center).listener("t")(space["h"])
 

@@ -16,7 +16,8 @@ from tmc_server.config import Config
 
 
 class RunningCenter:
-    """open_to_all: as `tmc dev`, names made at first use. Otherwise apps `orders` and `coupons`, topic `order.paid`, one subscription."""
+    """open_to_all: as `tmc dev`, names made at first use. Otherwise apps `orders` and `coupons`, topic `order.paid`, one
+    subscription."""
 
     def __init__(self, url: str, open_to_all: bool = False, **sections: dict[str, Any]) -> None:
         store = {"catalog": url, "change_delay_ms": 1500} | sections.pop("store", {})

@@ -109,7 +109,9 @@ class StoreUnderTest:
 
     # -- building operations --------------------------------------------------------------------------------------
 
-    def a_prepare(self, key: str | None = None, body: bytes = b"hello", publish: bool = False, **changes: Any) -> Prepare:
+    def a_prepare(
+        self, key: str | None = None, body: bytes = b"hello", publish: bool = False, **changes: Any
+    ) -> Prepare:
         """A message of `order.paid`; every call is a new attempt unless attempt_id says otherwise."""
         delay_ms = changes.pop("delay_ms", 0)
         values: dict[str, Any] = {
@@ -132,7 +134,11 @@ class StoreUnderTest:
     def again(self, prepared: Prepare, body: bytes | None = None) -> Prepare:
         """The same attempt once more, as a repeat of the call makes it: with a new number."""
         return self.a_prepare(
-            prepared.key, body or prepared.body, prepared.publish, attempt_id=prepared.attempt_id, delay_ms=prepared.delay_ms
+            prepared.key,
+            body or prepared.body,
+            prepared.publish,
+            attempt_id=prepared.attempt_id,
+            delay_ms=prepared.delay_ms,
         )
 
     def submit_of(self, number: int) -> Decide:
@@ -186,7 +192,9 @@ class StoreUnderTest:
         self.outlet.room = 0
         return operation.number
 
-    def redeliver(self, room: int | None = None, limit: int = 200, due: DueConsumptions | None = None) -> dict[ConsumptionState, int]:
+    def redeliver(
+        self, room: int | None = None, limit: int = 200, due: DueConsumptions | None = None
+    ) -> dict[ConsumptionState, int]:
         """One pass over everything due, with so much room at the outlet."""
         moved: dict[ConsumptionState, int] = {}
         self.outlet.room = room
@@ -290,7 +298,7 @@ def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
     def run() -> None:
         try:
             result.append(work())
-        except BaseException as exc:  # handed to the test
+        except Exception as exc:  # noqa: BLE001 - handed to the test
             result.append(exc)
 
     thread = threading.Thread(target=run, daemon=True)

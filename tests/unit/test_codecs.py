@@ -46,7 +46,8 @@ def test_without_a_declared_type_the_content_type_decides(body: object, expected
 
 
 @pytest.mark.parametrize(
-    ("data", "wanted"), [(b"{", dict), (b"[]", dict), (b"\xff", str), (b'{"order": "x"}', Paid), (b'{"no": 1}', Shipped)]
+    ("data", "wanted"),
+    [(b"{", dict), (b"[]", dict), (b"\xff", str), (b'{"order": "x"}', Paid), (b'{"no": 1}', Shipped)],
 )
 def test_bytes_that_do_not_fit_are_named(data: bytes, wanted: Any) -> None:
     with pytest.raises(errors.CodecError, match="The body is no"):

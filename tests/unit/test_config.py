@@ -39,7 +39,7 @@ def test_mistakes_are_named(tmp_path, text: str, expected: str) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path) -> None:
-    with pytest.raises(ConfigError, match="Cannot read .*missing.toml"):
+    with pytest.raises(ConfigError, match=r"Cannot read .*missing\.toml"):
         load(str(tmp_path / "missing.toml"), {})
 
 

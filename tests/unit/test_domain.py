@@ -138,7 +138,18 @@ class TestIds:
         assert MessageId.parse(str(made)) == made
 
     @pytest.mark.parametrize(
-        "text", ["", "1", "1-2-3-4", "1-2-32-4", "1-2-03-9223372036854775808", "a-b-03-4", "1-2-03-4 ", "٣-2-03-4", "1-2-03-4\n"]
+        "text",
+        [
+            "",
+            "1",
+            "1-2-3-4",
+            "1-2-32-4",
+            "1-2-03-9223372036854775808",
+            "a-b-03-4",
+            "1-2-03-4 ",
+            "٣-2-03-4",
+            "1-2-03-4\n",
+        ],
     )
     def test_what_is_no_id_is_none(self, text: str) -> None:
         assert MessageId.parse(text) is None

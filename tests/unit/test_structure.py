@@ -53,7 +53,14 @@ def test_imports_point_one_way(room: str) -> None:
 
 def test_the_domain_is_pure() -> None:
     for path in (ROOT / "tmc_server" / "domain").glob("*.py"):
-        assert not {n.split(".")[0] for n in _imports(path)} & {"time", "sqlalchemy", "grpc", "asyncio", "tmc_client", "random"}
+        assert not {n.split(".")[0] for n in _imports(path)} & {
+            "time",
+            "sqlalchemy",
+            "grpc",
+            "asyncio",
+            "tmc_client",
+            "random",
+        }
 
 
 def test_the_client_knows_nothing_of_the_server() -> None:

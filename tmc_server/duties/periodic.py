@@ -49,7 +49,7 @@ class Periodic:
     def _run(self) -> bool:
         try:
             more = bool(self._run_once())
-        except Exception as exc:  # noqa: BLE001 - a duty outlives whatever one run meets
+        except Exception as exc:
             self.failures_in_a_row += 1
             if self.failures_in_a_row == 1:
                 known = isinstance(exc, Unavailable)

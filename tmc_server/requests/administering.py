@@ -15,7 +15,7 @@ from tmc_server.domain.placement import shard_of, shards_of, table_index_for
 from tmc_server.domain.ports import CatalogEditor, CatalogSource, NewTopic, Performer, RowReader
 from tmc_server.domain.retry import DAY_MS, RetryPolicy
 from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView
-from tmc_server.errors import MessageUnknown, SubscriptionUnknown, TmcError, TopicUnknown
+from tmc_server.errors import InvalidField, MessageUnknown, SubscriptionUnknown, TmcError, TopicUnknown
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller, perform_each
 
@@ -157,12 +157,10 @@ class Administering:
             raise MessageUnknown
         return found
 
-    async def messages(
-        self, topic: str, state: int, from_ms: int, to_ms: int, page_size: int, page_token: str
-    ) -> Page:
+    async def messages(self, topic: str, state: int, from_ms: int, to_ms: int, page_size: int, page_token: str) -> Page:
         place = self._topic(topic)
         if state not in (0, *map(int, MessageState)):
-            raise validation.InvalidField("state", "be one of the message states")
+            raise InvalidField("state", "be one of the message states")
         limit = validation.page_size(page_size)
         rows = await asyncio.to_thread(
             self._reader.messages,
@@ -179,7 +177,7 @@ class Administering:
     async def consumptions(self, topic: str, app: str, state: int, page_size: int, page_token: str) -> Page:
         place = self._topic(topic)
         if state not in (0, *map(int, ConsumptionState)):
-            raise validation.InvalidField("state", "be one of the consumption states")
+            raise InvalidField("state", "be one of the consumption states")
         catalog = self.catalog
         wanted = catalog.app_by_id.get(validation.app_id(app, "app")) if app else None
         subscriptions = [
@@ -212,9 +210,7 @@ class Administering:
         (answer,) = await perform_each(self._performer, [(parsed.shard, operation)])
         if isinstance(answer, TmcError):
             raise answer
-        found = await asyncio.to_thread(
-            self._reader.consumption, parsed.shard, parsed.number, subscription.number
-        )
+        found = await asyncio.to_thread(self._reader.consumption, parsed.shard, parsed.number, subscription.number)
         assert found is not None
         return found
 

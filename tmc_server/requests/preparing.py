@@ -95,9 +95,10 @@ class Preparing:
         self._rate.take(caller.app, len(items))
         answers = await perform_each(self._performer, items)
         for item, answer in zip(items, answers, strict=True):
-            if isinstance(item, tuple) and isinstance(item[1], Prepare) and not item[1].publish:
-                if isinstance(answer, Stored) and answer.number == item[1].number:
-                    self._gauge.moved(item[1].topic.number, 1)
+            operation = item[1] if isinstance(item, tuple) else None
+            fresh = isinstance(answer, Stored) and isinstance(operation, Prepare) and answer.number == operation.number
+            if fresh and isinstance(operation, Prepare) and not operation.publish:
+                self._gauge.moved(operation.topic.number, 1)
         return answers
 
 

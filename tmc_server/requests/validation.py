@@ -53,7 +53,9 @@ def line(value: str, field: str, most: int, least: int = 0) -> str:
 
 def body(value: bytes, most: int) -> bytes:
     if len(value) > most:
-        raise InvalidField("body", f"be at most {most} bytes, not {len(value)}: store it elsewhere and send its address")
+        raise InvalidField(
+            "body", f"be at most {most} bytes, not {len(value)}: store it elsewhere and send its address"
+        )
     return value
 
 

@@ -50,8 +50,8 @@ def _handler(method: MethodDescriptor, behaviour: Any, authentication: Authentic
         "response_serializer": lambda response: response.SerializeToString(),
     }
     if method.server_streaming:
-        return grpc.stream_stream_rpc_method_handler(_streaming(behaviour, identify), **options)  # type: ignore[arg-type]
-    return grpc.unary_unary_rpc_method_handler(_unary(behaviour, identify), **options)  # type: ignore[arg-type]
+        return grpc.stream_stream_rpc_method_handler(_streaming(behaviour, identify), **options)
+    return grpc.unary_unary_rpc_method_handler(_unary(behaviour, identify), **options)
 
 
 def _tolerant(request_class: type[Message]) -> Callable[[bytes], Message | _Malformed]:
@@ -73,7 +73,7 @@ def _unary(
             if request is MALFORMED:
                 raise MalformedRequest
             return await behaviour(identity, request)
-        except Exception as exc:  # noqa: BLE001 - the edge: whatever it is becomes one documented status
+        except Exception as exc:
             await _abort(context, exc)
             raise AssertionError("abort raises") from exc
 

@@ -63,7 +63,9 @@ def build(
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     _add_reflection(server)
     try:
-        port = server.add_secure_port(listen, _credentials(tls)) if tls.certificate else server.add_insecure_port(listen)
+        port = (
+            server.add_secure_port(listen, _credentials(tls)) if tls.certificate else server.add_insecure_port(listen)
+        )
     except RuntimeError as exc:
         raise OSError(f"Cannot listen on {listen}: choose another address or stop what uses it.") from exc
     return GrpcServer(server, healthy, port)
@@ -87,6 +89,6 @@ def _add_reflection(server: grpc.aio.Server) -> None:
 def _credentials(tls: TlsConfig) -> Any:
     assert tls.certificate is not None
     assert tls.key is not None
-    chain = ((Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes()),)
+    chain = [(Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())]
     authority = Path(tls.client_authority).read_bytes() if tls.client_authority else None
     return grpc.ssl_server_credentials(chain, authority, require_client_auth=authority is not None)

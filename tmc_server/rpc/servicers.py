@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
@@ -19,7 +19,9 @@ from tmc_server.rpc import convert
 from tmc_server.rpc.calls import MALFORMED
 from tmc_server.rpc.status import item_error
 
-_STATE = {state: types_pb2.MessageState.Value(f"MESSAGE_STATE_{state.name}") for state in MessageState}
+_STATE: dict[MessageState, Any] = {
+    state: types_pb2.MessageState.Value(f"MESSAGE_STATE_{state.name}") for state in MessageState
+}
 _DELIVERIES_PER_RESPONSE = 200
 
 
@@ -42,9 +44,7 @@ def _only(answers: Sequence[Answer]) -> Any:
 class MessageServicer:
     """tmc.v1.MessageService."""
 
-    def __init__(
-        self, prepare: preparing.Preparing, decide: deciding.Deciding, administering: Administering
-    ) -> None:
+    def __init__(self, prepare: preparing.Preparing, decide: deciding.Deciding, administering: Administering) -> None:
         self._preparing = prepare
         self._deciding = decide
         self._administering = administering

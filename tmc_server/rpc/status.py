@@ -49,7 +49,7 @@ def item_error(error: errors.TmcError) -> types_pb2.ItemError:
     """The error of one item of a batch."""
     return types_pb2.ItemError(
         code=CODES[type(error)].value[0],
-        reason=types_pb2.Reason.Value(error.reason),
+        reason=error.reason,
         message=error.sentence,
         field=error.field,
         retry_after_ms=error.retry_after_ms,

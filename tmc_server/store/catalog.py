@@ -51,9 +51,7 @@ class CatalogStore:
                 raise StoreConflict("the catalog is not initialised: run tmc init")
             now = self._database.now(connection)
             yield connection, now + self.change_delay_ms
-            connection.execute(
-                audit.insert().values(at_ms=now, actor=actor, action=action, subject=subject, reason="")
-            )
+            connection.execute(audit.insert().values(at_ms=now, actor=actor, action=action, subject=subject, reason=""))
 
     def register_app(
         self, actor: str, id_: str, service_name: str, biz_id: str, alert_email: str, alert_phone: str
@@ -114,9 +112,7 @@ class CatalogStore:
                     raise NameTaken
                 return _topic(row)
             number = _next(connection, topic.c.topic_no)
-            connection.execute(
-                topic.insert().values(topic_no=number, name=new.name, effective_ms=effective, **values)
-            )
+            connection.execute(topic.insert().values(topic_no=number, name=new.name, effective_ms=effective, **values))
             return _topic(connection.execute(sa.select(topic).where(topic.c.topic_no == number)).one())
 
     def claim_topic(self, topic_name: str, app_id: str) -> None:
@@ -167,9 +163,7 @@ class CatalogStore:
                 raise SubscriptionUnknown("There is no such subscription: list them to see topic, app and tag.")
             if row.removed_ms is None:
                 connection.execute(
-                    subscription.update()
-                    .filter_by(subscription_no=row.subscription_no)
-                    .values(removed_ms=effective)
+                    subscription.update().filter_by(subscription_no=row.subscription_no).values(removed_ms=effective)
                 )
             return _subscription_row(connection, row.subscription_no)
 

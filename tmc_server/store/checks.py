@@ -23,7 +23,9 @@ class Finding:
     ok: bool
 
     def __str__(self) -> str:
-        return f"{'ok  ' if self.ok else 'BAD '} {self.setting} = {self.value}" + ("" if self.ok else f", must {self.must}")
+        return f"{'ok  ' if self.ok else 'BAD '} {self.setting} = {self.value}" + (
+            "" if self.ok else f", must {self.must}"
+        )
 
 
 def examine(database: Database, batch_bytes: int) -> list[Finding]:

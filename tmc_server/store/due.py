@@ -41,7 +41,11 @@ class DueConsumptions:
     def due(self) -> list[tuple[int, int]]:
         placed = self._catalog.current.subscriptions_on
         parts = [
-            sa.select(sa.literal(shard).label("shard"), sa.literal(s.number).label("subscription"), *_earliest(shard, s.number))
+            sa.select(
+                sa.literal(shard).label("shard"),
+                sa.literal(s.number).label("subscription"),
+                *_earliest(shard, s.number),
+            )
             for shard in self._shards
             for s in placed.get(shard, ())
         ]

@@ -107,6 +107,11 @@ class Database:
             self._clock_base, self._clock_read = answer - round(before * 1000), before
         return self._clock_base + round(before * 1000)
 
+    def connect(self) -> sa.Connection:
+        """A connection to keep. Raises StoreUnavailable."""
+        with translated():
+            return self.engine.connect()
+
     @contextmanager
     def writing(self, connection: sa.Connection) -> Iterator[None]:
         """One write transaction on this connection: committed at the end, rolled back by any exception."""
@@ -147,7 +152,9 @@ class Database:
             with translated():
                 got = self._alone.exec_driver_sql(f"SELECT GET_LOCK('{name}', 15)").scalar_one()
             if got != 1:
-                raise StoreUnavailable(f"Another server uses {self!r}: built-in delivery serves one server, stop the other.")
+                raise StoreUnavailable(
+                    f"Another server uses {self!r}: built-in delivery serves one server, stop the other."
+                )
 
     def _holds_alone(self) -> bool:
         assert self._alone is not None
@@ -161,7 +168,7 @@ class Database:
     def _lock_file(self) -> None:
         if self._file_lock is not None or self.url.database in (None, "", ":memory:"):
             return
-        handle = Path(f"{self.url.database}.lock").open("w")
+        handle = Path(f"{self.url.database}.lock").open("w")  # noqa: SIM115 - held as long as the server lives
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:

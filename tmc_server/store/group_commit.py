@@ -79,7 +79,9 @@ class GroupCommit:
         self._ready: deque[int] = deque()  # shards with work and without a lane, longest waiting first
         self._condition = threading.Condition()
         self._stopping = False
-        self._lanes = [threading.Thread(target=self._lane, name=f"tmc-lane-{i}", daemon=True) for i in range(limits.lanes)]
+        self._lanes = [
+            threading.Thread(target=self._lane, name=f"tmc-lane-{i}", daemon=True) for i in range(limits.lanes)
+        ]
 
     def start(self) -> None:
         for lane in self._lanes:
@@ -179,50 +181,39 @@ class GroupCommit:
         while True:
             try:
                 if connection is None:
-                    connection = self._writer.database.engine.connect()
+                    connection = self._writer.database.connect()
                 self._writer.run(connection, shard, operations)
                 return connection
-            except (StoreUnavailable, sa.exc.DBAPIError, sa.exc.TimeoutError) as exc:
-                connection = _discard(connection)
-                unavailable = isinstance(exc, StoreUnavailable)
-                if unavailable or isinstance(exc, sa.exc.OperationalError | sa.exc.InterfaceError):
-                    lost += 1
-                    if lost < 2:
-                        continue
-                    log.warning("the database does not answer: %s", exc.__cause__ or exc)
-                    return self._fail(operations, StoreUnavailable)
-                return self._by_halves(connection, shard, operations, exc)
             except StoreConflict:
                 conflicts += 1
-                if conflicts < _CONFLICT_TRIES:
-                    time.sleep(random.uniform(0.001, 0.01) * conflicts)
-                elif len(operations) > 1:
-                    return self._by_halves(connection, shard, operations, None)
-                else:
-                    self._fail(operations, RowLocked)
-                    return connection
-            except Exception as exc:  # noqa: BLE001 - a lane answers everybody, whatever broke
-                connection = _discard(connection)
-                return self._by_halves(connection, shard, operations, exc)
+                if conflicts == _CONFLICT_TRIES:
+                    return self._by_halves(connection, shard, operations, RowLocked())
+                time.sleep(random.uniform(0.001, 0.01) * conflicts)
+            except StoreUnavailable as exc:
+                _discard(connection)
+                connection = None
+                lost += 1
+                if lost == 2:
+                    log.warning("the database does not answer: %s", exc.__cause__ or exc)
+                    _answer(operations, exc)
+                    return None
+            except Exception as exc:  # whatever broke: a lane answers everybody
+                log.exception("a batch of %d operations failed", len(operations))
+                _discard(connection)
+                fault = InternalFault("The center failed on this operation; its operators find the reason in the log.")
+                fault.__cause__ = exc
+                return self._by_halves(None, shard, operations, fault)
 
     def _by_halves(
-        self,
-        connection: sa.Connection | None,
-        shard: int,
-        operations: Sequence[Operation],
-        exc: Exception | None,
+        self, connection: sa.Connection | None, shard: int, operations: Sequence[Operation], error: TmcError
     ) -> sa.Connection | None:
+        """Find out which operation spoils the batch; `error` is the answer to the last one left."""
         if len(operations) == 1:
-            log.error("an operation failed: %s", type(operations[0]).__name__, exc_info=exc)
-            return self._fail(operations, InternalFault)
+            _answer(operations, error)
+            return connection
         middle = len(operations) // 2
         connection = self._run(connection, shard, operations[:middle])
         return self._run(connection, shard, operations[middle:])
-
-    @staticmethod
-    def _fail(operations: Sequence[Operation], error: type[TmcError]) -> None:
-        for operation in operations:
-            operation.answer = error()
 
     def _hand_over(self, shard: int, operations: Sequence[Operation]) -> None:
         """On the loop: give the answers to whoever still waits."""
@@ -246,6 +237,11 @@ class GroupCommit:
         # Whoever cancelled has done with its future; an unguarded set_result would kill this hand-over.
         if ticket.open == 0 and not ticket.future.done():
             ticket.future.set_result(None)
+
+
+def _answer(operations: Sequence[Operation], error: TmcError) -> None:
+    for operation in operations:
+        operation.answer = error
 
 
 def _discard(connection: sa.Connection | None) -> None:

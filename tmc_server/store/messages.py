@@ -85,9 +85,7 @@ def _target(operation: Prepare) -> MessageState:
 
 
 def _as_holder(operation: Prepare) -> _Holder:
-    return _Holder(
-        operation.number, operation.producer, operation.attempt_id, operation.digest, _target(operation)
-    )
+    return _Holder(operation.number, operation.producer, operation.attempt_id, operation.digest, _target(operation))
 
 
 def _answer_to_loser(operation: Prepare, holder: _Holder, shard: int) -> Answer:
@@ -352,4 +350,3 @@ def _copy(message: _Submitted, shard: int, subscription: int, attempt: int) -> C
 def parse_headers(stored: str | None) -> dict[str, str]:
     """The headers column as a dictionary."""
     return dict(json.loads(stored)) if stored else {}
-

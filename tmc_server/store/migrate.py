@@ -58,7 +58,9 @@ def migrate(shards: ShardMap) -> None:
     for database in shards.databases:
         _create_database(database)
         with database.connection() as connection:
-            connection = connection.execution_options(isolation_level="AUTOCOMMIT") if not database.is_sqlite else connection
+            connection = (
+                connection.execution_options(isolation_level="AUTOCOMMIT") if not database.is_sqlite else connection
+            )
             with _alone(database, connection):
                 config = _config()
                 config.attributes["connection"] = connection

@@ -34,9 +34,7 @@ class Lease:
 class NodeSlots:
     """Leases one slot for this process. `run_once` keeps it; without it numbers stop at the lease's end."""
 
-    def __init__(
-        self, database: Database, owner: str, clock: Callable[[], int] = wall_clock_ms
-    ) -> None:
+    def __init__(self, database: Database, owner: str, clock: Callable[[], int] = wall_clock_ms) -> None:
         self._database = database
         self._owner = owner
         self._clock = clock

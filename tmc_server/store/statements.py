@@ -26,8 +26,10 @@ _PRIMARY = "FORCE INDEX (PRIMARY)"
 def _by_primary(statement: Any, table: sa.Table) -> Any:
     """Lock by primary key only: a plan over the due index takes locks in another order and deadlocks against acks."""
     for dialect in ("mysql", "mariadb"):
-        statement = statement.with_hint(table, _PRIMARY, dialect) if isinstance(statement, sa.Select) else (
-            statement.with_hint(_PRIMARY, dialect_name=dialect)
+        statement = (
+            statement.with_hint(table, _PRIMARY, dialect)
+            if isinstance(statement, sa.Select)
+            else (statement.with_hint(_PRIMARY, dialect_name=dialect))
         )
     return statement
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
@@ -17,7 +18,7 @@ from sqlalchemy.types import TypeEngine
 from tmc_server.domain.placement import SHARDS
 
 METADATA = sa.MetaData()
-_OPTIONS = {
+_OPTIONS: dict[str, Any] = {
     f"{family}_{name}": value
     for family in ("mysql", "mariadb")
     for name, value in {"engine": "InnoDB", "charset": "utf8mb4", "collate": "utf8mb4_bin"}.items()
@@ -39,9 +40,7 @@ def _ms(name: str, nullable: bool = False) -> sa.Column[int]:
 
 
 def _serial() -> sa.Column[int]:
-    return sa.Column(
-        "id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True
-    )
+    return sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True)
 
 
 _BODY: TypeEngine[bytes] = sa.LargeBinary().with_variant(mysql.MEDIUMBLOB(), *_FAMILY)
