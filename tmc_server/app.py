@@ -175,7 +175,7 @@ class Center:
         )
         return [
             self._redelivering,
-            Periodic("catalog", self._watch.run_once, 1.0),
+            Periodic("catalog", self._watch.run_once, self._watch.period_s),
             Periodic("node", self._keep_place, 5.0),
             Periodic("alerting", alerting.run_once, 2.0),
             Periodic("counting", self._counting.run_once, 2.0),

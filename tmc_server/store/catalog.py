@@ -23,6 +23,7 @@ from tmc_server.store.engines import Database, StoreConflict
 from tmc_server.store.tables import app, audit, meta, operator, subscription, topic
 
 FIRST_OPERATOR = "admin"
+_CLOCK_MARGIN_MS = 1000
 
 
 def new_key() -> str:
@@ -272,9 +273,18 @@ class CatalogWatch:
         return self._operators
 
     def is_stale(self, now: int) -> bool:
-        """A copy read longer ago than a change takes to come into effect may lack a subscription. 0: one process."""
+        """A copy read longer ago than a change takes to come into effect may lack a subscription. 0: one process.
+
+        `now` is a shard database's clock and the copy's time the catalog database's: they may differ by the margin.
+        """
         delay = self._store.change_delay_ms
-        return delay > 0 and now - self._read_ms > delay
+        return delay > 0 and now - self._read_ms >= delay - min(_CLOCK_MARGIN_MS, delay // 4)
+
+    @property
+    def period_s(self) -> float:
+        """How often to look for changes, so that a healthy server's copy is never stale."""
+        delay = self._store.change_delay_ms
+        return min(1.0, delay / 4000) if delay else 1.0
 
     def run_once(self) -> bool:
         """Look for changes. Returns: there were some. Raises StoreUnavailable: the copy grows older."""

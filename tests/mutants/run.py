@@ -1,0 +1,95 @@
+"""Takes each guard out and demands a red test: a test that stays green without the guard proves nothing.
+
+A mutant is a patch with two lines in front: `guard:` what is taken out, `tests:` which tests must turn red. The table of
+results stands in docs/reliability.md; `--check` only compares it with the patches.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reliability.md"
+BEGIN, END = "<!-- mutants: written by scripts/mutants -->", "<!-- end of mutants -->"
+COPIED = ("tmc_client", "tmc_server", "tests", "examples", "benchmarks", "pyproject.toml", "docs")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One patch."""
+
+    path: Path
+    guard: str
+    tests: tuple[str, ...]
+
+    @property
+    def row(self) -> str:
+        names = ", ".join(f"`{test.rpartition('::')[2]}`" for test in self.tests)
+        return f"| {self.path.stem} | {self.guard} | {names} |"
+
+
+def mutants() -> list[Mutant]:
+    found = []
+    for path in sorted(Path(__file__).parent.glob("*.patch")):
+        guard, tests = path.read_text().splitlines()[:2]
+        found.append(Mutant(path, guard.removeprefix("guard: "), tuple(tests.removeprefix("tests: ").split())))
+    return found
+
+
+def turns_red(tests: Iterable[str], patch: Path | None = None) -> bool:
+    """Run the tests in a copy with the patch applied. Raises when it no longer applies or the tests do not run."""
+    with tempfile.TemporaryDirectory(prefix="tmc-mutant-") as folder:
+        copy = Path(folder)
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, copy / name)
+        if patch is not None:
+            subprocess.run(
+                ["git", "apply", "--unsafe-paths", f"--directory={folder}", str(patch)], check=True, cwd=folder
+            )
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "--timeout", "90", *tests]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        if done.returncode not in (0, 1):  # neither green nor red: the tests did not run
+            raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
+        return done.returncode == 1
+
+
+def table(found: list[Mutant]) -> str:
+    rows = "\n".join(mutant.row for mutant in found)
+    return f"{BEGIN}\n| mutant | the guard that is taken out | turns red |\n| --- | --- | --- |\n{rows}\n{END}"
+
+
+def main() -> None:
+    found = mutants()
+    page = PAGE.read_text()
+    before, rest = page.split(BEGIN)
+    fresh = before + table(found) + rest.split(END)[1]
+    if "--check" in sys.argv:
+        if fresh != page:
+            sys.exit("docs/reliability.md does not list the mutants as they are: run scripts/mutants")
+        return
+    if turns_red(sorted({test for mutant in found for test in mutant.tests})):
+        sys.exit("the tests are red without any mutant: mend them first")
+    survived = []
+    for mutant in found:
+        red = turns_red(mutant.tests, mutant.path)
+        print(f"{'red  ' if red else 'GREEN'} {mutant.path.stem}: {mutant.guard}", flush=True)
+        if not red:
+            survived.append(mutant)
+    PAGE.write_text(fresh)
+    print(f"{len(found) - len(survived)} of {len(found)} mutants were caught")
+    if survived:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
