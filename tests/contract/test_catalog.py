@@ -29,7 +29,9 @@ class TestChanges:
         store.due = DueConsumptions(store.writer, [store.shard], made, incarnation=7)
         return made
 
-    def test_a_submit_with_an_old_copy_is_refused_and_changes_nothing(self, store: StoreUnderTest, watch: CatalogWatch) -> None:
+    def test_a_submit_with_an_old_copy_is_refused_and_changes_nothing(
+        self, store: StoreUnderTest, watch: CatalogWatch
+    ) -> None:
         operation, publish = store.prepared(), store.a_prepare(publish=True)
         store.clock.now_ms += DELAY_MS + 1
         answers = store.perform(store.submit_of(operation.number), publish)
@@ -42,7 +44,9 @@ class TestChanges:
     def test_prepares_and_rollbacks_go_on_with_an_old_copy(self, store: StoreUnderTest, watch: CatalogWatch) -> None:
         store.clock.now_ms += DELAY_MS + 1
         operation = store.prepared()
-        assert store.perform(store.rollback_of(operation.number)) == [Stored(operation.number, MessageState.ROLLED_BACK)]
+        assert store.perform(store.rollback_of(operation.number)) == [
+            Stored(operation.number, MessageState.ROLLED_BACK)
+        ]
 
     @pytest.mark.parametrize(("after_ms", "reached"), [(DELAY_MS - 1, False), (DELAY_MS, True)])
     def test_a_new_subscription_counts_from_its_time_of_effect(
@@ -75,7 +79,9 @@ class TestChanges:
 class TestRegistering:
     def test_two_registrations_at_once_make_two_numbers(self, store: StoreUnderTest) -> None:
         names = [f"app-{i}" for i in range(8)]
-        threads = [in_thread(lambda n=name: store.catalog_store.register_app("test", n, n, n, "", "")) for name in names]
+        threads = [
+            in_thread(lambda n=name: store.catalog_store.register_app("test", n, n, n, "", "")) for name in names
+        ]
         made = []
         for thread, result in threads:
             thread.join(30)
@@ -86,7 +92,9 @@ class TestRegistering:
         with pytest.raises(AppUnknown):
             store.catalog_store.register_topic("test", NewTopic("t", "nobody", "default", 0, 1, 1, 1))
         with pytest.raises(NameTaken):
-            store.catalog_store.register_topic("test", NewTopic("order.paid", "orders", "default", 6, 1, 10_000, 1_000_000))
+            store.catalog_store.register_topic(
+                "test", NewTopic("order.paid", "orders", "default", 6, 1, 10_000, 1_000_000)
+            )
 
     def test_a_removed_subscription_can_come_back(self, store: StoreUnderTest) -> None:
         store.catalog_store.remove_subscription("test", "order.paid", "coupons", "")
