@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tmc_client.center import Center, Prepared, connect, new_attempt_id
+from tmc_client.center import Center, connect
 from tmc_client.codecs import Topic, topic
 from tmc_client.connection import Tls
 from tmc_client.consumer import Consumer, Message
@@ -34,6 +34,7 @@ from tmc_client.errors import (
     TmcError,
     Unavailable,
 )
+from tmc_client.producer import Prepared, new_attempt_id
 
 if TYPE_CHECKING:
     from tmc_client.inbox import SqlInbox

@@ -11,10 +11,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from tmc_client import center as blocking
-from tmc_client import errors, sender
-from tmc_client.center import DEFAULT_TIMEOUT, Prepared, prepared_of, request_of
+from tmc_client import errors
+from tmc_client.center import DEFAULT_TIMEOUT
 from tmc_client.codecs import Topic
 from tmc_client.connection import Tls
+from tmc_client.producer import Prepared, prepared_of, request_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -55,7 +56,7 @@ class AsyncCenter:
         """Store a message that nobody receives before it is submitted."""
         request = request_of(topic, body, key, headers, delay, attempt_id)
         limit = timeout or self.blocking.timeout
-        return prepared_of(request, await awaited(self.blocking.prepare_later(request, limit), limit))
+        return prepared_of(request, await awaited(self.blocking.producer.prepare(request, limit), limit))
 
     async def publish(
         self,
@@ -71,20 +72,19 @@ class AsyncCenter:
         """Prepare and submit in one commit. Returns: message id."""
         request = request_of(topic, body, key, headers, delay, attempt_id)
         limit = timeout or self.blocking.timeout
-        result: str = (await awaited(self.blocking.publish_later(request, limit), limit)).message_id
+        result: str = (await awaited(self.blocking.producer.publish(request, limit), limit)).message_id
         return result
 
     async def submit(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
         """The local transaction committed: deliver."""
-        return await self._decide(sender.SUBMIT, message, timeout)
+        limit = timeout or self.blocking.timeout
+        result: str = (await awaited(self.blocking.producer.submit(message, limit), limit)).message_id
+        return result
 
     async def rollback(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
         """The local transaction did not commit: forget the message."""
-        return await self._decide(sender.ROLLBACK, message, timeout)
-
-    async def _decide(self, kind: sender.Kind, message: Prepared | str, timeout: timedelta | None) -> str:
         limit = timeout or self.blocking.timeout
-        result: str = (await awaited(self.blocking.decide_later(kind, message, limit), limit)).message_id
+        result: str = (await awaited(self.blocking.producer.rollback(message, limit), limit)).message_id
         return result
 
     def transaction(
@@ -93,7 +93,7 @@ class AsyncCenter:
         """A block that owns the commit of `session`; use it with `async with`."""
         from tmc_client.aio_transaction import AsyncTransaction
 
-        return AsyncTransaction(self.blocking, session, prepare_timeout)
+        return AsyncTransaction(self.blocking.producer, session, prepare_timeout)
 
     async def close(self) -> None:
         """Finish what is queued, then close."""

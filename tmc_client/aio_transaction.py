@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from tmc_client import errors, sender
+from tmc_client import errors
 from tmc_client.ledger import ledger_id_of, rows_for, settle_statement
+from tmc_client.producer import Producer
 from tmc_client.tables import ledger
 from tmc_client.transaction import BACKGROUND, SUBMIT_WAIT, Preparation, Records, fenced
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
-
-    from tmc_client.center import Center
 
 log = logging.getLogger("tmc_client.transaction")
 
@@ -27,9 +26,9 @@ log = logging.getLogger("tmc_client.transaction")
 class AsyncTransaction(Records):
     """Use it with `async with`, once. See tmc_client.transaction for the order of the steps and what may raise."""
 
-    def __init__(self, center: Center, session: AsyncSession, prepare_timeout: timedelta) -> None:
+    def __init__(self, producer: Producer, session: AsyncSession, prepare_timeout: timedelta) -> None:
         super().__init__()
-        self._center = center
+        self._producer = producer
         self._session = session
         self._prepare_timeout = prepare_timeout
 
@@ -58,7 +57,7 @@ class AsyncTransaction(Records):
                 return
             connection = await self._session.connection()
             ledger_id = await connection.run_sync(ledger_id_of)
-            preparation = Preparation(self._center, self.requests, ledger_id, self._prepare_timeout)
+            preparation = Preparation(self._producer, self.requests, ledger_id, self._prepare_timeout)
             await asyncio.wait(
                 [asyncio.wrap_future(future) for future in preparation.futures],
                 timeout=self._prepare_timeout.total_seconds(),
@@ -78,10 +77,7 @@ class AsyncTransaction(Records):
         if not self.messages:
             return
         try:
-            futures = {
-                m.message_id: asyncio.wrap_future(self._center.decide_later(sender.SUBMIT, m, BACKGROUND))
-                for m in self.messages
-            }
+            futures = {m.message_id: asyncio.wrap_future(self._producer.submit(m, BACKGROUND)) for m in self.messages}
             done, _ = await asyncio.wait(futures.values(), timeout=SUBMIT_WAIT.total_seconds())
             answered = [id_ for id_, future in futures.items() if future in done and future.exception() is None]
             engine = self._session.bind

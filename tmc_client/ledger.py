@@ -14,15 +14,13 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sqlalchemy as sa
 
-from tmc_client import errors, sender
+from tmc_client import errors
+from tmc_client.producer import Prepared, Producer, wait
 from tmc_client.tables import ledger, ledger_info
-
-if TYPE_CHECKING:
-    from tmc_client.center import Center, Prepared
 
 log = logging.getLogger("tmc_client.ledger")
 
@@ -74,7 +72,7 @@ def settle_statement(message_ids: Sequence[str]) -> sa.Update:
     return ledger.update().where(ledger.c.message_id.in_(list(message_ids))).values(settled_ms=now)
 
 
-def resume(center: Center, engine: sa.Engine, timeout: timedelta = timedelta(seconds=30)) -> int:
+def resume(producer: Producer, engine: sa.Engine, timeout: timedelta = timedelta(seconds=30)) -> int:
     """See Center.resume."""
     submitted, last = 0, ""
     while True:
@@ -89,7 +87,7 @@ def resume(center: Center, engine: sa.Engine, timeout: timedelta = timedelta(sec
         if not ids:
             return submitted
         last = ids[-1]
-        futures = {id_: center.decide_later(sender.SUBMIT, id_, timeout) for id_ in ids}
+        futures = {id_: producer.submit(id_, timeout) for id_ in ids}
         answered = [id_ for id_, future in futures.items() if _was_answered(id_, future, timeout)]
         submitted += len(answered)
         if answered:
@@ -98,8 +96,6 @@ def resume(center: Center, engine: sa.Engine, timeout: timedelta = timedelta(sec
 
 
 def _was_answered(message_id: str, future: Future[Any], timeout: timedelta) -> bool:
-    from tmc_client.center import wait
-
     try:
         wait(future, timeout)
     except errors.Unavailable:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from types import TracebackType
@@ -18,21 +18,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
-from tmc_client import errors, sender
-from tmc_client.center import Prepared, prepared_of, request_of, wait
+from tmc_client import errors
 from tmc_client.codecs import Topic
 from tmc_client.ledger import ledger_id_of, rows_for
+from tmc_client.producer import Prepared, Producer, prepared_of, request_of, wait
 from tmc_client.protocol import message_pb2
 from tmc_client.tables import ledger
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from tmc_client.center import Center
-
 log = logging.getLogger("tmc_client.transaction")
 
 T = TypeVar("T")
+Settle = Callable[[sa.Engine, list[str]], None]
 BACKGROUND = timedelta(seconds=60)  # submits and rollbacks go on trying this long after the block
 SUBMIT_WAIT = timedelta(seconds=2)  # the block waits so long for the submits' answers, then leaves them behind
 
@@ -61,14 +60,14 @@ class Preparation:
     """The prepare calls of one block, under way."""
 
     def __init__(
-        self, center: Center, requests: Sequence[message_pb2.PrepareRequest], ledger_id: bytes, limit: timedelta
+        self, producer: Producer, requests: Sequence[message_pb2.PrepareRequest], ledger_id: bytes, limit: timedelta
     ):
-        self._center = center
+        self._producer = producer
         self._requests = requests
         self.deadline = time.monotonic() + limit.total_seconds()
         for request in requests:
             request.ledger_id = ledger_id
-        self.futures: list[Future[Any]] = [center.prepare_later(request, limit) for request in requests]
+        self.futures: list[Future[Any]] = [producer.prepare(request, limit) for request in requests]
 
     def collect(self) -> list[Prepared]:
         """All handles. Raises the first error, after it saw to it that nothing of this block stays prepared."""
@@ -85,7 +84,7 @@ class Preparation:
         """Roll back at the center whatever was or may have been prepared, by attempt id, in the background."""
         for request in self._requests:
             attempt = Prepared("", request.topic, request.key, request.attempt_id)
-            self._center.decide_later(sender.ROLLBACK, attempt, BACKGROUND)
+            self._producer.rollback(attempt, BACKGROUND)
 
 
 def fenced(exc: Exception) -> errors.Fenced:
@@ -98,9 +97,10 @@ def fenced(exc: Exception) -> errors.Fenced:
 class Transaction(Records):
     """The block for a blocking SQLAlchemy session. Use it with `with`, once."""
 
-    def __init__(self, center: Center, session: Session, prepare_timeout: timedelta) -> None:
+    def __init__(self, producer: Producer, settle: Settle, session: Session, prepare_timeout: timedelta) -> None:
         super().__init__()
-        self._center = center
+        self._producer = producer
+        self._settle_in = settle
         self._session = session
         self._prepare_timeout = prepare_timeout
 
@@ -129,7 +129,7 @@ class Transaction(Records):
             if not self.requests:
                 return
             connection = self._session.connection()
-            preparation = Preparation(self._center, self.requests, ledger_id_of(connection), self._prepare_timeout)
+            preparation = Preparation(self._producer, self.requests, ledger_id_of(connection), self._prepare_timeout)
             self.messages = preparation.collect()
             connection.execute(ledger.insert(), rows_for(self.messages))
         except BaseException as exc:
@@ -145,7 +145,7 @@ class Transaction(Records):
         if not self.messages:
             return
         try:
-            futures = {m.message_id: self._center.decide_later(sender.SUBMIT, m, BACKGROUND) for m in self.messages}
+            futures = {m.message_id: self._producer.submit(m, BACKGROUND) for m in self.messages}
             engine = self._session.get_bind().engine
             deadline = time.monotonic() + SUBMIT_WAIT.total_seconds()
             for message_id, future in futures.items():
@@ -159,4 +159,4 @@ class Transaction(Records):
         if done.cancelled() or done.exception() is not None:
             log.error("message %s is committed, its submit was not answered: %s", message_id, done.exception())
             return
-        self._center.settle(engine, [message_id])
+        self._settle_in(engine, [message_id])

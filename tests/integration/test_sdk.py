@@ -114,7 +114,7 @@ class TestTransaction:
             _insert(session, 1)
             tx.send("tx.one", {}, key="fenced")
             fence = _FenceAfterPrepare(center)
-            center.prepare_later = fence  # type: ignore[method-assign]
+            center.producer.prepare = fence  # type: ignore[method-assign]
             fence.session = session
         assert _orders(business) == []
 
@@ -163,7 +163,7 @@ class _FenceAfterPrepare:
     """Writes the check's rollback marker in the moment between prepare and the block's own ledger rows."""
 
     def __init__(self, center: tmc.Center) -> None:
-        self._real = center.prepare_later
+        self._real = center.producer.prepare
         self.session: Session | None = None
 
     def __call__(self, request: Any, timeout: timedelta) -> Any:

@@ -30,7 +30,7 @@ ALLOWED = {
     "alerts": {"alerts", "domain", "errors"},
     "requests": {"requests", "domain", "errors"},
     "duties": {"duties", "domain", "errors"},
-    "rpc": {"rpc", "requests", "domain", "errors", "config", "delivery"},
+    "rpc": {"rpc", "requests", "domain", "errors", "config"},
 }
 
 

@@ -21,7 +21,8 @@ GiveBackAll = Callable[[Sequence[Copy]], None]
 class ConsumerStream:
     """One connected consumer. `credit`: copies it can take. Guarded by the outlet's lock; the queue by the loop."""
 
-    def __init__(self, subscriptions: Iterable[int]) -> None:
+    def __init__(self, outlet: StreamOutlet, subscriptions: Iterable[int]) -> None:
+        self._outlet = outlet
         self.subscriptions = frozenset(subscriptions)
         self.credit = 0
         self.open = True
@@ -42,6 +43,14 @@ class ConsumerStream:
             self._arrived.clear()
             await self._arrived.wait()
         return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+
+    def add_credit(self, credit: int) -> None:
+        """See domain.ports.DeliveryStream."""
+        self._outlet.add_credit(self, credit)
+
+    def close(self) -> None:
+        """See domain.ports.DeliveryStream."""
+        self._outlet.close(self)
 
     def finish(self) -> None:
         """On the loop: the server stops, send the consumer to another one."""
@@ -68,7 +77,7 @@ class StreamOutlet:
 
     def open(self, subscriptions: Iterable[int]) -> ConsumerStream:
         """A consumer connected. It gets nothing before it gives credit."""
-        stream = ConsumerStream(subscriptions)
+        stream = ConsumerStream(self, subscriptions)
         with self._lock:
             for number in stream.subscriptions:
                 self._streams.setdefault(number, deque()).append(stream)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,6 +41,26 @@ class Outlet(Protocol):
 
     def deliver(self, copies: Sequence[Copy]) -> None:
         """Hand over reserved copies after their rows were committed. What cannot be delivered comes back as GiveBack."""
+
+
+class DeliveryStream(Protocol):
+    """One connected consumer of built-in delivery. On the loop only."""
+
+    async def next_batch(self, most: int) -> list[Copy]:
+        """Wait for copies, at most `most`. Raises ShuttingDown."""
+
+    def add_credit(self, credit: int) -> None:
+        """The consumer can take so many copies more; before its first credit it gets nothing."""
+
+    def close(self) -> None:
+        """The consumer is gone: what was not written is given back."""
+
+
+class DeliveryStreams(Protocol):
+    """Built-in delivery as the RPC sees it."""
+
+    def open(self, subscriptions: Iterable[int]) -> DeliveryStream:
+        """A consumer connected. On the loop."""
 
 
 class Performer(Protocol):

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
-from tmc_server.delivery.stream import ConsumerStream, StreamOutlet
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Answer, Stored
+from tmc_server.domain.ports import DeliveryStream, DeliveryStreams
 from tmc_server.errors import InvalidField, MalformedRequest, TmcError
 from tmc_server.requests import deciding, preparing, validation
 from tmc_server.requests.acking import Acking
@@ -158,12 +158,12 @@ class ConsumptionServicer:
         self,
         acking: Acking,
         administering: Administering,
-        outlet: StreamOutlet,
+        streams: DeliveryStreams,
         ensure_topic: Callable[[Caller, str], None] = lambda _caller, _name: None,
     ) -> None:
         self._acking = acking
         self._administering = administering
-        self._outlet = outlet
+        self._streams = streams
         self._ensure_topic = ensure_topic
 
     def _ack_item(self, caller: Caller) -> Callable[[consumption_pb2.AckRequest], Item]:
@@ -233,7 +233,7 @@ class ConsumptionServicer:
         first = await anext(requests, None)
         if first is None or first is MALFORMED:
             raise MalformedRequest
-        stream = self._outlet.open(self._subscriptions(caller, first))
+        stream = self._streams.open(self._subscriptions(caller, first))
         credit = asyncio.create_task(self._read_credit(stream, first, requests))
         batch: asyncio.Task[Any] | None = None
         try:
@@ -251,7 +251,7 @@ class ConsumptionServicer:
             credit.cancel()
             if batch is not None:
                 batch.cancel()
-            self._outlet.close(stream)
+            stream.close()
 
     def _subscriptions(self, caller: Caller, first: consumption_pb2.SubscribeRequest) -> list[int]:
         validation.between(len(first.topics), "topics", 1, validation.MAX_ITEMS)
@@ -266,7 +266,7 @@ class ConsumptionServicer:
             numbers.append(catalog.consumable(number, caller.app, tag).number)
         return numbers
 
-    async def _read_credit(self, stream: ConsumerStream, first: Any, requests: AsyncIterator[Any]) -> None:
+    async def _read_credit(self, stream: DeliveryStream, first: Any, requests: AsyncIterator[Any]) -> None:
         self._add_credit(stream, first.credit)
         async for request in requests:
             if request is MALFORMED:
@@ -275,8 +275,9 @@ class ConsumptionServicer:
                 raise InvalidField("topics", "be in the first request only: open another stream for other topics")
             self._add_credit(stream, request.credit)
 
-    def _add_credit(self, stream: ConsumerStream, credit: int) -> None:
-        self._outlet.add_credit(stream, validation.between(credit, "credit", 0, 10_000))
+    @staticmethod
+    def _add_credit(stream: DeliveryStream, credit: int) -> None:
+        stream.add_credit(validation.between(credit, "credit", 0, 10_000))
 
 
 class AdminServicer:

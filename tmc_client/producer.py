@@ -1,0 +1,102 @@
+"""What a producer says, as wire forms and futures: the one implementation under both faces and the transaction blocks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from tmc_client import codecs, errors, sender
+from tmc_client.codecs import Topic
+from tmc_client.protocol import message_pb2
+from tmc_client.sender import Sender
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A stored message that waits for submit or rollback. attempt_id tells this attempt from any other with its key."""
+
+    message_id: str
+    topic: str
+    key: str
+    attempt_id: bytes
+
+
+def new_attempt_id() -> bytes:
+    """16 random bytes."""
+    return os.urandom(16)
+
+
+def request_of(
+    topic: Topic[Any] | str,
+    body: object,
+    key: str,
+    headers: Mapping[str, str] | None,
+    delay: timedelta,
+    attempt_id: bytes | None,
+    ledger_id: bytes = b"",
+) -> message_pb2.PrepareRequest:
+    """Build the wire form of a message. Raises CodecError, InvalidRequest."""
+    data, content_type = codecs.encode(body)
+    try:
+        return message_pb2.PrepareRequest(
+            topic=str(topic),
+            key=key,
+            body=data,
+            content_type=content_type,
+            headers=dict(headers or {}),
+            attempt_id=attempt_id or new_attempt_id(),
+            delay_ms=round(delay.total_seconds() * 1000),
+            ledger_id=ledger_id,
+        )
+    except (TypeError, ValueError) as exc:
+        raise errors.InvalidRequest(f"This message cannot be sent: {exc}") from exc
+
+
+def wait(future: Future[T], timeout: timedelta) -> T:
+    """The future's result. Raises TmcError; DeadlineExceeded when there is none in time."""
+    try:
+        return future.result(timeout.total_seconds())
+    except FutureTimeout as exc:
+        raise errors.DeadlineExceeded(
+            "The center did not answer in time; the outcome is not known, a repeat with the same ids is safe."
+        ) from exc
+
+
+def reference(message: Prepared | str) -> message_pb2.DecideRequest:
+    """How a decision names its message: by id, or by key and attempt when the id never arrived."""
+    if isinstance(message, str):
+        return message_pb2.DecideRequest(message_id=message)
+    if message.message_id:
+        return message_pb2.DecideRequest(message_id=message.message_id)
+    return message_pb2.DecideRequest(topic=message.topic, key=message.key, attempt_id=message.attempt_id)
+
+
+def prepared_of(request: message_pb2.PrepareRequest, result: Any) -> Prepared:
+    """The handle for submit and rollback."""
+    return Prepared(result.message_id, request.topic, request.key, request.attempt_id)
+
+
+class Producer:
+    """Calls that return futures of their results. timeout: how long the sender goes on trying."""
+
+    def __init__(self, calls: Sender) -> None:
+        self._sender = calls
+
+    def prepare(self, request: message_pb2.PrepareRequest, timeout: timedelta) -> Future[Any]:
+        return self._sender.send(sender.PREPARE, request, timeout.total_seconds())
+
+    def publish(self, request: message_pb2.PrepareRequest, timeout: timedelta) -> Future[Any]:
+        return self._sender.send(sender.PUBLISH, request, timeout.total_seconds())
+
+    def submit(self, message: Prepared | str, timeout: timedelta) -> Future[Any]:
+        return self._sender.send(sender.SUBMIT, reference(message), timeout.total_seconds())
+
+    def rollback(self, message: Prepared | str, timeout: timedelta) -> Future[Any]:
+        return self._sender.send(sender.ROLLBACK, reference(message), timeout.total_seconds())
