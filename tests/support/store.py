@@ -176,6 +176,8 @@ class StoreUnderTest:
                     break
                 batch = list(pending)
                 repeated(lambda batch=batch: (writer or self.writer).run(connection, self.shard, batch))  # type: ignore[misc]
+                for operation in pending:
+                    operation.again = operation.again or operation.answer is AGAIN
                 pending = [operation for operation in pending if operation.answer in (AGAIN, LOCKED)]
         return [operation.answer for operation in operations]  # type: ignore[misc]
 

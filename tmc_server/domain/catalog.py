@@ -55,8 +55,12 @@ class Subscription:
     effective_ms: int
     removed_ms: int | None
 
+    def is_removed(self, now: int) -> bool:
+        return self.removed_ms is not None and self.removed_ms <= now
+
     def in_effect(self, now: int) -> bool:
-        return self.effective_ms <= now and (self.removed_ms is None or now < self.removed_ms)
+        """Messages submitted now reach it."""
+        return self.effective_ms <= now and not self.is_removed(now)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """What the store is asked to do, as data: requests build these, group commit carries them, the store answers them.
 
-An operation is idempotent: run again after an uncertain commit it finds its own work and answers the same.
+Prepare, submit, rollback and ack are idempotent: run again after an uncertain commit they find their own work and answer
+the same. Whatever belongs to one try is guarded by its attempt number: run again it may be told that it is done already.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from tmc_server.domain.catalog import Topic
 from tmc_server.domain.message import MessageState
@@ -17,10 +18,14 @@ from tmc_server.errors import TmcError
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The answer to prepare, publish, submit and rollback. number None: a rollback of what was never stored."""
+    """The answer to prepare, publish, submit and rollback. number None: a rollback of what was never stored.
+
+    changed: this operation made it so; False: it was so before.
+    """
 
     number: int | None
     state: MessageState
+    changed: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +49,17 @@ Answer = Stored | Done | Locked | Again | TmcError
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """The base. answer: set by the store.  ticket, waited_ms: for group commit alone."""
+    """The base. answer: set by the store.  again: its AGAIN was committed.  ticket, tries: for group commit alone."""
 
-    size: ClassVar[int] = 64  #: bytes it adds to a transaction, roughly
     answer: Answer | None = field(default=None, init=False)
+    again: bool = field(default=False, init=False)
     ticket: Any = field(default=None, init=False)
     tries: int = field(default=0, init=False)
+
+    @property
+    def size(self) -> int:
+        """Bytes it adds to a queue and a transaction, roughly."""
+        return 100
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +80,10 @@ class Prepare(Operation):
     ledger_id: bytes | None
     publish: bool = False
 
+    @property
+    def size(self) -> int:
+        return 1000 + len(self.body) + sum(len(name) + len(text) for name, text in self.headers.items())
+
 
 @dataclass(slots=True, eq=False)
 class Decide(Operation):
@@ -81,7 +95,6 @@ class Decide(Operation):
     number: int | None
     key: str = ""
     attempt_id: bytes = b""
-    tombstoned: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -146,7 +146,10 @@ class CatalogStore:
                 )
             else:
                 number = row.subscription_no
-                revived = {"effective_ms": effective, "removed_ms": None} if row.removed_ms is not None else {}
+                revived: dict[str, int | None] = {}
+                if row.removed_ms is not None:  # a removal that is not in effect yet is taken back without a gap
+                    gone = row.removed_ms <= self._database.now(connection)
+                    revived = {"removed_ms": None} | ({"effective_ms": effective} if gone else {})
                 connection.execute(subscription.update().filter_by(subscription_no=number).values(**values, **revived))
             return _subscription_row(connection, number)
 

@@ -168,7 +168,7 @@ def claim_due(tx: Transaction, subscription: Subscription, due: Sequence[Any]) -
     else moved meanwhile are left alone. Copies of what was claimed go to the outlet after the commit.
     Returns: how many rows were moved, by the state they are in now.
     """
-    subscribed = subscription.in_effect(tx.now)
+    subscribed = not subscription.is_removed(tx.now)
     groups: dict[tuple[Row, Row], list[int]] = {}
     for found in due:
         old = _row(found)

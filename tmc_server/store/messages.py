@@ -8,7 +8,7 @@ The tombstone is read after the insert: whichever of the two transactions comes 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,17 +20,19 @@ from tmc_server.domain.message import ARROWS, Decided, MessageEvent, MessageStat
 from tmc_server.domain.operations import AGAIN, LOCKED, Answer, Decide, Prepare, Stored
 from tmc_server.domain.ports import Copy
 from tmc_server.errors import (
+    AlreadyCommitted,
     AlreadyRolledBack,
     CatalogStale,
     ContentDiffers,
     KeyCommitted,
     KeyInProgress,
     MessageUnknown,
-    TmcError,
 )
+from tmc_server.store.engines import StoreConflict
 from tmc_server.store.transaction import Transaction
 
-_Key = tuple[int, str, str]
+_Key = tuple[int, str, str]  # topic, tag, message key
+_Attempt = tuple[bytes, int, str, str]  # attempt id, topic, tag, message key
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,10 @@ class _Holder:
 
 def _key_of(operation: Prepare) -> _Key:
     return (operation.topic.number, operation.producer_tag, operation.key)
+
+
+def _attempt_of(operation: Prepare) -> _Attempt:
+    return (operation.attempt_id, *_key_of(operation))
 
 
 def prepare(tx: Transaction, operations: Sequence[Prepare]) -> None:
@@ -160,9 +166,8 @@ def _row_of(operation: Prepare, now: int) -> dict[str, Any]:
 def _refuse_tombstoned(tx: Transaction, inserted: Sequence[Prepare]) -> None:
     if not inserted:
         return
-    attempts = [operation.attempt_id for operation in inserted]
-    dead = {row.attempt_id for row in tx.rows(tx.sql.tombstones, attempts=attempts)}
-    refused = [operation for operation in inserted if operation.attempt_id in dead]
+    dead = _tombstoned(tx, [_attempt_of(operation) for operation in inserted])
+    refused = [operation for operation in inserted if _attempt_of(operation) in dead]
     if refused:
         numbers = sorted(operation.number for operation in refused)
         tx.change(tx.sql.delete_messages, len(numbers), ids=numbers)
@@ -200,10 +205,8 @@ class _Submitted:
 
 def settle(tx: Transaction, operations: Sequence[Decide]) -> None:
     """Submit and roll back, in the order of arrival; consumption rows for exactly what was submitted here."""
-    for operation in operations:
-        if operation.number is None:
-            operation.number = _find_attempt(tx, operation)
-    named = sorted({operation.number for operation in operations if operation.number is not None})
+    meant = {operation: _number_of(tx, operation) for operation in operations}
+    named = sorted({number for number in meant.values() if number is not None})
     rows = {row.id: row for row in tx.rows(tx.sql.lock_messages, ids=named)} if named else {}
     tx.reach("locked")
     missing = [number for number in named if number not in rows]
@@ -211,10 +214,11 @@ def settle(tx: Transaction, operations: Sequence[Decide]) -> None:
     states = {number: MessageState(row.state) for number, row in rows.items()}
     moved: dict[MessageEvent, list[int]] = {MessageEvent.SUBMIT: [], MessageEvent.ROLLBACK: []}
     for operation in operations:
-        row = rows.get(operation.number) if operation.number is not None else None
-        if operation.number in locked:
+        number = meant[operation]
+        row = rows.get(number) if number is not None else None
+        if number in locked:
             operation.answer = LOCKED
-        elif operation.number is None:
+        elif number is None:
             operation.answer = _answer_unknown_attempt(tx, operation)
         elif row is None or row.topic_no != operation.topic.number:
             operation.answer = MessageUnknown()
@@ -223,7 +227,7 @@ def settle(tx: Transaction, operations: Sequence[Decide]) -> None:
         else:
             _decide_one(operation, states, moved, row, tx.sql.shard)
     _write_decisions(tx, rows, moved)
-    _alert_contradictions(tx, operations)
+    _alert_contradictions(tx, meant)
 
 
 def _decide_one(
@@ -242,7 +246,7 @@ def _decide_one(
     if outcome.changes:
         moved[event].append(row.id)
         states[row.id] = outcome.state
-    operation.answer = Stored(row.id, outcome.state)
+    operation.answer = Stored(row.id, outcome.state, outcome.changes)
 
 
 def _write_decisions(tx: Transaction, rows: dict[int, Any], moved: dict[MessageEvent, list[int]]) -> None:
@@ -252,12 +256,15 @@ def _write_decisions(tx: Transaction, rows: dict[int, Any], moved: dict[MessageE
         _schedule(tx, [_Submitted.stored(rows[number]) for number in sorted(submitted)])
     if rolled_back:
         tx.change(tx.sql.roll_back, len(rolled_back), ids=sorted(rolled_back), now=tx.now)
-        _bury(tx, [(rows[number].attempt_id, rows[number].topic_no) for number in rolled_back])
+        buried = (rows[number] for number in rolled_back)
+        _bury(tx, [(row.attempt_id, row.topic_no, row.producer_tag, row.message_key) for row in buried])
 
 
-def _find_attempt(tx: Transaction, operation: Decide) -> int | None:
-    """The message of an attempt. After its tombstone was committed the look waits for a Prepare that is under way."""
-    statement = tx.sql.by_attempt_waiting if operation.tombstoned else tx.sql.by_attempt
+def _number_of(tx: Transaction, operation: Decide) -> int | None:
+    """The message that is meant. Once its tombstone is committed the look waits for a Prepare that is under way."""
+    if operation.number is not None:
+        return operation.number
+    statement = tx.sql.by_attempt_waiting if operation.again else tx.sql.by_attempt
     found = tx.rows(
         statement,
         topic=operation.topic.number,
@@ -271,39 +278,44 @@ def _find_attempt(tx: Transaction, operation: Decide) -> int | None:
 def _answer_unknown_attempt(tx: Transaction, operation: Decide) -> Answer:
     if operation.commit:
         return MessageUnknown()
-    if operation.tombstoned:
-        return Stored(None, MessageState.ROLLED_BACK)
-    _bury(tx, [(operation.attempt_id, operation.topic.number)])
-    operation.tombstoned = True
+    if operation.again:
+        return Stored(None, MessageState.ROLLED_BACK, changed=False)
+    _bury(tx, [(operation.attempt_id, operation.topic.number, operation.producer_tag, operation.key)])
     return AGAIN
 
 
-def _bury(tx: Transaction, attempts: Sequence[tuple[bytes, int]]) -> None:
-    wanted = dict(attempts)
-    dead = {row.attempt_id for row in tx.rows(tx.sql.tombstones, attempts=list(wanted))}
-    fresh = [attempt for attempt in sorted(wanted) if attempt not in dead]
-    tx.insert(
-        tx.sql.insert_tombstones,
-        [{"attempt_id": attempt, "topic_no": wanted[attempt], "created_ms": tx.now} for attempt in fresh],
-    )
+def _bury(tx: Transaction, attempts: Sequence[_Attempt]) -> None:
+    fresh = sorted(set(attempts) - _tombstoned(tx, attempts))
+    try:
+        tx.insert(
+            tx.sql.insert_tombstones,
+            [
+                {"attempt_id": id_, "topic_no": topic, "producer_tag": tag, "message_key": key, "created_ms": tx.now}
+                for id_, topic, tag, key in fresh
+            ],
+        )
+    except sa.exc.IntegrityError as exc:
+        raise StoreConflict("another transaction buried the same attempt at the same moment") from exc
 
 
-def _alert_contradictions(tx: Transaction, operations: Sequence[Decide]) -> None:
-    refused = [
-        operation
-        for operation in operations
-        if isinstance(operation.answer, TmcError) and operation.answer.reason.startswith("ALREADY_")
-    ]
+def _tombstoned(tx: Transaction, attempts: Sequence[_Attempt]) -> set[_Attempt]:
+    """Which of these attempts were rolled back."""
+    rows = tx.rows(tx.sql.tombstones, attempts=sorted({attempt[0] for attempt in attempts}))
+    return {(row.attempt_id, row.topic_no, row.producer_tag, row.message_key) for row in rows} & set(attempts)
+
+
+def _alert_contradictions(tx: Transaction, meant: Mapping[Decide, int | None]) -> None:
     tx.alert_once(
         {
             "kind": "contradiction",
             "topic_no": operation.topic.number,
-            "message_id": operation.number,
+            "message_id": number,
             "subscription_no": 0,
             "attempt": 0,
             "detail": "submit after rollback" if operation.commit else "rollback after submit",
         }
-        for operation in refused
+        for operation, number in meant.items()
+        if isinstance(operation.answer, AlreadyCommitted | AlreadyRolledBack)
     )
 
 

@@ -88,7 +88,8 @@ class ShardStatements:
         # ids: lock what is free; whoever waits here would hold up 200 neighbours.
         self.lock_messages = (
             sa.select(
-                message.c.id, message.c.state, message.c.topic_no, message.c.producer_no, message.c.attempt_id,
+                message.c.id, message.c.state, message.c.topic_no, message.c.producer_no, message.c.producer_tag,
+                message.c.attempt_id,
                 message.c.message_key, message.c.content_type, message.c.headers, message.c.body, message.c.delay_ms,
             )
             .where(_in(message.c.id))
@@ -125,7 +126,8 @@ class ShardStatements:
             .values(state=int(c.ConsumptionState.ACKED), due_ms=None, closed_ms=sa.bindparam("now")),
             consumption,
         )
-        # One row each, guarded by the state and the attempt that the decision was made on.
+        # One row each, guarded by the state and the attempt that the decision was made on. The try is answered: no longer
+        # one that a server run could take with it.
         self.change_consumption = (
             consumption.update()
             .where(
@@ -140,6 +142,7 @@ class ShardStatements:
                 tried=sa.bindparam("new_tried"),
                 due_ms=sa.bindparam("new_due_ms"),
                 closed_ms=sa.bindparam("new_closed_ms"),
+                incarnation=None,
             )
         )
         # subscription, now, limit: oldest due first, no locks.
@@ -176,25 +179,18 @@ class ShardStatements:
             ),
             consumption,
         )
-        # subscription, ids, attempt, incarnation: which rows carry the claim, when not all were won.
-        self.claimed = sa.select(consumption.c.message_id).where(
-            consumption.c.subscription_no == sa.bindparam("subscription"),
-            _in(consumption.c.message_id),
-            consumption.c.attempt == sa.bindparam("new_attempt"),
-            consumption.c.incarnation == sa.bindparam("new_incarnation"),
-        )
         self.bodies = sa.select(
             message.c.id, message.c.topic_no, message.c.producer_no, message.c.message_key, message.c.content_type,
             message.c.headers, message.c.body,
         ).where(_in(message.c.id))  # fmt: skip
-        # incarnation: tries of server runs before this one, whose copies may have died with them.
+        # subscription, now, mine: tries of other server runs, whose copies may have died with them.
         self.orphans = (
             consumption.update()
             .where(
                 consumption.c.subscription_no == sa.bindparam("subscription"),
                 consumption.c.state == int(c.ConsumptionState.SCHEDULED),
                 consumption.c.due_ms > sa.bindparam("now"),
-                consumption.c.incarnation < sa.bindparam("mine"),
+                consumption.c.incarnation != sa.bindparam("mine"),
             )
             .values(due_ms=sa.bindparam("now"), tried=consumption.c.tried - 1, incarnation=None)
         )
@@ -207,7 +203,9 @@ class ShardStatements:
             .subquery()
         )
         self.insert_tombstones = InsertRows(tombstone)
-        self.tombstones = sa.select(tombstone.c.attempt_id).where(_in(tombstone.c.attempt_id, "attempts"))
+        self.tombstones = sa.select(
+            tombstone.c.attempt_id, tombstone.c.topic_no, tombstone.c.producer_tag, tombstone.c.message_key
+        ).where(_in(tombstone.c.attempt_id, "attempts"))
         self.insert_alerts = InsertRows(alert)
         self.alert_exists = sa.select(alert.c.message_id).where(
             alert.c.kind == sa.bindparam("kind"),

@@ -126,7 +126,9 @@ tombstone = sa.Table(
     "tmc_tombstone",
     METADATA,
     sa.Column("attempt_id", binary(16), primary_key=True),
-    sa.Column("topic_no", sa.Integer, nullable=False),
+    sa.Column("topic_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("producer_tag", _text(64), primary_key=True),
+    sa.Column("message_key", _text(128), primary_key=True),
     _ms("created_ms"),
     **_OPTIONS,
 )
@@ -157,7 +159,7 @@ audit = sa.Table(
     _ms("at_ms"),
     sa.Column("actor", _text(64), nullable=False),
     sa.Column("action", _text(64), nullable=False),
-    sa.Column("subject", _text(255), nullable=False),
+    sa.Column("subject", _text(300), nullable=False),
     sa.Column("reason", _text(500), nullable=False),
     **_OPTIONS,
 )

@@ -60,7 +60,7 @@ def create(existing, name, *parts, indexes=()):
 
 def audit(existing):
     create(
-        existing, "tmc_audit", serial(), big("at_ms"), text("actor", 64), text("action", 64), text("subject", 255),
+        existing, "tmc_audit", serial(), big("at_ms"), text("actor", 64), text("action", 64), text("subject", 300),
         text("reason", 500),
     )  # fmt: skip
 
@@ -95,7 +95,9 @@ def catalog(existing):
 
 def database(existing):
     create(
-        existing, "tmc_tombstone", sa.Column("attempt_id", binary(16), primary_key=True), number("topic_no"),
+        existing, "tmc_tombstone", sa.Column("attempt_id", binary(16), primary_key=True), key(number("topic_no")),
+        sa.Column("producer_tag", sa.String(64), primary_key=True),
+        sa.Column("message_key", sa.String(128), primary_key=True),
         big("created_ms"),
     )  # fmt: skip
     create(
