@@ -35,8 +35,8 @@ from tmc_server.domain.ports import Copy, NewTopic
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.catalog import CatalogStore, CatalogWatch
-from tmc_server.store.due import DueConsumptions, SqlAlertOutbox, repeated
-from tmc_server.store.engines import Database, ShardMap
+from tmc_server.store.due import DueConsumptions, SqlAlertOutbox
+from tmc_server.store.engines import Database, ShardMap, repeated
 from tmc_server.store.migrate import migrate
 from tmc_server.store.tables import METADATA, meta, shard_tables
 from tmc_server.store.transaction import Hook, no_hook

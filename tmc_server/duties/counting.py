@@ -1,7 +1,8 @@
 """Keep an eye on how many messages of each topic are undecided, for the topics' open limits.
 
 Between counts the number is estimated from what this server stored and decided. The tables are counted at the first
-sight of a topic and whenever the estimate passes half the limit: small topics cost nothing.
+sight of a topic, whenever the estimate passes half the limit, and every thirtieth run in any case: an answer that nobody
+waited for any more is missing in the estimate.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Protocol
 
 from tmc_server.domain.placement import shards_of
 from tmc_server.domain.ports import CatalogSource
+
+_COUNT_ALL_EVERY = 30
 
 
 class OpenCounter(Protocol):
@@ -27,6 +30,7 @@ class Counting:
         self._counter = counter
         self._open: dict[int, int] = {}
         self._seen: set[int] = set()
+        self._runs = 0
 
     def open(self, topic: int) -> int:
         return self._open.get(topic, 0)
@@ -36,6 +40,9 @@ class Counting:
 
     def run_once(self) -> bool:
         """Count what needs counting. Returns False: nothing is left to do."""
+        self._runs += 1
+        if self._runs % _COUNT_ALL_EVERY == 0:
+            self._seen.clear()
         for topic in list(self._catalog.current.topics.values()):
             if topic.number in self._seen and self.open(topic.number) * 2 < topic.open_limit:
                 continue

@@ -44,7 +44,12 @@ class Deciding:
         self._rate.take(caller.app, len(items))
         answers = await perform_each(self._performer, items)
         for item, answer in zip(items, answers, strict=True):
-            if isinstance(item, tuple) and isinstance(item[1], Decide) and isinstance(answer, Stored):
+            if (
+                isinstance(item, tuple)
+                and isinstance(item[1], Decide)
+                and isinstance(answer, Stored)
+                and answer.changed
+            ):
                 self._gauge.moved(item[1].topic.number, -1)
         return answers
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
 import sqlalchemy as sa
 
 from tmc_server.domain.operations import Consume, Decide, Operation, Prepare
-from tmc_server.domain.ports import CatalogSource, Outlet
+from tmc_server.domain.ports import CatalogSource, Copy, Outlet
+from tmc_server.errors import StoreUnavailable
 from tmc_server.store.consumptions import consume
 from tmc_server.store.engines import Database
 from tmc_server.store.messages import prepare, settle
@@ -19,22 +20,36 @@ from tmc_server.store.transaction import Hook, Transaction, no_hook
 Kind = TypeVar("Kind", bound=Operation)
 
 
+TakeBack = Callable[[Sequence[Copy]], None]
+
+
 class ShardWriter:
-    """Transactions over the shards of one database. incarnation: the number of this server run."""
+    """Transactions over the shards of one database. incarnation: the number of this server run.
+
+    take_back: told, from any thread, of copies whose tries may have been committed although nobody got them.
+    """
 
     def __init__(
-        self, database: Database, catalog: CatalogSource, outlet: Outlet, incarnation: int, hook: Hook = no_hook
+        self,
+        database: Database,
+        catalog: CatalogSource,
+        outlet: Outlet,
+        incarnation: int,
+        hook: Hook = no_hook,
+        take_back: TakeBack = lambda _copies: None,
     ) -> None:
         self.database = database
         self._catalog = catalog
         self._outlet = outlet
         self._incarnation = incarnation
         self.hook = hook
+        self._take_back = take_back
 
     @contextmanager
     def transaction(self, connection: sa.Connection, shard: int) -> Iterator[Transaction]:
         """Commits at the end, then delivers; any exception rolls back and gives the outlet's room back."""
         open_tx: Transaction | None = None
+        committing = False
         self.hook("begin")
         try:
             with self.database.writing(connection):
@@ -50,16 +65,23 @@ class ShardWriter:
                     self.hook,
                 )
                 yield open_tx
-        except BaseException:
+                committing = True
+        except BaseException as exc:
             if open_tx is not None:
+                # The commit may have gone through and counted these tries, but nothing was handed over.
+                uncertain = open_tx.copies if committing and isinstance(exc, StoreUnavailable) else []
                 open_tx.release()
+                if uncertain:
+                    self._take_back(uncertain)
             raise
         self.hook("committed")
-        if open_tx.copies:
-            self._outlet.deliver(open_tx.copies)
-            for copy in open_tx.copies:
-                open_tx.reserved[copy.subscription] -= 1
-        for subscription, left in open_tx.reserved.items():
+        self._hand_over(open_tx)
+
+    def _hand_over(self, tx: Transaction) -> None:
+        if tx.copies:
+            self._outlet.deliver(tx.copies)
+            tx.reserved.subtract(copy.subscription for copy in tx.copies)
+        for subscription, left in tx.reserved.items():
             if left:
                 self._outlet.release(subscription, left)
 

@@ -65,7 +65,7 @@ def _mysql(connection: sa.Connection, batch_bytes: int) -> list[Finding]:
     version = str(variables["version"])
     oldest = (10, 6) if "MariaDB" in version else (8, 0)
     isolation = variables.get("transaction_isolation") or variables.get("tx_isolation")
-    need = batch_bytes + _MARGIN
+    need = 2 * batch_bytes + _MARGIN  # a binary byte may take two in a statement
     return [
         check("version", "be MariaDB 10.6 or MySQL 8.0, or newer", _version(version) >= oldest),
         check("innodb_flush_log_at_trx_commit", "be 1: an answered message must survive a power cut",

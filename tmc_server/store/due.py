@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import sqlalchemy as sa
@@ -11,22 +11,12 @@ from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.ports import Alert, CatalogSource
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.consumptions import claim_due
-from tmc_server.store.engines import Database, StoreConflict
+from tmc_server.store.engines import Database, repeated
 from tmc_server.store.statements import statements_of
 from tmc_server.store.tables import alert
 
-Result = TypeVar("Result")
+Part = TypeVar("Part")
 _UNION = 400  # parts of one statement
-
-
-def repeated(run: Callable[[], Result], tries: int = 5) -> Result:
-    """Run a transaction again while it loses against others."""
-    for _ in range(tries - 1):
-        try:
-            return run()
-        except StoreConflict:
-            continue
-    return run()
 
 
 class DueConsumptions:
@@ -97,7 +87,7 @@ def _earliest(shard: int, subscription: int) -> tuple[sa.ColumnElement[int | Non
     return (earliest.scalar_subquery().label("due_ms"),)
 
 
-def _chunks(parts: Sequence[Result], size: int) -> list[Sequence[Result]]:
+def _chunks(parts: Sequence[Part], size: int) -> list[Sequence[Part]]:
     return [parts[start : start + size] for start in range(0, len(parts), size)]
 
 

@@ -14,23 +14,34 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
 
 from tmc_server.domain.placement import SHARDS
-from tmc_server.errors import StoreUnavailable
+from tmc_server.errors import RowLocked, StoreUnavailable
 
-LOCK_WAIT_S = 3
+LOCK_WAIT_S = 2
+Result = TypeVar("Result")
+_SQLITE_AWAY = ("is locked", "disk I/O error", "disk is full", "readonly database", "unable to open")
 _CLOCK_FOR_S = 1.0
-_CONFLICTS = {1213, 1205, 1020}  # deadlock, lock wait, changed since the snapshot: the whole transaction is repeated
-_UNAVAILABLE = {1021, 1040, 1053, 1114, 1152, 1153, 1158, 1159, 1160, 1161, 1203, 1226, 1290, 1836, 1927, 2002, 2003}
+_CONFLICTS = {1213, 1020}  # deadlock, changed since the snapshot: the whole transaction is repeated
+_LOCK_WAIT = 1205
+_UNAVAILABLE = {1021, 1040, 1053, 1114, 1152, 1158, 1159, 1160, 1161, 1203, 1226, 1290, 1836, 1927, 2002, 2003}
 _UNAVAILABLE |= {2005, 2006, 2012, 2013, 2055, 1042, 1043, 1047, 1049, 1102, 1146, 3024, 4031}
 
 
 class StoreConflict(Exception):
     """The transaction lost against another one and was rolled back: run it again."""
+
+
+class RowWaited(StoreConflict):
+    """Somebody held a row for longer than we wait; the transaction was rolled back."""
+
+
+class DatabaseTaken(Exception):
+    """Another server works on this database."""
 
 
 def wall_clock_ms() -> int:
@@ -48,18 +59,26 @@ def translated() -> Iterator[None]:
     except sa.exc.DBAPIError as exc:
         code = exc.orig.args[0] if exc.orig is not None and exc.orig.args else None
         text = str(exc.orig)
-        if code in _CONFLICTS or "database is locked" in text or "database table is locked" in text:
+        if code == _LOCK_WAIT:
+            raise RowWaited(text) from exc
+        if code in _CONFLICTS:
             raise StoreConflict(text) from exc
-        disk = "disk I/O error" in text or "disk is full" in text or "readonly database" in text
-        if exc.connection_invalidated or code in _UNAVAILABLE or disk or isinstance(exc, sa.exc.InterfaceError):
+        # Our own writers take turns: who locks an SQLite file is somebody else.
+        away = any(part in text for part in _SQLITE_AWAY)
+        if exc.connection_invalidated or code in _UNAVAILABLE or away or isinstance(exc, sa.exc.InterfaceError):
             raise StoreUnavailable from exc
         raise
 
 
 class Database:
-    """One database. clock: milliseconds since the epoch, for tests; by default the database's own clock."""
+    """One database. clock: milliseconds since the epoch, for tests; by default the database's own clock.
 
-    def __init__(self, url: str, *, clock: Callable[[], int] | None = None, pool_size: int = 8) -> None:
+    patient: no time limit on a statement, for the work of `tmc init`.
+    """
+
+    def __init__(
+        self, url: str, *, clock: Callable[[], int] | None = None, pool_size: int = 8, patient: bool = False
+    ) -> None:
         self.url = sa.make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._clock_base = 0
@@ -75,7 +94,7 @@ class Database:
             pool_pre_ping=not self.is_sqlite,
             pool_recycle=1800,
             query_cache_size=2000,
-            **self._driver_options(),
+            **self._driver_options(patient),
         )
         if self.is_sqlite:
             event.listen(self.engine, "connect", _prepare_sqlite)
@@ -83,11 +102,12 @@ class Database:
         else:
             event.listen(self.engine, "connect", _prepare_mysql)
 
-    def _driver_options(self) -> dict[str, Any]:
+    def _driver_options(self, patient: bool) -> dict[str, Any]:
         if self.is_sqlite:
             return {"connect_args": {"timeout": 5.0, "check_same_thread": False}, "poolclass": sa.pool.QueuePool}
-        timeouts = {"connect_timeout": 5, "read_timeout": 15, "write_timeout": 15, "charset": "utf8mb4"}
-        return {"connect_args": timeouts, "isolation_level": "READ COMMITTED"}
+        limits = {} if patient else {"read_timeout": 15, "write_timeout": 15}
+        arguments = {"connect_timeout": 5, "charset": "utf8mb4", **limits}
+        return {"connect_args": arguments, "isolation_level": "READ COMMITTED"}
 
     def __repr__(self) -> str:
         return f"Database({self.url.render_as_string(hide_password=True)})"
@@ -143,16 +163,19 @@ class Database:
             yield connection.execution_options(tmc_reading=True)
 
     def lock_alone(self) -> None:
-        """Refuse a second server on this database; the lock goes with the process. Raises StoreUnavailable."""
+        """Refuse a second server on this database; the lock goes with the process. Repeat it to see that it holds.
+
+        Raises DatabaseTaken, StoreUnavailable.
+        """
         if self.is_sqlite:
             self._lock_file()
         elif self._alone is None or not self._holds_alone():
-            self._alone = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-            name = f"tmc_server_{self.url.database}"
             with translated():
-                got = self._alone.exec_driver_sql(f"SELECT GET_LOCK('{name}', 15)").scalar_one()
+                self._alone = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+                name = f"tmc_server_{self.url.database}"
+                got = self._alone.exec_driver_sql(f"SELECT GET_LOCK('{name}', 10)").scalar_one()
             if got != 1:
-                raise StoreUnavailable(
+                raise DatabaseTaken(
                     f"Another server uses {self!r}: built-in delivery serves one server, stop the other."
                 )
 
@@ -163,6 +186,7 @@ class Database:
         except sa.exc.DBAPIError:
             self._alone.invalidate()
             self._alone.close()
+            self._alone = None
             return False
 
     def _lock_file(self) -> None:
@@ -173,7 +197,7 @@ class Database:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
             handle.close()
-            raise StoreUnavailable(
+            raise DatabaseTaken(
                 f"Another server uses {self.url.database}: SQLite serves one server, stop the other or use MariaDB."
             ) from exc
         self._file_lock = handle
@@ -209,6 +233,16 @@ def _prepare_mysql(connection: Any, _record: object) -> None:
     if "MariaDB" in cursor.fetchone()[0]:
         cursor.execute("SET SESSION idle_transaction_timeout = 5")
     cursor.close()
+
+
+def repeated(run: Callable[[], Result], tries: int = 5) -> Result:
+    """Run a transaction again while it loses against others. Raises RowLocked when it always does."""
+    for _ in range(tries):
+        try:
+            return run()
+        except StoreConflict as exc:
+            lost = exc
+    raise RowLocked from lost
 
 
 @dataclass(frozen=True)

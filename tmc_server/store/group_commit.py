@@ -25,10 +25,10 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from tmc_server.domain.operations import AGAIN, LOCKED, Operation, Prepare
+from tmc_server.domain.operations import AGAIN, LOCKED, Operation
 from tmc_server.errors import InternalFault, QueueFull, RowLocked, ShuttingDown, StoreUnavailable, TmcError
 from tmc_server.store.batch import ShardWriter
-from tmc_server.store.engines import StoreConflict
+from tmc_server.store.engines import RowWaited, StoreConflict
 
 log = logging.getLogger("tmc.group_commit")
 
@@ -39,10 +39,11 @@ _LOCKED_TRIES = 100  # x the pause: about two seconds
 
 @dataclass(frozen=True)
 class Limits:
-    """lanes: threads and connections.  queue: operations waiting per shard.  batch_*: one transaction at most."""
+    """lanes: threads and connections.  queue*: waiting per shard at most.  batch_*: one transaction at most."""
 
     lanes: int = 3
     queue: int = 20_000
+    queue_bytes: int = 64 << 20
     batch_operations: int = 400
     batch_bytes: int = 4 << 20
 
@@ -58,10 +59,11 @@ class _Ticket:
 
 
 class _Queue:
-    __slots__ = ("busy", "waiting")
+    __slots__ = ("busy", "bytes", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[Operation] = deque()
+        self.bytes = 0
         self.busy = False  # in the line of ready shards, or being worked on
 
 
@@ -79,6 +81,7 @@ class GroupCommit:
         self._ready: deque[int] = deque()  # shards with work and without a lane, longest waiting first
         self._condition = threading.Condition()
         self._stopping = False
+        self._closed = False
         self._lanes = [
             threading.Thread(target=self._lane, name=f"tmc-lane-{i}", daemon=True) for i in range(limits.lanes)
         ]
@@ -88,13 +91,25 @@ class GroupCommit:
             lane.start()
 
     def stop(self) -> None:
-        """Refuse new work, finish what waits, end the lanes. Blocks."""
+        """Refuse new work, finish what waits, end the lanes. Blocks; not on the loop."""
         with self._condition:
             self._stopping = True
             self._condition.notify_all()
         for lane in self._lanes:
             if lane.is_alive():
                 lane.join(30)
+        self._loop.call_soon_threadsafe(self._abandon)
+
+    def _abandon(self) -> None:
+        """On the loop: no lane will come any more, so nobody may go on waiting for one."""
+        self._closed = True
+        with self._condition:
+            left = [operation for queue in self._queues.values() for operation in queue.waiting]
+            self._queues.clear()
+            self._ready.clear()
+        for operation in left:
+            operation.answer = ShuttingDown()
+            self._finish(operation.ticket)
 
     @property
     def waiting(self) -> int:
@@ -103,38 +118,47 @@ class GroupCommit:
 
     def perform(self, operations: Sequence[tuple[int, Operation]]) -> Awaitable[None]:
         """See domain.ports.Performer."""
+        self.check(operations)
         ticket = _Ticket(self._loop.create_future(), len(operations))
         for _, operation in operations:
             operation.ticket = ticket
         if not operations:
             ticket.future.set_result(None)
-        self._enqueue(operations, check=True)
+        self._enqueue(operations)
         return asyncio.shield(ticket.future)
 
-    def _enqueue(self, operations: Sequence[tuple[int, Operation]], check: bool) -> None:
+    def check(self, operations: Sequence[tuple[int, Operation]]) -> None:
+        """Is there room for all of these? Raises QueueFull, ShuttingDown."""
+        if self._stopping:
+            raise ShuttingDown
+        for shard in {shard for shard, _ in operations}:
+            queue = self._queues.get(shard)
+            if queue is not None and (
+                len(queue.waiting) + len(operations) > self._limits.queue or queue.bytes > self._limits.queue_bytes
+            ):
+                raise QueueFull
+
+    def _enqueue(self, operations: Sequence[tuple[int, Operation]]) -> None:
+        if self._closed:
+            for _, operation in operations:
+                operation.answer = ShuttingDown()
+                self._finish(operation.ticket)
+            return
         with self._condition:
-            if check:
-                self._check_room(operations)
             for shard, operation in operations:
                 queue = self._queues.get(shard)
                 if queue is None:
                     queue = self._queues[shard] = _Queue()
                 queue.waiting.append(operation)
+                queue.bytes += operation.size
                 if not queue.busy:
                     queue.busy = True
                     self._ready.append(shard)
                     self._condition.notify()
 
-    def _check_room(self, operations: Sequence[tuple[int, Operation]]) -> None:
-        if self._stopping:
-            raise ShuttingDown
-        for shard in {shard for shard, _ in operations}:
-            queue = self._queues.get(shard)
-            if queue is not None and len(queue.waiting) + len(operations) > self._limits.queue:
-                raise QueueFull
-
     def _lane(self) -> None:
         connection: sa.Connection | None = None
+        operations: Sequence[Operation] = ()
         try:
             while (work := self._take()) is not None:
                 shard, operations = work
@@ -143,6 +167,8 @@ class GroupCommit:
                 self._put_back(shard)
         except BaseException:  # a lane answers whatever its work throws; this is a fault of the lane itself
             log.exception("a lane died")
+            _answer(operations, ShuttingDown())
+            self._loop.call_soon_threadsafe(self._hand_over, 0, operations)
             self._loop.call_soon_threadsafe(self._on_death)
         finally:
             if connection is not None:
@@ -155,12 +181,15 @@ class GroupCommit:
                     return None
                 self._condition.wait()
             shard = self._ready.popleft()
-            waiting = self._queues[shard].waiting
+            queue = self._queues[shard]
             operations: list[Operation] = []
             room = self._limits.batch_bytes
-            while waiting and len(operations) < self._limits.batch_operations and (room > 0 or not operations):
-                operation = waiting.popleft()
-                room -= len(operation.body) if isinstance(operation, Prepare) else 0
+            while queue.waiting and len(operations) < self._limits.batch_operations:
+                if operations and queue.waiting[0].size > room:
+                    break
+                operation = queue.waiting.popleft()
+                queue.bytes -= operation.size
+                room -= operation.size
                 operations.append(operation)
             return shard, operations
 
@@ -184,6 +213,8 @@ class GroupCommit:
                     connection = self._writer.database.connect()
                 self._writer.run(connection, shard, operations)
                 return connection
+            except RowWaited:
+                return self._one_by_one(connection, shard, operations)
             except StoreConflict:
                 conflicts += 1
                 if conflicts == _CONFLICT_TRIES:
@@ -215,21 +246,33 @@ class GroupCommit:
         connection = self._run(connection, shard, operations[:middle])
         return self._run(connection, shard, operations[middle:])
 
+    def _one_by_one(
+        self, connection: sa.Connection | None, shard: int, operations: Sequence[Operation]
+    ) -> sa.Connection | None:
+        """Somebody holds a row that one of these has to wait for: by halves each would wait again and again."""
+        if len(operations) == 1:
+            _answer(operations, RowLocked())
+            return connection
+        for operation in operations:
+            connection = self._run(connection, shard, [operation])
+        return connection
+
     def _hand_over(self, shard: int, operations: Sequence[Operation]) -> None:
         """On the loop: give the answers to whoever still waits."""
         again: list[tuple[int, Operation]] = []
         for operation in operations:
             if operation.answer is AGAIN:
+                operation.again = True  # what it wrote is committed: now it may look
                 again.append((shard, operation))
             elif operation.answer is LOCKED and operation.tries < _LOCKED_TRIES:
                 operation.tries += 1
-                self._loop.call_later(_LOCKED_PAUSE_S, self._enqueue, [(shard, operation)], False)
+                self._loop.call_later(_LOCKED_PAUSE_S, self._enqueue, [(shard, operation)])
             else:
                 if operation.answer is LOCKED:
                     operation.answer = RowLocked()
                 self._finish(operation.ticket)
         if again:
-            self._enqueue(again, check=False)
+            self._enqueue(again)
 
     @staticmethod
     def _finish(ticket: _Ticket) -> None:
@@ -267,11 +310,13 @@ class ShardedGroupCommit:
         parts: dict[int, list[tuple[int, Operation]]] = {}
         for shard, operation in operations:
             parts.setdefault(self._of_shard[shard], []).append((shard, operation))
+        for index, part in parts.items():
+            self._commits[index].check(part)  # all of them or none
         return self._all([self._commits[index].perform(part) for index, part in parts.items()])
 
     @staticmethod
-    async def _all(parts: Sequence[Awaitable[None]]) -> None:
-        await asyncio.gather(*parts)
+    def _all(parts: Sequence[Awaitable[None]]) -> Awaitable[None]:
+        return asyncio.ensure_future(_gathered(parts))
 
     def start(self) -> None:
         for commit in self._commits:
@@ -284,3 +329,7 @@ class ShardedGroupCommit:
     @property
     def waiting(self) -> int:
         return sum(commit.waiting for commit in self._commits)
+
+
+async def _gathered(parts: Sequence[Awaitable[None]]) -> None:
+    await asyncio.gather(*parts)

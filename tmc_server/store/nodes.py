@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain.ids import SLOTS, IdGenerator
 from tmc_server.errors import NoIdentity
-from tmc_server.store.engines import Database, StoreConflict, wall_clock_ms
+from tmc_server.store.engines import Database, StoreConflict, repeated, wall_clock_ms
 from tmc_server.store.tables import node_slot
 
 LEASE_MS = 30_000
@@ -46,13 +46,16 @@ class NodeSlots:
         for _ in range(5):
             try:
                 with self._database.transaction() as connection:
-                    self.lease = self._take(connection)
-                return self.lease
+                    lease, start, until = self._take(connection)
+                self.lease = lease
+                self.ids.lease(lease.slot, start, until)  # only now: an uncommitted slot is nobody's
+                return lease
             except (StoreConflict, sa.exc.IntegrityError):
                 continue  # another server took the same slot at the same moment
         raise NoIdentity("Every attempt to lease a node slot lost against another server: start this one again.")
 
-    def _take(self, connection: sa.Connection) -> Lease:
+    def _take(self, connection: sa.Connection) -> tuple[Lease, int, int]:
+        """Returns: the lease, the first and the last millisecond of its numbers."""
         now = self._database.now(connection)
         rows = {row.slot: row for row in connection.execute(sa.select(node_slot).with_for_update())}
         free = [slot for slot in sorted(rows) if rows[slot].expires_ms <= now]
@@ -73,8 +76,7 @@ class NodeSlots:
             )
         else:
             raise NoIdentity(f"All {SLOTS} node slots are leased: stop servers that are not needed.")
-        self.ids.lease(lease.slot, start, until)
-        return lease
+        return lease, start, until
 
     def run_once(self) -> bool:
         """Extend the lease, or take another slot when it is lost. Returns: the slot was kept."""
@@ -82,6 +84,15 @@ class NodeSlots:
         if lease is None:
             self.acquire()
             return False
+        kept, until = repeated(lambda: self._extend(lease))
+        if kept:
+            self.ids.lease(lease.slot, 0, until)
+            return True
+        self.ids.lease(lease.slot, 0, 0)  # nothing more from the lost slot
+        self.acquire()
+        return False
+
+    def _extend(self, lease: Lease) -> tuple[bool, int]:
         with self._database.transaction() as connection:
             now = self._database.now(connection)
             until = max(now, self._clock(), self.ids.high_ms) + LEASE_MS
@@ -95,12 +106,7 @@ class NodeSlots:
                 )
                 .values(expires_ms=now + LEASE_MS, high_ms=until)
             ).rowcount
-        if kept:
-            self.ids.lease(lease.slot, 0, until)
-            return True
-        self.ids.lease(lease.slot, 0, 0)  # nothing more from the lost slot
-        self.acquire()
-        return False
+        return bool(kept), until
 
     def release(self) -> None:
         """Free the slot; the next holder starts after the last number made here."""
@@ -109,9 +115,12 @@ class NodeSlots:
             return
         high = self.ids.high_ms + 1
         self.ids.lease(lease.slot, 0, 0)
+        repeated(lambda: self._free(lease, high))
+
+    def _free(self, lease: Lease, high_ms: int) -> None:
         with self._database.transaction() as connection:
             connection.execute(
                 node_slot.update()
                 .where(node_slot.c.slot == lease.slot, node_slot.c.epoch == lease.epoch)
-                .values(expires_ms=0, high_ms=high)
+                .values(expires_ms=0, high_ms=high_ms)
             )

@@ -71,7 +71,7 @@ class Transaction:
         for subscription, count in self.reserved.items():
             self.outlet.release(subscription, count)
         self.reserved.clear()
-        self.copies.clear()
+        self.copies = []
 
     def alert_once(self, alerts: Iterable[Mapping[str, Any]]) -> None:
         """Put alerts into the outbox; one per kind, message, subscription and attempt.
