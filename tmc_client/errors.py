@@ -129,6 +129,7 @@ BY_REASON: dict[str, type[TmcError]] = {
     "ROW_LOCKED": Unavailable,
     "ALREADY_COMMITTED": Decided,
     "ALREADY_ROLLED_BACK": Decided,
+    "ROTATION_OPEN": Decided,
     "ATTEMPT_STALE": Decided,
     "CONSUMPTION_CLOSED": Decided,
     "QUEUE_FULL": Overloaded,

@@ -66,9 +66,10 @@ def register_app(
 
 
 @app.command()
-def add_app_key(context: typer.Context, id: str) -> None:
-    """Make a second key for a rotation; both work."""
-    _call(context, "AddAppKey", admin_pb2.AddAppKeyRequest(id=id), admin_pb2.AddAppKeyResponse)
+def add_app_key(context: typer.Context, id: str, replace_newest: bool = False) -> None:
+    """Make a second key for a rotation; both work. --replace-newest: its answer was lost."""
+    request = admin_pb2.AddAppKeyRequest(id=id, replace_newest=replace_newest)
+    _call(context, "AddAppKey", request, admin_pb2.AddAppKeyResponse)
 
 
 @app.command()

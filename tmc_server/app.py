@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
+from functools import partial
 
 import uvloop
 
@@ -21,7 +22,7 @@ from tmc_server.duties.alerting import Alerting
 from tmc_server.duties.counting import Counting
 from tmc_server.duties.periodic import Periodic
 from tmc_server.duties.redelivering import Redelivering
-from tmc_server.errors import StoreUnavailable, TmcError
+from tmc_server.errors import Retryable, StoreUnavailable, TmcError
 from tmc_server.requests.acking import Acking
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.caller import RateLimiter
@@ -35,7 +36,7 @@ from tmc_server.store.batch import ShardWriter
 from tmc_server.store.catalog import FIRST_OPERATOR, CatalogStore, CatalogWatch
 from tmc_server.store.checks import examine
 from tmc_server.store.due import DueConsumptions, OpenCounts, SqlAlertOutbox
-from tmc_server.store.engines import Database, ShardMap
+from tmc_server.store.engines import Database, DatabaseTaken, ShardMap
 from tmc_server.store.group_commit import GroupCommit, Limits, ShardedGroupCommit
 from tmc_server.store.migrate import migrate
 from tmc_server.store.nodes import NodeSlots
@@ -48,12 +49,12 @@ class CannotStart(Exception):
     """The server refuses to start; the text says why and what to do."""
 
 
-def open_shards(config: Config) -> ShardMap:
-    """One Database per URL of the configuration."""
+def open_shards(config: Config, patient: bool = False) -> ShardMap:
+    """One Database per URL of the configuration. patient: statements may take long, as those of `tmc init`."""
     opened: dict[str, Database] = {}
 
     def database(url: str) -> Database:
-        return opened.setdefault(url, Database(url, pool_size=config.limits.lanes + 5))
+        return opened.setdefault(url, Database(url, pool_size=config.limits.lanes + 5, patient=patient))
 
     catalog = database(config.store.catalog.get_secret_value())
     ranges = config.store.shards
@@ -83,16 +84,17 @@ class Center:
             await asyncio.to_thread(self._open_store)
             self._build(asyncio.get_running_loop())
             self._commit.start()
-            if self._shards.catalog.is_sqlite:
-                await asyncio.to_thread(self._rescue)
+            await asyncio.to_thread(self._rescue)
             await self._grpc.server.start()
             for duty in self._duties:
                 duty.start()
             await self._grpc.set_serving(True)
-        except (TmcError, OSError) as exc:
+        except (TmcError, DatabaseTaken, OSError) as exc:
             self._shards.close()
             raise CannotStart(str(exc)) from exc
         log.info("serving on port %d as node %s", self.port, self._nodes.lease)
+        if not (self._dev or self._config.tls.certificate or _is_loopback(self._config.server.listen)):
+            log.warning("keys travel in the clear: set [tls], or listen on loopback only")
 
     def _open_store(self) -> None:
         for database in self._shards.databases:
@@ -115,9 +117,12 @@ class Center:
 
     def _build(self, loop: asyncio.AbstractEventLoop) -> None:
         limits = self._config.limits
-        self._outlet = StreamOutlet(loop, self._give_back, lambda: self._redelivering.wake())
+        self._loop = loop
+        self._outlet = StreamOutlet(loop, self._give_back, self._wake_redelivery)
         self._writers = {
-            database: ShardWriter(database, self._watch, self._outlet, self._lease.incarnation)
+            database: ShardWriter(
+                database, self._watch, self._outlet, self._lease.incarnation, take_back=self._take_back
+            )
             for database in self._shards.databases
         }
         self._commit = self._group_commit(loop)
@@ -158,7 +163,11 @@ class Center:
             GroupCommit(
                 self._writers[database],
                 Limits(
-                    1 if database.is_sqlite else limits.lanes, limits.queue, limits.batch_operations, limits.batch_bytes
+                    1 if database.is_sqlite else limits.lanes,
+                    limits.queue,
+                    limits.queue_bytes,
+                    limits.batch_operations,
+                    limits.batch_bytes,
                 ),
                 loop,
                 self._dead.set,
@@ -168,23 +177,30 @@ class Center:
         return ShardedGroupCommit(commits, [databases.index(holder) for holder in self._shards.shards])
 
     def _make_duties(self) -> list[Periodic]:
-        outboxes = [SqlAlertOutbox(db) for db in self._shards.databases if self._shards.shards_in(db)]
-        alerting = Alerting(outboxes, [LogSink()], self._watch)
-        self._redelivering = Periodic(
-            "redelivering", Redelivering(self._work).run_once, self._config.delivery.scan_seconds
-        )
+        """One redelivering and one alerting per database: one that is away holds up no other."""
+        scan_s = self._config.delivery.scan_seconds
+        self._redelivering = [Periodic("redelivering", Redelivering([work]).run_once, scan_s) for work in self._work]
+        outboxes = [SqlAlertOutbox(database) for database in self._shards.databases if self._shards.shards_in(database)]
+        alerting = [Alerting([outbox], [LogSink()], self._watch) for outbox in outboxes]
         return [
-            self._redelivering,
+            *self._redelivering,
+            *(Periodic("alerting", duty.run_once, 2.0) for duty in alerting),
+            *(Periodic("alone", partial(self._stay_alone, database), 5.0) for database in self._shards.databases),
             Periodic("catalog", self._watch.run_once, self._watch.period_s),
-            Periodic("node", self._keep_place, 5.0),
-            Periodic("alerting", alerting.run_once, 2.0),
+            Periodic("node", lambda: not self._nodes.run_once(), 5.0),
             Periodic("counting", self._counting.run_once, 2.0),
         ]
 
-    def _keep_place(self) -> None:
-        for database in self._shards.databases:
+    def _wake_redelivery(self) -> None:
+        for duty in self._redelivering:
+            duty.wake()
+
+    def _stay_alone(self, database: Database) -> None:
+        try:
             database.lock_alone()
-        self._nodes.run_once()
+        except DatabaseTaken as exc:
+            log.critical("%s", exc)
+            self._loop.call_soon_threadsafe(self._dead.set)
 
     def _first_use(self) -> FirstUse:
         dev = self._config.dev
@@ -196,6 +212,10 @@ class Center:
         if rescued:
             log.info("%d deliveries of an earlier run are due again", rescued)
 
+    def _take_back(self, copies: Sequence[Copy]) -> None:
+        """From a lane or duty thread: tries that may have been counted although nothing was handed over."""
+        self._loop.call_soon_threadsafe(self._give_back, copies)
+
     def _give_back(self, copies: Sequence[Copy]) -> None:
         """On the loop: copies that reached nobody are due again at once, uncounted."""
         operations = [(c.shard, GiveBack(c.number, c.subscription, c.attempt, after_ms=0)) for c in copies]
@@ -204,14 +224,15 @@ class Center:
         except TmcError as exc:
             log.warning("%d copies wait for their next due time: %s", len(copies), exc)
 
-    async def run_until(self, stopping: asyncio.Event) -> None:
-        """Serve until told to stop, or until a lane died."""
+    async def run_until(self, stopping: asyncio.Event) -> bool:
+        """Serve until told to stop (True), or until this server cannot go on by itself (False)."""
         waits = [asyncio.create_task(event.wait()) for event in (stopping, self._dead)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
         if self._dead.is_set():
-            log.critical("a lane died: this server stops serving")
+            log.critical("this server cannot go on serving")
+        return not self._dead.is_set()
 
     async def stop(self) -> None:
         """In this order: nobody new comes, who is here is answered, what waits is stored, then the doors close."""
@@ -227,12 +248,16 @@ class Center:
     def _release(self) -> None:
         try:
             self._nodes.release()  # the next start need not wait for the lease to run out
-        except StoreUnavailable as exc:
+        except Retryable as exc:
             log.warning("the node slot stays leased until it expires: %s", exc)
         self._shards.close()
 
 
-async def _serve(config: Config, dev: bool) -> None:
+def _is_loopback(listen: str) -> bool:
+    return listen.rpartition(":")[0].strip("[]") in ("127.0.0.1", "::1", "localhost")
+
+
+async def _serve(config: Config, dev: bool) -> bool:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     center = Center(config, dev)
@@ -245,25 +270,27 @@ async def _serve(config: Config, dev: bool) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    await center.run_until(stopping)
+    well = await center.run_until(stopping)
     await center.stop()
+    return well
 
 
 def serve(config: Config, dev: bool = False) -> None:
-    """Run one server until SIGTERM or SIGINT. Raises CannotStart."""
+    """Run one server until SIGTERM or SIGINT. Raises CannotStart; SystemExit(1) when a fault ended it."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, dev))
+        if not runner.run(_serve(config, dev)):
+            raise SystemExit(1)
 
 
-def initialise(config: Config) -> str | None:
-    """Create or upgrade the schema. Returns: the admin token, the first time only. Raises CannotStart."""
-    shards = open_shards(config)
+def initialise(config: Config, new_token: bool = False) -> str | None:
+    """Create or upgrade the schema. Returns: the admin token, the first time or when asked for. Raises CannotStart."""
+    shards = open_shards(config, patient=True)
     try:
         if shards.catalog.is_sqlite:
             shards.catalog.lock_alone()
         migrate(shards)
-        return CatalogStore(shards.catalog, 0).make_operator(FIRST_OPERATOR)
-    except StoreUnavailable as exc:
+        return CatalogStore(shards.catalog, 0).make_operator(FIRST_OPERATOR, replace=new_token)
+    except (TmcError, DatabaseTaken) as exc:
         raise CannotStart(str(exc)) from exc
     finally:
         shards.close()

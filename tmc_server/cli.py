@@ -71,16 +71,19 @@ def dev(
 
 
 @app.command()
-def init(config: ConfigFile = None) -> None:
+def init(
+    config: ConfigFile = None,
+    new_admin_token: Annotated[bool, typer.Option(help="The token was lost: make another, the old one ends.")] = False,
+) -> None:
     """Create or upgrade the tables. Repeatable; prints the admin token the first time."""
     try:
-        token = initialise(_load(config))
+        token = initialise(_load(config), new_admin_token)
     except CannotStart as exc:
         raise _fail(exc) from exc
     if token is None:
         typer.echo("The tables are up to date. The admin token was printed when they were made.")
     else:
-        typer.echo("The tables are made. This admin token is shown once and stored nowhere else:", err=True)
+        typer.echo("The tables are ready. This admin token is shown once and stored nowhere else:", err=True)
         typer.echo(token)
 
 

@@ -79,6 +79,9 @@ class LimitsConfig(_Section):
     body_bytes: int = Field(262_144, ge=1024, le=8 << 20, description="longest body of a message")
     request_bytes: int = Field(16 << 20, ge=1 << 20, le=256 << 20, description="largest request, batches included")
     queue: int = Field(20_000, ge=1, le=1_000_000, description="operations waiting per shard; more are refused")
+    queue_bytes: int = Field(
+        64 << 20, ge=1 << 20, le=4 << 30, description="bodies waiting per shard, about; more are refused"
+    )
     lanes: int = Field(3, ge=1, le=32, description="lane threads and connections per database (SQLite: 1)")
     batch_operations: int = Field(400, ge=1, le=5000, description="operations of one transaction")
     batch_bytes: int = Field(4 << 20, ge=65_536, le=64 << 20, description="bodies of one transaction, about")
@@ -139,7 +142,10 @@ def _add_environment(values: dict[str, Any], environment: Mapping[str, str]) -> 
         section, separator, key = name.removeprefix("TMC_").lower().partition("__")
         if name.startswith("TMC_") and separator:
             part = values.setdefault(section, {})
-            part[key] = json.loads(text) if text.startswith("[") else text
+            try:
+                part[key] = json.loads(text) if text.startswith("[") else text
+            except ValueError as exc:
+                raise ConfigError(f"{name} starts with [ but is no JSON list: {exc}.") from exc
 
 
 def _explain(error: Any) -> str:

@@ -4,7 +4,8 @@
     |-- Fix the request       InvalidField, MalformedRequest, TopicUnknown, MessageUnknown, SubscriptionUnknown,
     |                         AppUnknown, NameTaken, ContentDiffers
     |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly
-    |-- Accept the outcome    KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale, ConsumptionClosed
+    |-- Accept the outcome    KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale, ConsumptionClosed,
+    |                         RotationOpen
     |-- Repeat later          Retryable
     |   |                     KeyInProgress, RowLocked, QueueFull, RateLimited, OpenLimit
     |   `-- Unavailable       StoreUnavailable, CatalogStale, ShuttingDown, NoIdentity
@@ -118,6 +119,12 @@ class AlreadyRolledBack(TmcError):
     """This attempt was rolled back before: start a new one with a new attempt id."""
 
     reason = "ALREADY_ROLLED_BACK"
+
+
+class RotationOpen(TmcError):
+    """The app has two keys: drop the old one first, or ask to replace the newest if its answer was lost."""
+
+    reason = "ROTATION_OPEN"
 
 
 class AttemptStale(TmcError):

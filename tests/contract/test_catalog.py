@@ -103,7 +103,7 @@ class TestRegistering:
 
     def test_keys_rotate(self, store: StoreUnderTest) -> None:
         first = store.watch.current.app_by_id["orders"].key_hashes
-        store.catalog_store.add_key("test", "orders")
+        store.catalog_store.add_key("test", "orders", False)
         store.watch.run_once()
         second = store.watch.current.app_by_id["orders"].key_hashes
         assert (len(second), second[1]) == (2, first[0])
@@ -116,7 +116,7 @@ class TestRegistering:
 
         from tmc_server.store.tables import audit
 
-        store.catalog_store.add_key("alice", "orders")
+        store.catalog_store.add_key("alice", "orders", False)
         with store.database.reading() as connection:
             rows = connection.execute(sa.select(audit.c.actor, audit.c.action, audit.c.subject)).fetchall()
         assert ("alice", "add app key", "orders") in [tuple(row) for row in rows]

@@ -43,7 +43,7 @@ def test_consumers_share_what_comes() -> None:
             outlet.add_credit(stream, 10)
         assert outlet.reserve(1, 6) == 6
         outlet.deliver([_copy(i) for i in range(6)])
-        batches = [await stream.next_batch(10) for stream in streams]
+        batches = [await stream.next_batch(10, 1 << 20) for stream in streams]
         assert [len(batch) for batch in batches] == [2, 2, 2]
 
     _run(story)

@@ -51,10 +51,12 @@ class RegisterAppResponse(_message.Message):
     def __init__(self, app: _Optional[_Union[App, _Mapping]] = ..., key: _Optional[str] = ..., effective_ms: _Optional[int] = ...) -> None: ...
 
 class AddAppKeyRequest(_message.Message):
-    __slots__ = ("id",)
+    __slots__ = ("id", "replace_newest")
     ID_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_NEWEST_FIELD_NUMBER: _ClassVar[int]
     id: str
-    def __init__(self, id: _Optional[str] = ...) -> None: ...
+    replace_newest: bool
+    def __init__(self, id: _Optional[str] = ..., replace_newest: bool = ...) -> None: ...
 
 class AddAppKeyResponse(_message.Message):
     __slots__ = ("key", "effective_ms")

@@ -106,7 +106,7 @@ class SubscribeResponse(_message.Message):
     def __init__(self, deliveries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
 
 class Delivery(_message.Message):
-    __slots__ = ("message_id", "topic", "key", "body", "content_type", "headers", "attempt", "producer")
+    __slots__ = ("message_id", "topic", "key", "body", "content_type", "headers", "attempt", "producer", "subscriber")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,7 @@ class Delivery(_message.Message):
     HEADERS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBER_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     topic: str
     key: str
@@ -130,7 +131,8 @@ class Delivery(_message.Message):
     headers: _containers.ScalarMap[str, str]
     attempt: int
     producer: str
-    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ..., body: _Optional[bytes] = ..., content_type: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., attempt: _Optional[int] = ..., producer: _Optional[str] = ...) -> None: ...
+    subscriber: str
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ..., body: _Optional[bytes] = ..., content_type: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., attempt: _Optional[int] = ..., producer: _Optional[str] = ..., subscriber: _Optional[str] = ...) -> None: ...
 
 class DescribeSubscriptionsRequest(_message.Message):
     __slots__ = ()

@@ -55,6 +55,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CATALOG_STALE: _ClassVar[Reason]
     SHUTTING_DOWN: _ClassVar[Reason]
     NO_IDENTITY: _ClassVar[Reason]
+    ROTATION_OPEN: _ClassVar[Reason]
     INTERNAL_FAULT: _ClassVar[Reason]
 
 class RetryKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -101,6 +102,7 @@ STORE_UNAVAILABLE: Reason
 CATALOG_STALE: Reason
 SHUTTING_DOWN: Reason
 NO_IDENTITY: Reason
+ROTATION_OPEN: Reason
 INTERNAL_FAULT: Reason
 RETRY_KIND_UNSPECIFIED: RetryKind
 RETRY_KIND_LINEAR: RetryKind

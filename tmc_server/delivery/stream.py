@@ -35,14 +35,23 @@ class ConsumerStream:
         self._waiting.extend(copies)
         self._arrived.set()
 
-    async def next_batch(self, most: int) -> list[Copy]:
-        """Wait for copies; at most `most` of them. Raises ShuttingDown when the server stops."""
+    async def next_batch(self, most: int, most_bytes: int) -> list[Copy]:
+        """See domain.ports.DeliveryStream."""
         while not self._waiting:
             if self._finished:
                 raise ShuttingDown
             self._arrived.clear()
             await self._arrived.wait()
-        return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+        batch = [self._waiting.popleft()]
+        room = most_bytes - len(batch[0].body)
+        while self._waiting and len(batch) < most and len(self._waiting[0].body) <= room:
+            batch.append(self._waiting.popleft())
+            room -= len(batch[-1].body)
+        return batch
+
+    def put_back(self, copies: Sequence[Copy]) -> None:
+        """See domain.ports.DeliveryStream."""
+        self._waiting.extendleft(reversed(copies))
 
     def add_credit(self, credit: int) -> None:
         """See domain.ports.DeliveryStream."""

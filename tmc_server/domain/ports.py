@@ -46,8 +46,11 @@ class Outlet(Protocol):
 class DeliveryStream(Protocol):
     """One connected consumer of built-in delivery. On the loop only."""
 
-    async def next_batch(self, most: int) -> list[Copy]:
-        """Wait for copies, at most `most`. Raises ShuttingDown."""
+    async def next_batch(self, most: int, most_bytes: int) -> list[Copy]:
+        """Wait for copies: at most `most`, and no more than `most_bytes` but for a single one. Raises ShuttingDown."""
+
+    def put_back(self, copies: Sequence[Copy]) -> None:
+        """These were taken and not written."""
 
     def add_credit(self, credit: int) -> None:
         """The consumer can take so many copies more; before its first credit it gets nothing."""
@@ -105,8 +108,8 @@ class CatalogEditor(Protocol):
     ) -> tuple[App, str, int]:
         """Returns: app, key ("" if it existed), time of effect. Raises NameTaken."""
 
-    def add_key(self, actor: str, id_: str) -> tuple[str, int]:
-        """Returns: key, time of effect. Raises AppUnknown."""
+    def add_key(self, actor: str, id_: str, replace_newest: bool) -> tuple[str, int]:
+        """Returns: key, time of effect. Raises AppUnknown, RotationOpen."""
 
     def drop_old_key(self, actor: str, id_: str) -> int:
         """Returns: time of effect. Raises AppUnknown."""

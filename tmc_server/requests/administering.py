@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
@@ -15,9 +16,11 @@ from tmc_server.domain.placement import shard_of, shards_of, table_index_for
 from tmc_server.domain.ports import CatalogEditor, CatalogSource, NewTopic, Performer, RowReader
 from tmc_server.domain.retry import DAY_MS, RetryPolicy
 from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView
-from tmc_server.errors import InvalidField, MessageUnknown, SubscriptionUnknown, TmcError, TopicUnknown
+from tmc_server.errors import InvalidField, MessageUnknown, SubscriptionUnknown, TmcError, TopicUnknown, Unavailable
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller, perform_each
+
+log = logging.getLogger("tmc.admin")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,7 +57,10 @@ class Administering:
 
     async def _change(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         result = await asyncio.to_thread(change, *args, **kwargs)
-        await asyncio.to_thread(self._after_change)
+        try:
+            await asyncio.to_thread(self._after_change)
+        except Unavailable as exc:  # the change is stored: its answer may hold a key that is shown only once
+            log.warning("a stored change is read later: %s", exc)
         return result
 
     async def register_app(
@@ -69,8 +75,8 @@ class Administering:
             self._editor.register_app, actor, id_, service_name or id_, biz_id or id_, alert_email, alert_phone
         )
 
-    async def add_app_key(self, actor: str, id_: str) -> tuple[str, int]:
-        return await self._change(self._editor.add_key, actor, validation.app_id(id_))
+    async def add_app_key(self, actor: str, id_: str, replace_newest: bool) -> tuple[str, int]:
+        return await self._change(self._editor.add_key, actor, validation.app_id(id_), replace_newest)
 
     async def drop_old_app_key(self, actor: str, id_: str) -> int:
         return await self._change(self._editor.drop_old_key, actor, validation.app_id(id_))

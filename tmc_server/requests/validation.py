@@ -74,7 +74,7 @@ def headers(value: Mapping[str, str]) -> Mapping[str, str]:
 
 def attempt_id(value: bytes) -> bytes:
     if len(value) != ATTEMPT_ID_BYTES:
-        raise InvalidField("attempt_id", "be exactly 16 bytes, made once per transaction block")
+        raise InvalidField("attempt_id", "be exactly 16 bytes, made once per message and try")
     return value
 
 

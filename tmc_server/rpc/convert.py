@@ -30,6 +30,7 @@ def policy_to(policy: RetryPolicy) -> types_pb2.RetryPolicy:
 
 
 def delivery_to(copy: Copy, catalog: Catalog) -> consumption_pb2.Delivery:
+    subscription = catalog.subscriptions[copy.subscription]
     return consumption_pb2.Delivery(
         message_id=str(MessageId(copy.topic, copy.producer, copy.shard, copy.number)),
         topic=catalog.topics[copy.topic].name,
@@ -39,6 +40,7 @@ def delivery_to(copy: Copy, catalog: Catalog) -> consumption_pb2.Delivery:
         headers=copy.headers,
         attempt=copy.attempt,
         producer=app_name(catalog, copy.producer),
+        subscriber=f"{app_name(catalog, subscription.app)}.{subscription.tag}",
     )
 
 

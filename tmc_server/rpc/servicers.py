@@ -9,8 +9,8 @@ from typing import Any
 from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Answer, Stored
-from tmc_server.domain.ports import DeliveryStream, DeliveryStreams
-from tmc_server.errors import InvalidField, MalformedRequest, TmcError
+from tmc_server.domain.ports import Copy, DeliveryStream, DeliveryStreams
+from tmc_server.errors import InvalidField, MalformedRequest, SubscriptionUnknown, TmcError
 from tmc_server.requests import deciding, preparing, validation
 from tmc_server.requests.acking import Acking
 from tmc_server.requests.administering import Administering
@@ -23,6 +23,7 @@ _STATE: dict[MessageState, Any] = {
     state: types_pb2.MessageState.Value(f"MESSAGE_STATE_{state.name}") for state in MessageState
 }
 _DELIVERIES_PER_RESPONSE = 200
+_BYTES_PER_RESPONSE = 1 << 20  # below what a gRPC client takes by default
 
 
 def _try(make: Callable[[Any], Item], request: Any) -> Item:
@@ -216,7 +217,7 @@ class ConsumptionServicer:
             for subscription in catalog.subscriptions.values()
             if subscription.app == caller.app.number
             and subscription.removed_ms is None
-            and (not caller.tag or subscription.tag == caller.tag)
+            and subscription.tag == (caller.tag or catalog.topics[subscription.topic].default_tag)
         ]
         return consumption_pb2.DescribeSubscriptionsResponse(
             subscriptions=[
@@ -235,22 +236,22 @@ class ConsumptionServicer:
             raise MalformedRequest
         stream = self._streams.open(self._subscriptions(caller, first))
         credit = asyncio.create_task(self._read_credit(stream, first, requests))
-        batch: asyncio.Task[Any] | None = None
+        batch: asyncio.Task[list[Copy]] | None = None
         try:
             while True:
-                batch = asyncio.create_task(stream.next_batch(_DELIVERIES_PER_RESPONSE))
+                batch = asyncio.create_task(stream.next_batch(_DELIVERIES_PER_RESPONSE, _BYTES_PER_RESPONSE))
                 await asyncio.wait({batch, credit}, return_when=asyncio.FIRST_COMPLETED)
                 if not batch.done():
                     credit.result()  # the consumer ended the stream, or sent nonsense
                     return
+                copies, batch = batch.result(), None
                 catalog = self._administering.catalog
-                yield consumption_pb2.SubscribeResponse(
-                    deliveries=[convert.delivery_to(copy, catalog) for copy in batch.result()]
-                )
+                deliveries = [convert.delivery_to(copy, catalog) for copy in copies]
+                yield consumption_pb2.SubscribeResponse(deliveries=deliveries)
         finally:
             credit.cancel()
-            if batch is not None:
-                batch.cancel()
+            if batch is not None and not batch.cancel() and batch.exception() is None:
+                stream.put_back(batch.result())  # taken, but the call ended before they were written
             stream.close()
 
     def _subscriptions(self, caller: Caller, first: consumption_pb2.SubscribeRequest) -> list[int]:
@@ -263,7 +264,10 @@ class ConsumptionServicer:
             topic = catalog.topic_by_name.get(name)
             number = topic.number if topic is not None else -1
             tag = caller.tag or (topic.default_tag if topic is not None else "")
-            numbers.append(catalog.consumable(number, caller.app, tag).number)
+            subscription = catalog.consumable(number, caller.app, tag)
+            if subscription.removed_ms is not None:
+                raise SubscriptionUnknown(f"The subscription to {name} was removed: subscribe again first.")
+            numbers.append(subscription.number)
         return numbers
 
     async def _read_credit(self, stream: DeliveryStream, first: Any, requests: AsyncIterator[Any]) -> None:
@@ -293,7 +297,7 @@ class AdminServicer:
         return admin_pb2.RegisterAppResponse(app=convert.app_to(app), key=key, effective_ms=effective_ms)
 
     async def AddAppKey(self, actor: str, request: admin_pb2.AddAppKeyRequest) -> Any:  # noqa: N802
-        key, effective_ms = await self._admin.add_app_key(actor, request.id)
+        key, effective_ms = await self._admin.add_app_key(actor, request.id, request.replace_newest)
         return admin_pb2.AddAppKeyResponse(key=key, effective_ms=effective_ms)
 
     async def DropOldAppKey(self, actor: str, request: admin_pb2.DropOldAppKeyRequest) -> Any:  # noqa: N802

@@ -6,22 +6,32 @@ version every second and the whole catalog when it changed.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
 from tmc_server.domain.catalog import App, Catalog, Subscription, Topic
 from tmc_server.domain.ports import NewTopic
 from tmc_server.domain.retry import RetryKind, RetryPolicy
-from tmc_server.errors import AppUnknown, NameTaken, SubscriptionUnknown, TopicUnknown
-from tmc_server.store.engines import Database, StoreConflict
+from tmc_server.errors import (
+    AppUnknown,
+    NameTaken,
+    RotationOpen,
+    StoreUnavailable,
+    SubscriptionUnknown,
+    TopicUnknown,
+)
+from tmc_server.store.engines import Database, repeated
 from tmc_server.store.tables import app, audit, meta, operator, subscription, topic
 
+P = ParamSpec("P")
+T = TypeVar("T")
 FIRST_OPERATOR = "admin"
 _CLOCK_MARGIN_MS = 1000
 
@@ -34,6 +44,16 @@ def new_key() -> str:
 def hash_of(key: str) -> bytes:
     """Keys are random, so one fast hash is enough to store them."""
     return hashlib.sha256(key.encode()).digest()
+
+
+def _repeating(change: Callable[P, T]) -> Callable[P, T]:
+    """Run a change again when it loses against another one."""
+
+    @functools.wraps(change)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        return repeated(lambda: change(*args, **kwargs))
+
+    return run
 
 
 class CatalogStore:
@@ -49,11 +69,12 @@ class CatalogStore:
         with self._database.transaction() as connection:
             raised = connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1)).rowcount
             if raised != 1:
-                raise StoreConflict("the catalog is not initialised: run tmc init")
+                raise StoreUnavailable("The catalog has no tables yet: run tmc init.")
             now = self._database.now(connection)
             yield connection, now + self.change_delay_ms
             connection.execute(audit.insert().values(at_ms=now, actor=actor, action=action, subject=subject, reason=""))
 
+    @_repeating
     def register_app(
         self, actor: str, id_: str, service_name: str, biz_id: str, alert_email: str, alert_phone: str
     ) -> tuple[App, str, int]:
@@ -76,18 +97,22 @@ class CatalogStore:
             connection.execute(app.insert().values(**row_values, created_ms=self._database.now(connection)))
             return _app_from(row_values), key, effective
 
-    def add_key(self, actor: str, id_: str) -> tuple[str, int]:
-        """The present key becomes the old one, the one before that stops working. Returns: key, time of effect."""
+    @_repeating
+    def add_key(self, actor: str, id_: str, replace_newest: bool) -> tuple[str, int]:
+        """A second key; the first goes on working. Returns: key, time of effect. Raises AppUnknown, RotationOpen."""
         key = new_key()
         with self._change(actor, "add app key", id_) as (connection, effective):
-            changed = connection.execute(
-                app.update().where(app.c.id == id_).values(old_key_hash=app.c.key_hash)
-            ).rowcount
-            if changed != 1:
+            row = connection.execute(sa.select(app).where(app.c.id == id_)).one_or_none()
+            if row is None:
                 raise AppUnknown
-            connection.execute(app.update().where(app.c.id == id_).values(key_hash=hash_of(key)))
+            if row.old_key_hash is not None and not replace_newest:
+                raise RotationOpen
+            kept = row.key_hash if row.old_key_hash is None else row.old_key_hash
+            values = {"key_hash": hash_of(key), "old_key_hash": kept}
+            connection.execute(app.update().where(app.c.id == id_).values(values))
             return key, effective
 
+    @_repeating
     def drop_old_key(self, actor: str, id_: str) -> int:
         """Only the newest key works afterwards. Returns: time of effect."""
         with self._change(actor, "drop old app key", id_) as (connection, effective):
@@ -95,6 +120,7 @@ class CatalogStore:
                 raise AppUnknown
             return effective
 
+    @_repeating
     def register_topic(self, actor: str, new: NewTopic) -> Topic:
         """owner "": nobody yet. Raises AppUnknown for the owner, NameTaken when it exists with other settings."""
         with self._change(actor, "register topic", new.name) as (connection, effective):
@@ -116,12 +142,14 @@ class CatalogStore:
             connection.execute(topic.insert().values(topic_no=number, name=new.name, effective_ms=effective, **values))
             return _topic(connection.execute(sa.select(topic).where(topic.c.topic_no == number)).one())
 
+    @_repeating
     def claim_topic(self, topic_name: str, app_id: str) -> None:
         """Give a topic that nobody owns yet (owner 0: a consumer named it first) to an app. For `tmc dev`."""
         with self._change("first use", "claim topic", topic_name) as (connection, _):
             owner = _app_no(connection, app_id)
             connection.execute(topic.update().filter_by(name=topic_name, owner_no=0).values(owner_no=owner))
 
+    @_repeating
     def register_subscription(
         self, actor: str, topic_name: str, app_id: str, tag: str, policy: RetryPolicy
     ) -> Subscription:
@@ -153,6 +181,7 @@ class CatalogStore:
                 connection.execute(subscription.update().filter_by(subscription_no=number).values(**values, **revived))
             return _subscription_row(connection, number)
 
+    @_repeating
     def remove_subscription(self, actor: str, topic_name: str, app_id: str, tag: str) -> Subscription:
         """Messages submitted after the time of effect do not reach it. Raises SubscriptionUnknown."""
         with self._change(actor, "remove subscription", f"{topic_name} {app_id} {tag}") as (connection, effective):
@@ -171,13 +200,16 @@ class CatalogStore:
                 )
             return _subscription_row(connection, row.subscription_no)
 
-    def make_operator(self, name: str) -> str | None:
-        """Returns: the operator's token, None when the operator exists (its token is not stored and cannot be shown)."""
+    @_repeating
+    def make_operator(self, name: str, replace: bool = False) -> str | None:
+        """A token for an operator. None: it has one, which is stored nowhere; `replace` makes a new one."""
         token = new_key()
-        with self._database.transaction() as connection:
-            if connection.execute(sa.select(operator).filter_by(name=name)).one_or_none() is not None:
+        with self._change(name, "make operator", name) as (connection, _):
+            known = connection.execute(sa.select(operator).filter_by(name=name)).one_or_none()
+            if known is not None and not replace:
                 return None
             now = self._database.now(connection)
+            connection.execute(operator.delete().filter_by(name=name))
             connection.execute(operator.insert().values(name=name, token_hash=hash_of(token), created_ms=now))
         return token
 
@@ -265,7 +297,6 @@ class CatalogWatch:
         self._catalog = Catalog()
         self._operators: dict[bytes, str] = {}
         self._read_ms = 0
-        self.on_change: Callable[[Catalog], None] = lambda _catalog: None
 
     @property
     def current(self) -> Catalog:
@@ -295,9 +326,7 @@ class CatalogWatch:
             read_ms = self._store.clock()
             changed = self._store.version() != self._catalog.version
             if changed:
-                self._catalog = self._store.load()
-                self._operators = self._store.operators()
+                catalog, operators = self._store.load(), self._store.operators()
+                self._catalog, self._operators = catalog, operators
             self._read_ms = read_ms
-        if changed:
-            self.on_change(self._catalog)
         return changed
