@@ -8,14 +8,12 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from tmc_client import errors
 from tmc_client.ledger import ledger_id_of, rows_for, settle_statement
 from tmc_client.producer import Producer
 from tmc_client.tables import ledger
-from tmc_client.transaction import BACKGROUND, SUBMIT_WAIT, Preparation, Records, fenced
+from tmc_client.transaction import BACKGROUND, SUBMIT_WAIT, Preparation, Records, begin_block, end_block, raise_after
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -33,15 +31,13 @@ class AsyncTransaction(Records):
         self._prepare_timeout = prepare_timeout
 
     async def __aenter__(self) -> AsyncTransaction:
-        if self._session.in_nested_transaction():
-            raise errors.InvalidRequest(
-                "center.transaction() owns the commit and cannot run inside a savepoint: open it around begin_nested()."
-            )
+        begin_block(self._session.sync_session)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        end_block(self._session.sync_session)
         if exc is not None:
             await self._session.rollback()
             return
@@ -66,10 +62,7 @@ class AsyncTransaction(Records):
             await connection.execute(ledger.insert(), rows_for(self.messages))
         except BaseException as exc:
             await self._session.rollback()
-            if preparation is not None and self.messages:
-                preparation.abandon()
-            if isinstance(exc, sa.exc.IntegrityError) and self.messages:
-                raise fenced(exc) from exc
+            raise_after(exc, preparation, self.messages)
             raise
 
     async def _submit(self) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
@@ -32,11 +33,12 @@ log = logging.getLogger("tmc_client.consumer")
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 _ACK_TIMEOUT_S = 120.0
+_LATEST_MS = 86_400_000  # the center takes a day at most
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a handler may want to know beside the body. attempt: 1 for the first copy."""
+    """What a handler may want to know beside the body. attempt: 1 for the first copy.  subscriber: APP.TAG."""
 
     id: str
     topic: str
@@ -46,6 +48,7 @@ class Message:
     headers: Mapping[str, str]
     attempt: int
     producer: str
+    subscriber: str
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class Consumer:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         if self._loop is not None and self._loop_thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop)
             self._loop_thread.join(5)
         self._center.sender.flush(grace.total_seconds())
 
@@ -151,27 +154,27 @@ class Consumer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _on_delivery(self, delivery: consumption_pb2.Delivery) -> None:
+    def _on_delivery(self, delivery: consumption_pb2.Delivery, give_credit: Callable[[], None]) -> None:
         assert self._pool is not None
         with self._idle:
             self._running += 1
-        self._pool.submit(self._handle, delivery).add_done_callback(self._handled)
+        handled = partial(self._handled, give_credit)
+        self._pool.submit(self._handle, delivery).add_done_callback(handled)
 
-    def _handled(self, done: Future[None]) -> None:
+    def _handled(self, give_credit: Callable[[], None], done: Future[None]) -> None:
         with self._idle:
             self._running -= 1
             self._idle.notify_all()
         if not done.cancelled() and (exc := done.exception()) is not None:
             log.error("a copy could not be answered: %r", exc)
-        if self._transport is not None:
-            self._transport.done()
+        give_credit()
 
     def _handle(self, delivery: consumption_pb2.Delivery) -> None:
         if self._stop_requested.is_set():
             return  # not begun: the center delivers it again
         message = Message(
             delivery.message_id, delivery.topic, delivery.key, delivery.body, delivery.content_type,
-            dict(delivery.headers), delivery.attempt, delivery.producer,
+            dict(delivery.headers), delivery.attempt, delivery.producer, delivery.subscriber,
         )  # fmt: skip
         try:
             self._call_handler(self._listeners[delivery.topic], message)
@@ -196,8 +199,7 @@ class Consumer:
         if listener.inbox is None:
             self._run_handler(listener.handler, body, extra)
             return
-        identity = self._center.identity
-        with listener.inbox.once(f"{identity.app}.{identity.tag}", message.id) as session:
+        with listener.inbox.once(message.subscriber, message.id) as session:
             if session is None:
                 return  # the effect happened before
             if listener.wants_session:
@@ -216,11 +218,20 @@ class Consumer:
             message_id=message.id, attempt=message.attempt, error=error[:500], reject=reject
         )
         if retry_after is not None:
-            request.retry_after_ms = max(0, round(retry_after.total_seconds() * 1000))
+            request.retry_after_ms = min(max(0, round(retry_after.total_seconds() * 1000)), _LATEST_MS)
         self._send(sender.NACK, request)
 
     def _send(self, kind: sender.Kind, request: Any) -> None:
         self._center.sender.send(kind, request, _ACK_TIMEOUT_S).add_done_callback(_report)
+
+
+async def _cancel_others() -> None:
+    """End what is still running on this loop, then the loop: a handler that hangs must not keep the process alive."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    asyncio.get_running_loop().stop()
 
 
 def _report(done: Future[Any]) -> None:

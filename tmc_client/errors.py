@@ -105,7 +105,7 @@ class Reject(Exception):
 
 
 class Later(Exception):
-    """Raise in a handler: deliver it again after the given time instead of by the retry policy."""
+    """Raise in a handler: deliver it again after the given time (a day at most) instead of by the retry policy."""
 
     def __init__(self, after: timedelta, reason: str = "later") -> None:
         super().__init__(reason)

@@ -37,6 +37,9 @@ class SqlInbox:
                 )
             except sa.exc.IntegrityError:
                 session.rollback()
+                note = sa.select(inbox).filter_by(subscriber=subscriber, message_id=message_id)
+                if session.execute(note).one_or_none() is None:
+                    raise  # refused for another reason: the effect did not happen
                 yield None
                 return
             yield session

@@ -19,6 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_client import errors
+from tmc_client.connection import watch_forks
 from tmc_client.producer import Prepared, Producer, wait
 from tmc_client.tables import ledger, ledger_info
 
@@ -34,9 +35,15 @@ def create_tables(engine: sa.Engine) -> None:
     """Create the ledger and inbox tables where they are missing. Safe to repeat."""
     from tmc_client.tables import metadata
 
-    metadata.create_all(engine)
-    with engine.begin() as connection:
-        ledger_id_of(connection)
+    for attempt in (1, 2):  # two processes that start at once: the second one finds what the first one made
+        try:
+            metadata.create_all(engine)
+            with engine.begin() as connection:
+                ledger_id_of(connection)
+            return
+        except (sa.exc.OperationalError, sa.exc.IntegrityError, sa.exc.ProgrammingError):
+            if attempt == 2:
+                raise
 
 
 def ledger_id_of(connection: sa.Connection) -> bytes:
@@ -98,9 +105,9 @@ def resume(producer: Producer, engine: sa.Engine, timeout: timedelta = timedelta
 def _was_answered(message_id: str, future: Future[Any], timeout: timedelta) -> bool:
     try:
         wait(future, timeout)
-    except errors.Unavailable:
-        raise
     except errors.TmcError as exc:
+        if exc.retryable or isinstance(exc, errors.NotAuthenticated):
+            raise
         log.error("message %s is in the ledger but the center refuses its submit: %s", message_id, exc)
         return False
     return True
@@ -110,16 +117,22 @@ class Settler:
     """Marks answered messages in their ledgers, in batches and in the background. Losing a mark costs one repeat."""
 
     def __init__(self) -> None:
+        self._reset()
+        watch_forks(self)
+
+    def _reset(self) -> None:
         self._condition = threading.Condition()
         self._waiting: dict[sa.Engine, list[str]] = {}
         self._thread: threading.Thread | None = None
-        self._pid = 0
         self._closed = False
+
+    def after_fork(self) -> None:
+        """See connection.ForkAware: the parent marks its own."""
+        self._reset()
 
     def add(self, engine: sa.Engine, message_ids: Sequence[str]) -> None:
         with self._condition:
-            if self._pid != os.getpid():  # first use, or a forked child
-                self._pid = os.getpid()
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tmc-settler", daemon=True)
                 self._thread.start()
             waiting = self._waiting.setdefault(engine, [])

@@ -26,16 +26,17 @@ from tmc_client.connection import Connection, watch_forks
 from tmc_client.protocol import consumption_pb2, message_pb2
 
 _MAX_ITEMS = 500
-_MAX_BYTES = 2 << 20
+_MAX_BYTES = 1 << 20  # every center takes at least this much
+_CALL_S = 10.0  # one call; a call's own deadline may be longer, it is then repeated
 _REPEATED_REASONS = {"ROW_LOCKED", "QUEUE_FULL", "RATE_LIMITED", "STORE_UNAVAILABLE", "CATALOG_STALE", "SHUTTING_DOWN",
                      "NO_IDENTITY"}  # fmt: skip
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kind:
-    """One batch method. slots: its instances are compared by identity."""
+    """One batch method."""
 
     path: str
     request_class: Any
@@ -165,10 +166,12 @@ class Sender:
             waiting = self._waiting[kind]
             calls: list[_Call] = []
             room = _MAX_BYTES
-            while waiting and len(calls) < _MAX_ITEMS and room > 0:
-                call = waiting.popleft()
-                room -= len(getattr(call.request, "body", b"")) + 64
-                calls.append(call)
+            while waiting and len(calls) < _MAX_ITEMS:
+                size = waiting[0].request.ByteSize() + 8
+                if calls and size > room:
+                    break
+                calls.append(waiting.popleft())
+                room -= size
             if waiting:
                 self._order.append(kind)
             self._in_flight = len(calls)
@@ -186,8 +189,13 @@ class Sender:
         request = kind.request_class(items=[call.request for call in alive])
         try:
             method = self._connection.unary(kind.path, kind.response_class)
-            results = method(request, timeout=max(call.deadline for call in alive) - now).results
+            timeout = min(max(call.deadline for call in alive) - now, _CALL_S)
+            results = method(request, timeout=timeout).results
         except grpc.RpcError as exc:
+            if len(alive) > 1 and wire.is_too_large(exc):
+                self._transmit(alive[: len(alive) // 2])
+                self._transmit(alive[len(alive) // 2 :])
+                return
             error = wire.from_rpc(exc)
             for call in alive:
                 self._failed(call, error)

@@ -33,6 +33,7 @@ log = logging.getLogger("tmc_client.transaction")
 T = TypeVar("T")
 Settle = Callable[[sa.Engine, list[str]], None]
 BACKGROUND = timedelta(seconds=60)  # submits and rollbacks go on trying this long after the block
+_MARK = "tmc_transaction"
 SUBMIT_WAIT = timedelta(seconds=2)  # the block waits so long for the submits' answers, then leaves them behind
 
 
@@ -70,15 +71,11 @@ class Preparation:
         self.futures: list[Future[Any]] = [producer.prepare(request, limit) for request in requests]
 
     def collect(self) -> list[Prepared]:
-        """All handles. Raises the first error, after it saw to it that nothing of this block stays prepared."""
-        try:
-            return [
-                prepared_of(request, wait(future, timedelta(seconds=max(0.0, self.deadline - time.monotonic()))))
-                for request, future in zip(self._requests, self.futures, strict=True)
-            ]
-        except errors.TmcError:
-            self.abandon()
-            raise
+        """All handles. Raises the first error."""
+        return [
+            prepared_of(request, wait(future, timedelta(seconds=max(0.0, self.deadline - time.monotonic()))))
+            for request, future in zip(self._requests, self.futures, strict=True)
+        ]
 
     def abandon(self) -> None:
         """Roll back at the center whatever was or may have been prepared, by attempt id, in the background."""
@@ -87,11 +84,30 @@ class Preparation:
             self._producer.rollback(attempt, BACKGROUND)
 
 
-def fenced(exc: Exception) -> errors.Fenced:
-    """The error for a ledger row that was there before its transaction."""
-    error = errors.Fenced(errors.Fenced.__doc__ or "")
-    error.__cause__ = exc
-    return error
+def begin_block(session: Session) -> None:
+    """Refuse sessions whose commit would not be the block's own. Raises InvalidRequest."""
+    bind = session.get_bind()
+    foreign = isinstance(bind, sa.Connection) and bind.in_transaction()
+    if session.in_nested_transaction() or foreign or _MARK in session.info:
+        raise errors.InvalidRequest(
+            "center.transaction() owns the commit: it cannot run inside a savepoint, another block, or a transaction of "
+            "the connection that the session is bound to. Open it around those."
+        )
+    session.info[_MARK] = True
+
+
+def end_block(session: Session) -> None:
+    """The session may be used for another block."""
+    session.info.pop(_MARK, None)
+
+
+def raise_after(exc: BaseException, preparation: Preparation | None, messages: Sequence[Prepared]) -> None:
+    """The block failed before its commit: see that nothing of it stays prepared. Raises Fenced for a fenced block."""
+    if isinstance(exc, sa.exc.IntegrityError) and messages:
+        # A row of this message was there: a check was answered "rolled back" meanwhile, the center knows it already.
+        raise errors.Fenced(errors.Fenced.__doc__ or "") from exc
+    if preparation is not None:
+        preparation.abandon()
 
 
 class Transaction(Records):
@@ -105,15 +121,13 @@ class Transaction(Records):
         self._prepare_timeout = prepare_timeout
 
     def __enter__(self) -> Transaction:
-        if self._session.in_nested_transaction():
-            raise errors.InvalidRequest(
-                "center.transaction() owns the commit and cannot run inside a savepoint: open it around begin_nested()."
-            )
+        begin_block(self._session)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        end_block(self._session)
         if exc is not None:
             self._session.rollback()  # nothing was prepared, so there is nothing to tell the center
             return
@@ -134,10 +148,7 @@ class Transaction(Records):
             connection.execute(ledger.insert(), rows_for(self.messages))
         except BaseException as exc:
             self._session.rollback()
-            if preparation is not None and self.messages:
-                preparation.abandon()
-            if isinstance(exc, sa.exc.IntegrityError) and self.messages:
-                raise fenced(exc) from exc
+            raise_after(exc, preparation, self.messages)
             raise
 
     def _submit(self) -> None:

@@ -36,6 +36,12 @@ def from_item(item: types_pb2.ItemError) -> errors.TmcError:
     )
 
 
+def is_too_large(exc: Any) -> bool:
+    """The transport refused the size of a request: without our details, the center never saw it."""
+    details = any(name == "grpc-status-details-bin" for name, _ in exc.trailing_metadata() or ())
+    return bool(exc.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and not details)
+
+
 def from_rpc(exc: Any) -> errors.TmcError:
     """The error of a whole call."""
     code, text = exc.code(), exc.details() or ""

@@ -9,7 +9,7 @@ from tests.support.store import POLICY, StoreUnderTest, in_thread
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Stored
 from tmc_server.domain.ports import NewTopic
-from tmc_server.errors import AppUnknown, CatalogStale, NameTaken
+from tmc_server.errors import AppUnknown, CatalogStale, NameTaken, RotationOpen
 from tmc_server.store.catalog import CatalogStore, CatalogWatch
 from tmc_server.store.due import DueConsumptions
 from tmc_server.store.nodes import LEASE_MS, NodeSlots
@@ -110,6 +110,23 @@ class TestRegistering:
         store.catalog_store.drop_old_key("test", "orders")
         store.watch.run_once()
         assert store.watch.current.app_by_id["orders"].key_hashes == second[:1]
+
+    def test_a_second_rotation_cannot_cut_off_running_services(self, store: StoreUnderTest) -> None:
+        used = store.watch.current.app_by_id["orders"].key_hashes[0]
+        store.catalog_store.add_key("test", "orders", False)
+        with pytest.raises(RotationOpen):
+            store.catalog_store.add_key("test", "orders", False)
+        store.catalog_store.add_key("test", "orders", True)  # the answer with the newest one was lost
+        store.watch.run_once()
+        hashes = store.watch.current.app_by_id["orders"].key_hashes
+        assert (len(hashes), hashes[1]) == (2, used)
+
+    def test_the_longest_names_fit_everywhere(self, store: StoreUnderTest) -> None:
+        app, topic, tag = "a" * 64, "t" * 128, "g" * 64
+        store.catalog_store.register_app("o" * 64, app, "s" * 128, "b" * 128, "e" * 255, "p" * 64)
+        store.catalog_store.register_topic("o" * 64, NewTopic(topic, app, tag, 0, 32, 1, 1))
+        store.catalog_store.register_subscription("o" * 64, topic, app, tag, POLICY)
+        store.catalog_store.remove_subscription("o" * 64, topic, app, tag)
 
     def test_every_change_leaves_an_audit_row(self, store: StoreUnderTest) -> None:
         import sqlalchemy as sa

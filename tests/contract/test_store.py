@@ -19,6 +19,8 @@ from tmc_server.errors import (
     MessageUnknown,
     SubscriptionUnknown,
 )
+from tmc_server.store.catalog import CatalogStore
+from tmc_server.store.engines import StoreConflict
 
 
 class TestPreparing:
@@ -167,6 +169,28 @@ class TestDeciding:
         (answer,) = store.perform(late)
         assert isinstance(answer, AlreadyRolledBack)
         assert store.messages_with_key(late.key) == []
+
+    @pytest.mark.parametrize("times", [1, 3])
+    def test_a_tombstone_survives_transactions_that_are_run_again(self, store: StoreUnderTest, times: int) -> None:
+        late, left = store.a_prepare(), [times]
+
+        def lose(point: str) -> None:
+            if point == "committed" or not left[0]:
+                return
+            if point == "buried":
+                left[0] -= 1
+                raise StoreConflict("lost against another transaction")
+
+        rollback = store.decide_attempt(late, commit=False)
+        assert store.perform(rollback, writer=store.new_writer(lose)) == [Stored(None, MessageState.ROLLED_BACK)]
+        assert left == [0]
+        assert isinstance(store.perform(late)[0], AlreadyRolledBack)
+
+    def test_one_attempt_id_for_two_keys_is_two_attempts(self, store: StoreUnderTest) -> None:
+        one = store.a_prepare()
+        other = store.a_prepare(attempt_id=one.attempt_id)
+        store.perform(store.decide_attempt(one, commit=False))
+        assert store.perform(other) == [Stored(other.number, MessageState.PREPARED)]
 
     def test_the_prepare_of_a_rolled_back_attempt_is_refused(self, store: StoreUnderTest) -> None:
         first = store.prepared()
@@ -348,9 +372,32 @@ class TestDelivering:
         assert store.redeliver(room=4) == {ConsumptionState.SCHEDULED: 4}
         assert len(store.outlet.delivered) == 4
 
-    def test_tries_of_an_earlier_run_are_due_again_and_uncounted(self, store: StoreUnderTest) -> None:
+    @pytest.mark.parametrize("incarnation", [2, 8])
+    def test_tries_of_another_run_are_due_again_and_uncounted(self, store: StoreUnderTest, incarnation: int) -> None:
         number = store.submitted(room=1)
-        next_run = type(store.due)(store.writer, list(range(32)), store.watch, incarnation=8)
+        next_run = type(store.due)(store.writer, list(range(32)), store.watch, incarnation)
         assert next_run.rescue() == 1
         row = store.row(number)
         assert (row.attempt, row.tried, row.due_ms) == (1, 0, store.clock())
+
+    @pytest.mark.parametrize("answer", ["nack", "extend"])
+    def test_what_the_consumer_answered_is_not_rescued(self, store: StoreUnderTest, answer: str) -> None:
+        number = store.submitted(room=1)
+        later = store.nack_of(number, 1, retry_after_ms=3_600_000)
+        store.perform(later if answer == "nack" else store.extend_of(number, 1))
+        before = store.row(number)
+        assert type(store.due)(store.writer, list(range(32)), store.watch, incarnation=8).rescue() == 0
+        assert store.row(number) == before
+
+    def test_a_removal_that_is_taken_back_in_time_leaves_no_gap(self, store: StoreUnderTest) -> None:
+        slow = CatalogStore(store.database, change_delay_ms=5000)
+        open_one = store.submitted()
+        slow.remove_subscription("test", "order.paid", "coupons", "")
+        store.clock.advance(1)
+        slow.register_subscription("test", "order.paid", "coupons", "", POLICY)
+        for seconds in (0, 3, 10):
+            store.clock.advance(seconds)
+            store.watch.run_once()
+            assert store.row(store.submitted()) is not None
+        assert store.redeliver(room=10) == {ConsumptionState.SCHEDULED: 4}
+        assert store.consumption_state(open_one) is ConsumptionState.SCHEDULED

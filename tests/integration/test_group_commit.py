@@ -138,18 +138,47 @@ def test_after_stop_nothing_is_taken(store: StoreUnderTest) -> None:
     _run(store, story)
 
 
-def test_a_lane_that_dies_is_told(store: StoreUnderTest) -> None:
+def test_a_lane_that_dies_is_told_and_nobody_waits_for_it(store: StoreUnderTest) -> None:
     died: list[int] = []
+    gate = _Gate()
 
     def die(point: str) -> None:
+        gate(point)
         raise SystemExit
 
     async def story(commit: GroupCommit) -> None:
-        commit.perform([(store.shard, store.a_prepare())])
+        tasks = [asyncio.ensure_future(_perform(commit, store, store.a_prepare()))]
+        await asyncio.to_thread(gate.inside.wait, 10)
+        tasks += [asyncio.ensure_future(_perform(commit, store, store.a_prepare())) for _ in range(5)]
+        await asyncio.sleep(0)
+        gate.open.set()
         await asyncio.to_thread(eventually, lambda: died)
+        await asyncio.to_thread(commit.stop)
+        for answers in await asyncio.gather(*tasks):
+            assert [type(answer) for answer in answers] == [ShuttingDown]
 
     _run(store, story, store.new_writer(die), Limits(lanes=1), died)
     assert died == [1]
+
+
+def test_what_comes_back_after_the_end_is_answered(store: StoreUnderTest) -> None:
+    """A rollback of an unknown attempt writes its tombstone, and the lanes end before it can look again."""
+    rollback = store.decide_attempt(store.a_prepare(), commit=False)
+    stopped: list[GroupCommit] = []
+
+    def stop_behind(point: str) -> None:
+        if point == "committed":
+            stopped[0]._ready.clear()
+
+    async def story(commit: GroupCommit) -> list[Any]:
+        stopped.append(commit)
+        future = asyncio.ensure_future(_perform(commit, store, rollback))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(commit.stop)
+        return await future
+
+    (answer,) = _run(store, story, store.new_writer(stop_behind), Limits(lanes=1))
+    assert isinstance(answer, ShuttingDown | Stored)
 
 
 @pytest.mark.mariadb
@@ -194,6 +223,27 @@ class TestOnMariaDB:
         finally:
             foreign.close()
 
+    def test_a_key_that_a_stranger_holds_does_not_stop_the_others_for_long(self, store: StoreUnderTest) -> None:
+        """An insert has to wait for a foreign uncommitted row; its neighbours are run one by one."""
+        foreign = store.database.engine.connect()
+        blocked, others = store.a_prepare(key="held"), [store.a_prepare() for _ in range(50)]
+        table = f"tmc_message_{store.shard:02d}"
+        foreign.exec_driver_sql(
+            f"INSERT INTO {table} VALUES (1, {store.topic.number}, 1, 'default', 'held', 1, '', NULL, '', 1,"
+            " '', NULL, '', 0, 0, 0, NULL)"
+        )
+
+        async def story(commit: GroupCommit) -> list[Any]:
+            return await _perform(commit, store, *others[:25], blocked, *others[25:])
+
+        try:
+            answers = _run(store, story)
+        finally:
+            foreign.rollback()
+            foreign.close()
+        assert isinstance(answers.pop(25), RowLocked)
+        assert answers == [Stored(o.number, MessageState.PREPARED) for o in others]
+
     def test_a_row_that_stays_locked_is_told_so(self, store: StoreUnderTest) -> None:
         operation = store.prepared()
         foreign = store.database.engine.connect()
@@ -215,7 +265,10 @@ class TestOnMariaDB:
     ) -> None:
         """KILL the lane's connection before its commit, or let the commit through and lose only its answer."""
         operation = store.prepared()
+        store.outlet.room = 1
         lost: list[int] = []
+        taken_back: list[Any] = []
+        writer = ShardWriter(store.database, store.watch, store.outlet, 7, take_back=taken_back.extend)
 
         def lose_once(connection: sa.Connection) -> None:
             if lost:
@@ -232,10 +285,15 @@ class TestOnMariaDB:
             return await _perform(commit, store, store.submit_of(operation.number), store.a_prepare(key="beside"))
 
         try:
-            answers = _run(store, story)
+            answers = _run(store, story, writer)
         finally:
             sa.event.remove(store.database.engine, "commit", lose_once)
         assert lost == [1]
+        # The try may be in the table although nobody got the copy: it is taken back, by its attempt number.
+        assert [(copy.number, copy.attempt) for copy in taken_back] == [(operation.number, 1)]
+        delivered = store.delivered_attempts(operation.number)
+        assert delivered == ([] if when == "commit sent" else [1])
+        assert store.outlet.reserved == 0
         assert answers[0] == Stored(operation.number, MessageState.COMMITTED)
         assert isinstance(answers[1], Stored)
         assert store.row(operation.number) is not None

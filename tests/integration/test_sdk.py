@@ -123,6 +123,18 @@ class TestTransaction:
             with pytest.raises(tmc.InvalidRequest, match="savepoint"), center.transaction(session):
                 pass
 
+    def test_blocks_whose_commit_would_not_be_their_own_are_refused(
+        self, center: tmc.Center, business: sa.Engine
+    ) -> None:
+        with business.connect() as connection, connection.begin():
+            with pytest.raises(tmc.InvalidRequest), center.transaction(Session(bind=connection)):
+                pass
+        with Session(business) as session, center.transaction(session) as outer:
+            outer.send("tx.one", {}, key="outer")
+            with pytest.raises(tmc.InvalidRequest), center.transaction(session):
+                pass
+        assert _state(center, "tx.one", "outer") == types_pb2.MESSAGE_STATE_COMMITTED
+
     def test_a_center_that_is_away_stops_the_block_before_the_commit(self, business: sa.Engine) -> None:
         from tests.support.mariadb import free_port
 
@@ -281,6 +293,35 @@ class TestConsumer:
             eventually(lambda: _consumption_states(running, "inboxed2") == {"x": 2})
         assert (tries, _orders(business)) == ([1, 2], [2])
 
+    def test_a_note_that_is_refused_for_another_reason_is_no_duplicate(
+        self, running: RunningCenter, center: tmc.Center, business: sa.Engine
+    ) -> None:
+        with business.begin() as connection:
+            connection.exec_driver_sql(
+                "CREATE TRIGGER refuse BEFORE INSERT ON tmc_inbox BEGIN SELECT RAISE(ABORT, 'no'); END"
+            )
+        with pytest.raises(sa.exc.IntegrityError), tmc.SqlInbox(sessionmaker(business)).once("a.b", "1-1-00-1"):
+            pass
+
+    def test_a_hanging_async_handler_does_not_keep_the_process(
+        self, running: RunningCenter, center: tmc.Center
+    ) -> None:
+        entered = threading.Event()
+        consumer = tmc.Consumer(tmc.connect(running.address, app="hanging"))
+
+        @consumer.listener("hanging")
+        async def handle(body: str) -> None:
+            entered.set()
+            await asyncio.sleep(3600)
+
+        consumer.start()
+        eventually(lambda: _subscribed(running, "hanging", 1))
+        center.publish("hanging", "x", key="x")
+        assert entered.wait(10)
+        consumer.stop(grace=timedelta(milliseconds=10))
+        eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("tmc-handler")])
+        assert _consumption_states(running, "hanging") == {"x": 1}
+
     def test_stop_lets_running_handlers_end(self, running: RunningCenter, center: tmc.Center) -> None:
         entered, go_on = threading.Event(), threading.Event()
         consumer = tmc.Consumer(tmc.connect(running.address, app="stopping"), concurrency=1)
@@ -360,6 +401,7 @@ class TestAsyncio:
                         tx.send("aio", {"x": 1}, key="tx-never")
                         1 / 0  # noqa: B018
                 assert (await asyncio.to_thread(_state, center.blocking, "aio", "tx")) == 2
+                await _cancelled_block(center, engine)
                 with pytest.raises(tmc.KeyCommitted):
                     await center.publish("aio", b"other", key="three")
                 with pytest.raises(TypeError):
@@ -370,6 +412,37 @@ class TestAsyncio:
             sync.dispose()
 
         asyncio.run(story())
+
+
+async def _cancelled_block(center: aio.AsyncCenter, engine: Any) -> None:
+    """The client of a web request went away in the middle of the prepare: its key is free again."""
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    async def request() -> None:
+        async with AsyncSession(engine) as session, center.transaction(session) as tx:
+            tx.send("aio", {}, key="left")
+
+    real, started = center.blocking.producer.prepare, asyncio.Event()
+
+    def prepare(*arguments: Any) -> Any:
+        started.set()
+        return real(*arguments)
+
+    center.blocking.producer.prepare = prepare  # type: ignore[method-assign]
+    task = asyncio.create_task(request())
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    center.blocking.producer.prepare = real  # type: ignore[method-assign]
+    assert await asyncio.to_thread(eventually, lambda: _free_in_aio(center.blocking))
+
+
+def _free_in_aio(center: tmc.Center) -> bool:
+    try:
+        return bool(center.publish("aio", b"", key="left"))
+    except tmc.KeyInProgress:
+        return False
 
 
 def test_credentials_and_deadlines_are_told_apart(tmp_path) -> None:

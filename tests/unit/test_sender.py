@@ -164,3 +164,49 @@ def test_close_finishes_what_is_queued_and_refuses_the_rest() -> None:
     assert all(future.done() for future in futures)
     with pytest.raises(errors.Unavailable):
         made.send(SUBMIT, _decide("late"), 5)
+
+
+class _TooLarge(_Refused):
+    def __init__(self) -> None:
+        super().__init__(grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+def test_a_large_item_travels_alone() -> None:
+    center = ScriptedCenter()
+    center.gate.clear()
+    made = Sender(center)  # type: ignore[arg-type]
+    futures = [made.send(SUBMIT, _decide("first"), 20)]
+    assert center.entered.wait(5)
+    futures += [made.send(SUBMIT, _decide(name), 20) for name in ("a", "x" * (2 << 20), "b")]
+    center.gate.set()
+    wait_all(futures, 20)
+    assert [len(ids) for _, ids in center.batches] == [1, 1, 1, 1]
+
+
+def test_what_the_transport_finds_too_large_fails_alone() -> None:
+    center = ScriptedCenter()
+    center.gate.clear()
+    made = Sender(center)  # type: ignore[arg-type]
+    first = made.send(SUBMIT, _decide("first"), 20)
+    assert center.entered.wait(5)
+    futures = [made.send(SUBMIT, _decide(name), 20) for name in ("a", "b", "c", "d")]
+    center.script = [None, _TooLarge(), _TooLarge(), None, _TooLarge(), None]  # abcd, ab, a, b, cd... and so on
+    center.gate.set()
+    assert first.result(5)
+    wait_all(futures, 20)
+    assert [future.exception() is None for future in futures] == [True, False, True, True]
+    made.close()
+
+
+def test_a_long_deadline_does_not_hold_the_thread_for_as_long() -> None:
+    center, timeouts = ScriptedCenter(), []
+    real = center.unary
+    center.unary = lambda path, response: (
+        lambda request, timeout: (  # type: ignore[method-assign]
+            timeouts.append(timeout) or real(path, response)(request, timeout)
+        )
+    )
+    made = Sender(center)  # type: ignore[arg-type]
+    made.send(SUBMIT, _decide("x"), 120).result(10)
+    assert timeouts == [sender._CALL_S]
+    made.close()

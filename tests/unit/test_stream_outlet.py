@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,6 +74,32 @@ def test_what_was_not_written_is_given_back() -> None:
         await asyncio.sleep(0)
         assert [copy.number for copy in given_back] == [1, 2, 3, 4]
         assert outlet.reserve(1, 1) == 0
+
+    _run(story)
+
+
+def test_what_was_taken_and_not_written_is_given_back_in_order() -> None:
+    async def story(outlet, given_back, wakes) -> None:
+        stream = outlet.open([1])
+        outlet.add_credit(stream, 5)
+        outlet.reserve(1, 3)
+        outlet.deliver([_copy(i) for i in range(3)])
+        batch = await stream.next_batch(2, 1 << 20)
+        stream.put_back(batch)
+        stream.close()
+        assert [copy.number for copy in given_back] == [0, 1, 2]
+
+    _run(story)
+
+
+def test_a_batch_has_a_size_in_bytes_but_one_copy_always_fits() -> None:
+    async def story(outlet, given_back, wakes) -> None:
+        stream = outlet.open([1])
+        outlet.add_credit(stream, 5)
+        outlet.reserve(1, 3)
+        outlet.deliver([replace(_copy(i), body=b"x" * 100) for i in range(3)])
+        await asyncio.sleep(0)
+        assert [len(await stream.next_batch(10, size)) for size in (200, 1)] == [2, 1]
 
     _run(story)
 

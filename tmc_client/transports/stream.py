@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import grpc
 
-from tmc_client import errors, wire
+from tmc_client import wire
 from tmc_client.connection import Connection
 from tmc_client.protocol import consumption_pb2
 
@@ -19,9 +20,10 @@ _PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)
 
 
 class StreamTransport:
-    """on_delivery: called in the reading thread for every copy; must not block.
+    """on_delivery: called in the reading thread for every copy, with what to call once it is handled; must not block.
 
-    A stream that breaks is opened again; copies that were on it come again by themselves.
+    A stream that breaks is opened again with its full credit; copies that were on it come again by themselves, and
+    handling the old ones gives the new stream nothing.
     """
 
     def __init__(
@@ -29,7 +31,7 @@ class StreamTransport:
         connection: Connection,
         topics: Sequence[str],
         prefetch: int,
-        on_delivery: Callable[[consumption_pb2.Delivery], None],
+        on_delivery: Callable[[consumption_pb2.Delivery, Callable[[], None]], None],
     ) -> None:
         self._connection = connection
         self._topics = topics
@@ -41,16 +43,15 @@ class StreamTransport:
         self._stopping = threading.Event()
         self._call: grpc.Call | None = None
         self._thread = threading.Thread(target=self._run, name="tmc-stream", daemon=True)
-        self.refused: errors.TmcError | None = None
 
     def start(self) -> None:
         self._thread.start()
 
-    def done(self, count: int = 1) -> None:
-        """The handlers can take so many more."""
+    def _handled(self, generation: int) -> None:
         with self._condition:
-            self._credit += count
-            self._condition.notify_all()
+            if generation == self._generation:
+                self._credit += 1
+                self._condition.notify_all()
 
     def stop(self) -> None:
         """Take nothing more; what was received stays with the caller."""
@@ -84,16 +85,29 @@ class StreamTransport:
                 self._condition.notify_all()
             received = 0
             try:
-                call = self._connection.stream(_PATH, consumption_pb2.SubscribeResponse, self._requests(generation))
-                self._call = call
-                for response in call:
-                    for delivery in response.deliveries:
-                        received += 1
-                        self._on_delivery(delivery)
+                received = self._receive(generation)
             except grpc.RpcError as exc:
                 error = wire.from_rpc(exc)
                 if not self._stopping.is_set() and not error.retryable:
-                    self.refused = error
-                    log.error("the center refuses this consumer: %s", error)
+                    log.error("the center refuses this consumer, which goes on asking: %s", error)
+            except Exception:
+                log.exception("the stream of this consumer failed and is opened again")
             failures = 0 if received else min(failures + 1, len(_PAUSES_S) - 1)
             self._stopping.wait(_PAUSES_S[failures])
+
+    def _receive(self, generation: int) -> int:
+        """Read one stream to its end. Returns: how many copies came."""
+        received = 0
+        call = self._connection.stream(_PATH, consumption_pb2.SubscribeResponse, self._requests(generation))
+        self._call = call
+        if self._stopping.is_set():  # stop() may have missed this call
+            call.cancel()
+        try:
+            for response in call:
+                for delivery in response.deliveries:
+                    received += 1
+                    self._on_delivery(delivery, partial(self._handled, generation))
+        except grpc.RpcError:
+            if not received:
+                raise
+        return received

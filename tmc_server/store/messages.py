@@ -281,6 +281,7 @@ def _answer_unknown_attempt(tx: Transaction, operation: Decide) -> Answer:
     if operation.again:
         return Stored(None, MessageState.ROLLED_BACK, changed=False)
     _bury(tx, [(operation.attempt_id, operation.topic.number, operation.producer_tag, operation.key)])
+    tx.reach("buried")
     return AGAIN
 
 

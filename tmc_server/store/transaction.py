@@ -14,7 +14,7 @@ from tmc_server.domain.ports import Copy, Outlet
 from tmc_server.store.statements import InsertRows, ShardStatements
 
 Hook = Callable[[str], None]
-"""Called at named points of a transaction; tests park a thread there. Points: begin, read, locked, written, committed."""
+"""Called at named points of a transaction; tests park a thread there. Points: begin, read, locked, buried, written, committed."""
 
 
 def no_hook(_point: str) -> None:
