@@ -275,6 +275,26 @@ class TestIdentity:
         assert (works(old), works(new)) == (False, True)
         center.keys["stranger"] = new
 
+    def test_subscriptions_are_described_for_app_and_tag(self, api: Api, center: RunningCenter) -> None:
+        def topics(app: str, tag: str = "") -> list[str]:
+            request = consumption_pb2.DescribeSubscriptionsRequest()
+            answer = api("ConsumptionService/DescribeSubscriptions", request, center.as_app(app, tag))
+            return [subscription.topic for subscription in answer.subscriptions]
+
+        assert topics("coupons") == topics("coupons", "default") == ["order.paid"]
+        assert topics("coupons", "staging") == topics("stranger") == []
+
+    def test_an_app_over_its_rate_is_told_and_others_are_not(self, tmp_path) -> None:
+        with RunningCenter(f"sqlite:///{tmp_path}/c.db", limits={"items_per_second": 5}) as limited:
+            with grpc.insecure_channel(limited.address) as channel:
+                api = Api(limited, channel)
+                answers = [api(PREPARE, a_message()) for _ in range(20)]
+                refused = [answer[:2] for answer in answers if isinstance(answer, tuple)]
+                assert refused
+                assert set(refused) == {("RESOURCE_EXHAUSTED", "RATE_LIMITED")}
+                ack = consumption_pb2.AckRequest(message_id="1-1-00-1")
+                assert api("ConsumptionService/Ack", ack, limited.as_app("coupons"))[0] == "NOT_FOUND"
+
     def test_a_bad_tag_is_named(self, api: Api, center: RunningCenter) -> None:
         assert api(PREPARE, a_message(), center.as_app("orders", tag="a b")) == (*FIELD, "tmc-tag")
 

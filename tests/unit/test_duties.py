@@ -1,0 +1,205 @@
+"""Duties and requests without a database: the work is scripted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import pytest
+
+from tests.support.eventually import eventually
+from tmc_server.domain.catalog import App, Catalog, Topic
+from tmc_server.domain.consumption import ConsumptionState as C
+from tmc_server.domain.ports import Alert
+from tmc_server.duties.alerting import Alerting
+from tmc_server.duties.counting import Counting
+from tmc_server.duties.periodic import Periodic
+from tmc_server.duties.redelivering import Redelivered, Redelivering
+from tmc_server.errors import RateLimited, StoreUnavailable
+from tmc_server.requests.caller import RateLimiter
+
+
+class ScriptedWork:
+    """Due pairs, and what a claim of them moves."""
+
+    def __init__(self, due: Mapping[tuple[int, int], Mapping[C, int]]) -> None:
+        self._due = due
+        self.claims: list[tuple[int, int, bool]] = []
+
+    def due(self) -> list[tuple[int, int]]:
+        return list(self._due)
+
+    def claim(self, shard: int, subscription: int, limit: int, exhausted_only: bool) -> Mapping[C, int]:
+        self.claims.append((shard, subscription, exhausted_only))
+        return {} if exhausted_only else self._due[shard, subscription]
+
+    def rescue(self) -> int:
+        return 0
+
+
+class TestRedelivering:
+    def test_one_page_for_each_due_subscription(self) -> None:
+        work = ScriptedWork({(1, 7): {C.SCHEDULED: 200}, (2, 8): {C.SCHEDULED: 1, C.FAILED: 2, C.CANCELLED: 3}})
+        result = Redelivering([work]).run_once()
+        assert result == Redelivered(delivered=201, failed=2, cancelled=3)
+        assert work.claims == [(1, 7, False), (2, 8, False)]
+        assert result  # there may be more: the loop goes on at once
+
+    def test_nothing_due_is_nothing_to_go_on_for(self) -> None:
+        assert not Redelivering([ScriptedWork({})]).run_once()
+
+    def test_who_has_no_room_is_looked_through_for_used_up_rows_now_and_then(self) -> None:
+        work = ScriptedWork({(1, 7): {}})
+        duty = Redelivering([work])
+        for _ in range(40):
+            assert not duty.run_once()
+        assert work.claims.count((1, 7, True)) == 2
+
+
+class TestPeriodic:
+    def test_it_goes_on_after_failures_and_says_so_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        runs: list[int] = []
+
+        def run_once() -> bool:
+            runs.append(1)
+            if len(runs) in (2, 3):
+                raise StoreUnavailable
+            return len(runs) < 6
+
+        with caplog.at_level("INFO", "tmc.duties"):
+            duty = Periodic("testing", run_once, 0.001)
+            duty.start()
+            eventually(lambda: len(runs) > 6)
+            duty.stop()
+        texts = [record.getMessage() for record in caplog.records]
+        assert [text.split(":")[0] for text in texts] == [
+            "testing fails and goes on trying",
+            "testing works again after 2 failures",
+        ]
+
+    def test_waking_runs_it_before_its_period_is_over(self) -> None:
+        ran = threading.Event()
+        duty = Periodic("testing", lambda: ran.set(), 3600)
+        duty.start()
+        assert ran.wait(10)
+        ran.clear()
+        duty.wake()
+        assert ran.wait(10)
+        duty.stop()
+
+
+class _Outbox:
+    def __init__(self, alerts: list[Alert]) -> None:
+        self.alerts = alerts
+
+    def unsent(self, limit: int) -> list[Alert]:
+        return self.alerts[:limit]
+
+    def mark_sent(self, alerts: list[Alert]) -> None:
+        self.alerts = [alert for alert in self.alerts if alert not in alerts]
+
+
+class TestAlerting:
+    ALERTS = tuple(Alert(i, "delivery failed", 1, i, 1, 1, "", 0) for i in range(3))
+
+    class Sink:
+        def __init__(self, fails: bool = False) -> None:
+            self.got: list[int] = []
+            self.fails = fails
+
+        def send(self, alert: Alert, catalog: Catalog) -> None:
+            if self.fails:
+                raise OSError("away")
+            self.got.append(alert.id)
+
+    def test_each_alert_is_sent_once_and_marked(self) -> None:
+        outbox, sink = _Outbox(list(self.ALERTS)), self.Sink()
+        duty = Alerting([outbox], [sink], _Fixed())
+        assert (duty.run_once(), duty.run_once()) == (3, 0)
+        assert sink.got == [0, 1, 2]
+
+    def test_a_sink_that_fails_gets_them_again(self) -> None:
+        outbox, sink = _Outbox(list(self.ALERTS)), self.Sink(fails=True)
+        duty = Alerting([outbox], [sink], _Fixed())
+        with pytest.raises(OSError, match="away"):
+            duty.run_once()
+        sink.fails = False
+        assert duty.run_once() == 3
+
+
+class _Fixed:
+    """A catalog with one topic, number 1, open limit 10."""
+
+    current = Catalog(1, topics={1: Topic(1, "t", 1, "default", 0, 1, 1, 10, 0)})
+
+    def is_stale(self, now: int) -> bool:
+        return False
+
+
+class TestCounting:
+    class Counter:
+        def __init__(self, answer: int) -> None:
+            self.answer = answer
+            self.asked = 0
+
+        def count(self, shards: object, topic: int, limit: int) -> int:
+            self.asked += 1
+            return self.answer
+
+    def test_a_topic_is_counted_at_first_sight_and_when_it_fills_up(self) -> None:
+        counter = self.Counter(3)
+        counting = Counting(_Fixed(), counter)
+        for _ in range(5):
+            counting.run_once()
+        assert (counting.open(1), counter.asked) == (3, 1)
+        counting.moved(1, 2)
+        counting.run_once()
+        assert (counting.open(1), counter.asked) == (3, 2)
+
+    def test_what_the_estimate_missed_is_found_in_the_end(self) -> None:
+        counter = self.Counter(0)
+        counting = Counting(_Fixed(), counter)
+        counting.run_once()
+        counter.answer = 10  # stored by calls that nobody waited for
+        for _ in range(30):
+            counting.run_once()
+        assert counting.open(1) == 10
+
+    def test_the_estimate_never_falls_below_zero(self) -> None:
+        counting = Counting(_Fixed(), self.Counter(0))
+        counting.moved(1, -5)
+        counting.moved(1, 1)
+        assert counting.open(1) == 1
+
+
+class TestRateLimiter:
+    APPS = tuple(App(i, f"app{i}", "", "", "", "", ()) for i in range(2))
+
+    def test_a_burst_of_a_second_then_the_rate_for_each_app_by_itself(self) -> None:
+        now = [100.0]
+        limiter = RateLimiter(10, lambda: now[0])
+        for _ in range(10):
+            limiter.take(self.APPS[0], 1)
+        with pytest.raises(RateLimited) as caught:
+            limiter.take(self.APPS[0], 1)
+        assert caught.value.retry_after_ms == 101
+        limiter.take(self.APPS[1], 10)
+        now[0] += 0.2
+        limiter.take(self.APPS[0], 2)
+        with pytest.raises(RateLimited):
+            limiter.take(self.APPS[0], 1)
+
+    def test_a_batch_larger_than_the_rate_passes_after_a_full_second_and_is_paid_for(self) -> None:
+        now = [0.0]
+        limiter = RateLimiter(10, lambda: now[0])
+        limiter.take(self.APPS[0], 30)
+        now[0] = 2.9
+        with pytest.raises(RateLimited):
+            limiter.take(self.APPS[0], 10)
+        now[0] = 3.0
+        limiter.take(self.APPS[0], 10)
+
+    def test_zero_is_no_limit(self) -> None:
+        limiter = RateLimiter(0)
+        for _ in range(1000):
+            limiter.take(self.APPS[0], 1000)
