@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 from tmc_server.domain.catalog import App, Catalog, Subscription, Topic
 from tmc_server.domain.consumption import ConsumptionState
@@ -26,11 +26,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+View = TypeVar("View", MessageView, ConsumptionView)
+
+
 @dataclass(frozen=True)
-class Page:
+class Page(Generic[View]):
     """One page of a listing. next_token "": the last one."""
 
-    rows: Sequence[MessageView] | Sequence[ConsumptionView]
+    rows: Sequence[View]
     next_token: str
 
 
@@ -163,7 +166,9 @@ class Administering:
             raise MessageUnknown
         return found
 
-    async def messages(self, topic: str, state: int, from_ms: int, to_ms: int, page_size: int, page_token: str) -> Page:
+    async def messages(
+        self, topic: str, state: int, from_ms: int, to_ms: int, page_size: int, page_token: str
+    ) -> Page[MessageView]:
         place = self._topic(topic)
         if state not in (0, *map(int, MessageState)):
             raise InvalidField("state", "be one of the message states")
@@ -180,7 +185,9 @@ class Administering:
         )
         return _page(rows, limit)
 
-    async def consumptions(self, topic: str, app: str, state: int, page_size: int, page_token: str) -> Page:
+    async def consumptions(
+        self, topic: str, app: str, state: int, page_size: int, page_token: str
+    ) -> Page[ConsumptionView]:
         place = self._topic(topic)
         if state not in (0, *map(int, ConsumptionState)):
             raise InvalidField("state", "be one of the consumption states")
@@ -221,6 +228,6 @@ class Administering:
         return found
 
 
-def _page(rows: Sequence[MessageView] | Sequence[ConsumptionView], limit: int) -> Page:
+def _page(rows: Sequence[View], limit: int) -> Page[View]:
     token = f"{rows[-1].shard}-{rows[-1].number}" if len(rows) >= limit else ""
     return Page(rows, token)

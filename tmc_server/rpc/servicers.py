@@ -65,9 +65,9 @@ class MessageServicer:
         )
 
     async def _store(self, caller: Caller, request: message_pb2.PrepareRequest, publish: bool) -> Any:
-        item = self._prepare_item(caller, publish)(request)
+        item: Any = self._prepare_item(caller, publish)(request)
         answer = _only(await self._preparing.perform(caller, [item]))
-        return message_pb2.PrepareResponse(message_id=preparing.id_of(item, answer), state=_STATE[answer.state])  # type: ignore[arg-type]
+        return message_pb2.PrepareResponse(message_id=preparing.id_of(item, answer), state=_STATE[answer.state])
 
     async def _store_many(self, caller: Caller, request: message_pb2.PrepareManyRequest, publish: bool) -> Any:
         validation.items(len(request.items))
@@ -76,16 +76,16 @@ class MessageServicer:
         answers = await self._preparing.perform(caller, items)
         return message_pb2.PrepareManyResponse(results=map(_prepare_result, items, answers))
 
-    async def Prepare(self, caller: Caller, request: message_pb2.PrepareRequest) -> Any:  # noqa: N802
+    async def Prepare(self, caller: Caller, request: message_pb2.PrepareRequest) -> Any:
         return await self._store(caller, request, publish=False)
 
-    async def PrepareMany(self, caller: Caller, request: message_pb2.PrepareManyRequest) -> Any:  # noqa: N802
+    async def PrepareMany(self, caller: Caller, request: message_pb2.PrepareManyRequest) -> Any:
         return await self._store_many(caller, request, publish=False)
 
-    async def Publish(self, caller: Caller, request: message_pb2.PrepareRequest) -> Any:  # noqa: N802
+    async def Publish(self, caller: Caller, request: message_pb2.PrepareRequest) -> Any:
         return await self._store(caller, request, publish=True)
 
-    async def PublishMany(self, caller: Caller, request: message_pb2.PrepareManyRequest) -> Any:  # noqa: N802
+    async def PublishMany(self, caller: Caller, request: message_pb2.PrepareManyRequest) -> Any:
         return await self._store_many(caller, request, publish=True)
 
     def _decide_item(self, caller: Caller, commit: bool) -> Callable[[message_pb2.DecideRequest], Item]:
@@ -99,10 +99,10 @@ class MessageServicer:
         )
 
     async def _decide(self, caller: Caller, request: message_pb2.DecideRequest, commit: bool) -> Any:
-        item = self._decide_item(caller, commit)(request)
+        item: Any = self._decide_item(caller, commit)(request)
         answer = _only(await self._deciding.perform(caller, [item]))
         return message_pb2.DecideResponse(
-            message_id=deciding.id_of(item, caller, answer),  # type: ignore[arg-type]
+            message_id=deciding.id_of(item, caller, answer),
             state=_STATE[answer.state],
         )
 
@@ -114,36 +114,36 @@ class MessageServicer:
         results = (_decide_result(item, caller, answer) for item, answer in zip(items, answers, strict=True))
         return message_pb2.DecideManyResponse(results=results)
 
-    async def Submit(self, caller: Caller, request: message_pb2.DecideRequest) -> Any:  # noqa: N802
+    async def Submit(self, caller: Caller, request: message_pb2.DecideRequest) -> Any:
         return await self._decide(caller, request, commit=True)
 
-    async def SubmitMany(self, caller: Caller, request: message_pb2.DecideManyRequest) -> Any:  # noqa: N802
+    async def SubmitMany(self, caller: Caller, request: message_pb2.DecideManyRequest) -> Any:
         return await self._decide_many(caller, request, commit=True)
 
-    async def Rollback(self, caller: Caller, request: message_pb2.DecideRequest) -> Any:  # noqa: N802
+    async def Rollback(self, caller: Caller, request: message_pb2.DecideRequest) -> Any:
         return await self._decide(caller, request, commit=False)
 
-    async def RollbackMany(self, caller: Caller, request: message_pb2.DecideManyRequest) -> Any:  # noqa: N802
+    async def RollbackMany(self, caller: Caller, request: message_pb2.DecideManyRequest) -> Any:
         return await self._decide_many(caller, request, commit=False)
 
-    async def GetMessage(self, caller: Caller, request: message_pb2.GetMessageRequest) -> Any:  # noqa: N802
+    async def GetMessage(self, caller: Caller, request: message_pb2.GetMessageRequest) -> Any:
         view = await self._administering.own_message(caller, request.message_id, request.topic, request.key)
         return convert.message_to(view, self._administering.catalog)
 
 
-def _prepare_result(item: Item, answer: Answer) -> message_pb2.PrepareResult:
+def _prepare_result(item: Any, answer: Any) -> message_pb2.PrepareResult:
     if isinstance(answer, Stored):
-        return message_pb2.PrepareResult(message_id=preparing.id_of(item, answer), state=_STATE[answer.state])  # type: ignore[arg-type]
-    return message_pb2.PrepareResult(error=item_error(answer))  # type: ignore[arg-type]
+        return message_pb2.PrepareResult(message_id=preparing.id_of(item, answer), state=_STATE[answer.state])
+    return message_pb2.PrepareResult(error=item_error(answer))
 
 
-def _decide_result(item: Item, caller: Caller, answer: Answer) -> message_pb2.DecideResult:
+def _decide_result(item: Any, caller: Caller, answer: Any) -> message_pb2.DecideResult:
     if isinstance(answer, Stored):
         return message_pb2.DecideResult(
-            message_id=deciding.id_of(item, caller, answer),  # type: ignore[arg-type]
+            message_id=deciding.id_of(item, caller, answer),
             state=_STATE[answer.state],
         )
-    return message_pb2.DecideResult(error=item_error(answer))  # type: ignore[arg-type]
+    return message_pb2.DecideResult(error=item_error(answer))
 
 
 def _ack_result(answer: Answer) -> consumption_pb2.AckResult:
@@ -192,25 +192,25 @@ class ConsumptionServicer:
         answers = await self._acking.perform(caller, [_try(make, item) for item in request.items])
         return response(results=map(_ack_result, answers))
 
-    async def Ack(self, caller: Caller, request: consumption_pb2.AckRequest) -> Any:  # noqa: N802
+    async def Ack(self, caller: Caller, request: consumption_pb2.AckRequest) -> Any:
         return await self._one(caller, self._ack_item(caller), request, consumption_pb2.AckResponse())
 
-    async def AckMany(self, caller: Caller, request: consumption_pb2.AckManyRequest) -> Any:  # noqa: N802
+    async def AckMany(self, caller: Caller, request: consumption_pb2.AckManyRequest) -> Any:
         return await self._many(caller, self._ack_item(caller), request, consumption_pb2.AckManyResponse)
 
-    async def Nack(self, caller: Caller, request: consumption_pb2.NackRequest) -> Any:  # noqa: N802
+    async def Nack(self, caller: Caller, request: consumption_pb2.NackRequest) -> Any:
         return await self._one(caller, self._nack_item(caller), request, consumption_pb2.NackResponse())
 
-    async def NackMany(self, caller: Caller, request: consumption_pb2.NackManyRequest) -> Any:  # noqa: N802
+    async def NackMany(self, caller: Caller, request: consumption_pb2.NackManyRequest) -> Any:
         return await self._many(caller, self._nack_item(caller), request, consumption_pb2.NackManyResponse)
 
-    async def Extend(self, caller: Caller, request: consumption_pb2.ExtendRequest) -> Any:  # noqa: N802
+    async def Extend(self, caller: Caller, request: consumption_pb2.ExtendRequest) -> Any:
         return await self._one(caller, self._extend_item(caller), request, consumption_pb2.ExtendResponse())
 
-    async def ExtendMany(self, caller: Caller, request: consumption_pb2.ExtendManyRequest) -> Any:  # noqa: N802
+    async def ExtendMany(self, caller: Caller, request: consumption_pb2.ExtendManyRequest) -> Any:
         return await self._many(caller, self._extend_item(caller), request, consumption_pb2.ExtendManyResponse)
 
-    async def DescribeSubscriptions(self, caller: Caller, _request: Any) -> Any:  # noqa: N802
+    async def DescribeSubscriptions(self, caller: Caller, _request: Any) -> Any:
         catalog = self._administering.catalog
         own = [
             subscription
@@ -230,7 +230,7 @@ class ConsumptionServicer:
             ]
         )
 
-    async def Subscribe(self, caller: Caller, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:  # noqa: N802
+    async def Subscribe(self, caller: Caller, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         first = await anext(requests, None)
         if first is None or first is MALFORMED:
             raise MalformedRequest
@@ -290,23 +290,23 @@ class AdminServicer:
     def __init__(self, administering: Administering) -> None:
         self._admin = administering
 
-    async def RegisterApp(self, actor: str, request: admin_pb2.RegisterAppRequest) -> Any:  # noqa: N802
+    async def RegisterApp(self, actor: str, request: admin_pb2.RegisterAppRequest) -> Any:
         app, key, effective_ms = await self._admin.register_app(
             actor, request.id, request.service_name, request.biz_id, request.alert_email, request.alert_phone
         )
         return admin_pb2.RegisterAppResponse(app=convert.app_to(app), key=key, effective_ms=effective_ms)
 
-    async def AddAppKey(self, actor: str, request: admin_pb2.AddAppKeyRequest) -> Any:  # noqa: N802
+    async def AddAppKey(self, actor: str, request: admin_pb2.AddAppKeyRequest) -> Any:
         key, effective_ms = await self._admin.add_app_key(actor, request.id, request.replace_newest)
         return admin_pb2.AddAppKeyResponse(key=key, effective_ms=effective_ms)
 
-    async def DropOldAppKey(self, actor: str, request: admin_pb2.DropOldAppKeyRequest) -> Any:  # noqa: N802
+    async def DropOldAppKey(self, actor: str, request: admin_pb2.DropOldAppKeyRequest) -> Any:
         return admin_pb2.DropOldAppKeyResponse(effective_ms=await self._admin.drop_old_app_key(actor, request.id))
 
-    async def ListApps(self, _actor: str, _request: Any) -> Any:  # noqa: N802
+    async def ListApps(self, _actor: str, _request: Any) -> Any:
         return admin_pb2.ListAppsResponse(apps=map(convert.app_to, self._admin.catalog.apps.values()))
 
-    async def RegisterTopic(self, actor: str, request: admin_pb2.RegisterTopicRequest) -> Any:  # noqa: N802
+    async def RegisterTopic(self, actor: str, request: admin_pb2.RegisterTopicRequest) -> Any:
         topic = await self._admin.register_topic(
             actor,
             request.name,
@@ -319,48 +319,48 @@ class AdminServicer:
         )
         return convert.topic_to(topic, self._admin.catalog)
 
-    async def ListTopics(self, _actor: str, _request: Any) -> Any:  # noqa: N802
+    async def ListTopics(self, _actor: str, _request: Any) -> Any:
         catalog = self._admin.catalog
         topics = [convert.topic_to(topic, catalog) for topic in catalog.topics.values()]
         return admin_pb2.ListTopicsResponse(topics=topics)
 
-    async def RegisterSubscription(self, actor: str, request: admin_pb2.RegisterSubscriptionRequest) -> Any:  # noqa: N802
+    async def RegisterSubscription(self, actor: str, request: admin_pb2.RegisterSubscriptionRequest) -> Any:
         subscription = await self._admin.register_subscription(
             actor, request.topic, request.app, request.tag, convert.policy_from(request.retry)
         )
         return convert.subscription_to(subscription, self._admin.catalog)
 
-    async def RemoveSubscription(self, actor: str, request: admin_pb2.RemoveSubscriptionRequest) -> Any:  # noqa: N802
+    async def RemoveSubscription(self, actor: str, request: admin_pb2.RemoveSubscriptionRequest) -> Any:
         subscription = await self._admin.remove_subscription(actor, request.topic, request.app, request.tag)
         return convert.subscription_to(subscription, self._admin.catalog)
 
-    async def ListSubscriptions(self, _actor: str, request: admin_pb2.ListSubscriptionsRequest) -> Any:  # noqa: N802
+    async def ListSubscriptions(self, _actor: str, request: admin_pb2.ListSubscriptionsRequest) -> Any:
         catalog = self._admin.catalog
         found = [convert.subscription_to(s, catalog) for s in self._admin.subscriptions(request.topic)]
         return admin_pb2.ListSubscriptionsResponse(subscriptions=found)
 
-    async def GetMessage(self, _actor: str, request: admin_pb2.AdminGetMessageRequest) -> Any:  # noqa: N802
+    async def GetMessage(self, _actor: str, request: admin_pb2.AdminGetMessageRequest) -> Any:
         detail = await self._admin.message(request.message_id, request.topic, request.key)
         return convert.detail_to(detail, self._admin.catalog)
 
-    async def ListMessages(self, _actor: str, request: admin_pb2.ListMessagesRequest) -> Any:  # noqa: N802
+    async def ListMessages(self, _actor: str, request: admin_pb2.ListMessagesRequest) -> Any:
         page = await self._admin.messages(
             request.topic, request.state, request.from_ms, request.to_ms, request.page_size, request.page_token
         )
         catalog = self._admin.catalog
-        messages = [convert.message_to(view, catalog) for view in page.rows]  # type: ignore[arg-type]
+        messages = [convert.message_to(view, catalog) for view in page.rows]
         return admin_pb2.ListMessagesResponse(messages=messages, next_page_token=page.next_token)
 
-    async def ListConsumptions(self, _actor: str, request: admin_pb2.ListConsumptionsRequest) -> Any:  # noqa: N802
+    async def ListConsumptions(self, _actor: str, request: admin_pb2.ListConsumptionsRequest) -> Any:
         page = await self._admin.consumptions(
             request.topic, request.app, request.state, request.page_size, request.page_token
         )
         catalog = self._admin.catalog
         topic = catalog.topic_by_name[request.topic]
-        rows = [convert.consumption_to(view, topic.number, topic.owner, catalog) for view in page.rows]  # type: ignore[arg-type]
+        rows = [convert.consumption_to(view, topic.number, topic.owner, catalog) for view in page.rows]
         return admin_pb2.ListConsumptionsResponse(consumptions=rows, next_page_token=page.next_token)
 
-    async def ReactivateConsumption(self, actor: str, request: admin_pb2.ReactivateConsumptionRequest) -> Any:  # noqa: N802
+    async def ReactivateConsumption(self, actor: str, request: admin_pb2.ReactivateConsumptionRequest) -> Any:
         view = await self._admin.reactivate(actor, request.message_id, request.app, request.tag, request.reason)
         catalog = self._admin.catalog
         parsed = validation.message_id(request.message_id)

@@ -62,9 +62,13 @@ class ShardStatements:
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
-        t = self.tables = shard_tables(shard)
-        message, consumption = t.message, t.consumption
+        self.tables = shard_tables(shard)
+        self._for_messages(self.tables.message)
+        self._for_consumptions(self.tables.consumption)
+        self._for_claims(self.tables.message, self.tables.consumption)
+        self._for_notes()
 
+    def _for_messages(self, message: sa.Table) -> None:
         self.insert_messages = InsertRows(message)
         self.delete_messages = message.delete().where(_in(message.c.id))
         # topic, tag, keys: the live messages that hold these keys.
@@ -99,7 +103,15 @@ class ShardStatements:
         self.existing_messages = sa.select(message.c.id).where(_in(message.c.id))
         self.submit = self._decide(m.MessageEvent.SUBMIT)
         self.roll_back = self._decide(m.MessageEvent.ROLLBACK).values(live=None)
+        # topic, limit: undecided messages, counted no further than the limit.
+        self.count_open = sa.select(sa.func.count()).select_from(
+            sa.select(sa.literal(1))
+            .where(message.c.topic_no == sa.bindparam("topic"), message.c.due_ms.is_not(None))
+            .limit(sa.bindparam("limit"))
+            .subquery()
+        )
 
+    def _for_consumptions(self, consumption: sa.Table) -> None:
         self.insert_consumptions = InsertRows(consumption)
         # subscription, ids
         self.lock_consumptions = _by_primary(
@@ -145,6 +157,8 @@ class ShardStatements:
                 incarnation=None,
             )
         )
+
+    def _for_claims(self, message: sa.Table, consumption: sa.Table) -> None:
         # subscription, now, limit: oldest due first, no locks.
         self.due_consumptions = (
             sa.select(
@@ -194,14 +208,10 @@ class ShardStatements:
             )
             .values(due_ms=sa.bindparam("now"), tried=consumption.c.tried - 1, incarnation=None)
         )
-        self.insert_attempts = InsertRows(t.attempt)
-        # topic, limit: undecided messages, counted no further than the limit.
-        self.count_open = sa.select(sa.func.count()).select_from(
-            sa.select(sa.literal(1))
-            .where(message.c.topic_no == sa.bindparam("topic"), message.c.due_ms.is_not(None))
-            .limit(sa.bindparam("limit"))
-            .subquery()
-        )
+
+    def _for_notes(self) -> None:
+        """What is written beside a change: journal, tombstones, alerts, audit."""
+        self.insert_attempts = InsertRows(self.tables.attempt)
         self.insert_tombstones = InsertRows(tombstone)
         self.tombstones = sa.select(
             tombstone.c.attempt_id, tombstone.c.topic_no, tombstone.c.producer_tag, tombstone.c.message_key
