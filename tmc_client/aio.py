@@ -18,7 +18,7 @@ from tmc_client.connection import Tls
 from tmc_client.producer import Prepared, prepared_of, request_of
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
     from tmc_client.aio_transaction import AsyncTransaction
 
@@ -95,6 +95,12 @@ class AsyncCenter:
 
         return AsyncTransaction(self.blocking.producer, session, prepare_timeout)
 
+    async def resume(self, engine: AsyncEngine) -> int:
+        """Submit what this database's ledger says was committed and never answered; await it when your service starts."""
+        from tmc_client.aio_ledger import resume
+
+        return await resume(self, engine)
+
     async def close(self) -> None:
         """Finish what is queued, then close."""
         await asyncio.to_thread(self.blocking.close)
@@ -119,3 +125,10 @@ def connect(
 ) -> AsyncCenter:
     """Like tmc_client.connect, for asyncio programs."""
     return AsyncCenter(blocking.connect(address, app=app, key=key, tag=tag, tls=tls, timeout=timeout))
+
+
+async def create_tables(engine: AsyncEngine) -> None:
+    """Create the ledger and inbox tables where they are missing. Safe to repeat."""
+    from tmc_client.aio_ledger import create_tables as create
+
+    await create(engine)

@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
@@ -79,38 +78,45 @@ def settle_statement(message_ids: Sequence[str]) -> sa.Update:
     return ledger.update().where(ledger.c.message_id.in_(list(message_ids))).values(settled_ms=now)
 
 
+def unsettled_after(message_id: str) -> sa.Select[Any]:
+    """A page of messages that were committed and never answered, in the order of their ids."""
+    return (
+        sa.select(ledger.c.message_id)
+        .where(ledger.c.settled_ms.is_(None), ledger.c.state == COMMITTED, ledger.c.message_id > message_id)
+        .order_by(ledger.c.message_id)
+        .limit(_RESUME_PAGE)
+    )
+
+
+def refused(message_id: str, exc: errors.TmcError) -> None:
+    """A submit from the ledger failed: raise what a repeat or a mended configuration cures, log what it does not."""
+    if exc.retryable or isinstance(exc, errors.NotAuthenticated):
+        raise exc
+    log.error("message %s is in the ledger but the center refuses its submit: %s", message_id, exc)
+
+
 def resume(producer: Producer, engine: sa.Engine, timeout: timedelta = timedelta(seconds=30)) -> int:
     """See Center.resume."""
     submitted, last = 0, ""
     while True:
-        query = (
-            sa.select(ledger.c.message_id)
-            .where(ledger.c.settled_ms.is_(None), ledger.c.state == COMMITTED, ledger.c.message_id > last)
-            .order_by(ledger.c.message_id)
-            .limit(_RESUME_PAGE)
-        )
         with engine.connect() as connection:
-            ids = list(connection.execute(query).scalars())
+            ids = list(connection.execute(unsettled_after(last)).scalars())
         if not ids:
             return submitted
         last = ids[-1]
         futures = {id_: producer.submit(id_, timeout) for id_ in ids}
-        answered = [id_ for id_, future in futures.items() if _was_answered(id_, future, timeout)]
+        answered = []
+        for id_, future in futures.items():
+            try:
+                wait(future, timeout)
+            except errors.TmcError as exc:
+                refused(id_, exc)
+            else:
+                answered.append(id_)
         submitted += len(answered)
         if answered:
             with engine.begin() as connection:
                 connection.execute(settle_statement(answered))
-
-
-def _was_answered(message_id: str, future: Future[Any], timeout: timedelta) -> bool:
-    try:
-        wait(future, timeout)
-    except errors.TmcError as exc:
-        if exc.retryable or isinstance(exc, errors.NotAuthenticated):
-            raise
-        log.error("message %s is in the ledger but the center refuses its submit: %s", message_id, exc)
-        return False
-    return True
 
 
 class Settler:

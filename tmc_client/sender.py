@@ -223,9 +223,9 @@ class Sender:
 
 
 def _too_late(last: errors.TmcError | None = None) -> errors.DeadlineExceeded:
-    because = f" Last answer: {last}" if last is not None else ""
+    because = f" (last try: {last})" if last is not None else ""
     return errors.DeadlineExceeded(
-        f"The center did not answer in time; the outcome is not known, a repeat with the same ids is safe.{because}",
+        f"No answer in time{because}. Should the center have got it, the outcome is not known; a repeat is safe.",
         reason=last.reason if last is not None else "",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +45,17 @@ def _call(context: typer.Context, method: str, request: Message, response_class:
             typer.echo(f"{exc.code().name}: {exc.details()}", err=True)
             raise typer.Exit(1) from exc
     shown = json_format.MessageToDict(answer, preserving_proto_field_name=True)
+    if "body" in shown.get("message", {}):
+        _add_text(shown["message"])
     typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+
+
+def _add_text(message: dict[str, Any]) -> None:
+    """Beside the base64 of the wire, the body as text when it is one."""
+    try:
+        message["body_text"] = base64.b64decode(message["body"]).decode()
+    except UnicodeDecodeError:
+        message["body_text"] = None
 
 
 def _channel(address: str, authority: str) -> grpc.Channel:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import uvloop
+from sqlalchemy.exc import ArgumentError
 
 from tmc_server.alerts.log import LogSink
 from tmc_server.config import Config
@@ -54,7 +55,14 @@ def open_shards(config: Config, patient: bool = False) -> ShardMap:
     opened: dict[str, Database] = {}
 
     def database(url: str) -> Database:
-        return opened.setdefault(url, Database(url, pool_size=config.limits.lanes + 5, patient=patient))
+        if url not in opened:
+            try:
+                opened[url] = Database(url, pool_size=config.limits.lanes + 5, patient=patient)
+            except ModuleNotFoundError as exc:
+                raise CannotStart(f"[store] needs the database driver {exc.name}: install tmc-center[mysql].") from exc
+            except ArgumentError as exc:
+                raise CannotStart(f"[store] has no database URL that SQLAlchemy understands: {exc}.") from exc
+        return opened[url]
 
     catalog = database(config.store.catalog.get_secret_value())
     ranges = config.store.shards
@@ -108,7 +116,7 @@ class Center:
             if not finding.ok
         ]
         if bad:
-            raise StoreUnavailable("This database is not safe to keep messages in:\n" + "\n".join(bad))
+            raise StoreUnavailable("This database is not ready to keep messages:\n" + "\n".join(bad))
         self._store = CatalogStore(self._shards.catalog, 0 if self._dev else self._config.store.change_delay_ms)
         self._watch = CatalogWatch(self._store)
         self._watch.run_once()
@@ -296,6 +304,13 @@ def initialise(config: Config, new_token: bool = False) -> str | None:
         shards.close()
 
 
+def _as_ranges(numbers: Sequence[int]) -> str:
+    """0, 1, 2, 5 as 0-2, 5."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in zip(starts, ends, strict=True))
+
+
 def diagnose(config: Config) -> tuple[list[str], bool]:
     """What `tmc doctor` says: lines, and whether all is well."""
     shards = open_shards(config)
@@ -303,7 +318,7 @@ def diagnose(config: Config) -> tuple[list[str], bool]:
     well = True
     need = config.limits.batch_bytes + config.limits.body_bytes
     for database in shards.databases:
-        lines.append(f"{database!r}, shards {shards.shards_in(database) or 'none'}")
+        lines.append(f"{database!r}, shards {_as_ranges(shards.shards_in(database)) or 'none'}")
         try:
             findings = examine(database, need)
         except StoreUnavailable as exc:

@@ -90,7 +90,10 @@ def init(
 @app.command()
 def doctor(config: ConfigFile = None) -> None:
     """Check that the databases are set up safely; exit code 1 when they are not."""
-    lines, well = diagnose(_load(config))
+    try:
+        lines, well = diagnose(_load(config))
+    except CannotStart as exc:
+        raise _fail(exc) from exc
     typer.echo("\n".join(lines))
     raise typer.Exit(0 if well else 1)
 

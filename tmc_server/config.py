@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from tmc_server.domain.placement import SHARDS
 from tmc_server.domain.retry import DAY_MS
@@ -30,8 +30,16 @@ class _Section(BaseModel):
 class ServerConfig(_Section):
     """[server]"""
 
-    listen: str = Field("127.0.0.1:50051", pattern=r"^.+:\d+$", description="host:port; port 0 takes a free one")
+    listen: str = Field("127.0.0.1:50051", description="host:port; port 0 takes a free one")
     shutdown_seconds: float = Field(20, gt=0, le=600, description="how long running calls may take when we stop")
+
+    @field_validator("listen")
+    @classmethod
+    def _host_and_port(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65_535:
+            raise ValueError("give host:port, for example 0.0.0.0:50051")
+        return value
 
 
 class TlsConfig(_Section):

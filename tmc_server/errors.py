@@ -86,7 +86,7 @@ class ContentDiffers(TmcError):
 
 
 class CredentialsMissing(TmcError):
-    """Send metadata 'tmc-app' with your app id and 'authorization' with 'Bearer ' and your key."""
+    """Say who you are: connect(app=..., key=...), or metadata 'tmc-app' and 'authorization: Bearer KEY'."""
 
     reason = "CREDENTIALS_MISSING"
 
@@ -98,7 +98,7 @@ class CredentialsInvalid(TmcError):
 
 
 class AdminOnly(TmcError):
-    """Send 'authorization' metadata with 'Bearer ' and an admin token."""
+    """This needs a valid admin token: TMC_ADMIN_TOKEN, --token, or metadata 'authorization: Bearer TOKEN'."""
 
     reason = "ADMIN_ONLY"
 

@@ -75,23 +75,27 @@ def wait_for_port(port: int, seconds: float = 20) -> None:
     sys.exit(f"the center did not come up on port {port}; its log is in the folder named above")
 
 
+def admin(tmc: str, port: int, *arguments: str) -> dict:
+    """What an operator sees."""
+    command = [tmc, "admin", "--address", f"127.0.0.1:{port}", *arguments]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def wait_for_subscription(tmc: str, port: int, seconds: float = 30) -> None:
+    """Until the coupon service is known to the center."""
+    end = time.monotonic() + seconds
+    while not admin(tmc, port, "list-subscriptions").get("subscriptions"):
+        if time.monotonic() > end:
+            sys.exit("the coupon service did not subscribe; its log is in the folder named above")
+
+
 def committed_in_center(tmc: str, port: int) -> set[str]:
     """The keys of all submitted messages, as an operator sees them."""
     keys: set[str] = set()
     token = ""
     while True:
-        command = [
-            tmc,
-            "admin",
-            "--address",
-            f"127.0.0.1:{port}",
-            "list-messages",
-            "order.paid",
-            "--state",
-            "COMMITTED",
-        ]
-        answer = json.loads(subprocess.run([*command, "--page-size", "1000", "--page-token", token],
-                                           check=True, capture_output=True, text=True).stdout)  # fmt: skip
+        paging = ("--page-size", "1000", "--page-token", token)
+        answer = admin(tmc, port, "list-messages", "order.paid", "--state", "COMMITTED", *paging)
         keys |= {message["key"] for message in answer.get("messages", [])}
         token = answer.get("next_page_token", "")
         if not token:
@@ -123,6 +127,7 @@ def main() -> int:
         center.start()
         wait_for_port(port)
         coupons.start()
+        wait_for_subscription(tmc, port)  # who is not subscribed yet gets nothing
         orders.start()
         run_with_kills(options.orders, center, orders, coupons, orders_db, port)
         agreed = report(orders_db, coupons_db, tmc, port, began)
@@ -174,6 +179,10 @@ def report(orders_db: Path, coupons_db: Path, tmc: str, port: int, began: float)
         f"coupons {sum(coupons.values())}, lost {lost}, invented {invented}, doubled {doubled}"
     )
     agreed = not (lost or invented or doubled) and len(paid) > 0
+    if not agreed:
+        print(
+            f"paid without coupon: {sorted(paid - set(coupons))}, coupon without payment: {sorted(set(coupons) - paid)}"
+        )
     print("the two databases agree" if agreed else "THE TWO DATABASES DO NOT AGREE")
     print(f"{time.monotonic() - began:.1f} seconds")
     print(

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from examples.quickstart.run import HERE, Service, committed_in_center, rows, wait_for_port
+from examples.quickstart.run import HERE, Service, committed_in_center, rows, wait_for_port, wait_for_subscription
 from tests.support.eventually import eventually
 from tests.support.mariadb import free_port
 
@@ -39,6 +39,7 @@ def test_fifty_kills_lose_nothing_invent_nothing_double_nothing(tmp_path: Path) 
         center.start()
         wait_for_port(port)
         coupons.start()
+        wait_for_subscription(tmc, port)
         orders.start()
         for moment, victim in zip(moments, victims, strict=True):
             eventually(lambda m=moment: _orders(orders_db) >= m or orders.process.poll() is not None, seconds=120)  # type: ignore[misc]

@@ -386,7 +386,8 @@ class TestAsyncio:
 
             engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/async.db")
             sync = sa.create_engine(f"sqlite:///{tmp_path}/async.db")
-            tmc.create_tables(sync)
+            await aio.create_tables(engine)
+            await aio.create_tables(engine)
             async with aio.connect(running.address, app="orders") as center:
                 prepared = await center.prepare("aio", b"1", key="one")
                 assert await center.submit(prepared) == prepared.message_id
@@ -402,13 +403,20 @@ class TestAsyncio:
                         1 / 0  # noqa: B018
                 assert (await asyncio.to_thread(_state, center.blocking, "aio", "tx")) == 2
                 await _cancelled_block(center, engine)
+                from tmc_client.ledger import rows_for
+
+                orphan = await center.prepare("aio", {}, key="orphan")
+                async with engine.begin() as connection:
+                    await connection.execute(ledger.insert(), rows_for([orphan]))
+                assert (await center.resume(engine), await center.resume(engine)) == (1, 0)
+                assert (await asyncio.to_thread(_state, center.blocking, "aio", "orphan")) == 2
                 with pytest.raises(tmc.KeyCommitted):
                     await center.publish("aio", b"other", key="three")
                 with pytest.raises(TypeError):
                     with center.transaction(AsyncSession(engine)):  # type: ignore[attr-defined]
                         pass
             await engine.dispose()
-            assert [row.settled_ms is not None for row in _ledger(sync)] == [True]
+            assert [row.settled_ms is not None for row in _ledger(sync)] == [True, True]
             sync.dispose()
 
         asyncio.run(story())

@@ -25,6 +25,7 @@ def test_the_environment_wins_over_the_file(tmp_path) -> None:
         ("[server]\nlistn = 'a:1'", "server.listn: there is no such key; did you mean 'listen'?"),
         ("[limit]\nqueue = 1", "limit: there is no such key; did you mean 'limits'?"),
         ("[limits]\nlanes = 99", "limits.lanes: Input should be less than or equal to 32."),
+        ("[server]\nlisten = 'x'", "give host:port, for example 0.0.0.0:50051"),
         ("[log]\nlevel = 'loud'", "log.level: Input should be 'debug', 'info', 'warning' or 'error'."),
         ("[tls]\ncertificate = 'a.pem'", "certificate and key go together"),
         ("[[store.shards]]\nurl = 'sqlite://'\nfirst = 0\nlast = 15", "shards must cover 0 to 31, each exactly once"),

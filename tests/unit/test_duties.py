@@ -100,7 +100,7 @@ class _Outbox:
 
 
 class TestAlerting:
-    ALERTS = tuple(Alert(i, "delivery failed", 1, i, 1, 1, "", 0) for i in range(3))
+    ALERTS = tuple(Alert(i, "delivery failed", 1, 0, i, 1, 1, "", 0) for i in range(3))
 
     class Sink:
         def __init__(self, fails: bool = False) -> None:

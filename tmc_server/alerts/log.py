@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from tmc_server.domain.catalog import Catalog
+from tmc_server.domain.ids import MessageId
 from tmc_server.domain.ports import Alert
 
 log = logging.getLogger("tmc.alert")
@@ -15,14 +16,14 @@ class LogSink:
 
     def send(self, alert: Alert, catalog: Catalog) -> None:
         topic = catalog.topics.get(alert.topic)
+        subscription = catalog.subscriptions.get(alert.subscription)
         owner = catalog.apps.get(topic.owner) if topic is not None else None
         log.warning(
-            "%s: topic %s, message number %d, subscription %d: %s (owner %s %s)",
+            "%s: message %s of topic %s%s, %s; its owner is %s",
             alert.kind,
+            MessageId(alert.topic, topic.owner if topic is not None else 0, alert.shard, alert.number),
             topic.name if topic is not None else alert.topic,
-            alert.number,
-            alert.subscription,
+            f" for {catalog.apps[subscription.app].id} ({subscription.tag})" if subscription is not None else "",
             alert.detail,
-            owner.id if owner is not None else "unknown",
-            owner.alert_email if owner is not None else "",
+            " ".join(filter(None, (owner.id, owner.alert_email))) if owner is not None else "unknown",
         )

@@ -185,6 +185,7 @@ class Alert:
     id: int
     kind: str
     topic: int
+    shard: int
     number: int
     subscription: int
     attempt: int

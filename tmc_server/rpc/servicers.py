@@ -264,9 +264,11 @@ class ConsumptionServicer:
             topic = catalog.topic_by_name.get(name)
             number = topic.number if topic is not None else -1
             tag = caller.tag or (topic.default_tag if topic is not None else "")
-            subscription = catalog.consumable(number, caller.app, tag)
-            if subscription.removed_ms is not None:
-                raise SubscriptionUnknown(f"The subscription to {name} was removed: subscribe again first.")
+            subscription = catalog.subscription_by_name.get((number, caller.app.number, tag))
+            if subscription is None or subscription.removed_ms is not None:
+                raise SubscriptionUnknown(
+                    f"App {caller.app.id} with tag {tag!r} has no subscription to {name}: subscribe first."
+                )
             numbers.append(subscription.number)
         return numbers
 

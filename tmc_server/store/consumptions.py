@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tmc_server.domain import consumption as duty
@@ -38,7 +38,8 @@ def consume(tx: Transaction, operations: Sequence[Consume]) -> None:
             accepted.append(operation)
     _write(tx, before, after)
     _journal(tx, accepted)
-    _alert_failed(tx, before, after)
+    errors = {(o.subscription, o.number): o.error for o in accepted if isinstance(o, Nack)}
+    _alert_failed(tx, before, after, errors)
 
 
 def _lock(tx: Transaction, operations: Sequence[Consume]) -> tuple[dict[_Pair, Row], set[_Pair]]:
@@ -141,7 +142,9 @@ def _journal(tx: Transaction, accepted: Sequence[Consume]) -> None:
     )
 
 
-def _alert_failed(tx: Transaction, before: dict[_Pair, Row], after: dict[_Pair, Row]) -> None:
+def _alert_failed(
+    tx: Transaction, before: dict[_Pair, Row], after: dict[_Pair, Row], errors: Mapping[_Pair, str]
+) -> None:
     tx.alert_once(
         {
             "kind": "delivery failed",
@@ -149,7 +152,7 @@ def _alert_failed(tx: Transaction, before: dict[_Pair, Row], after: dict[_Pair, 
             "message_id": number,
             "subscription_no": subscription,
             "attempt": row.attempt,
-            "detail": f"given up after try {row.attempt}",
+            "detail": f"given up after try {row.attempt}: {errors.get((subscription, number), 'no ack')}"[:500],
         }
         for (subscription, number), row in after.items()
         if row.state is ConsumptionState.FAILED and before[subscription, number].state is not ConsumptionState.FAILED
@@ -186,7 +189,7 @@ def claim_due(tx: Transaction, subscription: Subscription, due: Sequence[Any]) -
             _load_copies(tx, subscription.number, mine, new.attempt)
         elif new.state is ConsumptionState.FAILED:
             pairs = [(subscription.number, number) for number in mine]
-            _alert_failed(tx, dict.fromkeys(pairs, old), dict.fromkeys(pairs, new))
+            _alert_failed(tx, dict.fromkeys(pairs, old), dict.fromkeys(pairs, new), errors={})
     tx.reach("written")
     return moved
 

@@ -102,7 +102,7 @@ class SqlAlertOutbox:
         with self._database.reading() as connection:
             return [
                 Alert(
-                    row.id, row.kind, row.topic_no, row.message_id, row.subscription_no, row.attempt, row.detail,
+                    row.id, row.kind, row.topic_no, row.shard, row.message_id, row.subscription_no, row.attempt, row.detail,
                     row.created_ms,
                 )
                 for row in connection.execute(query)

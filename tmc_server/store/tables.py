@@ -140,6 +140,7 @@ alert = sa.Table(
     _serial(),
     sa.Column("kind", _text(32), nullable=False),
     sa.Column("topic_no", sa.Integer, nullable=False),
+    sa.Column("shard", sa.SmallInteger, nullable=False),
     sa.Column("message_id", sa.BigInteger, nullable=False),
     sa.Column("subscription_no", sa.Integer, nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),

@@ -86,4 +86,7 @@ class Transaction:
                 "attempt": alert["attempt"],
             }
             if not self.rows(self.sql.alert_exists, **keys):
-                self.insert(self.sql.insert_alerts, [{**alert, "created_ms": self.now, "sent_ms": None}])
+                self.insert(
+                    self.sql.insert_alerts,
+                    [{**alert, "shard": self.sql.shard, "created_ms": self.now, "sent_ms": None}],
+                )

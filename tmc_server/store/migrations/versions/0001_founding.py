@@ -101,7 +101,7 @@ def database(existing):
         big("created_ms"),
     )  # fmt: skip
     create(
-        existing, "tmc_alert", serial(), text("kind", 32), number("topic_no"), big("message_id"),
+        existing, "tmc_alert", serial(), text("kind", 32), number("topic_no"), small("shard"), big("message_id"),
         number("subscription_no"), number("attempt"), text("detail", 500), big("created_ms"),
         big("sent_ms", nullable=True),
         sa.UniqueConstraint("kind", "message_id", "subscription_no", "attempt", name="tmc_alert_episode"),
