@@ -130,3 +130,13 @@ def _shown(value: object) -> str:
     if hasattr(value, "get_secret_value"):
         return str(value.get_secret_value())
     return "" if value in (None, ()) else f"{value}"
+
+
+def test_every_field_of_the_protos_is_commented() -> None:
+    field = re.compile(r"(optional |repeated )?[\w.<>, ]+ [a-z_]+ = \d+;")
+    for path in (ROOT / "protos" / "tmc" / "v1").glob("*.proto"):
+        before = ""
+        for line in map(str.strip, path.read_text().splitlines()):
+            if field.match(line):
+                assert before.startswith("//"), f"{path.name}: {line}"
+            before = line
