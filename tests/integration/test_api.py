@@ -284,6 +284,28 @@ class TestIdentity:
         assert topics("coupons") == topics("coupons", "default") == ["order.paid"]
         assert topics("coupons", "staging") == topics("stranger") == []
 
+    def test_one_batch_over_two_databases(self, tmp_path) -> None:
+        """Each database has its own lanes; a batch whose keys spread over both is answered item by item, in order."""
+        halves = [(f"sqlite:///{tmp_path}/a.db", 0, 15), (f"sqlite:///{tmp_path}/b.db", 16, 31)]
+        ranges = [{"url": url, "first": first, "last": last} for url, first, last in halves]
+        with (
+            RunningCenter(halves[0][0], store={"shards": ranges}) as split,
+            grpc.insecure_channel(split.address) as channel,
+        ):
+            api = Api(split, channel)
+            api("AdminService/RegisterTopic", admin_pb2.RegisterTopicRequest(name="wide", owner="orders", spread=32))
+            items = [a_message(topic="wide", key=f"k{i}") for i in range(100)]
+            prepared = api("MessageService/PrepareMany", message_pb2.PrepareManyRequest(items=items))
+            ids = [result.message_id for result in prepared.results]
+            shards = {int(message_id.split("-")[2]) for message_id in ids}
+            assert min(shards) < 16 <= max(shards)
+            decides = [message_pb2.DecideRequest(message_id=message_id) for message_id in ids]
+            submitted = api("MessageService/SubmitMany", message_pb2.DecideManyRequest(items=decides))
+            assert [result.message_id for result in submitted.results] == ids
+            for key, message_id in (("k0", ids[0]), ("k99", ids[99])):
+                found = api("MessageService/GetMessage", message_pb2.GetMessageRequest(topic="wide", key=key))
+                assert (found.message_id, found.state) == (message_id, types_pb2.MESSAGE_STATE_COMMITTED)
+
     def test_an_app_over_its_rate_is_told_and_others_are_not(self, tmp_path) -> None:
         with RunningCenter(f"sqlite:///{tmp_path}/c.db", limits={"items_per_second": 5}) as limited:
             with grpc.insecure_channel(limited.address) as channel:

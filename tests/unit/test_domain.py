@@ -96,7 +96,8 @@ class TestConsumption:
 
 class TestRetry:
     def test_the_docstring_example_holds(self) -> None:
-        assert doctest.testmod(retry) == (3, 0) or doctest.testmod(retry).failed == 0
+        result = doctest.testmod(retry)
+        assert (result.attempted > 0, result.failed) == (True, 0)
 
     @pytest.mark.parametrize(
         ("policy", "seconds"),

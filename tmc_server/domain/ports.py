@@ -69,7 +69,7 @@ class DeliveryStreams(Protocol):
 class Performer(Protocol):
     """Durable execution of operations: the group commit."""
 
-    def perform(self, operations: Sequence[tuple[int, Operation]]) -> Awaitable[None]:
+    def perform(self, operations: Sequence[tuple[int, Operation]]) -> Awaitable[object]:
         """Run (shard, operation) pairs; done when every operation has its answer. Raises QueueFull, ShuttingDown.
 
         Cancelling the awaiting task leaves the operations running; call from the event loop's thread only.

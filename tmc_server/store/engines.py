@@ -135,14 +135,8 @@ class Database:
     @contextmanager
     def writing(self, connection: sa.Connection) -> Iterator[None]:
         """One write transaction on this connection: committed at the end, rolled back by any exception."""
-        with translated(), self._writer:
-            try:
-                with connection.begin():
-                    yield
-            except BaseException:
-                if connection.in_transaction():
-                    connection.rollback()
-                raise
+        with translated(), self._writer, connection.begin():
+            yield
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:

@@ -111,12 +111,7 @@ class GroupCommit:
             operation.answer = ShuttingDown()
             self._finish(operation.ticket)
 
-    @property
-    def waiting(self) -> int:
-        """Operations in the queues."""
-        return sum(len(queue.waiting) for queue in self._queues.values())
-
-    def perform(self, operations: Sequence[tuple[int, Operation]]) -> Awaitable[None]:
+    def perform(self, operations: Sequence[tuple[int, Operation]]) -> Awaitable[object]:
         """See domain.ports.Performer."""
         self.check(operations)
         ticket = _Ticket(self._loop.create_future(), len(operations))
@@ -303,7 +298,7 @@ class ShardedGroupCommit:
         self._commits = commits
         self._of_shard = of_shard
 
-    def perform(self, operations: Sequence[tuple[int, Operation]]) -> Awaitable[None]:
+    def perform(self, operations: Sequence[tuple[int, Operation]]) -> Awaitable[object]:
         """See domain.ports.Performer."""
         if len(self._commits) == 1:
             return self._commits[0].perform(operations)
@@ -312,11 +307,7 @@ class ShardedGroupCommit:
             parts.setdefault(self._of_shard[shard], []).append((shard, operation))
         for index, part in parts.items():
             self._commits[index].check(part)  # all of them or none
-        return self._all([self._commits[index].perform(part) for index, part in parts.items()])
-
-    @staticmethod
-    def _all(parts: Sequence[Awaitable[None]]) -> Awaitable[None]:
-        return asyncio.ensure_future(_gathered(parts))
+        return asyncio.gather(*(self._commits[index].perform(part) for index, part in parts.items()))
 
     def start(self) -> None:
         for commit in self._commits:
@@ -325,11 +316,3 @@ class ShardedGroupCommit:
     def stop(self) -> None:
         for commit in self._commits:
             commit.stop()
-
-    @property
-    def waiting(self) -> int:
-        return sum(commit.waiting for commit in self._commits)
-
-
-async def _gathered(parts: Sequence[Awaitable[None]]) -> None:
-    await asyncio.gather(*parts)
