@@ -1,0 +1,73 @@
+"""A private Consul agent (development mode) on free ports, stopped by its process id.
+
+Debian 12 has no Consul; Debian 11 has 1.8.7. `scripts/install-consul` downloads that package from the mirror that apt
+uses already and unpacks it beside the caches.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from tests.support.eventually import eventually
+from tests.support.mariadb import CACHE, free_port
+
+INSTALLED = CACHE / "consul" / "usr" / "bin" / "consul"
+
+
+def program() -> str:
+    """The consul to use: one of the PATH, or the unpacked one. Raises FileNotFoundError."""
+    found = shutil.which("consul") or (str(INSTALLED) if INSTALLED.exists() else None)
+    if found is None:
+        raise FileNotFoundError("there is no consul: run ./scripts/install-consul")
+    return found
+
+
+class Consul:
+    """One private agent; `address` is host:port of its HTTP interface. http: a fixed port instead of a free one."""
+
+    def __init__(self, http: int | None = None) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="tmc-consul-"))
+        self.port = http or free_port()
+        self._ports = [free_port() for _ in range(3)]
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """An empty catalog every time: a development agent keeps nothing."""
+        serf_lan, serf_wan, rpc = self._ports
+        with open(self.home / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                [program(), "agent", "-dev", "-bind=127.0.0.1", "-client=127.0.0.1", f"-http-port={self.port}",
+                 "-dns-port=-1", "-grpc-port=-1", f"-serf-lan-port={serf_lan}", f"-serf-wan-port={serf_wan}",
+                 f"-server-port={rpc}", "-log-level=warn"],
+                stdout=log, stderr=log,
+            )  # fmt: skip
+        eventually(self._answers, seconds=60)
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, (self.home / "log").read_text()[-2000:]
+        try:
+            with urllib.request.urlopen(f"http://{self.address}/v1/status/leader", timeout=1) as answer:
+                return answer.read() not in (b'""', b"")
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+        shutil.rmtree(self.home, ignore_errors=True)

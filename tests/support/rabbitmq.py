@@ -1,0 +1,119 @@
+"""A private RabbitMQ on free ports: own node name, own epmd, own data, stopped by its process id."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pika
+
+from tests.support.eventually import eventually
+from tests.support.mariadb import free_port
+
+LIBRARY = Path("/usr/lib/rabbitmq/bin")
+
+
+def _script(name: str) -> str:
+    """The package's own script: the one on the PATH would change to another user first."""
+    found = sorted(Path("/usr/lib/rabbitmq/lib").glob(f"*/sbin/{name}"))
+    return str(found[-1] if found else LIBRARY / name)
+
+
+class RabbitMQ:
+    """One private broker; guest:guest. `url` is what the center and pika take. port: a fixed one instead of a free one."""
+
+    def __init__(self, home: Path | None = None, port: int | None = None) -> None:
+        self._keep = home is not None
+        self.home = home or Path(tempfile.mkdtemp(prefix="tmc-rabbitmq-"))
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.port = port or free_port()
+        self.node = f"tmc{self.port}@localhost"
+        (self.home / "config").mkdir(exist_ok=True)
+        (self.home / "config" / "rabbitmq.conf").write_text(
+            f"listeners.tcp.1 = 127.0.0.1:{self.port}\nloopback_users.guest = false\nlog.console = false\n"
+            "vm_memory_high_watermark.absolute = 1GB\ndisk_free_limit.absolute = 50MB\n"
+        )
+        (self.home / "config" / "enabled_plugins").write_text("[].\n")
+        self._environment = os.environ | {
+            "HOME": str(self.home),
+            "RABBITMQ_NODENAME": self.node,
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_CONFIG_FILE": str(self.home / "config" / "rabbitmq"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.home / "config" / "enabled_plugins"),
+            "RABBITMQ_FEATURE_FLAGS_FILE": str(self.home / "feature_flags"),
+            "RABBITMQ_MNESIA_BASE": str(self.home / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(self.home / "log"),
+            "RABBITMQ_PID_FILE": str(self.home / "pid"),
+            "RABBITMQ_CONF_ENV_FILE": str(self.home / "no-env.conf"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none",
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_EPMD_PORT": str(free_port()),
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+        self._epmd = self._start_epmd()
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/%2F"
+
+    def _start_epmd(self) -> subprocess.Popen[bytes]:
+        """Erlang's port mapper, ours: one that the node started by itself would outlive it."""
+        port = self._environment["ERL_EPMD_PORT"]
+        epmd = subprocess.Popen(["epmd", "-port", port, "-address", "127.0.0.1"], env=self._environment)
+        eventually(lambda: self._open(int(port)), seconds=20)
+        return epmd
+
+    def start(self) -> None:
+        """Start the node, and wait until it takes connections."""
+        with open(self.home / "output", "ab") as log:
+            self.process = subprocess.Popen(
+                [_script("rabbitmq-server")], env=self._environment, stdout=log, stderr=log, start_new_session=True
+            )
+        eventually(self._answers, seconds=120)
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, (self.home / "output").read_text()[-3000:]
+        if not self._open(self.port):
+            return False
+        try:
+            self.connect().close()
+        except pika.exceptions.AMQPError:
+            return False
+        return True
+
+    @staticmethod
+    def _open(port: int) -> bool:
+        with socket.socket() as probe:
+            probe.settimeout(1)
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    def connect(self) -> pika.BlockingConnection:
+        return pika.BlockingConnection(pika.URLParameters(self.url))
+
+    def control(self, *arguments: str) -> str:
+        """rabbitmqctl."""
+        command = [_script("rabbitmqctl"), "-n", self.node, *arguments]
+        return subprocess.run(command, env=self._environment, check=True, capture_output=True, text=True).stdout
+
+    def kill(self) -> None:
+        """Kill -9 of the node and of everything it started."""
+        assert self.process is not None
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+        self._epmd.kill()
+        self._epmd.wait()
+        if not self._keep:
+            shutil.rmtree(self.home, ignore_errors=True)
