@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tmc_client.center import Center, connect
 from tmc_client.codecs import Topic, topic
 from tmc_client.connection import Tls
-from tmc_client.consumer import Consumer, Message
+from tmc_client.consumer import Consumer, MessageConsumer
 from tmc_client.errors import (
     CenterFault,
     CodecError,
@@ -35,6 +35,7 @@ from tmc_client.errors import (
     Unavailable,
 )
 from tmc_client.producer import Prepared, new_attempt_id
+from tmc_client.received import Message
 
 if TYPE_CHECKING:
     from tmc_client.inbox import SqlInbox
@@ -54,6 +55,7 @@ __all__ = [
     "KeyInProgress",
     "Later",
     "Message",
+    "MessageConsumer",
     "NotAuthenticated",
     "NotFound",
     "Overloaded",

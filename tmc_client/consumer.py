@@ -10,45 +10,36 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_type_hints
 
-from tmc_client import codecs, errors, sender
+import grpc
+
+from tmc_client import codecs, errors, sender, tracing, wire
 from tmc_client.codecs import Topic
+from tmc_client.keeping import Keeper
 from tmc_client.protocol import consumption_pb2
+from tmc_client.received import Message, Receipt, Transport
 from tmc_client.transports.stream import StreamTransport
 
 if TYPE_CHECKING:
     from tmc_client.center import Center
     from tmc_client.inbox import SqlInbox
+    from tmc_client.transports.rabbitmq import Broker
 
 log = logging.getLogger("tmc_client.consumer")
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 _ACK_TIMEOUT_S = 120.0
 _LATEST_MS = 86_400_000  # the center takes a day at most
-
-
-@dataclass(frozen=True)
-class Message:
-    """What a handler may want to know beside the body. attempt: 1 for the first copy.  subscriber: APP.TAG."""
-
-    id: str
-    topic: str
-    key: str
-    body: bytes
-    content_type: str
-    headers: Mapping[str, str]
-    attempt: int
-    producer: str
-    subscriber: str
 
 
 @dataclass(frozen=True)
@@ -61,18 +52,50 @@ class _Listener:
     inbox: SqlInbox | None
 
 
-class Consumer:
-    """concurrency: handlers at once.  prefetch: copies fetched ahead; by default four times the concurrency."""
+class MessageConsumer(Protocol):
+    """One object for everything that an app is subscribed to: the form for a single queue."""
 
-    def __init__(self, center: Center, *, concurrency: int = 8, prefetch: int | None = None) -> None:
+    def consume(self, message: Message) -> None:
+        """Returns: done. Raises: tried again by the retry policy; `Reject` and `Later` as in listeners."""
+
+
+_PLAN = "/tmc.v1.ConsumptionService/DescribeSubscriptions"
+_PLAN_PAUSES_S = (0.1, 0.5, 1.0, 2.0)
+_USUAL_INTERVAL_MS = 10_000
+
+
+class Consumer:
+    """concurrency: handlers at once.  prefetch: copies fetched ahead; by default four times the concurrency.
+
+    broker_user, broker_password: who we are at RabbitMQ, when the center delivers through it; by default the environment's
+    TMC_BROKER_USER and TMC_BROKER_PASSWORD, or guest. Where it is, the center says.
+    """
+
+    def __init__(
+        self,
+        center: Center,
+        *,
+        concurrency: int = 8,
+        prefetch: int | None = None,
+        broker_user: str | None = None,
+        broker_password: str | None = None,
+    ) -> None:
         self._center = center
         self._concurrency = concurrency
         self._prefetch = prefetch or concurrency * 4
+        self._credentials = (
+            broker_user or os.environ.get("TMC_BROKER_USER", "guest"),
+            broker_password or os.environ.get("TMC_BROKER_PASSWORD", "guest"),
+        )
         self._listeners: dict[str, _Listener] = {}
-        self._transport: StreamTransport | None = None
+        self._everything: MessageConsumer | None = None
+        self._transport: Transport | None = None
+        self._transport_lock = threading.Lock()
+        self._starter: threading.Thread | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
+        self._keeper = Keeper(center.sender)
         self._running = 0
         self._idle = threading.Condition()
         self._stop_requested = threading.Event()
@@ -94,25 +117,95 @@ class Consumer:
 
         return register
 
+    def attach(self, consumer: MessageConsumer) -> None:
+        """Give every message that no listener handles to one object; every subscription of this app and tag is read."""
+        if self._everything is not None:
+            raise ValueError("a MessageConsumer is attached already: one object takes everything")
+        self._everything = consumer
+
     def start(self) -> None:
         """Begin to receive; returns at once. Raises ValueError without listeners."""
-        if not self._listeners:
+        if not self._listeners and self._everything is None:
             raise ValueError("nothing to consume: decorate a function with @consumer.listener(topic) first")
         self._pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="tmc-handler")
         if any(inspect.iscoroutinefunction(listener.handler) for listener in self._listeners.values()):
             self._loop = asyncio.new_event_loop()
             self._loop_thread = threading.Thread(target=self._run_loop, name="tmc-handlers", daemon=True)
             self._loop_thread.start()
-        self._transport = StreamTransport(
-            self._center.connection, list(self._listeners), self._prefetch, self._on_delivery
-        )
-        self._transport.start()
+        self._keeper.start()
+        self._starter = threading.Thread(target=self._start_transport, name="tmc-consumer", daemon=True)
+        self._starter.start()
+
+    def _start_transport(self) -> None:
+        """Ask the center how copies come, then begin."""
+        failures = 0
+        while not self._stop_requested.is_set():
+            try:
+                transport = self._make_transport()
+            except errors.TmcError as exc:
+                if failures in (0, 10):
+                    log.warning("the center does not say how copies come, asking again and again: %s", exc)
+                self._stop_requested.wait(_PLAN_PAUSES_S[min(failures, len(_PLAN_PAUSES_S) - 1)])
+                failures += 1
+                continue
+            with self._transport_lock:
+                if not self._stop_requested.is_set():
+                    self._transport = transport
+                    transport.start()
+            return
+
+    def _make_transport(self) -> Transport:
+        plan = self._describe()
+        if not plan.HasField("broker"):
+            topics = list(self._listeners)
+            if self._everything is not None:
+                topics = sorted({*topics, *(found.topic for found in plan.subscriptions)})
+            if not topics:
+                raise errors.NotFound("this app has no subscription yet")
+            return StreamTransport(self._center.connection, topics, self._prefetch, self._on_message)
+        try:
+            from tmc_client.transports import rabbitmq
+        except ModuleNotFoundError as exc:
+            raise errors.InvalidRequest(f"this center delivers through RabbitMQ: install {exc.name}") from exc
+        credentials = rabbitmq.Credentials(*self._credentials)
+        return rabbitmq.RabbitTransport(self._queues, credentials, self._prefetch, self._on_message)
+
+    def _describe(self) -> consumption_pb2.DescribeSubscriptionsResponse:
+        """What we are subscribed to. Raises TmcError."""
+        method = self._center.connection.unary(_PLAN, consumption_pb2.DescribeSubscriptionsResponse)
+        try:
+            plan: consumption_pb2.DescribeSubscriptionsResponse = method(
+                consumption_pb2.DescribeSubscriptionsRequest(), timeout=5
+            )
+        except grpc.RpcError as exc:
+            raise wire.from_rpc(exc) from exc
+        for found in plan.subscriptions:
+            self._keeper.expect(found.topic, found.retry.interval_ms or _USUAL_INTERVAL_MS)
+        return plan
+
+    def _queues(self) -> tuple[Broker, Sequence[str]]:
+        """The queues of the topics that are handled here. Raises TmcError: one of them has none yet."""
+        from tmc_client.transports.rabbitmq import Broker
+
+        plan = self._describe()
+        queues = {found.topic: found.queue for found in plan.subscriptions}
+        wanted = list(queues) if self._everything is not None else list(self._listeners)
+        missing = sorted(set(self._listeners) - set(queues))
+        if missing or not wanted:
+            raise errors.NotFound(
+                f"no subscription to {', '.join(missing) or 'anything'} yet: subscribe this app first"
+            )
+        broker = plan.broker
+        where = Broker(broker.host, broker.port, broker.virtual_host, broker.tls)
+        return where, sorted({queues[topic] for topic in wanted})
 
     def stop(self, grace: timedelta = timedelta(seconds=30)) -> None:
         """Take nothing more, let running handlers end, store their acks. What was not begun comes again."""
         self._stop_requested.set()
-        if self._transport is not None:
-            self._transport.stop()
+        with self._transport_lock:
+            transport = self._transport
+        if transport is not None:
+            transport.stop()
         with self._idle:
             self._idle.wait_for(lambda: self._running == 0, grace.total_seconds())
         if self._pool is not None:
@@ -120,7 +213,10 @@ class Consumer:
         if self._loop is not None and self._loop_thread is not None:
             asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop)
             self._loop_thread.join(5)
+        self._keeper.stop()
         self._center.sender.flush(grace.total_seconds())
+        if transport is not None:
+            transport.close()
 
     def _run_loop(self) -> None:
         assert self._loop is not None
@@ -154,42 +250,62 @@ class Consumer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _on_delivery(self, delivery: consumption_pb2.Delivery, give_credit: Callable[[], None]) -> None:
+    def _on_message(self, message: Message, receipt: Receipt) -> None:
         assert self._pool is not None
         with self._idle:
             self._running += 1
-        handled = partial(self._handled, give_credit)
-        self._pool.submit(self._handle, delivery).add_done_callback(handled)
+        self._keeper.begin(message)
+        try:
+            handling = self._pool.submit(self._handle, message)
+        except RuntimeError:  # the pool is shut down: it comes again
+            self._handled(message, receipt, None)
+        else:
+            handling.add_done_callback(partial(self._handled, message, receipt))
 
-    def _handled(self, give_credit: Callable[[], None], done: Future[None]) -> None:
+    def _handled(self, message: Message, receipt: Receipt, done: Future[Future[Any] | None] | None) -> None:
+        self._keeper.end(message)
+        answer: Future[Any] | None = None
+        if done is not None and not done.cancelled():
+            if (exc := done.exception()) is not None:
+                log.error("a copy could not be answered: %r", exc)
+            else:
+                answer = done.result()
+        if answer is not None:
+            answer.add_done_callback(lambda stored: receipt.answered() if _is_answered(stored) else None)
         with self._idle:
             self._running -= 1
             self._idle.notify_all()
-        if not done.cancelled() and (exc := done.exception()) is not None:
-            log.error("a copy could not be answered: %r", exc)
-        give_credit()
+        receipt.handled()
 
-    def _handle(self, delivery: consumption_pb2.Delivery) -> None:
+    def _handle(self, message: Message) -> Future[Any] | None:
+        """Returns: the answer on its way to the center; None: not begun, the center delivers it again."""
         if self._stop_requested.is_set():
-            return  # not begun: the center delivers it again
-        message = Message(
-            delivery.message_id, delivery.topic, delivery.key, delivery.body, delivery.content_type,
-            dict(delivery.headers), delivery.attempt, delivery.producer, delivery.subscriber,
-        )  # fmt: skip
+            return None
         try:
-            self._call_handler(self._listeners[delivery.topic], message)
+            with tracing.handling(message):
+                self._dispatch(message)
         except errors.Reject as exc:
-            self._nack(message, str(exc), reject=True)
+            return self._nack(message, str(exc), reject=True)
         except errors.Later as exc:
-            self._nack(message, str(exc), retry_after=exc.after)
+            return self._nack(message, str(exc), retry_after=exc.after)
         except errors.CodecError as exc:
             log.error("message %s: %s", message.id, exc)
-            self._nack(message, str(exc))
+            return self._nack(message, str(exc))
         except Exception as exc:
             log.warning("the handler of %s failed on %s", message.topic, message.id, exc_info=True)
-            self._nack(message, f"{type(exc).__name__}: {exc}")
-        else:
-            self._send(sender.ACK, consumption_pb2.AckRequest(message_id=message.id))
+            return self._nack(message, f"{type(exc).__name__}: {exc}")
+        return self._send(sender.ACK, consumption_pb2.AckRequest(message_id=message.id))
+
+    def _dispatch(self, message: Message) -> None:
+        listener = self._listeners.get(message.topic)
+        if listener is not None:
+            self._call_handler(listener, message)
+        elif self._everything is not None:
+            self._everything.consume(message)
+        else:  # a single queue brings all topics of its app
+            raise errors.NotFound(
+                f"nothing here listens to {message.topic}: add a listener or attach a MessageConsumer"
+            )
 
     def _call_handler(self, listener: _Listener, message: Message) -> None:
         body = codecs.decode(message.body, message.content_type, listener.body_type)
@@ -213,16 +329,20 @@ class Consumer:
         else:
             handler(body, **extra)
 
-    def _nack(self, message: Message, error: str, reject: bool = False, retry_after: timedelta | None = None) -> None:
+    def _nack(
+        self, message: Message, error: str, reject: bool = False, retry_after: timedelta | None = None
+    ) -> Future[Any]:
         request = consumption_pb2.NackRequest(
             message_id=message.id, attempt=message.attempt, error=error[:500], reject=reject
         )
         if retry_after is not None:
             request.retry_after_ms = min(max(0, round(retry_after.total_seconds() * 1000)), _LATEST_MS)
-        self._send(sender.NACK, request)
+        return self._send(sender.NACK, request)
 
-    def _send(self, kind: sender.Kind, request: Any) -> None:
-        self._center.sender.send(kind, request, _ACK_TIMEOUT_S).add_done_callback(_report)
+    def _send(self, kind: sender.Kind, request: Any) -> Future[Any]:
+        answer = self._center.sender.send(kind, request, _ACK_TIMEOUT_S)
+        answer.add_done_callback(_report)
+        return answer
 
 
 async def _cancel_others() -> None:
@@ -232,6 +352,12 @@ async def _cancel_others() -> None:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     asyncio.get_running_loop().stop()
+
+
+def _is_answered(done: Future[Any]) -> bool:
+    """Stored now, or decided otherwise before: either way nothing is left to say about this copy."""
+    exc = done.exception()
+    return exc is None or not isinstance(exc, errors.Unavailable)
 
 
 def _report(done: Future[Any]) -> None:

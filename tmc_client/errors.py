@@ -130,6 +130,8 @@ BY_REASON: dict[str, type[TmcError]] = {
     "ALREADY_COMMITTED": Decided,
     "ALREADY_ROLLED_BACK": Decided,
     "ROTATION_OPEN": Decided,
+    "NOT_BUILT_IN": InvalidRequest,
+    "DISCOVERY_UNAVAILABLE": Unavailable,
     "ATTEMPT_STALE": Decided,
     "CONSUMPTION_CLOSED": Decided,
     "QUEUE_FULL": Overloaded,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from tmc_client import codecs, errors, sender
+from tmc_client import codecs, errors, sender, tracing
 from tmc_client.codecs import Topic
 from tmc_client.protocol import message_pb2
 from tmc_client.sender import Sender
@@ -50,7 +50,7 @@ def request_of(
             key=key,
             body=data,
             content_type=content_type,
-            headers=dict(headers or {}),
+            headers=tracing.injected(headers or {}),
             attempt_id=attempt_id or new_attempt_id(),
             delay_ms=round(delay.total_seconds() * 1000),
             ledger_id=ledger_id,

@@ -99,12 +99,13 @@ def list_apps(context: typer.Context) -> None:
 def register_topic(
     context: typer.Context, name: str, owner: Annotated[str, typer.Option()], default_tag: str = "",
     table_index: int | None = None, spread: int | None = None, transaction_time_ms: int | None = None,
-    open_limit: int | None = None,
+    open_limit: int | None = None, single_queue: bool = False,
 ) -> None:  # fmt: skip
-    """Register a topic for the app that produces it."""
+    """Register a topic for the app that produces it. --single-queue: its subscribers read one queue for all such topics."""
     request = admin_pb2.RegisterTopicRequest(
         name=name, owner=owner, default_tag=default_tag, table_index=table_index, spread=spread,
         transaction_time_ms=transaction_time_ms, open_limit=open_limit,
+        queue_mode=types_pb2.QUEUE_MODE_SINGLE if single_queue else types_pb2.QUEUE_MODE_MULTI,
     )  # fmt: skip
     _call(context, "RegisterTopic", request, admin_pb2.Topic)
 
@@ -118,12 +119,16 @@ def list_topics(context: typer.Context) -> None:
 @app.command()
 def subscribe(
     context: typer.Context, topic: str, app: str, tag: str = "", interval_ms: int | None = None,
-    max_retry: int | None = None, cap_ms: int | None = None, exponential: bool = False,
+    max_retry: int | None = None, cap_ms: int | None = None, exponential: bool = False, forward: str = "",
+    forward_key: str = "",
 ) -> None:  # fmt: skip
-    """Subscribe an app to a topic, or change its retry policy."""
+    """Subscribe an app to a topic, or change its retry policy. --forward rabbitmq:EXCHANGE sends there instead."""
     kind = types_pb2.RETRY_KIND_EXPONENTIAL if exponential else types_pb2.RETRY_KIND_LINEAR
     retry = types_pb2.RetryPolicy(kind=kind, interval_ms=interval_ms, max_retry=max_retry, cap_ms=cap_ms)
     request = admin_pb2.RegisterSubscriptionRequest(topic=topic, app=app, tag=tag, retry=retry)
+    if forward:
+        to, _, target = forward.partition(":")
+        request.forward.CopyFrom(types_pb2.Forward(kind=to, target=target, key=forward_key))
     _call(context, "RegisterSubscription", request, admin_pb2.Subscription)
 
 
@@ -182,6 +187,19 @@ def reactivate(
     """Try a FAILED delivery again, with a fresh budget."""
     request = admin_pb2.ReactivateConsumptionRequest(message_id=message_id, app=app, tag=tag, reason=reason)
     _call(context, "ReactivateConsumption", request, admin_pb2.Consumption)
+
+
+@app.command()
+def list_servers(context: typer.Context) -> None:
+    """Show the servers, alive and gone, and which shards each looks after."""
+    _call(context, "ListServers", admin_pb2.ListServersRequest(), admin_pb2.ListServersResponse)
+
+
+@app.command()
+def list_instances(context: typer.Context, app: str, tag: str = "default") -> None:
+    """Show where a producer's service would be asked for an outcome now."""
+    request = admin_pb2.ListInstancesRequest(app=app, tag=tag)
+    _call(context, "ListInstances", request, admin_pb2.ListInstancesResponse)
 
 
 def _state(enum: Any, prefix: str, name: str) -> str:

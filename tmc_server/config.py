@@ -31,6 +31,8 @@ class ServerConfig(_Section):
     """[server]"""
 
     listen: str = Field("127.0.0.1:50051", description="host:port; port 0 takes a free one")
+    lease_seconds: float = Field(10, ge=1, le=120, description="without a sign of life for so long a server is gone")
+    workers: int = Field(1, ge=1, le=64, description="server processes; each takes the next port")
     shutdown_seconds: float = Field(20, gt=0, le=600, description="how long running calls may take when we stop")
 
     @field_validator("listen")
@@ -99,7 +101,56 @@ class LimitsConfig(_Section):
 class DeliveryConfig(_Section):
     """[delivery]"""
 
+    kind: Literal["builtin", "rabbitmq"] = Field(
+        "builtin", description="builtin: over gRPC streams, one server; rabbitmq: queues, any number of servers"
+    )
     scan_seconds: float = Field(0.5, ge=0.01, le=60, description="longest sleep between looks at what is due")
+
+
+class RabbitmqConfig(_Section):
+    """[rabbitmq]"""
+
+    url: SecretStr = Field(SecretStr(""), description="amqp://user:password@host:5672/%2F, or amqps://; empty: none")
+    consumer_address: str = Field("", description="host:port that consumers use; empty: that of url")
+    queue_type: Literal["quorum", "classic"] = Field("quorum", description="of the queues that the center declares")
+    window: int = Field(2000, ge=20, le=100_000, description="copies without a confirm at most; half for one queue")
+    window_bytes: int = Field(64 << 20, ge=1 << 20, le=4 << 30, description="their bodies at most, about")
+
+    @field_validator("url")
+    @classmethod
+    def _scheme(cls, value: SecretStr) -> SecretStr:
+        if value.get_secret_value() and not value.get_secret_value().startswith(("amqp://", "amqps://")):
+            raise ValueError("give amqp://user:password@host:5672/%2F")
+        return value
+
+
+class ConsulConfig(_Section):
+    """[consul]"""
+
+    agent: str = Field("", description="host:port of the agent; empty: this server is not registered")
+    token: SecretStr = Field(SecretStr(""), description="ACL token")
+    service: str = Field("tmc", min_length=1, description="name that callers look for")
+    tag: str = Field("", description="which center this is")
+    advertise: str = Field("", description="host:port given to callers; empty: the address of listen")
+
+
+class DiscoveryConfig(_Section):
+    """[discovery]: where producers' services are found."""
+
+    kind: Literal["static", "recorded", "consul"] = Field(
+        "static", description="static: [discovery.instances]; recorded: as senders say; consul: by service name and tag"
+    )
+    instances: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict, description="app or app@tag = list of host:port, for kind static"
+    )
+
+
+class TelemetryConfig(_Section):
+    """[telemetry]"""
+
+    listen: str = Field(
+        "", description="host:port of the Prometheus endpoint; empty: none; workers take the next ports"
+    )
 
 
 class DevConfig(_Section):
@@ -124,8 +175,22 @@ class Config(_Section):
     store: StoreConfig = StoreConfig()
     limits: LimitsConfig = LimitsConfig()
     delivery: DeliveryConfig = DeliveryConfig()
+    rabbitmq: RabbitmqConfig = RabbitmqConfig()
+    consul: ConsulConfig = ConsulConfig()
+    discovery: DiscoveryConfig = DiscoveryConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     dev: DevConfig = DevConfig()
     log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Config:
+        if self.delivery.kind == "rabbitmq" and not self.rabbitmq.url.get_secret_value():
+            raise ValueError("delivery.kind rabbitmq needs [rabbitmq] url")
+        if self.discovery.kind == "consul" and not self.consul.agent:
+            raise ValueError("discovery.kind consul needs [consul] agent")
+        if self.server.workers > 1 and self.delivery.kind == "builtin":
+            raise ValueError("built-in delivery is for one process: set server.workers to 1, or delivery.kind rabbitmq")
+        return self
 
 
 def load(path: str | None = None, environment: Mapping[str, str] = os.environ) -> Config:
@@ -151,9 +216,9 @@ def _add_environment(values: dict[str, Any], environment: Mapping[str, str]) -> 
         if name.startswith("TMC_") and separator:
             part = values.setdefault(section, {})
             try:
-                part[key] = json.loads(text) if text.startswith("[") else text
+                part[key] = json.loads(text) if text.startswith(("[", "{")) else text
             except ValueError as exc:
-                raise ConfigError(f"{name} starts with [ but is no JSON list: {exc}.") from exc
+                raise ConfigError(f"{name} starts as JSON but is none: {exc}.") from exc
 
 
 def _explain(error: Any) -> str:

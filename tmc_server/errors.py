@@ -5,10 +5,10 @@
     |                         AppUnknown, NameTaken, ContentDiffers
     |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly
     |-- Accept the outcome    KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale, ConsumptionClosed,
-    |                         RotationOpen
+    |                         RotationOpen, NotBuiltIn
     |-- Repeat later          Retryable
     |   |                     KeyInProgress, RowLocked, QueueFull, RateLimited, OpenLimit
-    |   `-- Unavailable       StoreUnavailable, CatalogStale, ShuttingDown, NoIdentity
+    |   `-- Unavailable       StoreUnavailable, CatalogStale, ShuttingDown, NoIdentity, DiscoveryUnavailable
     `-- Ask the operators     InternalFault
 
 `reason` is the name in the published enum tmc.v1.Reason; rpc/status.py maps classes to gRPC statuses.
@@ -127,6 +127,12 @@ class RotationOpen(TmcError):
     reason = "ROTATION_OPEN"
 
 
+class NotBuiltIn(TmcError):
+    """This center delivers through RabbitMQ: read the queue that DescribeSubscriptions names."""
+
+    reason = "NOT_BUILT_IN"
+
+
 class AttemptStale(TmcError):
     """That is not the current try: a newer copy is on its way, leave the decision to it."""
 
@@ -206,6 +212,12 @@ class NoIdentity(Unavailable):
     """This server lost its node slot and is taking another: repeat."""
 
     reason = "NO_IDENTITY"
+
+
+class DiscoveryUnavailable(Unavailable):
+    """Service discovery does not answer and never did: repeat when it is back."""
+
+    reason = "DISCOVERY_UNAVAILABLE"
 
 
 class InternalFault(TmcError):

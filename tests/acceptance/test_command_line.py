@@ -54,7 +54,7 @@ def test_doctor_and_serve_say_what_is_missing(settings: dict[str, str]) -> None:
     doctor, serve = _tmc("doctor", environment=settings), _tmc("serve", environment=settings)
     assert (doctor.returncode, serve.returncode) == (1, 2)
     for output in (doctor.stdout, serve.stderr):
-        assert "schema revision = none, must be 0001: run tmc init" in output
+        assert "schema revision = none, must be 0002: run tmc init" in output
     assert "Traceback" not in serve.stderr
     _tmc("init", environment=settings)
     assert _tmc("doctor", environment=settings).returncode == 0

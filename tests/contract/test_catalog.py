@@ -26,7 +26,7 @@ class TestChanges:
         made.run_once()
         store.watch = made
         store.writer = store.new_writer()
-        store.due = DueConsumptions(store.writer, [store.shard], made, incarnation=7)
+        store.due = DueConsumptions(store.writer, store.leases, made)
         return made
 
     def test_a_submit_with_an_old_copy_is_refused_and_changes_nothing(
@@ -139,13 +139,17 @@ class TestRegistering:
         assert ("alice", "add app key", "orders") in [tuple(row) for row in rows]
 
 
+def _slots(store: StoreUnderTest, name: str) -> NodeSlots:
+    return NodeSlots(store.database, name, store.clock, monotonic=lambda: store.clock() / 1000)
+
+
 class TestNodeSlots:
     def test_two_servers_take_two_slots(self, store: StoreUnderTest) -> None:
-        one, two = (NodeSlots(store.database, name, store.clock) for name in ("one", "two"))
+        one, two = (_slots(store, name) for name in ("one", "two"))
         assert {one.acquire().slot, two.acquire().slot} == {0, 1}
 
     def test_a_released_slot_is_used_again_with_a_higher_epoch(self, store: StoreUnderTest) -> None:
-        one, two = (NodeSlots(store.database, name, store.clock) for name in ("one", "two"))
+        one, two = (_slots(store, name) for name in ("one", "two"))
         first = one.acquire()
         last = one.ids.next()
         one.release()
@@ -155,7 +159,7 @@ class TestNodeSlots:
         assert two.ids.next() > last
 
     def test_a_slot_whose_holder_died_is_taken_over_after_its_lease(self, store: StoreUnderTest) -> None:
-        one, two = (NodeSlots(store.database, name, store.clock) for name in ("one", "two"))
+        one, two = (_slots(store, name) for name in ("one", "two"))
         first = one.acquire()
         last = one.ids.next()
         store.clock.now_ms += LEASE_MS
@@ -167,7 +171,7 @@ class TestNodeSlots:
         assert one.ids.next() != two.ids.next()
 
     def test_a_kept_lease_goes_on(self, store: StoreUnderTest) -> None:
-        one = NodeSlots(store.database, "one", store.clock)
+        one = _slots(store, "one")
         one.acquire()
         made = [one.ids.next()]
         for _ in range(5):
@@ -186,3 +190,27 @@ class TestNodeSlots:
         two = NodeSlots(store.database, "two", local)
         two.acquire()
         assert two.ids.next() > made[-1]
+
+    def test_a_run_is_alive_while_it_beats_and_gone_afterwards(self, store: StoreUnderTest) -> None:
+        one, two = (_slots(store, name) for name in ("one", "two"))
+        first, second = one.acquire(), two.acquire()
+        one.run_once()
+        assert [run.name for run in one.alive] == ["one", "two"]
+        store.clock.now_ms += LEASE_MS - 1
+        two.run_once()
+        assert one.incarnation() == first.incarnation
+        store.clock.now_ms += 1
+        assert one.incarnation() is None  # it knows by itself, before anybody else acts on it
+        two.run_once()
+        assert [run.incarnation for run in two.alive] == [second.incarnation]
+        assert [run.incarnation for run in two.gone] == [first.incarnation]
+
+    @pytest.mark.parametrize("all_answered", [True, False])
+    def test_a_run_that_stopped_is_rescued_only_when_something_was_left_open(
+        self, store: StoreUnderTest, all_answered: bool
+    ) -> None:
+        one, two = (_slots(store, name) for name in ("one", "two"))
+        one.acquire()
+        one.release(all_answered)
+        two.acquire()
+        assert [run.name for run in two.gone] == ([] if all_answered else ["one"])

@@ -26,7 +26,7 @@ def _perform(make: Callable[[StoreUnderTest, Prepare], Any]) -> Run:
 
 
 def _scan(store: StoreUnderTest, message: Prepare, writer: Any) -> Any:
-    due = DueConsumptions(writer or store.writer, [store.shard], store.watch, incarnation=7)
+    due = DueConsumptions(writer or store.writer, store.leases, store.watch)
     return store.redeliver(room=None, due=due)
 
 

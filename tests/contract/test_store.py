@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.store import POLICY, StoreUnderTest
+from tests.support.store import INCARNATION, POLICY, StoreUnderTest
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import DONE, Stored
+from tmc_server.domain.ports import Claimed
 from tmc_server.errors import (
     AlreadyCommitted,
     AlreadyRolledBack,
@@ -106,7 +107,7 @@ class TestDeciding:
         number = store.submitted()
         assert store.state_of(number) is MessageState.COMMITTED
         assert store.message_row(number).due_ms is None
-        assert store.redeliver(room=10) == {ConsumptionState.SCHEDULED: 2}
+        assert store.redeliver(room=10) == Claimed(delivered=2)
         assert {copy.subscription for copy in store.outlet.delivered} == {1, 2}
 
     def test_submit_twice_is_one_submit(self, store: StoreUnderTest) -> None:
@@ -115,7 +116,7 @@ class TestDeciding:
             assert store.perform(store.submit_of(operation.number)) == [
                 Stored(operation.number, MessageState.COMMITTED)
             ]
-        assert store.redeliver(room=10) == {ConsumptionState.SCHEDULED: 1}
+        assert store.redeliver(room=10) == Claimed(delivered=1)
 
     def test_the_opposite_decision_is_refused_and_alerted_once(self, store: StoreUnderTest) -> None:
         committed, rolled_back = store.prepared(), store.prepared()
@@ -202,7 +203,7 @@ class TestDeciding:
         operation = store.a_prepare(publish=True)
         assert store.perform(operation) == [Stored(operation.number, MessageState.COMMITTED)]
         assert store.perform(store.again(operation)) == [Stored(operation.number, MessageState.COMMITTED)]
-        assert store.redeliver(room=10) == {ConsumptionState.SCHEDULED: 1}
+        assert store.redeliver(room=10) == Claimed(delivered=1)
 
 
 class TestDelivering:
@@ -235,25 +236,25 @@ class TestDelivering:
         number = store.submitted()
         for _ in range(10):
             store.clock.advance(3600)
-            assert store.redeliver(room=0) == {}
+            assert store.redeliver(room=0) == Claimed()
         assert store.row(number).attempt == 0
-        assert store.redeliver(room=1) == {ConsumptionState.SCHEDULED: 1}
+        assert store.redeliver(room=1) == Claimed(delivered=1)
 
     def test_a_used_up_row_fails_without_room_too(self, store: StoreUnderTest) -> None:
         number = store.submitted()
         for _ in range(4):
             store.redeliver(room=1)
             store.clock.advance(100)
-        assert store.redeliver(room=0) == {ConsumptionState.FAILED: 1}
+        assert store.redeliver(room=0) == Claimed(failed=1)
         assert store.consumption_state(number) is ConsumptionState.FAILED
 
     def test_a_delayed_message_waits_for_its_time(self, store: StoreUnderTest) -> None:
         number = store.submitted(room=5, delay_ms=60_000)
         assert store.outlet.delivered == []
         store.clock.advance(59.999)
-        assert store.redeliver(room=5) == {}
+        assert store.redeliver(room=5) == Claimed()
         store.clock.advance(0.001)
-        assert store.redeliver(room=5) == {ConsumptionState.SCHEDULED: 1}
+        assert store.redeliver(room=5) == Claimed(delivered=1)
         assert store.delivered_attempts(number) == [1]
 
     def test_an_ack_is_final(self, store: StoreUnderTest) -> None:
@@ -261,7 +262,7 @@ class TestDelivering:
         assert store.perform(store.ack_of(number)) == [DONE]
         assert store.perform(store.ack_of(number)) == [DONE]
         store.clock.advance(10_000)
-        assert store.redeliver(room=5) == {}
+        assert store.redeliver(room=5) == Claimed()
         assert isinstance(store.perform(store.nack_of(number, 1))[0], ConsumptionClosed)
         assert store.consumption_state(number) is ConsumptionState.ACKED
         assert store.row(number).closed_ms is not None
@@ -346,7 +347,7 @@ class TestDelivering:
         store.catalog_store.remove_subscription("test", "order.paid", "coupons", "")
         store.watch.run_once()
         later = store.submitted()
-        assert store.redeliver(room=5) == {ConsumptionState.CANCELLED: 1}
+        assert store.redeliver(room=5) == Claimed(cancelled=1)
         assert store.consumption_state(number) is ConsumptionState.CANCELLED
         assert store.row(later) is None
         assert store.perform(store.ack_of(number)) == [DONE]
@@ -369,16 +370,23 @@ class TestDelivering:
     def test_a_page_is_never_larger_than_the_room(self, store: StoreUnderTest) -> None:
         for _ in range(10):
             store.submitted()
-        assert store.redeliver(room=4) == {ConsumptionState.SCHEDULED: 4}
+        assert store.redeliver(room=4) == Claimed(delivered=4)
         assert len(store.outlet.delivered) == 4
 
-    @pytest.mark.parametrize("incarnation", [2, 8])
-    def test_tries_of_another_run_are_due_again_and_uncounted(self, store: StoreUnderTest, incarnation: int) -> None:
+    def test_tries_of_a_run_that_is_gone_are_due_again_and_uncounted(self, store: StoreUnderTest) -> None:
         number = store.submitted(room=1)
-        next_run = type(store.due)(store.writer, list(range(32)), store.watch, incarnation)
-        assert next_run.rescue() == 1
+        assert store.due.rescue(store.shard, INCARNATION + 1, 0) == 0
+        assert store.due.rescue(store.shard, INCARNATION, 0) == 1
         row = store.row(number)
         assert (row.attempt, row.tried, row.due_ms) == (1, 0, store.clock())
+        assert store.due.rescue(store.shard, INCARNATION, 0) == 0
+
+    def test_only_its_last_moments_are_uncertain(self, store: StoreUnderTest) -> None:
+        early = store.submitted(room=1)
+        store.clock.advance(5)
+        late = store.submitted(room=1)
+        assert store.due.rescue(store.shard, INCARNATION, since_ms=store.clock()) == 1
+        assert (store.row(early).tried, store.row(late).tried) == (1, 0)
 
     @pytest.mark.parametrize("answer", ["nack", "extend"])
     def test_what_the_consumer_answered_is_not_rescued(self, store: StoreUnderTest, answer: str) -> None:
@@ -386,7 +394,7 @@ class TestDelivering:
         later = store.nack_of(number, 1, retry_after_ms=3_600_000)
         store.perform(later if answer == "nack" else store.extend_of(number, 1))
         before = store.row(number)
-        assert type(store.due)(store.writer, list(range(32)), store.watch, incarnation=8).rescue() == 0
+        assert store.due.rescue(store.shard, INCARNATION, 0) == 0
         assert store.row(number) == before
 
     def test_a_removal_that_is_taken_back_in_time_leaves_no_gap(self, store: StoreUnderTest) -> None:
@@ -399,5 +407,5 @@ class TestDelivering:
             store.clock.advance(seconds)
             store.watch.run_once()
             assert store.row(store.submitted()) is not None
-        assert store.redeliver(room=10) == {ConsumptionState.SCHEDULED: 4}
+        assert store.redeliver(room=10) == Claimed(delivered=4)
         assert store.consumption_state(open_one) is ConsumptionState.SCHEDULED

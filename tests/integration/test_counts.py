@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.store import StoreUnderTest
+from tmc_server.domain.consumption import QueueLook
 
 # Statements of one transaction, whatever the number of operations in it; commits are one per transaction.
 STATEMENTS = {"prepare": 2, "submit": 3, "publish": 3, "ack": 2, "rollback": 4}
@@ -61,7 +62,7 @@ def test_a_pass_over_due_rows_costs_the_same_for_1_and_200(store: StoreUnderTest
         store.outlet.room = None
         with store.counting() as counter:
             ((shard, subscription),) = store.due.due()
-            store.due.claim(shard, subscription, 200, exhausted_only=False)
+            store.due.claim(shard, subscription, 200, QueueLook(), exhausted_only=False)
         costs.append((len(counter.statements), counter.commits))
     assert costs == [(4, 1), (4, 1)]
 
@@ -88,7 +89,7 @@ def test_looks_at_due_rows_use_the_index(mariadb) -> None:
         store.clock.advance(3600)
         store.redeliver(room=5)
     statements = [s for s in counter.statements if "tmc_consumption" in s]
-    looks = [s for s in statements if "min(" in s]
+    looks = [s for s in statements if "MIN(" in s]
     claims = [s for s in statements if s.startswith("UPDATE")]
     assert looks
     assert claims

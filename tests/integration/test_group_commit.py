@@ -268,7 +268,7 @@ class TestOnMariaDB:
         store.outlet.room = 1
         lost: list[int] = []
         taken_back: list[Any] = []
-        writer = ShardWriter(store.database, store.watch, store.outlet, 7, take_back=taken_back.extend)
+        writer = ShardWriter(store.database, store.watch, store.outlet, lambda: 7, take_back=taken_back.extend)
 
         def lose_once(connection: sa.Connection) -> None:
             if lost:
@@ -304,7 +304,7 @@ class TestOnMariaDB:
         from tmc_server.store.engines import Database
 
         away = Database(f"mariadb+mysqldb://root@127.0.0.1:{free_port()}/nowhere")
-        writer = ShardWriter(away, store.watch, store.outlet, 7)
+        writer = ShardWriter(away, store.watch, store.outlet, lambda: 7)
 
         async def story(commit: GroupCommit) -> list[Any]:
             return await _perform(commit, store, *(store.a_prepare() for _ in range(10)))

@@ -20,15 +20,17 @@ def _described(database: Database) -> dict[str, str]:
     with database.reading() as connection:
         names = sorted(set(sa.inspect(connection).get_table_names()) - {VERSION_TABLE})
         if database.is_sqlite:
-            rows = connection.exec_driver_sql(
-                "SELECT tbl_name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
-            )
-            found: dict[str, str] = {}
-            for table, sql in rows:
-                if table in names:
-                    found[table] = found.get(table, "") + " ".join(sql.split()) + "\n"
-            return found
+            look = sa.inspect(connection)  # SQLite keeps the text of CREATE TABLE, which differs after ADD COLUMN
+            return {name: "\n".join(map(str, _parts(look, name))) for name in names}
         return {name: connection.exec_driver_sql(f"SHOW CREATE TABLE {name}").one()[1] for name in names}
+
+
+def _parts(look: sa.Inspector, name: str) -> list[object]:
+    columns = [{**column, "type": str(column["type"])} for column in look.get_columns(name)]
+    return [
+        *columns, look.get_pk_constraint(name), look.get_unique_constraints(name),
+        sorted(look.get_indexes(name), key=str),
+    ]  # fmt: skip
 
 
 def _declared(database: Database) -> None:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from tests.support.clock import ManualClock
 from tests.support.mariadb import MariaDB
-from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.consumption import ConsumptionState, QueueLook
 from tmc_server.domain.ids import IdGenerator
 from tmc_server.domain.message import MessageState, digest_of
 from tmc_server.domain.operations import (
@@ -31,12 +31,13 @@ from tmc_server.domain.operations import (
     Reactivate,
 )
 from tmc_server.domain.placement import shard_of
-from tmc_server.domain.ports import Copy, NewTopic
+from tmc_server.domain.ports import Claimed, Copy, NewTopic
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.catalog import CatalogStore, CatalogWatch
 from tmc_server.store.due import DueConsumptions, SqlAlertOutbox
 from tmc_server.store.engines import Database, ShardMap, repeated
+from tmc_server.store.leases import ShardLeases
 from tmc_server.store.migrate import migrate
 from tmc_server.store.tables import METADATA, meta, shard_tables
 from tmc_server.store.transaction import Hook, no_hook
@@ -48,6 +49,8 @@ class RecordingOutlet:
     def __init__(self, room: int | None = None) -> None:
         self.room = room
         self.delivered: list[Copy] = []
+        self.came: dict[int, int] = {}
+        self.looks_like: QueueLook | None = QueueLook()
         self.reserved = 0
         self._lock = threading.Lock()
 
@@ -70,7 +73,14 @@ class RecordingOutlet:
             self.reserved -= len(copies)
             self.delivered.extend(copies)
 
+    def came_out(self, subscription: int, tried_ms: int) -> None:
+        self.came[subscription] = tried_ms
 
+    def look(self, subscription: int) -> QueueLook | None:
+        return self.looks_like
+
+
+INCARNATION = 7
 POLICY = RetryPolicy(interval_ms=10_000, max_retry=3)
 
 
@@ -93,7 +103,8 @@ class StoreUnderTest:
         self.ids = IdGenerator(clock)
         self.ids.lease(1, 0, 1 << 62)
         self.writer = self.new_writer()
-        self.due = DueConsumptions(self.writer, list(range(32)), self.watch, incarnation=7)
+        self.leases = self.new_leases()
+        self.due = DueConsumptions(self.writer, self.leases, self.watch)
         self.alerts = SqlAlertOutbox(database)
         self._numbers = itertools.count(1)
 
@@ -102,7 +113,13 @@ class StoreUnderTest:
         return shard_of(self.topic.table_index, self.topic.spread, "any")
 
     def new_writer(self, hook: Hook = no_hook) -> ShardWriter:
-        return ShardWriter(self.database, self.watch, self.outlet, 7, hook)
+        return ShardWriter(self.database, self.watch, self.outlet, lambda: INCARNATION, hook)
+
+    def new_leases(self, incarnation: int = INCARNATION, lease_ms: int = 1 << 50) -> ShardLeases:
+        """Leases on the topic's shard, taken."""
+        leases = ShardLeases(self.database, [self.shard], lambda: incarnation, lambda: 1, lease_ms)
+        leases.run_once()
+        return leases
 
     def close(self) -> None:
         self.database.close()
@@ -194,16 +211,15 @@ class StoreUnderTest:
         self.outlet.room = 0
         return operation.number
 
-    def redeliver(
-        self, room: int | None = None, limit: int = 200, due: DueConsumptions | None = None
-    ) -> dict[ConsumptionState, int]:
+    def redeliver(self, room: int | None = None, limit: int = 200, due: DueConsumptions | None = None) -> Claimed:
         """One pass over everything due, with so much room at the outlet."""
-        moved: dict[ConsumptionState, int] = {}
+        moved = Claimed()
         self.outlet.room = room
+        look = self.outlet.look(self.subscription.number)
+        assert look is not None
         for shard, subscription in (due or self.due).due():
             for exhausted_only in (False, True):
-                for state, count in (due or self.due).claim(shard, subscription, limit, exhausted_only).items():
-                    moved[state] = moved.get(state, 0) + count
+                moved += (due or self.due).claim(shard, subscription, limit, look, exhausted_only)
         self.outlet.room = 0
         return moved
 

@@ -8,13 +8,15 @@ from collections.abc import Mapping
 import pytest
 
 from tests.support.eventually import eventually
+from tests.support.store import RecordingOutlet
 from tmc_server.domain.catalog import App, Catalog, Topic
-from tmc_server.domain.consumption import ConsumptionState as C
-from tmc_server.domain.ports import Alert
+from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.ports import Alert, Claimed, ServerRun
 from tmc_server.duties.alerting import Alerting
 from tmc_server.duties.counting import Counting
 from tmc_server.duties.periodic import Periodic
-from tmc_server.duties.redelivering import Redelivered, Redelivering
+from tmc_server.duties.redelivering import Redelivering
+from tmc_server.duties.rescuing import Rescuing
 from tmc_server.errors import RateLimited, StoreUnavailable
 from tmc_server.requests.caller import RateLimiter
 
@@ -22,38 +24,78 @@ from tmc_server.requests.caller import RateLimiter
 class ScriptedWork:
     """Due pairs, and what a claim of them moves."""
 
-    def __init__(self, due: Mapping[tuple[int, int], Mapping[C, int]]) -> None:
+    def __init__(self, due: Mapping[tuple[int, int], Claimed]) -> None:
         self._due = due
         self.claims: list[tuple[int, int, bool]] = []
+        self.rescues: list[tuple[int, int, int]] = []
+        self.leases = {3: 1}
 
     def due(self) -> list[tuple[int, int]]:
         return list(self._due)
 
-    def claim(self, shard: int, subscription: int, limit: int, exhausted_only: bool) -> Mapping[C, int]:
+    def claim(self, shard: int, subscription: int, limit: int, look: QueueLook, exhausted_only: bool) -> Claimed:
         self.claims.append((shard, subscription, exhausted_only))
-        return {} if exhausted_only else self._due[shard, subscription]
+        return Claimed() if exhausted_only else self._due[shard, subscription]
 
-    def rescue(self) -> int:
-        return 0
+    def held_shards(self) -> Mapping[int, int]:
+        return self.leases
+
+    def rescue(self, shard: int, incarnation: int, since_ms: int) -> int:
+        self.rescues.append((shard, incarnation, since_ms))
+        return 1
 
 
 class TestRedelivering:
     def test_one_page_for_each_due_subscription(self) -> None:
-        work = ScriptedWork({(1, 7): {C.SCHEDULED: 200}, (2, 8): {C.SCHEDULED: 1, C.FAILED: 2, C.CANCELLED: 3}})
-        result = Redelivering([work]).run_once()
-        assert result == Redelivered(delivered=201, failed=2, cancelled=3)
+        work = ScriptedWork({(1, 7): Claimed(delivered=200), (2, 8): Claimed(delivered=1, failed=2, cancelled=3)})
+        result = Redelivering([work], RecordingOutlet()).one_pass()
+        assert result == Claimed(delivered=201, failed=2, cancelled=3)
         assert work.claims == [(1, 7, False), (2, 8, False)]
-        assert result  # there may be more: the loop goes on at once
+        assert result.moved  # there may be more: the loop goes on at once
 
     def test_nothing_due_is_nothing_to_go_on_for(self) -> None:
-        assert not Redelivering([ScriptedWork({})]).run_once()
+        assert not Redelivering([ScriptedWork({})], RecordingOutlet()).run_once()
 
     def test_who_has_no_room_is_looked_through_for_used_up_rows_now_and_then(self) -> None:
-        work = ScriptedWork({(1, 7): {}})
-        duty = Redelivering([work])
+        work = ScriptedWork({(1, 7): Claimed()})
+        duty = Redelivering([work], RecordingOutlet())
         for _ in range(40):
             assert not duty.run_once()
         assert work.claims.count((1, 7, True)) == 2
+
+    def test_a_broker_that_is_away_pauses_everything(self) -> None:
+        work, outlet = ScriptedWork({(1, 7): Claimed(delivered=1)}), RecordingOutlet()
+        outlet.looks_like = None
+        assert not Redelivering([work], outlet).run_once()
+        assert work.claims == []
+
+    def test_a_queue_that_nobody_reads_is_told(self) -> None:
+        told: list[int] = []
+        work, outlet = ScriptedWork({(1, 7): Claimed(held=3)}), RecordingOutlet()
+        outlet.looks_like = QueueLook(consumers=0, messages=3)
+        Redelivering([work], outlet, on_abandoned=lambda subscription, _look: told.append(subscription)).run_once()
+        outlet.looks_like = QueueLook(consumers=1, messages=3)
+        Redelivering([work], outlet, on_abandoned=lambda subscription, _look: told.append(subscription)).run_once()
+        assert told == [7]
+
+
+class _Members:
+    alive: tuple[ServerRun, ...] = ()
+    gone: tuple[ServerRun, ...] = ()
+
+
+class TestRescuing:
+    def test_each_run_that_is_gone_once_per_shard_and_epoch(self) -> None:
+        work, members = ScriptedWork({}), _Members()
+        duty = Rescuing([work], members, uncertain_ms=100)
+        assert duty.run_once() == 0
+        members.gone = (ServerRun(5, "five", 0, 1000),)
+        assert (duty.run_once(), duty.run_once()) == (1, 0)
+        work.leases = {3: 1, 4: 9}
+        assert duty.run_once() == 1
+        work.leases = {3: 2, 4: 9}  # lost and got back: in between another server looked after it
+        assert duty.run_once() == 1
+        assert work.rescues == [(3, 5, 900), (4, 5, 900), (3, 5, 900)]
 
 
 class TestPeriodic:
@@ -94,6 +136,9 @@ class _Outbox:
 
     def unsent(self, limit: int) -> list[Alert]:
         return self.alerts[:limit]
+
+    def add(self, kind: str, topic: int, subscription: int, episode: int, detail: str) -> None:
+        self.alerts.append(Alert(len(self.alerts), kind, topic, 0, 0, subscription, episode, detail, 0))
 
     def mark_sent(self, alerts: list[Alert]) -> None:
         self.alerts = [alert for alert in self.alerts if alert not in alerts]

@@ -26,7 +26,7 @@ from tmc_client.protocol import message_pb2 as tmc_dot_v1_dot_message__pb2
 from tmc_client.protocol import types_pb2 as tmc_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12tmc/v1/admin.proto\x12\x06tmc.v1\x1a\x14tmc/v1/message.proto\x1a\x12tmc/v1/types.proto\"\x7f\n\x03\x41pp\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x05\x12\x14\n\x0cservice_name\x18\x03 \x01(\t\x12\x0e\n\x06\x62iz_id\x18\x04 \x01(\t\x12\x13\n\x0b\x61lert_email\x18\x05 \x01(\t\x12\x13\n\x0b\x61lert_phone\x18\x06 \x01(\t\x12\x0c\n\x04keys\x18\x07 \x01(\x05\"p\n\x12RegisterAppRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x14\n\x0cservice_name\x18\x02 \x01(\t\x12\x0e\n\x06\x62iz_id\x18\x03 \x01(\t\x12\x13\n\x0b\x61lert_email\x18\x04 \x01(\t\x12\x13\n\x0b\x61lert_phone\x18\x05 \x01(\t\"R\n\x13RegisterAppResponse\x12\x18\n\x03\x61pp\x18\x01 \x01(\x0b\x32\x0b.tmc.v1.App\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x14\n\x0c\x65\x66\x66\x65\x63tive_ms\x18\x03 \x01(\x03\"6\n\x10\x41\x64\x64\x41ppKeyRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0ereplace_newest\x18\x02 \x01(\x08\"6\n\x11\x41\x64\x64\x41ppKeyResponse\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x14\n\x0c\x65\x66\x66\x65\x63tive_ms\x18\x02 \x01(\x03\"\"\n\x14\x44ropOldAppKeyRequest\x12\n\n\x02id\x18\x01 \x01(\t\"-\n\x15\x44ropOldAppKeyResponse\x12\x14\n\x0c\x65\x66\x66\x65\x63tive_ms\x18\x01 \x01(\x03\"\x11\n\x0fListAppsRequest\"-\n\x10ListAppsResponse\x12\x19\n\x04\x61pps\x18\x01 \x03(\x0b\x32\x0b.tmc.v1.App\"\xb5\x01\n\x05Topic\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x05\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65\x66\x61ult_tag\x18\x04 \x01(\t\x12\x13\n\x0btable_index\x18\x05 \x01(\x05\x12\x0e\n\x06spread\x18\x06 \x01(\x05\x12\x1b\n\x13transaction_time_ms\x18\x07 \x01(\x03\x12\x12\n\nopen_limit\x18\x08 \x01(\x03\x12\x14\n\x0c\x65\x66\x66\x65\x63tive_ms\x18\t \x01(\x03\"\xf4\x01\n\x14RegisterTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65\x66\x61ult_tag\x18\x03 \x01(\t\x12\x18\n\x0btable_index\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06spread\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12 \n\x13transaction_time_ms\x18\x06 \x01(\x03H\x02\x88\x01\x01\x12\x17\n\nopen_limit\x18\x07 \x01(\x03H\x03\x88\x01\x01\x42\x0e\n\x0c_table_indexB\t\n\x07_spreadB\x16\n\x14_transaction_time_msB\r\n\x0b_open_limit\"\x13\n\x11ListTopicsRequest\"3\n\x12ListTopicsResponse\x12\x1d\n\x06topics\x18\x01 \x03(\x0b\x32\r.tmc.v1.Topic\"\x95\x01\n\x0cSubscription\x12\x0e\n\x06number\x18\x01 \x01(\x05\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03\x61pp\x18\x03 \x01(\t\x12\x0b\n\x03tag\x18\x04 \x01(\t\x12\"\n\x05retry\x18\x05 \x01(\x0b\x32\x13.tmc.v1.RetryPolicy\x12\x14\n\x0c\x65\x66\x66\x65\x63tive_ms\x18\x06 \x01(\x03\x12\x12\n\nremoved_ms\x18\x07 \x01(\x03\"j\n\x1bRegisterSubscriptionRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0b\n\x03\x61pp\x18\x02 \x01(\t\x12\x0b\n\x03tag\x18\x03 \x01(\t\x12\"\n\x05retry\x18\x04 \x01(\x0b\x32\x13.tmc.v1.RetryPolicy\"D\n\x19RemoveSubscriptionRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0b\n\x03\x61pp\x18\x02 \x01(\t\x12\x0b\n\x03tag\x18\x03 \x01(\t\")\n\x18ListSubscriptionsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"H\n\x19ListSubscriptionsResponse\x12+\n\rsubscriptions\x18\x01 \x03(\x0b\x32\x14.tmc.v1.Subscription\"H\n\x16\x41\x64minGetMessageRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\"\x8c\x01\n\rMessageDetail\x12 \n\x07message\x18\x01 \x01(\x0b\x32\x0f.tmc.v1.Message\x12)\n\x0c\x63onsumptions\x18\x02 \x03(\x0b\x32\x13.tmc.v1.Consumption\x12.\n\x0f\x66\x61iled_attempts\x18\x03 \x03(\x0b\x32\x15.tmc.v1.FailedAttempt\"\xca\x01\n\x0b\x43onsumption\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03\x61pp\x18\x03 \x01(\t\x12\x0b\n\x03tag\x18\x04 \x01(\t\x12\'\n\x05state\x18\x05 \x01(\x0e\x32\x18.tmc.v1.ConsumptionState\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x05\x12\r\n\x05tried\x18\x07 \x01(\x05\x12\x0e\n\x06\x64ue_ms\x18\x08 \x01(\x03\x12\x12\n\ncreated_ms\x18\t \x01(\x03\x12\x11\n\tclosed_ms\x18\n \x01(\x03\"K\n\rFailedAttempt\x12\x0b\n\x03\x61pp\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\r\n\x05\x61t_ms\x18\x03 \x01(\x03\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"\x90\x01\n\x13ListMessagesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\x12\x0f\n\x07\x66rom_ms\x18\x03 \x01(\x03\x12\r\n\x05to_ms\x18\x04 \x01(\x03\x12\x11\n\tpage_size\x18\x05 \x01(\x05\x12\x12\n\npage_token\x18\x06 \x01(\t\"R\n\x14ListMessagesResponse\x12!\n\x08messages\x18\x01 \x03(\x0b\x32\x0f.tmc.v1.Message\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x85\x01\n\x17ListConsumptionsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0b\n\x03\x61pp\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.tmc.v1.ConsumptionState\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"^\n\x18ListConsumptionsResponse\x12)\n\x0c\x63onsumptions\x18\x01 \x03(\x0b\x32\x13.tmc.v1.Consumption\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\\\n\x1cReactivateConsumptionRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\x0b\n\x03\x61pp\x18\x02 \x01(\t\x12\x0b\n\x03tag\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t2\xdf\x07\n\x0c\x41\x64minService\x12\x46\n\x0bRegisterApp\x12\x1a.tmc.v1.RegisterAppRequest\x1a\x1b.tmc.v1.RegisterAppResponse\x12@\n\tAddAppKey\x12\x18.tmc.v1.AddAppKeyRequest\x1a\x19.tmc.v1.AddAppKeyResponse\x12L\n\rDropOldAppKey\x12\x1c.tmc.v1.DropOldAppKeyRequest\x1a\x1d.tmc.v1.DropOldAppKeyResponse\x12=\n\x08ListApps\x12\x17.tmc.v1.ListAppsRequest\x1a\x18.tmc.v1.ListAppsResponse\x12<\n\rRegisterTopic\x12\x1c.tmc.v1.RegisterTopicRequest\x1a\r.tmc.v1.Topic\x12\x43\n\nListTopics\x12\x19.tmc.v1.ListTopicsRequest\x1a\x1a.tmc.v1.ListTopicsResponse\x12Q\n\x14RegisterSubscription\x12#.tmc.v1.RegisterSubscriptionRequest\x1a\x14.tmc.v1.Subscription\x12M\n\x12RemoveSubscription\x12!.tmc.v1.RemoveSubscriptionRequest\x1a\x14.tmc.v1.Subscription\x12X\n\x11ListSubscriptions\x12 .tmc.v1.ListSubscriptionsRequest\x1a!.tmc.v1.ListSubscriptionsResponse\x12\x43\n\nGetMessage\x12\x1e.tmc.v1.AdminGetMessageRequest\x1a\x15.tmc.v1.MessageDetail\x12I\n\x0cListMessages\x12\x1b.tmc.v1.ListMessagesRequest\x1a\x1c.tmc.v1.ListMessagesResponse\x12U\n\x10ListConsumptions\x12\x1f.tmc.v1.ListConsumptionsRequest\x1a .tmc.v1.ListConsumptionsResponse\x12R\n\x15ReactivateConsumption\x12$.tmc.v1.ReactivateConsumptionRequest\x1a\x13.tmc.v1.Consumptionb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12tmc/v1/admin.proto\x12\x06tmc.v1\x1a\x14tmc/v1/message.proto\x1a\x12tmc/v1/types.proto\"\x7f\n\x03\x41pp\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x05\x12\x14\n\x0cservice_name\x18\x03 \x01(\t\x12\x0e\n\x06\x62iz_id\x18\x04 \x01(\t\x12\x13\n\x0b\x61lert_email\x18\x05 \x01(\t\x12\x13\n\x0b\x61lert_phone\x18\x06 \x01(\t\x12\x0c\n\x04keys\x18\x07 \x01(\x05\"p\n\x12RegisterAppRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x14\n\x0cservice_name\x18\x02 \x01(\t\x12\x0e\n\x06\x62iz_id\x18\x03 \x01(\t\x12\x13\n\x0b\x61lert_email\x18\x04 \x01(\t\x12\x13\n\x0b\x61lert_phone\x18\x05 \x01(\t\"R\n\x13RegisterAppResponse\x12\x18\n\x03\x61pp\x18\x01 \x01(\x0b\x32\x0b.tmc.v1.App\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x14\n\x0c\x65\x66\x66\x65\x63tive_ms\x18\x03 \x01(\x03\"6\n\x10\x41\x64\x64\x41ppKeyRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0ereplace_newest\x18\x02 \x01(\x08\"6\n\x11\x41\x64\x64\x41ppKeyResponse\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x14\n\x0c\x65\x66\x66\x65\x63tive_ms\x18\x02 \x01(\x03\"\"\n\x14\x44ropOldAppKeyRequest\x12\n\n\x02id\x18\x01 \x01(\t\"-\n\x15\x44ropOldAppKeyResponse\x12\x14\n\x0c\x65\x66\x66\x65\x63tive_ms\x18\x01 \x01(\x03\"\x11\n\x0fListAppsRequest\"-\n\x10ListAppsResponse\x12\x19\n\x04\x61pps\x18\x01 \x03(\x0b\x32\x0b.tmc.v1.App\"\xdc\x01\n\x05Topic\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x05\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65\x66\x61ult_tag\x18\x04 \x01(\t\x12\x13\n\x0btable_index\x18\x05 \x01(\x05\x12\x0e\n\x06spread\x18\x06 \x01(\x05\x12\x1b\n\x13transaction_time_ms\x18\x07 \x01(\x03\x12\x12\n\nopen_limit\x18\x08 \x01(\x03\x12\x14\n\x0c\x65\x66\x66\x65\x63tive_ms\x18\t \x01(\x03\x12%\n\nqueue_mode\x18\n \x01(\x0e\x32\x11.tmc.v1.QueueMode\"\x9b\x02\n\x14RegisterTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65\x66\x61ult_tag\x18\x03 \x01(\t\x12\x18\n\x0btable_index\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06spread\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12 \n\x13transaction_time_ms\x18\x06 \x01(\x03H\x02\x88\x01\x01\x12\x17\n\nopen_limit\x18\x07 \x01(\x03H\x03\x88\x01\x01\x12%\n\nqueue_mode\x18\x08 \x01(\x0e\x32\x11.tmc.v1.QueueModeB\x0e\n\x0c_table_indexB\t\n\x07_spreadB\x16\n\x14_transaction_time_msB\r\n\x0b_open_limit\"\x13\n\x11ListTopicsRequest\"3\n\x12ListTopicsResponse\x12\x1d\n\x06topics\x18\x01 \x03(\x0b\x32\r.tmc.v1.Topic\"\xc6\x01\n\x0cSubscription\x12\x0e\n\x06number\x18\x01 \x01(\x05\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03\x61pp\x18\x03 \x01(\t\x12\x0b\n\x03tag\x18\x04 \x01(\t\x12\"\n\x05retry\x18\x05 \x01(\x0b\x32\x13.tmc.v1.RetryPolicy\x12\x14\n\x0c\x65\x66\x66\x65\x63tive_ms\x18\x06 \x01(\x03\x12\x12\n\nremoved_ms\x18\x07 \x01(\x03\x12 \n\x07\x66orward\x18\x08 \x01(\x0b\x32\x0f.tmc.v1.Forward\x12\r\n\x05queue\x18\t \x01(\t\"\x8c\x01\n\x1bRegisterSubscriptionRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0b\n\x03\x61pp\x18\x02 \x01(\t\x12\x0b\n\x03tag\x18\x03 \x01(\t\x12\"\n\x05retry\x18\x04 \x01(\x0b\x32\x13.tmc.v1.RetryPolicy\x12 \n\x07\x66orward\x18\x05 \x01(\x0b\x32\x0f.tmc.v1.Forward\"D\n\x19RemoveSubscriptionRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0b\n\x03\x61pp\x18\x02 \x01(\t\x12\x0b\n\x03tag\x18\x03 \x01(\t\")\n\x18ListSubscriptionsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"H\n\x19ListSubscriptionsResponse\x12+\n\rsubscriptions\x18\x01 \x03(\x0b\x32\x14.tmc.v1.Subscription\"H\n\x16\x41\x64minGetMessageRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\"\x8c\x01\n\rMessageDetail\x12 \n\x07message\x18\x01 \x01(\x0b\x32\x0f.tmc.v1.Message\x12)\n\x0c\x63onsumptions\x18\x02 \x03(\x0b\x32\x13.tmc.v1.Consumption\x12.\n\x0f\x66\x61iled_attempts\x18\x03 \x03(\x0b\x32\x15.tmc.v1.FailedAttempt\"\xca\x01\n\x0b\x43onsumption\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03\x61pp\x18\x03 \x01(\t\x12\x0b\n\x03tag\x18\x04 \x01(\t\x12\'\n\x05state\x18\x05 \x01(\x0e\x32\x18.tmc.v1.ConsumptionState\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x05\x12\r\n\x05tried\x18\x07 \x01(\x05\x12\x0e\n\x06\x64ue_ms\x18\x08 \x01(\x03\x12\x12\n\ncreated_ms\x18\t \x01(\x03\x12\x11\n\tclosed_ms\x18\n \x01(\x03\"K\n\rFailedAttempt\x12\x0b\n\x03\x61pp\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\r\n\x05\x61t_ms\x18\x03 \x01(\x03\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"\x90\x01\n\x13ListMessagesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\x12\x0f\n\x07\x66rom_ms\x18\x03 \x01(\x03\x12\r\n\x05to_ms\x18\x04 \x01(\x03\x12\x11\n\tpage_size\x18\x05 \x01(\x05\x12\x12\n\npage_token\x18\x06 \x01(\t\"R\n\x14ListMessagesResponse\x12!\n\x08messages\x18\x01 \x03(\x0b\x32\x0f.tmc.v1.Message\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x85\x01\n\x17ListConsumptionsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0b\n\x03\x61pp\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.tmc.v1.ConsumptionState\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"^\n\x18ListConsumptionsResponse\x12)\n\x0c\x63onsumptions\x18\x01 \x03(\x0b\x32\x13.tmc.v1.Consumption\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\\\n\x1cReactivateConsumptionRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\x0b\n\x03\x61pp\x18\x02 \x01(\t\x12\x0b\n\x03tag\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\x14\n\x12ListServersRequest\"6\n\x13ListServersResponse\x12\x1f\n\x07servers\x18\x01 \x03(\x0b\x32\x0e.tmc.v1.Server\"r\n\x06Server\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x12\n\nstarted_ms\x18\x03 \x01(\x03\x12\x12\n\nexpires_ms\x18\x04 \x01(\x03\x12\r\n\x05\x61live\x18\x05 \x01(\x08\x12\x0e\n\x06shards\x18\x06 \x03(\x05\"0\n\x14ListInstancesRequest\x12\x0b\n\x03\x61pp\x18\x01 \x01(\t\x12\x0b\n\x03tag\x18\x02 \x01(\t\"*\n\x15ListInstancesResponse\x12\x11\n\taddresses\x18\x01 \x03(\t2\xf5\x08\n\x0c\x41\x64minService\x12\x46\n\x0bRegisterApp\x12\x1a.tmc.v1.RegisterAppRequest\x1a\x1b.tmc.v1.RegisterAppResponse\x12@\n\tAddAppKey\x12\x18.tmc.v1.AddAppKeyRequest\x1a\x19.tmc.v1.AddAppKeyResponse\x12L\n\rDropOldAppKey\x12\x1c.tmc.v1.DropOldAppKeyRequest\x1a\x1d.tmc.v1.DropOldAppKeyResponse\x12=\n\x08ListApps\x12\x17.tmc.v1.ListAppsRequest\x1a\x18.tmc.v1.ListAppsResponse\x12<\n\rRegisterTopic\x12\x1c.tmc.v1.RegisterTopicRequest\x1a\r.tmc.v1.Topic\x12\x43\n\nListTopics\x12\x19.tmc.v1.ListTopicsRequest\x1a\x1a.tmc.v1.ListTopicsResponse\x12Q\n\x14RegisterSubscription\x12#.tmc.v1.RegisterSubscriptionRequest\x1a\x14.tmc.v1.Subscription\x12M\n\x12RemoveSubscription\x12!.tmc.v1.RemoveSubscriptionRequest\x1a\x14.tmc.v1.Subscription\x12X\n\x11ListSubscriptions\x12 .tmc.v1.ListSubscriptionsRequest\x1a!.tmc.v1.ListSubscriptionsResponse\x12\x43\n\nGetMessage\x12\x1e.tmc.v1.AdminGetMessageRequest\x1a\x15.tmc.v1.MessageDetail\x12I\n\x0cListMessages\x12\x1b.tmc.v1.ListMessagesRequest\x1a\x1c.tmc.v1.ListMessagesResponse\x12U\n\x10ListConsumptions\x12\x1f.tmc.v1.ListConsumptionsRequest\x1a .tmc.v1.ListConsumptionsResponse\x12R\n\x15ReactivateConsumption\x12$.tmc.v1.ReactivateConsumptionRequest\x1a\x13.tmc.v1.Consumption\x12\x46\n\x0bListServers\x12\x1a.tmc.v1.ListServersRequest\x1a\x1b.tmc.v1.ListServersResponse\x12L\n\rListInstances\x12\x1c.tmc.v1.ListInstancesRequest\x1a\x1d.tmc.v1.ListInstancesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,41 +52,51 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTAPPSRESPONSE']._serialized_start=613
   _globals['_LISTAPPSRESPONSE']._serialized_end=658
   _globals['_TOPIC']._serialized_start=661
-  _globals['_TOPIC']._serialized_end=842
-  _globals['_REGISTERTOPICREQUEST']._serialized_start=845
-  _globals['_REGISTERTOPICREQUEST']._serialized_end=1089
-  _globals['_LISTTOPICSREQUEST']._serialized_start=1091
-  _globals['_LISTTOPICSREQUEST']._serialized_end=1110
-  _globals['_LISTTOPICSRESPONSE']._serialized_start=1112
-  _globals['_LISTTOPICSRESPONSE']._serialized_end=1163
-  _globals['_SUBSCRIPTION']._serialized_start=1166
-  _globals['_SUBSCRIPTION']._serialized_end=1315
-  _globals['_REGISTERSUBSCRIPTIONREQUEST']._serialized_start=1317
-  _globals['_REGISTERSUBSCRIPTIONREQUEST']._serialized_end=1423
-  _globals['_REMOVESUBSCRIPTIONREQUEST']._serialized_start=1425
-  _globals['_REMOVESUBSCRIPTIONREQUEST']._serialized_end=1493
-  _globals['_LISTSUBSCRIPTIONSREQUEST']._serialized_start=1495
-  _globals['_LISTSUBSCRIPTIONSREQUEST']._serialized_end=1536
-  _globals['_LISTSUBSCRIPTIONSRESPONSE']._serialized_start=1538
-  _globals['_LISTSUBSCRIPTIONSRESPONSE']._serialized_end=1610
-  _globals['_ADMINGETMESSAGEREQUEST']._serialized_start=1612
-  _globals['_ADMINGETMESSAGEREQUEST']._serialized_end=1684
-  _globals['_MESSAGEDETAIL']._serialized_start=1687
-  _globals['_MESSAGEDETAIL']._serialized_end=1827
-  _globals['_CONSUMPTION']._serialized_start=1830
-  _globals['_CONSUMPTION']._serialized_end=2032
-  _globals['_FAILEDATTEMPT']._serialized_start=2034
-  _globals['_FAILEDATTEMPT']._serialized_end=2109
-  _globals['_LISTMESSAGESREQUEST']._serialized_start=2112
-  _globals['_LISTMESSAGESREQUEST']._serialized_end=2256
-  _globals['_LISTMESSAGESRESPONSE']._serialized_start=2258
-  _globals['_LISTMESSAGESRESPONSE']._serialized_end=2340
-  _globals['_LISTCONSUMPTIONSREQUEST']._serialized_start=2343
-  _globals['_LISTCONSUMPTIONSREQUEST']._serialized_end=2476
-  _globals['_LISTCONSUMPTIONSRESPONSE']._serialized_start=2478
-  _globals['_LISTCONSUMPTIONSRESPONSE']._serialized_end=2572
-  _globals['_REACTIVATECONSUMPTIONREQUEST']._serialized_start=2574
-  _globals['_REACTIVATECONSUMPTIONREQUEST']._serialized_end=2666
-  _globals['_ADMINSERVICE']._serialized_start=2669
-  _globals['_ADMINSERVICE']._serialized_end=3660
+  _globals['_TOPIC']._serialized_end=881
+  _globals['_REGISTERTOPICREQUEST']._serialized_start=884
+  _globals['_REGISTERTOPICREQUEST']._serialized_end=1167
+  _globals['_LISTTOPICSREQUEST']._serialized_start=1169
+  _globals['_LISTTOPICSREQUEST']._serialized_end=1188
+  _globals['_LISTTOPICSRESPONSE']._serialized_start=1190
+  _globals['_LISTTOPICSRESPONSE']._serialized_end=1241
+  _globals['_SUBSCRIPTION']._serialized_start=1244
+  _globals['_SUBSCRIPTION']._serialized_end=1442
+  _globals['_REGISTERSUBSCRIPTIONREQUEST']._serialized_start=1445
+  _globals['_REGISTERSUBSCRIPTIONREQUEST']._serialized_end=1585
+  _globals['_REMOVESUBSCRIPTIONREQUEST']._serialized_start=1587
+  _globals['_REMOVESUBSCRIPTIONREQUEST']._serialized_end=1655
+  _globals['_LISTSUBSCRIPTIONSREQUEST']._serialized_start=1657
+  _globals['_LISTSUBSCRIPTIONSREQUEST']._serialized_end=1698
+  _globals['_LISTSUBSCRIPTIONSRESPONSE']._serialized_start=1700
+  _globals['_LISTSUBSCRIPTIONSRESPONSE']._serialized_end=1772
+  _globals['_ADMINGETMESSAGEREQUEST']._serialized_start=1774
+  _globals['_ADMINGETMESSAGEREQUEST']._serialized_end=1846
+  _globals['_MESSAGEDETAIL']._serialized_start=1849
+  _globals['_MESSAGEDETAIL']._serialized_end=1989
+  _globals['_CONSUMPTION']._serialized_start=1992
+  _globals['_CONSUMPTION']._serialized_end=2194
+  _globals['_FAILEDATTEMPT']._serialized_start=2196
+  _globals['_FAILEDATTEMPT']._serialized_end=2271
+  _globals['_LISTMESSAGESREQUEST']._serialized_start=2274
+  _globals['_LISTMESSAGESREQUEST']._serialized_end=2418
+  _globals['_LISTMESSAGESRESPONSE']._serialized_start=2420
+  _globals['_LISTMESSAGESRESPONSE']._serialized_end=2502
+  _globals['_LISTCONSUMPTIONSREQUEST']._serialized_start=2505
+  _globals['_LISTCONSUMPTIONSREQUEST']._serialized_end=2638
+  _globals['_LISTCONSUMPTIONSRESPONSE']._serialized_start=2640
+  _globals['_LISTCONSUMPTIONSRESPONSE']._serialized_end=2734
+  _globals['_REACTIVATECONSUMPTIONREQUEST']._serialized_start=2736
+  _globals['_REACTIVATECONSUMPTIONREQUEST']._serialized_end=2828
+  _globals['_LISTSERVERSREQUEST']._serialized_start=2830
+  _globals['_LISTSERVERSREQUEST']._serialized_end=2850
+  _globals['_LISTSERVERSRESPONSE']._serialized_start=2852
+  _globals['_LISTSERVERSRESPONSE']._serialized_end=2906
+  _globals['_SERVER']._serialized_start=2908
+  _globals['_SERVER']._serialized_end=3022
+  _globals['_LISTINSTANCESREQUEST']._serialized_start=3024
+  _globals['_LISTINSTANCESREQUEST']._serialized_end=3072
+  _globals['_LISTINSTANCESRESPONSE']._serialized_start=3074
+  _globals['_LISTINSTANCESRESPONSE']._serialized_end=3116
+  _globals['_ADMINSERVICE']._serialized_start=3119
+  _globals['_ADMINSERVICE']._serialized_end=4260
 # @@protoc_insertion_point(module_scope)

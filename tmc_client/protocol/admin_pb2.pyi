@@ -89,7 +89,7 @@ class ListAppsResponse(_message.Message):
     def __init__(self, apps: _Optional[_Iterable[_Union[App, _Mapping]]] = ...) -> None: ...
 
 class Topic(_message.Message):
-    __slots__ = ("name", "number", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "effective_ms")
+    __slots__ = ("name", "number", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "effective_ms", "queue_mode")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +99,7 @@ class Topic(_message.Message):
     TRANSACTION_TIME_MS_FIELD_NUMBER: _ClassVar[int]
     OPEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
     EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MODE_FIELD_NUMBER: _ClassVar[int]
     name: str
     number: int
     owner: str
@@ -108,10 +109,11 @@ class Topic(_message.Message):
     transaction_time_ms: int
     open_limit: int
     effective_ms: int
-    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., effective_ms: _Optional[int] = ...) -> None: ...
+    queue_mode: _types_pb2.QueueMode
+    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., effective_ms: _Optional[int] = ..., queue_mode: _Optional[_Union[_types_pb2.QueueMode, str]] = ...) -> None: ...
 
 class RegisterTopicRequest(_message.Message):
-    __slots__ = ("name", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit")
+    __slots__ = ("name", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "queue_mode")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_TAG_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +121,7 @@ class RegisterTopicRequest(_message.Message):
     SPREAD_FIELD_NUMBER: _ClassVar[int]
     TRANSACTION_TIME_MS_FIELD_NUMBER: _ClassVar[int]
     OPEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MODE_FIELD_NUMBER: _ClassVar[int]
     name: str
     owner: str
     default_tag: str
@@ -126,7 +129,8 @@ class RegisterTopicRequest(_message.Message):
     spread: int
     transaction_time_ms: int
     open_limit: int
-    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ...) -> None: ...
+    queue_mode: _types_pb2.QueueMode
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., queue_mode: _Optional[_Union[_types_pb2.QueueMode, str]] = ...) -> None: ...
 
 class ListTopicsRequest(_message.Message):
     __slots__ = ()
@@ -139,7 +143,7 @@ class ListTopicsResponse(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[Topic, _Mapping]]] = ...) -> None: ...
 
 class Subscription(_message.Message):
-    __slots__ = ("number", "topic", "app", "tag", "retry", "effective_ms", "removed_ms")
+    __slots__ = ("number", "topic", "app", "tag", "retry", "effective_ms", "removed_ms", "forward", "queue")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     APP_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +151,8 @@ class Subscription(_message.Message):
     RETRY_FIELD_NUMBER: _ClassVar[int]
     EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_MS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
     number: int
     topic: str
     app: str
@@ -154,19 +160,23 @@ class Subscription(_message.Message):
     retry: _types_pb2.RetryPolicy
     effective_ms: int
     removed_ms: int
-    def __init__(self, number: _Optional[int] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., effective_ms: _Optional[int] = ..., removed_ms: _Optional[int] = ...) -> None: ...
+    forward: _types_pb2.Forward
+    queue: str
+    def __init__(self, number: _Optional[int] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., effective_ms: _Optional[int] = ..., removed_ms: _Optional[int] = ..., forward: _Optional[_Union[_types_pb2.Forward, _Mapping]] = ..., queue: _Optional[str] = ...) -> None: ...
 
 class RegisterSubscriptionRequest(_message.Message):
-    __slots__ = ("topic", "app", "tag", "retry")
+    __slots__ = ("topic", "app", "tag", "retry", "forward")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     APP_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_FIELD_NUMBER: _ClassVar[int]
     topic: str
     app: str
     tag: str
     retry: _types_pb2.RetryPolicy
-    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ...) -> None: ...
+    forward: _types_pb2.Forward
+    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., forward: _Optional[_Union[_types_pb2.Forward, _Mapping]] = ...) -> None: ...
 
 class RemoveSubscriptionRequest(_message.Message):
     __slots__ = ("topic", "app", "tag")
@@ -303,3 +313,43 @@ class ReactivateConsumptionRequest(_message.Message):
     tag: str
     reason: str
     def __init__(self, message_id: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ListServersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListServersResponse(_message.Message):
+    __slots__ = ("servers",)
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    servers: _containers.RepeatedCompositeFieldContainer[Server]
+    def __init__(self, servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ...) -> None: ...
+
+class Server(_message.Message):
+    __slots__ = ("name", "incarnation", "started_ms", "expires_ms", "alive", "shards")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STARTED_MS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_MS_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    incarnation: str
+    started_ms: int
+    expires_ms: int
+    alive: bool
+    shards: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., started_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ..., alive: bool = ..., shards: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ListInstancesRequest(_message.Message):
+    __slots__ = ("app", "tag")
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    app: str
+    tag: str
+    def __init__(self, app: _Optional[str] = ..., tag: _Optional[str] = ...) -> None: ...
+
+class ListInstancesResponse(_message.Message):
+    __slots__ = ("addresses",)
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ...) -> None: ...

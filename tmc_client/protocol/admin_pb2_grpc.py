@@ -99,6 +99,16 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ReactivateConsumptionRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.Consumption.FromString,
                 _registered_method=True)
+        self.ListServers = channel.unary_unary(
+                '/tmc.v1.AdminService/ListServers',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.ListServersRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.ListServersResponse.FromString,
+                _registered_method=True)
+        self.ListInstances = channel.unary_unary(
+                '/tmc.v1.AdminService/ListInstances',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.ListInstancesRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.ListInstancesResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -187,6 +197,20 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListServers(self, request, context):
+        """The servers of this center, with the shards each of them looks after.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListInstances(self, request, context):
+        """Where a producer's service would be asked for an outcome now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -254,6 +278,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ReactivateConsumption,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.ReactivateConsumptionRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.Consumption.SerializeToString,
+            ),
+            'ListServers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListServers,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.ListServersRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.ListServersResponse.SerializeToString,
+            ),
+            'ListInstances': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListInstances,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.ListInstancesRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.ListInstancesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -607,6 +641,60 @@ class AdminService(object):
             '/tmc.v1.AdminService/ReactivateConsumption',
             tmc_dot_v1_dot_admin__pb2.ReactivateConsumptionRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.Consumption.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListServers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/ListServers',
+            tmc_dot_v1_dot_admin__pb2.ListServersRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.ListServersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListInstances(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/ListInstances',
+            tmc_dot_v1_dot_admin__pb2.ListInstancesRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.ListInstancesResponse.FromString,
             options,
             channel_credentials,
             insecure,

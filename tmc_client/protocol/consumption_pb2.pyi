@@ -139,17 +139,33 @@ class DescribeSubscriptionsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeSubscriptionsResponse(_message.Message):
-    __slots__ = ("subscriptions",)
+    __slots__ = ("subscriptions", "broker")
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    BROKER_FIELD_NUMBER: _ClassVar[int]
     subscriptions: _containers.RepeatedCompositeFieldContainer[SubscriptionInfo]
-    def __init__(self, subscriptions: _Optional[_Iterable[_Union[SubscriptionInfo, _Mapping]]] = ...) -> None: ...
+    broker: BrokerAddress
+    def __init__(self, subscriptions: _Optional[_Iterable[_Union[SubscriptionInfo, _Mapping]]] = ..., broker: _Optional[_Union[BrokerAddress, _Mapping]] = ...) -> None: ...
+
+class BrokerAddress(_message.Message):
+    __slots__ = ("host", "port", "virtual_host", "tls")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    VIRTUAL_HOST_FIELD_NUMBER: _ClassVar[int]
+    TLS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    port: int
+    virtual_host: str
+    tls: bool
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., virtual_host: _Optional[str] = ..., tls: bool = ...) -> None: ...
 
 class SubscriptionInfo(_message.Message):
-    __slots__ = ("topic", "tag", "retry")
+    __slots__ = ("topic", "tag", "retry", "queue")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
     topic: str
     tag: str
     retry: _types_pb2.RetryPolicy
-    def __init__(self, topic: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ...) -> None: ...
+    queue: str
+    def __init__(self, topic: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., queue: _Optional[str] = ...) -> None: ...

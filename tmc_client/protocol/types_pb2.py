@@ -24,25 +24,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12tmc/v1/types.proto\x12\x06tmc.v1\"\x85\x01\n\tItemError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x1e\n\x06reason\x18\x02 \x01(\x0e\x32\x0e.tmc.v1.Reason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\x03\x12\x12\n\nmessage_id\x18\x06 \x01(\t\"\x9e\x01\n\x0bRetryPolicy\x12\x1f\n\x04kind\x18\x01 \x01(\x0e\x32\x11.tmc.v1.RetryKind\x12\x18\n\x0binterval_ms\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x16\n\tmax_retry\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12\x13\n\x06\x63\x61p_ms\x18\x04 \x01(\x03H\x02\x88\x01\x01\x42\x0e\n\x0c_interval_msB\x0c\n\n_max_retryB\t\n\x07_cap_ms*\x85\x01\n\x0cMessageState\x12\x1d\n\x19MESSAGE_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16MESSAGE_STATE_PREPARED\x10\x01\x12\x1b\n\x17MESSAGE_STATE_COMMITTED\x10\x02\x12\x1d\n\x19MESSAGE_STATE_ROLLED_BACK\x10\x03*\xb2\x01\n\x10\x43onsumptionState\x12!\n\x1d\x43ONSUMPTION_STATE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x43ONSUMPTION_STATE_SCHEDULED\x10\x01\x12\x1b\n\x17\x43ONSUMPTION_STATE_ACKED\x10\x02\x12\x1c\n\x18\x43ONSUMPTION_STATE_FAILED\x10\x03\x12\x1f\n\x1b\x43ONSUMPTION_STATE_CANCELLED\x10\x04*a\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x12\n\x0eVERDICT_COMMIT\x10\x01\x12\x14\n\x10VERDICT_ROLLBACK\x10\x02\x12\x13\n\x0fVERDICT_UNKNOWN\x10\x03*\xbe\x04\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11MALFORMED_REQUEST\x10\x01\x12\x11\n\rFIELD_INVALID\x10\x02\x12\x17\n\x13\x43REDENTIALS_MISSING\x10\x03\x12\x17\n\x13\x43REDENTIALS_INVALID\x10\x04\x12\x0e\n\nADMIN_ONLY\x10\x05\x12\x11\n\rTOPIC_UNKNOWN\x10\x06\x12\x13\n\x0fMESSAGE_UNKNOWN\x10\x07\x12\x18\n\x14SUBSCRIPTION_UNKNOWN\x10\x08\x12\x0f\n\x0b\x41PP_UNKNOWN\x10\t\x12\x11\n\rKEY_COMMITTED\x10\n\x12\x13\n\x0f\x43ONTENT_DIFFERS\x10\x0b\x12\x0e\n\nNAME_TAKEN\x10\x0c\x12\x13\n\x0fKEY_IN_PROGRESS\x10\r\x12\x0e\n\nROW_LOCKED\x10\x0e\x12\x15\n\x11\x41LREADY_COMMITTED\x10\x0f\x12\x17\n\x13\x41LREADY_ROLLED_BACK\x10\x10\x12\x11\n\rATTEMPT_STALE\x10\x11\x12\x16\n\x12\x43ONSUMPTION_CLOSED\x10\x12\x12\x0e\n\nQUEUE_FULL\x10\x13\x12\x10\n\x0cRATE_LIMITED\x10\x14\x12\x0e\n\nOPEN_LIMIT\x10\x15\x12\x15\n\x11STORE_UNAVAILABLE\x10\x16\x12\x11\n\rCATALOG_STALE\x10\x17\x12\x11\n\rSHUTTING_DOWN\x10\x18\x12\x0f\n\x0bNO_IDENTITY\x10\x19\x12\x11\n\rROTATION_OPEN\x10\x1b\x12\x12\n\x0eINTERNAL_FAULT\x10\x1a*Z\n\tRetryKind\x12\x1a\n\x16RETRY_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11RETRY_KIND_LINEAR\x10\x01\x12\x1a\n\x16RETRY_KIND_EXPONENTIAL\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12tmc/v1/types.proto\x12\x06tmc.v1\"\x85\x01\n\tItemError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x1e\n\x06reason\x18\x02 \x01(\x0e\x32\x0e.tmc.v1.Reason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\x03\x12\x12\n\nmessage_id\x18\x06 \x01(\t\"4\n\x07\x46orward\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\"\x9e\x01\n\x0bRetryPolicy\x12\x1f\n\x04kind\x18\x01 \x01(\x0e\x32\x11.tmc.v1.RetryKind\x12\x18\n\x0binterval_ms\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x16\n\tmax_retry\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12\x13\n\x06\x63\x61p_ms\x18\x04 \x01(\x03H\x02\x88\x01\x01\x42\x0e\n\x0c_interval_msB\x0c\n\n_max_retryB\t\n\x07_cap_ms*\x85\x01\n\x0cMessageState\x12\x1d\n\x19MESSAGE_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16MESSAGE_STATE_PREPARED\x10\x01\x12\x1b\n\x17MESSAGE_STATE_COMMITTED\x10\x02\x12\x1d\n\x19MESSAGE_STATE_ROLLED_BACK\x10\x03*\xb2\x01\n\x10\x43onsumptionState\x12!\n\x1d\x43ONSUMPTION_STATE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x43ONSUMPTION_STATE_SCHEDULED\x10\x01\x12\x1b\n\x17\x43ONSUMPTION_STATE_ACKED\x10\x02\x12\x1c\n\x18\x43ONSUMPTION_STATE_FAILED\x10\x03\x12\x1f\n\x1b\x43ONSUMPTION_STATE_CANCELLED\x10\x04*a\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x12\n\x0eVERDICT_COMMIT\x10\x01\x12\x14\n\x10VERDICT_ROLLBACK\x10\x02\x12\x13\n\x0fVERDICT_UNKNOWN\x10\x03*\xeb\x04\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11MALFORMED_REQUEST\x10\x01\x12\x11\n\rFIELD_INVALID\x10\x02\x12\x17\n\x13\x43REDENTIALS_MISSING\x10\x03\x12\x17\n\x13\x43REDENTIALS_INVALID\x10\x04\x12\x0e\n\nADMIN_ONLY\x10\x05\x12\x11\n\rTOPIC_UNKNOWN\x10\x06\x12\x13\n\x0fMESSAGE_UNKNOWN\x10\x07\x12\x18\n\x14SUBSCRIPTION_UNKNOWN\x10\x08\x12\x0f\n\x0b\x41PP_UNKNOWN\x10\t\x12\x11\n\rKEY_COMMITTED\x10\n\x12\x13\n\x0f\x43ONTENT_DIFFERS\x10\x0b\x12\x0e\n\nNAME_TAKEN\x10\x0c\x12\x13\n\x0fKEY_IN_PROGRESS\x10\r\x12\x0e\n\nROW_LOCKED\x10\x0e\x12\x15\n\x11\x41LREADY_COMMITTED\x10\x0f\x12\x17\n\x13\x41LREADY_ROLLED_BACK\x10\x10\x12\x11\n\rATTEMPT_STALE\x10\x11\x12\x16\n\x12\x43ONSUMPTION_CLOSED\x10\x12\x12\x0e\n\nQUEUE_FULL\x10\x13\x12\x10\n\x0cRATE_LIMITED\x10\x14\x12\x0e\n\nOPEN_LIMIT\x10\x15\x12\x15\n\x11STORE_UNAVAILABLE\x10\x16\x12\x11\n\rCATALOG_STALE\x10\x17\x12\x11\n\rSHUTTING_DOWN\x10\x18\x12\x0f\n\x0bNO_IDENTITY\x10\x19\x12\x11\n\rROTATION_OPEN\x10\x1b\x12\x10\n\x0cNOT_BUILT_IN\x10\x1c\x12\x19\n\x15\x44ISCOVERY_UNAVAILABLE\x10\x1d\x12\x12\n\x0eINTERNAL_FAULT\x10\x1a*T\n\tQueueMode\x12\x1a\n\x16QUEUE_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11QUEUE_MODE_SINGLE\x10\x01\x12\x14\n\x10QUEUE_MODE_MULTI\x10\x02*Z\n\tRetryKind\x12\x1a\n\x16RETRY_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11RETRY_KIND_LINEAR\x10\x01\x12\x1a\n\x16RETRY_KIND_EXPONENTIAL\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tmc.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MESSAGESTATE']._serialized_start=328
-  _globals['_MESSAGESTATE']._serialized_end=461
-  _globals['_CONSUMPTIONSTATE']._serialized_start=464
-  _globals['_CONSUMPTIONSTATE']._serialized_end=642
-  _globals['_VERDICT']._serialized_start=644
-  _globals['_VERDICT']._serialized_end=741
-  _globals['_REASON']._serialized_start=744
-  _globals['_REASON']._serialized_end=1318
-  _globals['_RETRYKIND']._serialized_start=1320
-  _globals['_RETRYKIND']._serialized_end=1410
+  _globals['_MESSAGESTATE']._serialized_start=382
+  _globals['_MESSAGESTATE']._serialized_end=515
+  _globals['_CONSUMPTIONSTATE']._serialized_start=518
+  _globals['_CONSUMPTIONSTATE']._serialized_end=696
+  _globals['_VERDICT']._serialized_start=698
+  _globals['_VERDICT']._serialized_end=795
+  _globals['_REASON']._serialized_start=798
+  _globals['_REASON']._serialized_end=1417
+  _globals['_QUEUEMODE']._serialized_start=1419
+  _globals['_QUEUEMODE']._serialized_end=1503
+  _globals['_RETRYKIND']._serialized_start=1505
+  _globals['_RETRYKIND']._serialized_end=1595
   _globals['_ITEMERROR']._serialized_start=31
   _globals['_ITEMERROR']._serialized_end=164
-  _globals['_RETRYPOLICY']._serialized_start=167
-  _globals['_RETRYPOLICY']._serialized_end=325
+  _globals['_FORWARD']._serialized_start=166
+  _globals['_FORWARD']._serialized_end=218
+  _globals['_RETRYPOLICY']._serialized_start=221
+  _globals['_RETRYPOLICY']._serialized_end=379
 # @@protoc_insertion_point(module_scope)

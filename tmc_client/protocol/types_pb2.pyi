@@ -56,7 +56,15 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SHUTTING_DOWN: _ClassVar[Reason]
     NO_IDENTITY: _ClassVar[Reason]
     ROTATION_OPEN: _ClassVar[Reason]
+    NOT_BUILT_IN: _ClassVar[Reason]
+    DISCOVERY_UNAVAILABLE: _ClassVar[Reason]
     INTERNAL_FAULT: _ClassVar[Reason]
+
+class QueueMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    QUEUE_MODE_UNSPECIFIED: _ClassVar[QueueMode]
+    QUEUE_MODE_SINGLE: _ClassVar[QueueMode]
+    QUEUE_MODE_MULTI: _ClassVar[QueueMode]
 
 class RetryKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -103,7 +111,12 @@ CATALOG_STALE: Reason
 SHUTTING_DOWN: Reason
 NO_IDENTITY: Reason
 ROTATION_OPEN: Reason
+NOT_BUILT_IN: Reason
+DISCOVERY_UNAVAILABLE: Reason
 INTERNAL_FAULT: Reason
+QUEUE_MODE_UNSPECIFIED: QueueMode
+QUEUE_MODE_SINGLE: QueueMode
+QUEUE_MODE_MULTI: QueueMode
 RETRY_KIND_UNSPECIFIED: RetryKind
 RETRY_KIND_LINEAR: RetryKind
 RETRY_KIND_EXPONENTIAL: RetryKind
@@ -123,6 +136,16 @@ class ItemError(_message.Message):
     retry_after_ms: int
     message_id: str
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[_Union[Reason, str]] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., message_id: _Optional[str] = ...) -> None: ...
+
+class Forward(_message.Message):
+    __slots__ = ("kind", "target", "key")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    target: str
+    key: str
+    def __init__(self, kind: _Optional[str] = ..., target: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
 
 class RetryPolicy(_message.Message):
     __slots__ = ("kind", "interval_ms", "max_retry", "cap_ms")

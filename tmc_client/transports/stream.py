@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 import grpc
 
 from tmc_client import wire
 from tmc_client.connection import Connection
 from tmc_client.protocol import consumption_pb2
+from tmc_client.received import Message, OnMessage
 
 log = logging.getLogger("tmc_client.stream")
 
@@ -19,8 +19,29 @@ _PATH = "/tmc.v1.ConsumptionService/Subscribe"
 _PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)
 
 
+class _Receipt:
+    __slots__ = ("_generation", "_transport")
+
+    def __init__(self, transport: StreamTransport, generation: int) -> None:
+        self._transport = transport
+        self._generation = generation
+
+    def handled(self) -> None:
+        self._transport.handled(self._generation)
+
+    def answered(self) -> None:
+        """The center that stored the answer is the one that sent the copy: it knows."""
+
+
+def _message(delivery: consumption_pb2.Delivery) -> Message:
+    return Message(
+        delivery.message_id, delivery.topic, delivery.key, delivery.body, delivery.content_type,
+        dict(delivery.headers), delivery.attempt, delivery.producer, delivery.subscriber,
+    )  # fmt: skip
+
+
 class StreamTransport:
-    """on_delivery: called in the reading thread for every copy, with what to call once it is handled; must not block.
+    """received.Transport over one stream. prefetch: credit.
 
     A stream that breaks is opened again with its full credit; copies that were on it come again by themselves, and
     handling the old ones gives the new stream nothing.
@@ -31,12 +52,12 @@ class StreamTransport:
         connection: Connection,
         topics: Sequence[str],
         prefetch: int,
-        on_delivery: Callable[[consumption_pb2.Delivery, Callable[[], None]], None],
+        on_message: OnMessage,
     ) -> None:
         self._connection = connection
         self._topics = topics
         self._prefetch = prefetch
-        self._on_delivery = on_delivery
+        self._on_message = on_message
         self._condition = threading.Condition()
         self._credit = 0
         self._generation = 0
@@ -47,7 +68,10 @@ class StreamTransport:
     def start(self) -> None:
         self._thread.start()
 
-    def _handled(self, generation: int) -> None:
+    def close(self) -> None:
+        """Nothing is held here that was not handed over."""
+
+    def handled(self, generation: int) -> None:
         with self._condition:
             if generation == self._generation:
                 self._credit += 1
@@ -106,7 +130,7 @@ class StreamTransport:
             for response in call:
                 for delivery in response.deliveries:
                     received += 1
-                    self._on_delivery(delivery, partial(self._handled, generation))
+                    self._on_message(_message(delivery), _Receipt(self, generation))
         except grpc.RpcError:
             if not received:
                 raise

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ports import Copy
 from tmc_server.errors import ShuttingDown
 
@@ -144,6 +145,13 @@ class StreamOutlet:
             for copy in copies:
                 batches.setdefault(self._granted[copy.subscription].popleft(), []).append(copy)
         self._loop.call_soon_threadsafe(self._push, batches)
+
+    def came_out(self, subscription: int, tried_ms: int) -> None:
+        """Nothing waits here: copies go to consumers that have credit."""
+
+    def look(self, subscription: int) -> QueueLook | None:
+        """No queue holds a copy that a consumer has not asked for."""
+        return QueueLook()
 
     def _push(self, batches: dict[ConsumerStream, list[Copy]]) -> None:
         for stream, copies in batches.items():

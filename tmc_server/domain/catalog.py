@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
 
 from tmc_server.domain.placement import shards_of
@@ -28,6 +29,25 @@ class App:
     key_hashes: tuple[bytes, ...]
 
 
+class QueueMode(IntEnum):
+    """Which queue a subscriber of a topic reads. Numbers are stored and sent; never reuse one."""
+
+    SINGLE = 1  #: one per consumer app and tag, for all its topics of this mode
+    MULTI = 2  #: one per consumer app, tag and topic: a bulk topic does not hold up an urgent one
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Where a forwarding subscription sends. kind: rabbitmq, or the name of an entry point.
+
+    target: the exchange or topic there.  key: routing key; "": the message's own key. A header `tmc-forward-key` wins.
+    """
+
+    kind: str
+    target: str
+    key: str
+
+
 @dataclass(frozen=True, slots=True)
 class Topic:
     """Owner prepares, submits, rolls back; placement is fixed for ever."""
@@ -41,6 +61,7 @@ class Topic:
     transaction_time_ms: int
     open_limit: int
     effective_ms: int
+    queue_mode: QueueMode = QueueMode.MULTI
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +75,7 @@ class Subscription:
     policy: RetryPolicy
     effective_ms: int
     removed_ms: int | None
+    forward: Forward | None = None
 
     def is_removed(self, now: int) -> bool:
         return self.removed_ms is not None and self.removed_ms <= now

@@ -37,6 +37,7 @@ class ConsumptionEvent(Enum):
     EXHAUST = "redelivering, limit"
     ACK = "Ack"
     CANCEL = "redelivering, removed"
+    HOLD = "redelivering, copy waits"
     REACTIVATE = "ReactivateConsumption"
 
 
@@ -63,6 +64,7 @@ ARROWS: Mapping[tuple[ConsumptionState | None, ConsumptionEvent], Arrow] = {
     (_S.FAILED, _E.ACK): Arrow("m", _S.ACKED),
     (_S.SCHEDULED, _E.CANCEL): Arrow("n", _S.CANCELLED),
     (_S.FAILED, _E.REACTIVATE): Arrow("o", _S.SCHEDULED),
+    (_S.SCHEDULED, _E.HOLD): Arrow("p", _S.SCHEDULED),
 }
 
 
@@ -140,6 +142,42 @@ def decide_due(row: Row, policy: RetryPolicy, subscribed: bool, now: int) -> Row
         return replace(row, state=ARROWS[row.state, ConsumptionEvent.EXHAUST].to, due_ms=None)
     tried = row.tried + 1
     return replace(row, attempt=row.attempt + 1, tried=tried, due_ms=now + policy.distance_ms(tried))
+
+
+_LONGEST_HOLD_MS = 300_000
+_STUCK_MS = 600_000
+_PASSED_MARGIN_MS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLook:
+    """What a queue looked like a moment ago. messages: those that no consumer has fetched.
+
+    passed_ms: when the newest try was made whose copy came out of the queue already, as far as this server saw; 0: none.
+    A queue is first in, first out: a copy of an older try is not in it any more.
+    """
+
+    consumers: int = 0
+    messages: int = 0
+    passed_ms: int = 0
+
+    def may_hold_copy(self, tried_ms: int | None, now: int) -> bool:
+        """May the copy of a try made at tried_ms still wait in the queue? None: that try is answered, or never got there.
+
+        Without consumers it waits as long as the queue is not empty. With consumers that get nothing done we stop believing
+        it after ten minutes: the copy may be lost while the queue never runs empty.
+        """
+        if tried_ms is None or self.messages == 0:
+            return False
+        if self.consumers == 0:
+            return True
+        return tried_ms > self.passed_ms - _PASSED_MARGIN_MS and now - tried_ms < _STUCK_MS
+
+
+def decide_held(row: Row, policy: RetryPolicy, waited_ms: int, now: int) -> Row:
+    """The earlier copy may still wait in its queue: no second one, nothing counted; the longer it waits, the longer we do."""
+    wait_ms = min(max(policy.distance_ms(row.tried), waited_ms), _LONGEST_HOLD_MS)
+    return replace(row, due_ms=now + wait_ms)
 
 
 def first_try(policy: RetryPolicy, now: int) -> Row:

@@ -73,11 +73,17 @@ def decide(state: MessageState, event: MessageEvent) -> Decided | TmcError:
     return Decided(state, changes=False) if state is wanted else _OPPOSITE[state]()
 
 
+_TRACE = {"traceparent", "tracestate"}
+
+
 def digest_of(body: bytes, content_type: str, headers: Mapping[str, str], delay_ms: int) -> bytes:
-    """SHA-256 over everything a consumer could tell apart, each part with its length in front."""
+    """SHA-256 over everything a consumer could tell apart, each part with its length in front.
+
+    Trace context is left out: a repeat of a call may come from another span.
+    """
     digest = hashlib.sha256(b"%d:%d:" % (delay_ms, len(body)))
     digest.update(body)
     digest.update(content_type.encode())
-    for name in sorted(headers):
+    for name in sorted(set(headers) - _TRACE):
         digest.update(f"\0{len(name)}:{name}{len(headers[name])}:{headers[name]}".encode())
     return digest.digest()

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tmc_server.domain.catalog import App, Catalog, Subscription, Topic
-from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
+from tmc_server.domain.consumption import ConsumptionState, QueueLook
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Operation
 from tmc_server.domain.retry import RetryPolicy
@@ -41,6 +41,12 @@ class Outlet(Protocol):
 
     def deliver(self, copies: Sequence[Copy]) -> None:
         """Hand over reserved copies after their rows were committed. What cannot be delivered comes back as GiveBack."""
+
+    def came_out(self, subscription: int, tried_ms: int) -> None:
+        """A consumer answered for a try made at tried_ms: whatever was handed over before it is out of the queue too."""
+
+    def look(self, subscription: int) -> QueueLook | None:
+        """What waits for this subscription where copies go. None: cannot be told now. Blocks; for duty threads only."""
 
 
 class DeliveryStream(Protocol):
@@ -98,6 +104,7 @@ class NewTopic:
     spread: int
     transaction_time_ms: int
     open_limit: int
+    queue_mode: QueueMode = QueueMode.MULTI
 
 
 class CatalogEditor(Protocol):
@@ -118,12 +125,45 @@ class CatalogEditor(Protocol):
         """Raises AppUnknown, NameTaken."""
 
     def register_subscription(
-        self, actor: str, topic_name: str, app_id: str, tag: str, policy: RetryPolicy
+        self, actor: str, topic_name: str, app_id: str, tag: str, policy: RetryPolicy, forward: Forward | None = None
     ) -> Subscription:
-        """Raises TopicUnknown, AppUnknown."""
+        """Raises TopicUnknown, AppUnknown, NameTaken: where it sends cannot be changed."""
 
     def remove_subscription(self, actor: str, topic_name: str, app_id: str, tag: str) -> Subscription:
         """Raises TopicUnknown, AppUnknown, SubscriptionUnknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAddress:
+    """Where consumers find RabbitMQ."""
+
+    host: str
+    port: int
+    virtual_host: str
+    tls: bool
+
+
+class Instances(Protocol):
+    """Where the instances of a producer's service are."""
+
+    def addresses(self, app: App, tag: str) -> Sequence[str]:
+        """host:port of each instance that runs in the environment `tag`, in no order. Blocks. Raises Unavailable."""
+
+
+class SeenSenders(Protocol):
+    """Addresses that producers give with their calls, for centers without service discovery."""
+
+    def saw(self, app: App, tag: str, address: str) -> None:
+        """Does not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerView:
+    """shards: those it looks after."""
+
+    run: ServerRun
+    alive: bool
+    shards: Sequence[int]
 
 
 class RowReader(Protocol):
@@ -153,26 +193,74 @@ class RowReader(Protocol):
         limit: int,
     ) -> list[ConsumptionView]: ...
     def consumption(self, shard: int, number: int, subscription: int) -> ConsumptionView | None: ...
+    def servers(self) -> Sequence[ServerView]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """Rows that one pass moved on, by what became of them. held: an earlier copy may still wait in its queue."""
+
+    delivered: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    held: int = 0
+
+    @property
+    def moved(self) -> int:
+        return self.delivered + self.failed + self.cancelled + self.held
+
+    def __add__(self, other: Claimed) -> Claimed:
+        return Claimed(
+            self.delivered + other.delivered,
+            self.failed + other.failed,
+            self.cancelled + other.cancelled,
+            self.held + other.held,
+        )
 
 
 class DueWork(Protocol):
-    """Due consumptions of the shards of one database, for the redelivering duty. All block."""
+    """Due consumptions of the shards of one database that this server holds, for the redelivering duty. All block."""
 
     def due(self) -> list[tuple[int, int]]:
         """(shard, subscription number) with at least one row that is due by the database's clock."""
 
-    def claim(self, shard: int, subscription: int, limit: int, exhausted_only: bool) -> Mapping[ConsumptionState, int]:
+    def claim(self, shard: int, subscription: int, limit: int, look: QueueLook, exhausted_only: bool) -> Claimed:
         """Move up to `limit` due rows on and deliver copies of what was claimed, as far as the outlet has room.
 
-        exhausted_only: look only for rows whose budget is used up. Returns: rows moved, by their new state.
+        exhausted_only: look only for rows whose budget is used up.
         """
 
-    def rescue(self) -> int:
-        """Make due, uncounted, what earlier server runs had handed out. For a center of one process."""
+    def held_shards(self) -> Mapping[int, int]:
+        """Epoch of the lease by shard."""
+
+    def rescue(self, shard: int, incarnation: int, since_ms: int) -> int:
+        """Make due, uncounted, what a server run that is gone handed over since then. Returns: how many rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRun:
+    """One run of a server, as its heartbeat tells. expires_ms: gone after that, by the catalog database's clock."""
+
+    incarnation: int
+    name: str
+    started_ms: int
+    expires_ms: int
+
+
+class Members(Protocol):
+    """The servers of this center, as of the last heartbeat."""
+
+    @property
+    def alive(self) -> Sequence[ServerRun]: ...
+    @property
+    def gone(self) -> Sequence[ServerRun]: ...
 
 
 class AlertOutbox(Protocol):
     """Alerts written with the changes they tell of."""
+
+    def add(self, kind: str, topic: int, subscription: int, episode: int, detail: str) -> None:
+        """An alert about a subscription as a whole; the same episode is told once."""
 
     def unsent(self, limit: int) -> Sequence[Alert]: ...
     def mark_sent(self, alerts: Sequence[Alert]) -> None: ...

@@ -24,7 +24,7 @@ _APP_METHODS = {
 _ADMIN_METHODS = (
     "RegisterApp", "AddAppKey", "DropOldAppKey", "ListApps", "RegisterTopic", "ListTopics", "RegisterSubscription",
     "RemoveSubscription", "ListSubscriptions", "GetMessage", "ListMessages", "ListConsumptions",
-    "ReactivateConsumption",
+    "ReactivateConsumption", "ListServers", "ListInstances",
 )  # fmt: skip
 
 RIGHTS: dict[str, Right] = {

@@ -1,58 +1,64 @@
 """Deliver what is due: first tries that nobody had room for, retries, and the end of those that used up their tries.
 
 A row is claimed, with its next due time and attempt number, before anything is sent; so a copy that always fails
-cannot stop its neighbours, and a crash after the claim costs one interval, never a message.
+cannot stop its neighbours, and a crash after the claim costs one interval, never a message. Before a second copy goes into
+a queue the queue is looked at: while the first may still wait in it, the row moves on uncounted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-from tmc_server.domain.consumption import ConsumptionState
-from tmc_server.domain.ports import DueWork
+from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.ports import Claimed, DueWork, Outlet
 
 _EXHAUSTED_EVERY = 20  # passes: who has no room is looked through for used-up rows only so often
 
 
-@dataclass(frozen=True)
-class Redelivered:
-    """What one pass did. True when something moved: there may be more."""
-
-    delivered: int = 0
-    failed: int = 0
-    cancelled: int = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.delivered or self.failed or self.cancelled)
-
-
 class Redelivering:
-    """page: rows of one subscription claimed in one transaction."""
+    """page: rows of one subscription claimed in one transaction.  on_abandoned: told of a queue that nobody reads."""
 
-    def __init__(self, work: Sequence[DueWork], page: int = 200) -> None:
+    def __init__(
+        self,
+        work: Sequence[DueWork],
+        outlet: Outlet,
+        page: int = 200,
+        on_abandoned: Callable[[int, QueueLook], None] = lambda _subscription, _look: None,
+    ) -> None:
         self._work = work
+        self._outlet = outlet
         self._page = page
+        self._on_abandoned = on_abandoned
         self._passes: Counter[tuple[int, int]] = Counter()
 
-    def run_once(self) -> Redelivered:
-        """One pass over all due subscriptions; each gets at most one page, so a busy one does not hold up the rest."""
-        moved: Counter[ConsumptionState] = Counter()
-        for work in self._work:
-            for shard, subscription in work.due():
-                result = work.claim(shard, subscription, self._page, exhausted_only=False)
-                if not result:
-                    result = self._look_for_exhausted(work, shard, subscription)
-                moved.update(result)
-        return Redelivered(
-            moved[ConsumptionState.SCHEDULED], moved[ConsumptionState.FAILED], moved[ConsumptionState.CANCELLED]
-        )
+    def run_once(self) -> bool:
+        """One pass over all due subscriptions. Returns: something moved, there may be more."""
+        return bool(self.one_pass().moved)
 
-    def _look_for_exhausted(self, work: DueWork, shard: int, subscription: int) -> dict[ConsumptionState, int]:
+    def one_pass(self) -> Claimed:
+        """Each due subscription gets at most one page, so a busy one does not hold up the rest."""
+        total = Claimed()
+        for work in self._work:
+            looks: dict[int, QueueLook | None] = {}
+            for shard, subscription in work.due():
+                if subscription not in looks:
+                    looks[subscription] = self._outlet.look(subscription)
+                look = looks[subscription]
+                if look is None:
+                    continue  # its broker is away: nothing is sent, counted or given up meanwhile
+                claimed = work.claim(shard, subscription, self._page, look, exhausted_only=False)
+                if not claimed.moved:
+                    claimed = self._look_for_exhausted(work, shard, subscription, look)
+                if claimed.held and not look.consumers:
+                    self._on_abandoned(subscription, look)
+                total += claimed
+        return total
+
+    def _look_for_exhausted(self, work: DueWork, shard: int, subscription: int, look: QueueLook) -> Claimed:
         """Nobody has room for this subscription: rows at their limit still have to become FAILED."""
         turn = self._passes[shard, subscription]
         self._passes[shard, subscription] = (turn + 1) % _EXHAUSTED_EVERY
         if turn:
-            return {}
-        return dict(work.claim(shard, subscription, self._page, exhausted_only=True))
+            return Claimed()
+        return work.claim(shard, subscription, self._page, look, exhausted_only=True)

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic, ParamSpec, TypeVar
 
-from tmc_server.domain.catalog import App, Catalog, Subscription, Topic
+from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Reactivate
 from tmc_server.domain.placement import shard_of, shards_of, table_index_for
-from tmc_server.domain.ports import CatalogEditor, CatalogSource, NewTopic, Performer, RowReader
+from tmc_server.domain.ports import CatalogEditor, CatalogSource, Instances, NewTopic, Performer, RowReader, ServerView
+from tmc_server.domain.queue_names import LONGEST, queue_name
 from tmc_server.domain.retry import DAY_MS, RetryPolicy
 from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView
-from tmc_server.errors import InvalidField, MessageUnknown, SubscriptionUnknown, TmcError, TopicUnknown, Unavailable
+from tmc_server.errors import (
+    AppUnknown,
+    InvalidField,
+    MessageUnknown,
+    SubscriptionUnknown,
+    TmcError,
+    TopicUnknown,
+    Unavailable,
+)
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller, perform_each
 
@@ -38,7 +47,10 @@ class Page(Generic[View]):
 
 
 class Administering:
-    """after_change: makes this server's own copy of the catalog current, so that its next answer knows the change."""
+    """after_change: makes this server's own copy of the catalog current, so that its next answer knows the change.
+
+    forwarders: the kinds of forwarding that this server can do.
+    """
 
     def __init__(
         self,
@@ -47,12 +59,16 @@ class Administering:
         reader: RowReader,
         performer: Performer,
         after_change: Callable[[], object],
+        instances: Instances,
+        forwarders: Collection[str] = (),
     ) -> None:
         self._editor = editor
         self._catalog = catalog
         self._reader = reader
         self._performer = performer
         self._after_change = after_change
+        self._instances = instances
+        self._forwarders = forwarders
 
     @property
     def catalog(self) -> Catalog:
@@ -94,7 +110,10 @@ class Administering:
         spread: int | None,
         transaction_time_ms: int | None,
         open_limit: int | None,
+        queue_mode: int = 0,
     ) -> Topic:
+        if queue_mode not in (0, *map(int, QueueMode)):
+            raise InvalidField("queue_mode", "be SINGLE or MULTI")
         new = NewTopic(
             validation.topic(name, "name"),
             validation.app_id(owner, "owner"),
@@ -105,16 +124,38 @@ class Administering:
                 10_000 if transaction_time_ms is None else transaction_time_ms, "transaction_time_ms", 1, DAY_MS
             ),
             validation.between(1_000_000 if open_limit is None else open_limit, "open_limit", 1, 10_000_000),
+            QueueMode(queue_mode or QueueMode.MULTI),
         )
         return await self._change(self._editor.register_topic, actor, new)
 
     async def register_subscription(
-        self, actor: str, topic: str, app: str, tag: str, policy: RetryPolicy
+        self, actor: str, topic: str, app: str, tag: str, policy: RetryPolicy, forward: Forward | None = None
     ) -> Subscription:
-        validation.topic(topic)
+        place = self._topic(topic)
         validation.app_id(app, "app")
         validation.tag(tag)
-        return await self._change(self._editor.register_subscription, actor, topic, app, tag, policy)
+        if forward is not None:
+            self._check_forward(forward)
+        elif len(queue_name(app, tag or place.default_tag, place.name, place.queue_mode)) > LONGEST:
+            raise InvalidField("topic", f"leave the queue's name within {LONGEST} characters: use a shorter app or tag")
+        return await self._change(self._editor.register_subscription, actor, topic, app, tag, policy, forward)
+
+    def _check_forward(self, forward: Forward) -> None:
+        if forward.kind not in self._forwarders:
+            known = ", ".join(sorted(self._forwarders)) or "none: set [rabbitmq] url"
+            raise InvalidField("forward.kind", f"be one that this center can do ({known})")
+        validation.line(forward.target, "forward.target", 255, least=1)
+        validation.line(forward.key, "forward.key", 255)
+
+    async def servers(self) -> Sequence[ServerView]:
+        return await asyncio.to_thread(self._reader.servers)
+
+    async def instances(self, app: str, tag: str) -> Sequence[str]:
+        """Where a producer's service would be asked. Raises AppUnknown."""
+        known = self.catalog.app_by_id.get(validation.app_id(app, "app"))
+        if known is None:
+            raise AppUnknown(f"There is no app {app!r}: list the apps to see their ids.")
+        return await asyncio.to_thread(self._instances.addresses, known, validation.tag(tag, may_be_empty=False))
 
     async def remove_subscription(self, actor: str, topic: str, app: str, tag: str) -> Subscription:
         validation.topic(topic)

@@ -14,10 +14,14 @@ from tmc_server.errors import RateLimited, TmcError
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """An authenticated app. tag: the environment it said it runs in, "" when it said none."""
+    """An authenticated app.
+
+    tag: the environment it said it runs in, "" when it said none.  check_address: where it said it answers checks.
+    """
 
     app: App
     tag: str
+    check_address: str = ""
 
 
 Item = tuple[int, Operation] | TmcError

@@ -9,7 +9,7 @@ from tmc_server.domain.ids import IdGenerator, MessageId
 from tmc_server.domain.message import digest_of
 from tmc_server.domain.operations import Answer, Prepare, Stored
 from tmc_server.domain.placement import shard_of
-from tmc_server.domain.ports import CatalogSource, Performer
+from tmc_server.domain.ports import CatalogSource, Performer, SeenSenders
 from tmc_server.errors import OpenLimit
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller, Item, RateLimiter, perform_each
@@ -23,7 +23,7 @@ class OpenGauge(Protocol):
 
 
 class Preparing:
-    """body_bytes: the longest body that is taken."""
+    """body_bytes: the longest body that is taken.  senders: remembers where producers say they answer checks."""
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class Preparing:
         rate: RateLimiter,
         gauge: OpenGauge,
         body_bytes: int,
+        senders: SeenSenders,
         ensure_topic: Callable[[Caller, str], None] = lambda _caller, _name: None,
     ) -> None:
         self._catalog = catalog
@@ -41,6 +42,7 @@ class Preparing:
         self._rate = rate
         self._gauge = gauge
         self._body_bytes = body_bytes
+        self._senders = senders
         self._ensure_topic = ensure_topic
 
     def item(
@@ -93,6 +95,7 @@ class Preparing:
     async def perform(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:
         """Store them. Raises RateLimited, QueueFull, ShuttingDown for all."""
         self._rate.take(caller.app, len(items))
+        self._note_sender(caller, items)
         answers = await perform_each(self._performer, items)
         for item, answer in zip(items, answers, strict=True):
             operation = item[1] if isinstance(item, tuple) else None
@@ -100,6 +103,16 @@ class Preparing:
             if fresh and isinstance(operation, Prepare) and not operation.publish:
                 self._gauge.moved(operation.topic.number, 1)
         return answers
+
+    def _note_sender(self, caller: Caller, items: Sequence[Item]) -> None:
+        if caller.check_address:
+            for tag in _tags(items):
+                self._senders.saw(caller.app, tag, caller.check_address)
+
+
+def _tags(items: Sequence[Item]) -> set[str]:
+    """The environments these messages are from."""
+    return {item[1].producer_tag for item in items if isinstance(item, tuple) and isinstance(item[1], Prepare)}
 
 
 def id_of(item: tuple[int, Prepare], answer: Stored) -> str:

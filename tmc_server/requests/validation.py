@@ -12,10 +12,12 @@ from tmc_server.errors import InvalidField, MessageUnknown
 MAX_ITEMS = 1000
 MAX_DELAY_MS = 365 * DAY_MS
 ATTEMPT_ID_BYTES = 16
+FORWARD_KEY = "tmc-forward-key"
 ERROR_CHARACTERS = 500
 
 _APP = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _TOPIC = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
+_HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]", re.ASCII)
 _HEADER = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -29,6 +31,14 @@ def app_id(value: str, field: str = "id") -> str:
 def tag(value: str, field: str = "tag", may_be_empty: bool = True) -> str:
     if not (_APP.fullmatch(value) or (may_be_empty and not value)):
         raise InvalidField(field, "be 1 to 64 characters of A-Z a-z 0-9 _ -")
+    return value
+
+
+def address(value: str, field: str) -> str:
+    """host:port, or nothing."""
+    host, _, port = value.rpartition(":")
+    if value and not (len(value) <= 255 and _HOST.fullmatch(host) and port.isdigit() and 0 < int(port) < 65_536):
+        raise InvalidField(field, "be host:port")
     return value
 
 
@@ -65,6 +75,8 @@ def headers(value: Mapping[str, str]) -> Mapping[str, str]:
     if len(value) > 64 or sum(len(name) + len(text.encode()) for name, text in value.items()) > 8192:
         raise InvalidField("headers", "be at most 64 entries and 8192 bytes in all")
     for name, text in value.items():
+        if name.startswith("tmc-") and name != FORWARD_KEY:
+            raise InvalidField("headers", f"have names that do not begin with tmc-, other than {FORWARD_KEY}")
         if not _HEADER.fullmatch(name):
             raise InvalidField("headers", "have names of 1 to 64 characters of A-Z a-z 0-9 _ . -")
         if _CONTROL.search(text):

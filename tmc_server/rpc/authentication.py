@@ -35,12 +35,13 @@ class Authentication:
         values = _texts(metadata)
         tag = validation.tag(values.get("tmc-tag", ""), "tmc-tag")
         app_id = values.get("tmc-app", "")
+        check_address = validation.address(values.get("tmc-check-address", ""), "tmc-check-address")
         if self._open_app is not None:
-            return Caller(self._open_app(app_id or "dev"), tag)
+            return Caller(self._open_app(app_id or "dev"), tag, check_address)
         key = _bearer(values)
         if not app_id or not key:
             raise CredentialsMissing
-        return Caller(self._credentials.current.authenticated(app_id, _hash(key)), tag)
+        return Caller(self._credentials.current.authenticated(app_id, _hash(key)), tag, check_address)
 
     def admin(self, metadata: Iterable[tuple[str, str | bytes]]) -> str:
         """The operator's name. Raises AdminOnly."""

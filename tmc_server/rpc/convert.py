@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
-from tmc_server.domain.catalog import App, Catalog, Subscription, Topic
+from tmc_server.domain.catalog import App, Catalog, Forward, Subscription, Topic
 from tmc_server.domain.ids import MessageId
-from tmc_server.domain.ports import Copy
+from tmc_server.domain.ports import BrokerAddress, Copy, ServerView
+from tmc_server.domain.queue_names import queue_of
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView
 from tmc_server.requests import validation
@@ -131,6 +132,7 @@ def topic_to(topic: Topic, catalog: Catalog) -> admin_pb2.Topic:
         transaction_time_ms=topic.transaction_time_ms,
         open_limit=topic.open_limit,
         effective_ms=topic.effective_ms,
+        queue_mode=types_pb2.QueueMode.Name(topic.queue_mode),
     )
 
 
@@ -143,4 +145,30 @@ def subscription_to(subscription: Subscription, catalog: Catalog) -> admin_pb2.S
         retry=policy_to(subscription.policy),
         effective_ms=subscription.effective_ms,
         removed_ms=subscription.removed_ms or 0,
+        forward=forward_to(subscription.forward),
+        queue="" if subscription.forward else queue_of(subscription, catalog),
     )
+
+
+def forward_from(sent: types_pb2.Forward) -> Forward:
+    return Forward(sent.kind, sent.target, sent.key)
+
+
+def forward_to(forward: Forward | None) -> types_pb2.Forward | None:
+    return types_pb2.Forward(kind=forward.kind, target=forward.target, key=forward.key) if forward else None
+
+
+def broker_to(broker: BrokerAddress | None) -> consumption_pb2.BrokerAddress | None:
+    if broker is None:
+        return None
+    return consumption_pb2.BrokerAddress(
+        host=broker.host, port=broker.port, virtual_host=broker.virtual_host, tls=broker.tls
+    )
+
+
+def server_to(view: ServerView) -> admin_pb2.Server:
+    run = view.run
+    return admin_pb2.Server(
+        name=run.name, incarnation=str(run.incarnation), started_ms=run.started_ms, expires_ms=run.expires_ms,
+        alive=view.alive, shards=view.shards,
+    )  # fmt: skip

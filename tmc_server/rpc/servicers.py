@@ -9,8 +9,9 @@ from typing import Any
 from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Answer, Stored
-from tmc_server.domain.ports import Copy, DeliveryStream, DeliveryStreams
-from tmc_server.errors import InvalidField, MalformedRequest, SubscriptionUnknown, TmcError
+from tmc_server.domain.ports import BrokerAddress, Copy, DeliveryStream, DeliveryStreams
+from tmc_server.domain.queue_names import queue_of
+from tmc_server.errors import InvalidField, MalformedRequest, NotBuiltIn, SubscriptionUnknown, TmcError
 from tmc_server.requests import deciding, preparing, validation
 from tmc_server.requests.acking import Acking
 from tmc_server.requests.administering import Administering
@@ -153,18 +154,24 @@ def _ack_result(answer: Answer) -> consumption_pb2.AckResult:
 
 
 class ConsumptionServicer:
-    """tmc.v1.ConsumptionService. ensure_topic: `tmc dev` makes topics that a consumer names first."""
+    """tmc.v1.ConsumptionService.
+
+    streams: built-in delivery, None with a broker.  broker: where consumers find it.
+    ensure_topic: `tmc dev` makes topics that a consumer names first.
+    """
 
     def __init__(
         self,
         acking: Acking,
         administering: Administering,
-        streams: DeliveryStreams,
+        streams: DeliveryStreams | None,
+        broker: BrokerAddress | None = None,
         ensure_topic: Callable[[Caller, str], None] = lambda _caller, _name: None,
     ) -> None:
         self._acking = acking
         self._administering = administering
         self._streams = streams
+        self._broker = broker
         self._ensure_topic = ensure_topic
 
     def _ack_item(self, caller: Caller) -> Callable[[consumption_pb2.AckRequest], Item]:
@@ -217,6 +224,7 @@ class ConsumptionServicer:
             for subscription in catalog.subscriptions.values()
             if subscription.app == caller.app.number
             and subscription.removed_ms is None
+            and subscription.forward is None
             and subscription.tag == (caller.tag or catalog.topics[subscription.topic].default_tag)
         ]
         return consumption_pb2.DescribeSubscriptionsResponse(
@@ -225,12 +233,16 @@ class ConsumptionServicer:
                     topic=convert.topic_name(catalog, subscription.topic),
                     tag=subscription.tag,
                     retry=convert.policy_to(subscription.policy),
+                    queue=queue_of(subscription, catalog) if self._broker else "",
                 )
                 for subscription in own
-            ]
+            ],
+            broker=convert.broker_to(self._broker),
         )
 
     async def Subscribe(self, caller: Caller, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        if self._streams is None:
+            raise NotBuiltIn
         first = await anext(requests, None)
         if first is None or first is MALFORMED:
             raise MalformedRequest
@@ -265,7 +277,7 @@ class ConsumptionServicer:
             number = topic.number if topic is not None else -1
             tag = caller.tag or (topic.default_tag if topic is not None else "")
             subscription = catalog.subscription_by_name.get((number, caller.app.number, tag))
-            if subscription is None or subscription.removed_ms is not None:
+            if subscription is None or subscription.removed_ms is not None or subscription.forward is not None:
                 raise SubscriptionUnknown(
                     f"App {caller.app.id} with tag {tag!r} has no subscription to {name}: subscribe first."
                 )
@@ -318,6 +330,7 @@ class AdminServicer:
             request.spread if request.HasField("spread") else None,
             request.transaction_time_ms if request.HasField("transaction_time_ms") else None,
             request.open_limit if request.HasField("open_limit") else None,
+            request.queue_mode,
         )
         return convert.topic_to(topic, self._admin.catalog)
 
@@ -328,7 +341,12 @@ class AdminServicer:
 
     async def RegisterSubscription(self, actor: str, request: admin_pb2.RegisterSubscriptionRequest) -> Any:
         subscription = await self._admin.register_subscription(
-            actor, request.topic, request.app, request.tag, convert.policy_from(request.retry)
+            actor,
+            request.topic,
+            request.app,
+            request.tag,
+            convert.policy_from(request.retry),
+            convert.forward_from(request.forward) if request.HasField("forward") else None,
         )
         return convert.subscription_to(subscription, self._admin.catalog)
 
@@ -367,3 +385,10 @@ class AdminServicer:
         catalog = self._admin.catalog
         parsed = validation.message_id(request.message_id)
         return convert.consumption_to(view, parsed.topic, parsed.app, catalog)
+
+    async def ListServers(self, _actor: str, _request: Any) -> Any:
+        return admin_pb2.ListServersResponse(servers=map(convert.server_to, await self._admin.servers()))
+
+    async def ListInstances(self, _actor: str, request: admin_pb2.ListInstancesRequest) -> Any:
+        addresses = await self._admin.instances(request.app, request.tag)
+        return admin_pb2.ListInstancesResponse(addresses=sorted(addresses))

@@ -33,6 +33,8 @@ CODES: dict[type[errors.TmcError], grpc.StatusCode] = {
     errors.AlreadyCommitted: grpc.StatusCode.FAILED_PRECONDITION,
     errors.AlreadyRolledBack: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RotationOpen: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NotBuiltIn: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.DiscoveryUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.AttemptStale: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ConsumptionClosed: grpc.StatusCode.FAILED_PRECONDITION,
     errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,

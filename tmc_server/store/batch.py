@@ -24,8 +24,9 @@ TakeBack = Callable[[Sequence[Copy]], None]
 
 
 class ShardWriter:
-    """Transactions over the shards of one database. incarnation: the number of this server run.
+    """Transactions over the shards of one database.
 
+    incarnation: the number of this server run; None while its heartbeat is over.
     take_back: told, from any thread, of copies whose tries may have been committed although nobody got them.
     """
 
@@ -34,7 +35,7 @@ class ShardWriter:
         database: Database,
         catalog: CatalogSource,
         outlet: Outlet,
-        incarnation: int,
+        incarnation: Callable[[], int | None],
         hook: Hook = no_hook,
         take_back: TakeBack = lambda _copies: None,
     ) -> None:
@@ -61,7 +62,7 @@ class ShardWriter:
                     self._catalog.current,
                     self._catalog.is_stale(now),
                     self._outlet,
-                    self._incarnation,
+                    self._incarnation(),
                     self.hook,
                 )
                 yield open_tx
@@ -81,6 +82,8 @@ class ShardWriter:
         if tx.copies:
             self._outlet.deliver(tx.copies)
             tx.reserved.subtract(copy.subscription for copy in tx.copies)
+        for subscription, tried_ms in tx.came_out.items():
+            self._outlet.came_out(subscription, tried_ms)
         for subscription, left in tx.reserved.items():
             if left:
                 self._outlet.release(subscription, left)

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
-from tmc_server.domain.catalog import App, Catalog, Subscription, Topic
+from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
 from tmc_server.domain.ports import NewTopic
 from tmc_server.domain.retry import RetryKind, RetryPolicy
 from tmc_server.errors import (
@@ -133,6 +133,7 @@ class CatalogStore:
                 "spread": new.spread,
                 "transaction_time_ms": new.transaction_time_ms,
                 "open_limit": new.open_limit,
+                "queue_mode": int(new.queue_mode),
             }
             if row is not None:
                 if any(row._mapping[name] != value for name, value in values.items()):
@@ -151,9 +152,12 @@ class CatalogStore:
 
     @_repeating
     def register_subscription(
-        self, actor: str, topic_name: str, app_id: str, tag: str, policy: RetryPolicy
+        self, actor: str, topic_name: str, app_id: str, tag: str, policy: RetryPolicy, forward: Forward | None = None
     ) -> Subscription:
-        """tag "": the topic's default. Again with another policy changes it; after a removal it starts anew."""
+        """tag "": the topic's default. Again with another policy changes it; after a removal it starts anew.
+
+        Raises NameTaken: it exists and sends elsewhere.
+        """
         with self._change(actor, "register subscription", f"{topic_name} {app_id} {tag}") as (connection, effective):
             topic_row = _topic_row(connection, topic_name)
             key = {"topic_no": topic_row.topic_no, "app_no": _app_no(connection, app_id)}
@@ -165,13 +169,17 @@ class CatalogStore:
                 "cap_ms": policy.cap_ms,
             }
             row = connection.execute(sa.select(subscription).filter_by(**key)).one_or_none()
+            where = forward or Forward("", "", "")
             if row is None:
                 number = _next(connection, subscription.c.subscription_no)
+                places = {"forward_kind": where.kind, "forward_target": where.target, "forward_key": where.key}
                 connection.execute(
                     subscription.insert().values(
-                        subscription_no=number, **key, **values, effective_ms=effective, removed_ms=None
+                        subscription_no=number, **key, **values, **places, effective_ms=effective, removed_ms=None
                     )
                 )
+            elif (row.forward_kind, row.forward_target, row.forward_key) != (where.kind, where.target, where.key):
+                raise NameTaken("This subscription sends elsewhere: remove it and take another tag or app.")
             else:
                 number = row.subscription_no
                 revived: dict[str, int | None] = {}
@@ -277,14 +285,15 @@ def _app_from(values: Any) -> App:
 def _topic(row: Any) -> Topic:
     return Topic(
         row.topic_no, row.name, row.owner_no, row.default_tag, row.table_index, row.spread, row.transaction_time_ms,
-        row.open_limit, row.effective_ms,
+        row.open_limit, row.effective_ms, QueueMode(row.queue_mode),
     )  # fmt: skip
 
 
 def _subscription(row: Any) -> Subscription:
     policy = RetryPolicy(RetryKind(row.retry_kind), row.interval_ms, row.max_retry, row.cap_ms)
+    forward = Forward(row.forward_kind, row.forward_target, row.forward_key) if row.forward_kind else None
     return Subscription(
-        row.subscription_no, row.topic_no, row.app_no, row.tag, policy, row.effective_ms, row.removed_ms
+        row.subscription_no, row.topic_no, row.app_no, row.tag, policy, row.effective_ms, row.removed_ms, forward
     )
 
 

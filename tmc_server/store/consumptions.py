@@ -7,9 +7,9 @@ from typing import Any
 
 from tmc_server.domain import consumption as duty
 from tmc_server.domain.catalog import Subscription
-from tmc_server.domain.consumption import ConsumptionState, Decision, Row
+from tmc_server.domain.consumption import ConsumptionState, Decision, QueueLook, Row
 from tmc_server.domain.operations import DONE, LOCKED, Ack, Consume, Extend, GiveBack, Nack, Reactivate
-from tmc_server.domain.ports import Copy
+from tmc_server.domain.ports import Claimed, Copy
 from tmc_server.errors import SubscriptionUnknown, TmcError
 from tmc_server.store.messages import parse_headers
 from tmc_server.store.transaction import Transaction
@@ -19,7 +19,7 @@ _Pair = tuple[int, int]  # subscription, message number
 
 def consume(tx: Transaction, operations: Sequence[Consume]) -> None:
     """Decide each operation in the order of arrival on the locked rows, then write what changed."""
-    before, locked = _lock(tx, operations)
+    before, tried, locked = _lock(tx, operations)
     after = dict(before)
     accepted: list[Consume] = []
     for operation in operations:
@@ -33,6 +33,8 @@ def consume(tx: Transaction, operations: Sequence[Consume]) -> None:
             operation.answer = decision
             continue
         operation.answer = DONE
+        if isinstance(operation, Ack | Nack | Extend):
+            tx.came_out[operation.subscription] = max(tx.came_out[operation.subscription], tried[pair])
         if decision is not None:
             after[pair] = decision
             accepted.append(operation)
@@ -42,21 +44,24 @@ def consume(tx: Transaction, operations: Sequence[Consume]) -> None:
     _alert_failed(tx, before, after, errors)
 
 
-def _lock(tx: Transaction, operations: Sequence[Consume]) -> tuple[dict[_Pair, Row], set[_Pair]]:
+def _lock(tx: Transaction, operations: Sequence[Consume]) -> tuple[dict[_Pair, Row], dict[_Pair, int], set[_Pair]]:
+    """Returns: the rows, when their last copies were handed over, and who of the missing ones is only locked."""
     wanted: dict[int, set[int]] = {}
     for operation in operations:
         wanted.setdefault(operation.subscription, set()).add(operation.number)
     rows: dict[_Pair, Row] = {}
+    tried: dict[_Pair, int] = {}
     locked: set[_Pair] = set()
     for subscription, numbers in sorted(wanted.items()):
         for row in tx.rows(tx.sql.lock_consumptions, subscription=subscription, ids=sorted(numbers)):
             rows[subscription, row.message_id] = _row(row)
+            tried[subscription, row.message_id] = row.tried_ms or 0
         missing = sorted(number for number in numbers if (subscription, number) not in rows)
         if missing:
             found = tx.rows(tx.sql.existing_consumptions, subscription=subscription, ids=missing)
             locked |= {(subscription, row.message_id) for row in found}
     tx.reach("locked")
-    return rows, locked
+    return rows, tried, locked
 
 
 def _row(row: Any) -> Row:
@@ -119,7 +124,7 @@ def _journal(tx: Transaction, accepted: Sequence[Consume]) -> None:
                 "subscription_no": nack.subscription,
                 "attempt": nack.attempt,
                 "at_ms": tx.now,
-                "incarnation": tx.incarnation,
+                "incarnation": tx.incarnation or 0,
                 "error": nack.error,
             }
             for nack in accepted
@@ -164,44 +169,82 @@ def _topic_of(tx: Transaction, subscription: int) -> int:
     return known.topic if known is not None else 0
 
 
-def claim_due(tx: Transaction, subscription: Subscription, due: Sequence[Any]) -> dict[ConsumptionState, int]:
-    """Move due rows on: tried once more, FAILED at the limit, CANCELLED when the subscription is gone.
+def claim_due(
+    tx: Transaction, subscription: Subscription, due: Sequence[Any], look: QueueLook, lease: Mapping[str, int]
+) -> Claimed:
+    """Move due rows on: tried once more, held, FAILED at the limit, CANCELLED when the subscription is gone.
 
     due: rows as read without locks. Each is claimed by a guarded UPDATE before anything is sent; rows that somebody
     else moved meanwhile are left alone. Copies of what was claimed go to the outlet after the commit.
-    Returns: how many rows were moved, by the state they are in now.
+    lease: owner and epoch that the shard's lease must still have.
     """
+    claims = _Claims(tx, subscription, lease)
     subscribed = not subscription.is_removed(tx.now)
     groups: dict[tuple[Row, Row], list[int]] = {}
+    waiting: dict[Row, list[Any]] = {}
     for found in due:
         old = _row(found)
         if old.state is not ConsumptionState.SCHEDULED:
             continue
         # Rows of one group get the same values, so their due time as read does not tell them apart.
         same = Row(old.state, old.attempt, old.tried, None)
-        new = duty.decide_due(old, subscription.policy, subscribed, tx.now)
-        groups.setdefault((same, new), []).append(found.message_id)
-    moved: dict[ConsumptionState, int] = {}
+        if subscribed and look.may_hold_copy(found.tried_ms, tx.now):
+            waiting.setdefault(same, []).append(found)
+        else:
+            new = duty.decide_due(old, subscription.policy, subscribed, tx.now)
+            groups.setdefault((same, new), []).append(found.message_id)
+    claimed = Claimed()
+    for row, held in waiting.items():
+        claimed += claims.hold(row, held)
     for (old, new), numbers in sorted(groups.items(), key=lambda group: min(group[1])):
-        mine = _claim(tx, subscription.number, old, new, sorted(numbers))
-        moved[new.state] = moved.get(new.state, 0) + len(mine)
-        if new.state is ConsumptionState.SCHEDULED:
-            _load_copies(tx, subscription.number, mine, new.attempt)
-        elif new.state is ConsumptionState.FAILED:
-            pairs = [(subscription.number, number) for number in mine]
-            _alert_failed(tx, dict.fromkeys(pairs, old), dict.fromkeys(pairs, new), errors={})
+        claimed += claims.take(old, new, sorted(numbers))
     tx.reach("written")
-    return moved
+    return claimed
 
 
-def _claim(tx: Transaction, subscription: int, old: Row, new: Row, numbers: list[int]) -> list[int]:
-    values = _new_values(new, tx.now) | {"new_incarnation": tx.incarnation}
-    guard = {"subscription": subscription, "old_attempt": old.attempt, "old_tried": old.tried, "now": tx.now}
-    won = tx.connection.execute(tx.sql.claim, {**guard, **values, "ids": numbers}).rowcount
-    if won == len(numbers):
-        return numbers
-    rows = tx.rows(tx.sql.lock_consumptions, subscription=subscription, ids=numbers)
-    return [row.message_id for row in rows if _row(row) == new]
+class _Claims:
+    """Guarded changes of due rows of one subscription."""
+
+    def __init__(self, tx: Transaction, subscription: Subscription, lease: Mapping[str, int]) -> None:
+        self._tx = tx
+        self._subscription = subscription
+        self._guard = {"subscription": subscription.number, "now": tx.now, **lease}
+
+    def hold(self, row: Row, found: Sequence[Any]) -> Claimed:
+        tx = self._tx
+        waited_ms = tx.now - min(row.tried_ms for row in found)
+        held = duty.decide_held(row, self._subscription.policy, waited_ms, tx.now)
+        values = {"ids": sorted(row.message_id for row in found), "new_due_ms": held.due_ms}
+        return Claimed(held=tx.connection.execute(tx.sql.hold, {**self._guard, **values}).rowcount)
+
+    def take(self, old: Row, new: Row, numbers: list[int]) -> Claimed:
+        mine = self._claim(old, new, numbers)
+        if new.state is ConsumptionState.SCHEDULED:
+            _load_copies(self._tx, self._subscription.number, mine, new.attempt)
+            return Claimed(delivered=len(mine))
+        if new.state is ConsumptionState.FAILED:
+            pairs = [(self._subscription.number, number) for number in mine]
+            _alert_failed(self._tx, dict.fromkeys(pairs, old), dict.fromkeys(pairs, new), errors={})
+            return Claimed(failed=len(mine))
+        return Claimed(cancelled=len(mine))
+
+    def _claim(self, old: Row, new: Row, numbers: list[int]) -> list[int]:
+        tx = self._tx
+        goes_out = new.state is ConsumptionState.SCHEDULED
+        values = _new_values(new, tx.now) | {
+            "new_incarnation": tx.incarnation if goes_out else None,
+            "new_tried_ms": tx.now if goes_out else None,
+            "old_attempt": old.attempt,
+            "old_tried": old.tried,
+            "ids": numbers,
+        }
+        won = tx.connection.execute(tx.sql.claim, {**self._guard, **values}).rowcount
+        if won == len(numbers):
+            return numbers
+        if won == 0:
+            return []
+        rows = tx.rows(tx.sql.lock_consumptions, subscription=self._subscription.number, ids=numbers)
+        return [row.message_id for row in rows if _row(row) == new]
 
 
 def _load_copies(tx: Transaction, subscription: int, numbers: list[int], attempt: int) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import sqlalchemy as sa
 
-from tmc_server.domain.consumption import ConsumptionState
-from tmc_server.domain.ports import Alert, CatalogSource
+from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.ports import Alert, CatalogSource, Claimed
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.consumptions import claim_due
 from tmc_server.store.engines import Database, repeated
+from tmc_server.store.leases import ShardLeases
 from tmc_server.store.statements import statements_of
 from tmc_server.store.tables import alert
 
@@ -20,38 +22,49 @@ _UNION = 400  # parts of one statement
 
 
 class DueConsumptions:
-    """domain.ports.DueWork over the shards of one database. incarnation: this server run."""
+    """domain.ports.DueWork over the shards of one database, as far as this server holds their leases."""
 
-    def __init__(self, writer: ShardWriter, shards: Sequence[int], catalog: CatalogSource, incarnation: int) -> None:
+    def __init__(self, writer: ShardWriter, leases: ShardLeases, catalog: CatalogSource) -> None:
         self._writer = writer
-        self._shards = shards
+        self._leases = leases
         self._catalog = catalog
-        self._incarnation = incarnation
+        self._looked_for: tuple[int, tuple[int, ...]] = (-1, ())
+        self._looks: list[sa.TextClause] = []
+
+    def held_shards(self) -> Mapping[int, int]:
+        return {shard: lease.epoch for shard, lease in self._leases.held().items()}
 
     def due(self) -> list[tuple[int, int]]:
-        placed = self._catalog.current.subscriptions_on
-        parts = [
-            sa.select(
-                sa.literal(shard).label("shard"),
-                sa.literal(s.number).label("subscription"),
-                *_earliest(shard, s.number),
-            )
-            for shard in self._shards
-            for s in placed.get(shard, ())
-        ]
         found: list[tuple[int, int]] = []
-        database = self._writer.database
-        with database.reading() as connection:
-            for chunk in _chunks(parts, _UNION):
-                rows = connection.execute(sa.union_all(*chunk)).fetchall()
+        looks = self._statements()
+        if looks:
+            database = self._writer.database
+            with database.reading() as connection:
                 now = database.now(connection)
-                found += [(row.shard, row.subscription) for row in rows if row.due_ms is not None and row.due_ms <= now]
+                for look in looks:
+                    rows = connection.execute(look)
+                    found += [
+                        (row.shard, row.subscription) for row in rows if row.due_ms is not None and row.due_ms <= now
+                    ]
         return found
 
-    def claim(self, shard: int, subscription: int, limit: int, exhausted_only: bool) -> Mapping[ConsumptionState, int]:
-        known = self._catalog.current.subscriptions[subscription]
+    def _statements(self) -> list[sa.TextClause]:
+        """One UNION ALL of MIN(due) over everything we look after; made anew when that changes, not twice a second."""
+        catalog = self._catalog.current
+        shards = tuple(sorted(self._leases.held()))
+        if self._looked_for != (catalog.version, shards):
+            parts = [_earliest(shard, s.number) for shard in shards for s in catalog.subscriptions_on.get(shard, ())]
+            self._looks = [sa.text(" UNION ALL ".join(chunk)) for chunk in _chunks(parts, _UNION)]
+            self._looked_for = (catalog.version, shards)
+        return self._looks
 
-        def run() -> Mapping[ConsumptionState, int]:
+    def claim(self, shard: int, subscription: int, limit: int, look: QueueLook, exhausted_only: bool) -> Claimed:
+        known = self._catalog.current.subscriptions[subscription]
+        lease = self._leases.held().get(shard)
+        if lease is None:
+            return Claimed()
+
+        def run() -> Claimed:
             with self._writer.database.connection() as connection:
                 sql = statements_of(shard)
                 query = sql.due_consumptions
@@ -61,30 +74,33 @@ class DueConsumptions:
                     open_to_it = not known.is_removed(tx.now) and not exhausted_only
                     room = tx.reserve(subscription, limit) if open_to_it else limit
                     if not room:
-                        return {}
+                        return Claimed()
                     due = tx.rows(query, subscription=subscription, now=tx.now, limit=room)
                     tx.reach("read")
-                    return claim_due(tx, known, due)
+                    return claim_due(tx, known, due, look, lease.guard)
 
         return repeated(run)
 
-    def rescue(self) -> int:
-        rescued = 0
-        for shard in self._shards:
-            for subscription in self._catalog.current.subscriptions_on.get(shard, ()):
-                with self._writer.database.transaction() as connection:
-                    now = self._writer.database.now(connection)
-                    rescued += connection.execute(
-                        statements_of(shard).orphans,
-                        {"subscription": subscription.number, "now": now, "mine": self._incarnation},
-                    ).rowcount
-        return rescued
+    def rescue(self, shard: int, incarnation: int, since_ms: int) -> int:
+        lease = self._leases.held().get(shard)
+        if lease is None:
+            return 0
+        database = self._writer.database
+
+        def run(subscription: int) -> int:
+            with database.transaction() as connection:
+                now = database.now(connection)
+                values = {"subscription": subscription, "now": now, "gone": incarnation, "since": since_ms}
+                return connection.execute(statements_of(shard).orphans, {**values, **lease.guard}).rowcount
+
+        subscriptions = self._catalog.current.subscriptions_on.get(shard, ())
+        return sum(repeated(partial(run, subscription.number)) for subscription in subscriptions)
 
 
-def _earliest(shard: int, subscription: int) -> tuple[sa.ColumnElement[int | None]]:
-    consumption = statements_of(shard).tables.consumption
-    earliest = sa.select(sa.func.min(consumption.c.due_ms)).where(consumption.c.subscription_no == subscription)
-    return (earliest.scalar_subquery().label("due_ms"),)
+def _earliest(shard: int, subscription: int) -> str:
+    table = statements_of(shard).tables.consumption.name
+    earliest = f"(SELECT MIN(due_ms) FROM {table} WHERE subscription_no = {int(subscription)})"
+    return f"SELECT {int(shard)} AS shard, {int(subscription)} AS subscription, {earliest} AS due_ms"
 
 
 def _chunks(parts: Sequence[Part], size: int) -> list[Sequence[Part]]:
@@ -107,6 +123,16 @@ class SqlAlertOutbox:
                 )
                 for row in connection.execute(query)
             ]  # fmt: skip
+
+    def add(self, kind: str, topic: int, subscription: int, episode: int, detail: str) -> None:
+        values = {"kind": kind, "topic_no": topic, "shard": 0, "message_id": 0, "subscription_no": subscription}
+        try:
+            with self._database.transaction() as connection:
+                now = self._database.now(connection)
+                rest = {"attempt": episode, "detail": detail[:500], "created_ms": now, "sent_ms": None}
+                connection.execute(alert.insert().values(**values, **rest))
+        except sa.exc.IntegrityError:
+            return  # this episode was told before
 
     def mark_sent(self, alerts: Sequence[Alert]) -> None:
         with self._database.transaction() as connection:

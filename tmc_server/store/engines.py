@@ -166,12 +166,27 @@ class Database:
         elif self._alone is None or not self._holds_alone():
             with translated():
                 self._alone = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-                name = f"tmc_server_{self.url.database}"
-                got = self._alone.exec_driver_sql(f"SELECT GET_LOCK('{name}', 10)").scalar_one()
+                got = self._alone.exec_driver_sql(f"SELECT GET_LOCK('{self._alone_name}', 10)").scalar_one()
             if got != 1:
                 raise DatabaseTaken(
                     f"Another server uses {self!r}: built-in delivery serves one server, stop the other."
                 )
+
+    def refuse_alone(self) -> None:
+        """Start beside other servers: refused while one that must be alone is here, and on SQLite.
+
+        Raises DatabaseTaken, StoreUnavailable.
+        """
+        if self.is_sqlite:
+            self._lock_file()
+            return
+        with self.connection() as connection:
+            if not connection.exec_driver_sql(f"SELECT IS_FREE_LOCK('{self._alone_name}')").scalar_one():
+                raise DatabaseTaken(f"A server with built-in delivery uses {self!r}: stop it first.")
+
+    @property
+    def _alone_name(self) -> str:
+        return f"tmc_server_{self.url.database}"
 
     def _holds_alone(self) -> bool:
         assert self._alone is not None

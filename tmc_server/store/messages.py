@@ -348,6 +348,7 @@ def _schedule(tx: Transaction, messages: Sequence[_Submitted]) -> None:
                         "incarnation": tx.incarnation if goes_out else None,
                         "created_ms": tx.now,
                         "closed_ms": None,
+                        "tried_ms": tx.now if goes_out else None,
                     }
                 )
     tx.insert(tx.sql.insert_consumptions, rows)

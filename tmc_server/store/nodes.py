@@ -1,22 +1,28 @@
-"""Node slots: who may make message numbers, until when, and where a slot's next holder has to start.
+"""Node slots and heartbeats: who may make message numbers, until when, and which servers there are.
 
 A slot is leased with an epoch. `high_ms` in the table is a promise made in advance: the holder makes no number with a
 later time, so the next holder, who starts there, cannot repeat one, even if clocks went back in between.
+
+The same beat keeps the row of this server run in `tmc_server`: a run whose row has expired is gone,
+and what it handed over last is handed over again by the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from tmc_server.domain.ids import SLOTS, IdGenerator
+from tmc_server.domain.ports import ServerRun
 from tmc_server.errors import NoIdentity
 from tmc_server.store.engines import Database, StoreConflict, repeated, wall_clock_ms
-from tmc_server.store.tables import node_slot
+from tmc_server.store.tables import node_slot, server
 
-LEASE_MS = 30_000
+LEASE_MS = 10_000
+_FORGET_MS = 86_400_000
 
 
 @dataclass(frozen=True)
@@ -32,22 +38,45 @@ class Lease:
 
 
 class NodeSlots:
-    """Leases one slot for this process. `run_once` keeps it; without it numbers stop at the lease's end."""
+    """Leases one slot for this process. `run_once` keeps it; without it numbers and deliveries stop at the lease's end.
 
-    def __init__(self, database: Database, owner: str, clock: Callable[[], int] = wall_clock_ms) -> None:
+    owner: how operators know this server.  lease_ms: how long others wait before they take this server for gone.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        owner: str,
+        clock: Callable[[], int] = wall_clock_ms,
+        lease_ms: int = LEASE_MS,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._database = database
         self._owner = owner
         self._clock = clock
+        self._lease_ms = lease_ms
+        self._monotonic = monotonic
+        self._beat = float("-inf")
         self.lease: Lease | None = None
         self.ids = IdGenerator(clock)
+        self.alive: Sequence[ServerRun] = ()
+        self.gone: Sequence[ServerRun] = ()
+
+    def incarnation(self) -> int | None:
+        """This server run. None: the last beat is so long ago that the others may take it for gone."""
+        lease = self.lease
+        fresh = self._monotonic() - self._beat < self._lease_ms / 1000
+        return lease.incarnation if lease is not None and fresh else None
 
     def acquire(self) -> Lease:
         """Take a free slot. Raises NoIdentity when all are taken, StoreUnavailable."""
         for _ in range(5):
             try:
+                beat = self._monotonic()
                 with self._database.transaction() as connection:
                     lease, start, until = self._take(connection)
-                self.lease = lease
+                    self._read_members(connection)
+                self.lease, self._beat = lease, beat
                 self.ids.lease(lease.slot, start, until)  # only now: an uncommitted slot is nobody's
                 return lease
             except (StoreConflict, sa.exc.IntegrityError):
@@ -60,42 +89,55 @@ class NodeSlots:
         rows = {row.slot: row for row in connection.execute(sa.select(node_slot).with_for_update())}
         free = [slot for slot in sorted(rows) if rows[slot].expires_ms <= now]
         fresh = next((slot for slot in range(SLOTS) if slot not in rows), None)
-        until = max(now, self._clock()) + LEASE_MS
+        expires = now + self._lease_ms
+        until = max(now, self._clock()) + self._lease_ms
         if free:
             row = rows[free[0]]
             lease, start = Lease(row.slot, row.epoch + 1), row.high_ms
-            until = max(until, start + LEASE_MS)
-            values = {"epoch": lease.epoch, "owner": self._owner, "expires_ms": now + LEASE_MS, "high_ms": until}
+            until = max(until, start + self._lease_ms)
+            values = {"epoch": lease.epoch, "owner": self._owner, "expires_ms": expires, "high_ms": until}
             connection.execute(node_slot.update().where(node_slot.c.slot == lease.slot).values(values))
         elif fresh is not None:
             lease, start = Lease(fresh, 1), 0
             connection.execute(
-                node_slot.insert().values(
-                    slot=fresh, epoch=1, owner=self._owner, expires_ms=now + LEASE_MS, high_ms=until
-                )
+                node_slot.insert().values(slot=fresh, epoch=1, owner=self._owner, expires_ms=expires, high_ms=until)
             )
         else:
             raise NoIdentity(f"All {SLOTS} node slots are leased: stop servers that are not needed.")
+        connection.execute(server.delete().where(server.c.expires_ms < now - _FORGET_MS))
+        connection.execute(
+            server.insert().values(incarnation=lease.incarnation, name=self._owner, started_ms=now, expires_ms=expires)
+        )
         return lease, start, until
 
     def run_once(self) -> bool:
-        """Extend the lease, or take another slot when it is lost. Returns: the slot was kept."""
+        """Keep the slot and look who else is there. Returns False: it was lost and another one was taken.
+
+        Raises NoIdentity, StoreUnavailable.
+        """
         lease = self.lease
         if lease is None:
             self.acquire()
             return False
+        beat = self._monotonic()
+        if beat - self._beat < self._lease_ms / 3000:
+            with self._database.reading() as connection:
+                self._read_members(connection)
+            return True
         kept, until = repeated(lambda: self._extend(lease))
         if kept:
+            self._beat = beat
             self.ids.lease(lease.slot, 0, until)
             return True
         self.ids.lease(lease.slot, 0, 0)  # nothing more from the lost slot
+        self.lease = None
         self.acquire()
         return False
 
     def _extend(self, lease: Lease) -> tuple[bool, int]:
         with self._database.transaction() as connection:
             now = self._database.now(connection)
-            until = max(now, self._clock(), self.ids.high_ms) + LEASE_MS
+            until = max(now, self._clock(), self.ids.high_ms) + self._lease_ms
             kept = connection.execute(
                 node_slot.update()
                 .where(
@@ -104,23 +146,41 @@ class NodeSlots:
                     node_slot.c.owner == self._owner,
                     node_slot.c.expires_ms > now,
                 )
-                .values(expires_ms=now + LEASE_MS, high_ms=until)
+                .values(expires_ms=now + self._lease_ms, high_ms=until)
             ).rowcount
+            if kept:
+                mine = server.c.incarnation == lease.incarnation
+                connection.execute(server.update().where(mine).values(expires_ms=now + self._lease_ms))
+            self._read_members(connection)
         return bool(kept), until
 
-    def release(self) -> None:
-        """Free the slot; the next holder starts after the last number made here."""
+    def _read_members(self, connection: sa.Connection) -> None:
+        now = self._database.now(connection)
+        runs = [ServerRun(*row) for row in connection.execute(sa.select(server).order_by(server.c.incarnation))]
+        self.alive = [run for run in runs if run.expires_ms > now]
+        self.gone = [run for run in runs if run.expires_ms <= now]
+
+    def release(self, all_answered: bool = True) -> None:
+        """Free the slot; the next holder starts after the last number made here.
+
+        all_answered: nothing that was handed over is uncertain, so nobody has to hand it over again.
+        """
         lease, self.lease = self.lease, None
         if lease is None:
             return
         high = self.ids.high_ms + 1
         self.ids.lease(lease.slot, 0, 0)
-        repeated(lambda: self._free(lease, high))
+        repeated(lambda: self._free(lease, high, all_answered))
 
-    def _free(self, lease: Lease, high_ms: int) -> None:
+    def _free(self, lease: Lease, high_ms: int, all_answered: bool) -> None:
         with self._database.transaction() as connection:
             connection.execute(
                 node_slot.update()
                 .where(node_slot.c.slot == lease.slot, node_slot.c.epoch == lease.epoch)
                 .values(expires_ms=0, high_ms=high_ms)
             )
+            mine = server.c.incarnation == lease.incarnation
+            if all_answered:
+                connection.execute(server.delete().where(mine))
+            else:
+                connection.execute(server.update().where(mine).values(expires_ms=self._database.now(connection)))

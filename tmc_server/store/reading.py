@@ -9,10 +9,11 @@ import sqlalchemy as sa
 
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
+from tmc_server.domain.ports import ServerRun, ServerView
 from tmc_server.domain.views import AttemptView, ConsumptionView, MessageDetail, MessageView
 from tmc_server.store.engines import ShardMap
 from tmc_server.store.messages import parse_headers
-from tmc_server.store.tables import shard_tables
+from tmc_server.store.tables import lease, server, shard_tables
 
 
 class Reader:
@@ -111,6 +112,21 @@ class Reader:
         with self._shards.shards[shard].reading() as connection:
             row = connection.execute(query).one_or_none()
         return None if row is None else _consumption(shard, row)
+
+    def servers(self) -> list[ServerView]:
+        catalog = self._shards.catalog
+        with catalog.reading() as connection:
+            now = catalog.now(connection)
+            runs = [ServerRun(*row) for row in connection.execute(sa.select(server).order_by(server.c.incarnation))]
+        shards: dict[int, list[int]] = {}
+        for database in self._shards.databases:
+            if self._shards.shards_in(database):
+                with database.reading() as connection:
+                    held = sa.select(lease).where(lease.c.expires_ms > database.now(connection)).order_by(lease.c.shard)
+                    for row in connection.execute(held):
+                        shards.setdefault(row.owner, []).append(row.shard)
+        views = [ServerView(run, run.expires_ms > now, sorted(shards.get(run.incarnation, ()))) for run in runs]
+        return sorted(views, key=lambda view: not view.alive)
 
 
 def _message(shard: int, row: Any) -> MessageView:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain import consumption as c
 from tmc_server.domain import message as m
-from tmc_server.store.tables import alert, audit, shard_tables, tombstone
+from tmc_server.store.tables import alert, audit, lease, shard_tables, tombstone
 
 
 def _in(column: sa.Column[Any], name: str = "ids") -> sa.ColumnElement[bool]:
@@ -117,7 +117,7 @@ class ShardStatements:
         self.lock_consumptions = _by_primary(
             sa.select(
                 consumption.c.message_id, consumption.c.state, consumption.c.attempt, consumption.c.tried,
-                consumption.c.due_ms,
+                consumption.c.due_ms, consumption.c.tried_ms,
             )
             .where(consumption.c.subscription_no == sa.bindparam("subscription"), _in(consumption.c.message_id))
             .order_by(consumption.c.message_id)
@@ -155,6 +155,7 @@ class ShardStatements:
                 due_ms=sa.bindparam("new_due_ms"),
                 closed_ms=sa.bindparam("new_closed_ms"),
                 incarnation=None,
+                tried_ms=None,
             )
         )
 
@@ -163,7 +164,7 @@ class ShardStatements:
         self.due_consumptions = (
             sa.select(
                 consumption.c.message_id, consumption.c.state, consumption.c.attempt, consumption.c.tried,
-                consumption.c.due_ms,
+                consumption.c.due_ms, consumption.c.tried_ms,
             )
             .where(
                 consumption.c.subscription_no == sa.bindparam("subscription"),
@@ -172,6 +173,13 @@ class ShardStatements:
             .order_by(consumption.c.due_ms, consumption.c.message_id)
             .limit(sa.bindparam("limit"))
         )  # fmt: skip
+        # Claims hold only while the lease does: owner, epoch, now.
+        leased = sa.exists().where(
+            lease.c.shard == self.shard,
+            lease.c.owner == sa.bindparam("owner"),
+            lease.c.epoch == sa.bindparam("epoch"),
+            lease.c.expires_ms > sa.bindparam("now"),
+        )
         # subscription, ids, attempt, now -> the claimed rows get one constant due time.
         self.claim = _by_primary(
             consumption.update()
@@ -182,6 +190,7 @@ class ShardStatements:
                 consumption.c.attempt == sa.bindparam("old_attempt"),
                 consumption.c.tried == sa.bindparam("old_tried"),
                 consumption.c.due_ms <= sa.bindparam("now"),
+                leased,
             )
             .values(
                 state=sa.bindparam("new_state"),
@@ -190,23 +199,39 @@ class ShardStatements:
                 due_ms=sa.bindparam("new_due_ms"),
                 closed_ms=sa.bindparam("new_closed_ms"),
                 incarnation=sa.bindparam("new_incarnation"),
+                tried_ms=sa.bindparam("new_tried_ms"),
             ),
+            consumption,
+        )
+        # subscription, ids, now, new_due_ms: nothing but the due time moves; the copy of the last try may still wait.
+        self.hold = _by_primary(
+            consumption.update()
+            .where(
+                consumption.c.subscription_no == sa.bindparam("subscription"),
+                _in(consumption.c.message_id),
+                consumption.c.state == int(c.ConsumptionState.SCHEDULED),
+                consumption.c.due_ms <= sa.bindparam("now"),
+                leased,
+            )
+            .values(due_ms=sa.bindparam("new_due_ms")),
             consumption,
         )
         self.bodies = sa.select(
             message.c.id, message.c.topic_no, message.c.producer_no, message.c.message_key, message.c.content_type,
             message.c.headers, message.c.body,
         ).where(_in(message.c.id))  # fmt: skip
-        # subscription, now, mine: tries of other server runs, whose copies may have died with them.
+        # subscription, now, gone, since: tries of a server run that is gone, whose copies may have died with it.
         self.orphans = (
             consumption.update()
             .where(
                 consumption.c.subscription_no == sa.bindparam("subscription"),
                 consumption.c.state == int(c.ConsumptionState.SCHEDULED),
                 consumption.c.due_ms > sa.bindparam("now"),
-                consumption.c.incarnation != sa.bindparam("mine"),
+                consumption.c.incarnation == sa.bindparam("gone"),
+                consumption.c.tried_ms >= sa.bindparam("since"),
+                leased,
             )
-            .values(due_ms=sa.bindparam("now"), tried=consumption.c.tried - 1, incarnation=None)
+            .values(due_ms=sa.bindparam("now"), tried=consumption.c.tried - 1, incarnation=None, tried_ms=None)
         )
 
     def _for_notes(self) -> None:

@@ -89,6 +89,7 @@ topic = sa.Table(
     _ms("transaction_time_ms"),
     sa.Column("open_limit", sa.BigInteger, nullable=False),
     _ms("effective_ms"),
+    sa.Column("queue_mode", sa.SmallInteger, nullable=False, server_default="2"),
     **_OPTIONS,
 )
 
@@ -105,6 +106,10 @@ subscription = sa.Table(
     _ms("cap_ms"),
     _ms("effective_ms"),
     _ms("removed_ms", nullable=True),
+    # Where a forwarding subscription sends; all empty: to a queue of its own.
+    sa.Column("forward_kind", _text(32), nullable=False, server_default=""),
+    sa.Column("forward_target", _text(255), nullable=False, server_default=""),
+    sa.Column("forward_key", _text(255), nullable=False, server_default=""),
     sa.UniqueConstraint("topic_no", "app_no", "tag", name="tmc_subscription_name"),
     **_OPTIONS,
 )
@@ -118,6 +123,39 @@ node_slot = sa.Table(
     sa.Column("owner", _text(128), nullable=False),
     _ms("expires_ms"),
     _ms("high_ms"),
+    **_OPTIONS,
+)
+
+# Heartbeats: one row per server run. After expires_ms it is gone, and what it handed over last is handed over again.
+server = sa.Table(
+    "tmc_server",
+    METADATA,
+    sa.Column("incarnation", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("name", _text(128), nullable=False),
+    _ms("started_ms"),
+    _ms("expires_ms"),
+    **_OPTIONS,
+)
+
+# Where a producer was last seen, for centers without service discovery.
+sender = sa.Table(
+    "tmc_sender",
+    METADATA,
+    sa.Column("app_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("tag", _text(64), primary_key=True),
+    sa.Column("address", _text(255), primary_key=True),
+    _ms("seen_ms"),
+    **_OPTIONS,
+)
+
+# Who looks after the due rows of a shard. owner: incarnation of a server run, 0: nobody. epoch: grows with every owner.
+lease = sa.Table(
+    "tmc_lease",
+    METADATA,
+    sa.Column("shard", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("owner", sa.BigInteger, nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    _ms("expires_ms"),
     **_OPTIONS,
 )
 
@@ -165,8 +203,8 @@ audit = sa.Table(
     **_OPTIONS,
 )
 
-CATALOG_TABLES = (meta, operator, app, topic, subscription, node_slot, audit)
-DATABASE_TABLES = (tombstone, alert, audit)  # once in every database that holds shards
+CATALOG_TABLES = (meta, operator, app, topic, subscription, node_slot, server, sender, audit)
+DATABASE_TABLES = (lease, tombstone, alert, audit)  # once in every database that holds shards
 
 
 @dataclass(frozen=True)
@@ -227,6 +265,7 @@ def shard_tables(shard: int) -> ShardTables:
         sa.Column("incarnation", sa.BigInteger),  # which server run made the last try
         _ms("created_ms"),
         _ms("closed_ms", nullable=True),
+        _ms("tried_ms", nullable=True),  # when the last copy was handed over; NULL: answered, or it never got there
         # Redelivery, one subscription at a time: a subscriber that is away costs one look, not one per row.
         sa.Index(f"tmc_consumption_{nn}_due", "subscription_no", "due_ms"),
         **_OPTIONS,

@@ -27,7 +27,11 @@ class GuardBroken(Exception):
 
 @dataclass
 class Transaction:
-    """now: milliseconds, the database's clock, one value for the whole transaction.  incarnation: this server run."""
+    """now: milliseconds, the database's clock, one value for the whole transaction.
+
+    incarnation: this server run; None: its heartbeat is over, nothing may be handed over.
+    came_out: by subscription, when the newest try was made that consumers answered for in this transaction.
+    """
 
     connection: sa.Connection
     now: int
@@ -35,10 +39,11 @@ class Transaction:
     catalog: Catalog
     catalog_is_stale: bool
     outlet: Outlet
-    incarnation: int
+    incarnation: int | None
     reach: Hook = no_hook
     copies: list[Copy] = field(default_factory=list)
     reserved: Counter[int] = field(default_factory=Counter)
+    came_out: Counter[int] = field(default_factory=Counter)
 
     def rows(self, statement: sa.Executable, **parameters: Any) -> Sequence[sa.Row[Any]]:
         return self.connection.execute(statement, parameters).fetchall()
@@ -62,7 +67,7 @@ class Transaction:
 
     def reserve(self, subscription: int, wanted: int) -> int:
         """Room at the outlet, given back by itself when the transaction fails."""
-        granted = self.outlet.reserve(subscription, wanted)
+        granted = self.outlet.reserve(subscription, wanted) if self.incarnation is not None else 0
         self.reserved[subscription] += granted
         return granted
 

@@ -1,0 +1,132 @@
+"""Leases: fair shares, take-over, release, and claims that hold only while the lease does."""
+
+from __future__ import annotations
+
+from tests.support.store import StoreUnderTest
+from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.ports import Claimed
+from tmc_server.store.due import DueConsumptions
+from tmc_server.store.leases import ORPHAN_MS, ShardLeases
+
+LEASE_MS = 10_000
+SHARDS = list(range(32))
+
+
+class Servers:
+    """Some servers that share the shards of one database."""
+
+    def __init__(self, store: StoreUnderTest, count: int) -> None:
+        self.store = store
+        store.leases.release()  # the one of the fixture
+        self.alive = count
+        self.leases = [self.join(number) for number in range(1, count + 1)]
+
+    def join(self, incarnation: int) -> ShardLeases:
+        clock = self.store.clock
+        return ShardLeases(
+            self.store.database, SHARDS, lambda: incarnation, lambda: self.alive, LEASE_MS, lambda: clock() / 1000
+        )
+
+    def turn(self, *which: int) -> list[int]:
+        """Everybody (or these) once. Returns: how many shards each holds."""
+        for index, leases in enumerate(self.leases):
+            if not which or index in which:
+                leases.run_once()
+        return [len(leases.held()) for leases in self.leases]
+
+    def owners(self) -> list[int]:
+        """All shards that somebody holds, each as often as it is held."""
+        return sorted(shard for leases in self.leases for shard in leases.held())
+
+
+def test_one_server_takes_all(store: StoreUnderTest) -> None:
+    assert Servers(store, 1).turn() == [32]
+
+
+def test_three_servers_share_fairly_and_each_shard_has_one_owner(store: StoreUnderTest) -> None:
+    servers = Servers(store, 3)
+    assert servers.turn() == [32, 0, 0]  # the first one finds nobody else's
+    assert servers.turn() == [11, 11, 10]
+    assert servers.turn() == [11, 11, 10]
+    assert servers.owners() == SHARDS
+
+
+def test_a_newcomer_gets_its_share_from_the_others(store: StoreUnderTest) -> None:
+    servers = Servers(store, 1)
+    servers.turn()
+    servers.alive = 2
+    servers.leases.append(servers.join(2))
+    assert servers.turn() == [16, 16]
+    assert servers.owners() == SHARDS
+
+
+def test_what_a_killed_server_held_moves_when_its_lease_is_over_and_not_before(store: StoreUnderTest) -> None:
+    servers = Servers(store, 2)
+    servers.turn()
+    servers.turn()
+    servers.alive = 1
+    store.clock.advance((LEASE_MS - 1) / 1000)
+    assert servers.turn(1)[1] == 16
+    store.clock.advance(0.001)
+    assert servers.turn(1)[1] == 32
+
+
+def test_released_shards_move_at_once(store: StoreUnderTest) -> None:
+    servers = Servers(store, 2)
+    servers.turn()
+    servers.turn()
+    servers.leases[0].release()
+    servers.alive = 1
+    assert servers.turn(1) == [0, 32]
+    assert servers.turn(0) == [0, 32]  # who releases takes nothing any more
+
+
+def test_a_shard_that_nobody_wants_is_taken_whatever_the_share(store: StoreUnderTest) -> None:
+    servers = Servers(store, 2)
+    assert servers.turn(0) == [32, 0]  # untouched for ever, so nobody waits for the second server
+    servers.turn()
+    servers.turn()
+    assert servers.turn() == [16, 16]
+    servers.leases[1].release()  # and is still counted as alive
+    assert servers.turn(0) == [16, 0]
+    store.clock.advance(ORPHAN_MS / 1000)
+    assert servers.turn(0) == [32, 0]
+
+
+def test_a_server_that_slept_through_its_lease_claims_nothing(store: StoreUnderTest) -> None:
+    """Stopped between two statements: its own clock has not looked yet, the row in the table decides."""
+    number = store.submitted()
+    servers = Servers(store, 1)
+    servers.turn()
+    asleep = servers.leases[0]
+    frozen = dict(asleep.held())
+    store.clock.advance(LEASE_MS / 1000)
+    assert asleep.held() == {}
+    other = servers.join(2)
+    other.run_once()
+    asleep.held = lambda: frozen  # type: ignore[method-assign]
+    store.outlet.room = None
+    woken = DueConsumptions(store.writer, asleep, store.watch)
+    before = store.row(number)
+    assert woken.claim(store.shard, store.subscription.number, 10, QueueLook(), False) == Claimed()
+    assert woken.claim(store.shard, store.subscription.number, 10, QueueLook(0, 5), False) == Claimed()
+    assert woken.rescue(store.shard, 7, 0) == 0
+    assert store.row(number) == before
+    owner = DueConsumptions(store.writer, other, store.watch)
+    assert owner.claim(store.shard, store.subscription.number, 10, QueueLook(), False) == Claimed(delivered=1)
+    assert store.delivered_attempts(number) == [1]
+
+
+def test_without_a_heartbeat_nothing_is_held_and_nothing_is_handed_over(store: StoreUnderTest) -> None:
+    store.leases.release()
+    dead = ShardLeases(store.database, SHARDS, lambda: None, lambda: 1, LEASE_MS)
+    dead.run_once()
+    assert dead.held() == {}
+    operation = store.prepared()
+    store.outlet.room = 5
+    writer = store.new_writer()
+    writer._incarnation = lambda: None
+    store.perform(store.submit_of(operation.number), writer=writer)
+    row = store.row(operation.number)
+    assert (row.attempt, row.tried, row.incarnation, row.tried_ms) == (0, 0, None, None)
+    assert store.outlet.delivered == []

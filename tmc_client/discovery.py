@@ -1,0 +1,193 @@
+"""Consul: who serves what, and telling it that we do. Needs `tmc-center[consul]`.
+
+A watch keeps the last list that Consul gave: while Consul is away or has forgotten everything, calls go on as before.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import urllib.parse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import requests
+from consul import Check, Consul, ConsulException
+
+log = logging.getLogger("tmc_client.discovery")
+
+_WAIT_S = 55
+_PAUSE_S = 1.0
+_INTERVAL = "5s"
+_DEREGISTER_AFTER = "1m"
+
+
+@dataclass(frozen=True)
+class ConsulAddress:
+    """consul://HOST:PORT/SERVICE?tag=TAG&token=TOKEN"""
+
+    agent: str
+    service: str
+    tag: str
+    token: str
+
+    @classmethod
+    def parse(cls, text: str) -> ConsulAddress:
+        """Raises ValueError saying what is expected."""
+        parts = urllib.parse.urlsplit(text)
+        query = dict(urllib.parse.parse_qsl(parts.query))
+        service = parts.path.strip("/")
+        if parts.scheme != "consul" or not parts.hostname or not service or set(query) - {"tag", "token"}:
+            raise ValueError(f"{text!r} is no address in Consul: give consul://HOST:PORT/SERVICE?tag=TAG")
+        agent = f"{parts.hostname}:{parts.port or 8500}"
+        return cls(agent, service, query.get("tag", ""), query.get("token", ""))
+
+
+def agent_client(agent: str, token: str, timeout_s: float) -> Consul:
+    """A client of the agent at host:port. One thread at a time."""
+    host, _, port = agent.rpartition(":")
+    return Consul(host=host, port=int(port), token=token or None, connections_timeout=timeout_s)
+
+
+def passing(nodes: Sequence[Any]) -> list[str]:
+    """host:port of each instance in an answer of the health endpoint."""
+    return sorted(
+        f"{node['Service']['Address'] or node['Node']['Address']}:{node['Service']['Port']}" for node in nodes
+    )
+
+
+class Watch:
+    """Follows the passing instances of one service. on_change: called in the watch's thread with a new list, never empty."""
+
+    def __init__(self, address: ConsulAddress, on_change: Callable[[list[str]], None]) -> None:
+        self._address = address
+        self._on_change = on_change
+        self._client = agent_client(address.agent, address.token, timeout_s=5)
+        self._stopping = threading.Event()
+        self._known: list[str] = []
+        self._index = 0
+        self._away = False
+        self._thread = threading.Thread(target=self._run, name="tmc-watch", daemon=True)
+
+    def start(self) -> list[str]:
+        """Ask once, then go on in a thread. Returns: the instances now; none when nobody passes or Consul is away."""
+        self._ask(blocking=False)
+        self._thread.start()
+        return self._known
+
+    def stop(self) -> None:
+        self._stopping.set()  # the thread ends with its question, at most a minute later; it holds nothing
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            if not self._ask(blocking=True):
+                self._stopping.wait(_PAUSE_S)
+
+    def _ask(self, blocking: bool) -> bool:
+        """Returns: Consul answered."""
+        try:
+            index, nodes = self._client.health.service(
+                self._address.service,
+                passing=True,
+                tag=self._address.tag or None,
+                index=self._index if blocking else None,
+                wait=f"{_WAIT_S}s",
+            )
+        except (ConsulException, requests.RequestException) as exc:
+            if not self._away:
+                log.warning("Consul does not answer, the last known instances are used: %s", exc)
+            self._away, self._index = True, 0
+            return False
+        self._away = False
+        self._index = int(index) if int(index) >= self._index else 0  # gone backwards: Consul was restored or wiped
+        found = passing(nodes)
+        if found and found != self._known:
+            self._known = found
+            self._on_change(found)
+        elif not found and self._known and blocking:
+            self._stopping.wait(_PAUSE_S)  # an empty catalog is no reason to stop calling those who were there
+        return True
+
+
+class Registration:
+    """Keeps one instance registered: registers it, again after Consul forgot it, and deregisters it at the end.
+
+    address: host:port where the service answers.  check: "grpc" (grpc.health.v1), "tcp", or an http:// address.
+    """
+
+    def __init__(
+        self, agent: str, service: str, address: str, *, tag: str = "", check: str = "grpc", token: str = "",
+        tls: bool = False,
+    ) -> None:  # fmt: skip
+        self._client = agent_client(agent, token, timeout_s=3)
+        self._service = service
+        self._tag = tag
+        self._host, _, port = address.rpartition(":")
+        self._port = int(port)
+        self._check = _check(check, address, tls)
+        self.id = f"{service}-{self._host}-{port}" + (f"-{tag}" if tag else "")
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def run_once(self) -> bool:
+        """Register when the agent does not know us. Returns: it did not. Raises ConsulException, RequestException."""
+        with self._lock:
+            if self._stopping.is_set() or self.id in self._client.agent.services():
+                return False
+            self._client.agent.service.register(
+                self._service, service_id=self.id, address=self._host, port=self._port,
+                tags=[self._tag] if self._tag else [], check=self._check,
+            )  # fmt: skip
+            return True
+
+    def deregister(self) -> None:
+        """Nobody is sent here any more. While Consul is away its own check finds out."""
+        self._stopping.set()
+        with self._lock:
+            try:
+                self._client.agent.service.deregister(self.id)
+            except (ConsulException, requests.RequestException) as exc:
+                log.warning("%s stays registered until Consul's check fails: %s", self.id, exc)
+
+    def start(self, every: timedelta = timedelta(seconds=15)) -> None:
+        """For services: keep it registered in a thread of its own."""
+        self._thread = threading.Thread(target=self._run, args=(every.total_seconds(),), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.deregister()
+        if self._thread is not None:
+            self._thread.join(5)
+
+    def __enter__(self) -> Registration:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _run(self, every_s: float) -> None:
+        while not self._stopping.is_set():
+            pause = every_s
+            try:
+                self.run_once()
+            except (ConsulException, requests.RequestException) as exc:
+                log.warning("Consul does not answer, %s is registered later: %s", self.id, exc)
+                pause = min(every_s, 2.0)
+            self._stopping.wait(pause)
+
+
+def _check(kind: str, address: str, tls: bool) -> dict[str, Any]:
+    if kind == "grpc":
+        made = Check.grpc(address, _INTERVAL, use_tls=tls, timeout="2s", deregister=_DEREGISTER_AFTER)
+    elif kind == "tcp":
+        host, _, port = address.rpartition(":")
+        made = Check.tcp(host, int(port), _INTERVAL, timeout="2s", deregister=_DEREGISTER_AFTER)
+    elif kind.startswith(("http://", "https://")):
+        made = Check.http(kind, _INTERVAL, timeout="2s", deregister=_DEREGISTER_AFTER)
+    else:
+        raise ValueError(f"{kind!r} is no health check: give grpc, tcp, or an http:// address")
+    return dict(made)

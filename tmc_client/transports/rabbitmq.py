@@ -1,0 +1,224 @@
+"""Copies from RabbitMQ: one connection in a thread of its own. Needs `tmc-center[rabbitmq]`.
+
+A copy is acked to the broker when the center has stored what became of it. When the broker cancels us (a queue was deleted,
+its leader moved), closes the channel or goes away, we begin anew; copies that were here come again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pika
+from pika.adapters.select_connection import SelectConnection
+
+from tmc_client.received import Message, OnMessage
+
+log = logging.getLogger("tmc_client.rabbitmq")
+
+_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+@dataclass(frozen=True)
+class Broker:
+    """Where queues are, as the center says."""
+
+    host: str
+    port: int
+    virtual_host: str
+    tls: bool
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Who we are at the broker."""
+
+    user: str
+    password: str = field(repr=False)
+
+
+class _Receipt:
+    __slots__ = ("_generation", "_tag", "_transport")
+
+    def __init__(self, transport: RabbitTransport, generation: int, tag: int) -> None:
+        self._transport = transport
+        self._generation = generation
+        self._tag = tag
+
+    def handled(self) -> None:
+        """The broker counts what is not acked; there is nothing to tell it yet."""
+
+    def answered(self) -> None:
+        self._transport.ack(self._generation, self._tag)
+
+
+class RabbitTransport:
+    """plan: asks the center for broker and queues; blocks, raises TmcError.  prefetch: copies not acked at most."""
+
+    def __init__(
+        self,
+        plan: Callable[[], tuple[Broker, Sequence[str]]],
+        credentials: Credentials,
+        prefetch: int,
+        on_message: OnMessage,
+    ) -> None:
+        self._plan = plan
+        self._credentials = credentials
+        self._prefetch = prefetch
+        self._on_message = on_message
+        self._stopping = threading.Event()
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._acks: list[int] = []
+        self._open: dict[int, None] = {}  # delivery tags without an ack, ascending; on the connection's thread
+        self._generation = 0
+        self._failures = 0
+        self._queues: Sequence[str] = ()
+        self._connection: Any = None
+        self._channel: Any = None
+        self._thread = threading.Thread(target=self._run, name="tmc-rabbitmq", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """See received.Transport: no new copies; the connection stays for the acks of those that are here."""
+        self._stopping.set()
+        self._in_loop(self._cancel)
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._closing.set()
+        self._in_loop(lambda: self._connection.close() if self._connection.is_open else None)
+        if self._thread.is_alive():
+            self._thread.join(10)
+
+    def ack(self, generation: int, tag: int) -> None:
+        """From any thread; several at once become one frame."""
+        with self._lock:
+            if generation != self._generation:
+                return  # of a connection that is gone: the broker hands that copy out again
+            first = not self._acks
+            self._acks.append(tag)
+        if first:
+            self._in_loop(self._send_acks)
+
+    def _in_loop(self, work: Callable[[], None]) -> None:
+        connection = self._connection
+        if connection is not None:
+            connection.ioloop.add_callback_threadsafe(work)
+
+    def _send_acks(self) -> None:
+        with self._lock:
+            tags, self._acks = self._acks, []
+        if not tags or self._channel is None or not self._channel.is_open:
+            return
+        for tag in tags:
+            self._open.pop(tag, None)
+        newest = max(tags)
+        if next(iter(self._open), newest + 1) > newest:
+            self._channel.basic_ack(newest, multiple=True)
+        else:
+            for tag in tags:
+                self._channel.basic_ack(tag)
+
+    def _cancel(self) -> None:
+        if self._channel is not None and self._channel.is_open:
+            for consumer in list(self._channel.consumer_tags):
+                self._channel.basic_cancel(consumer)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                broker, self._queues = self._plan()
+                self._connect(broker)
+            except Exception as exc:  # noqa: BLE001 - whatever it was, begin anew
+                self._note(exc)
+            with self._lock:
+                self._connection = self._channel = None
+                self._generation += 1
+                self._acks = []
+            self._open.clear()
+            self._stopping.wait(_PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)])
+
+    def _note(self, reason: object) -> None:
+        self._failures += 1
+        if self._failures in (1, 10) and not self._stopping.is_set():
+            log.warning("no copies come from the broker, asking again and again: %s", reason)
+
+    def _connect(self, broker: Broker) -> None:
+        import ssl
+
+        parameters = pika.ConnectionParameters(
+            host=broker.host,
+            port=broker.port,
+            virtual_host=broker.virtual_host,
+            credentials=pika.PlainCredentials(self._credentials.user, self._credentials.password),
+            ssl_options=pika.SSLOptions(ssl.create_default_context(), broker.host) if broker.tls else None,
+            heartbeat=10,
+            client_properties={"connection_name": "tmc consumer"},
+        )
+        connection = SelectConnection(
+            parameters,
+            on_open_callback=self._on_open,
+            on_open_error_callback=self._on_end,
+            on_close_callback=self._on_end,
+        )
+        self._connection = connection
+        connection.ioloop.start()
+
+    def _on_end(self, connection: Any, reason: object) -> None:
+        if not self._closing.is_set():
+            self._note(reason)
+        connection.ioloop.stop()
+
+    def _on_open(self, connection: Any) -> None:
+        connection.channel(on_open_callback=self._on_channel)
+
+    def _on_channel(self, channel: Any) -> None:
+        self._channel = channel
+        channel.add_on_close_callback(self._on_channel_close)
+        channel.add_on_cancel_callback(self._on_cancelled)
+        channel.basic_qos(prefetch_count=self._prefetch, callback=lambda _frame: self._consume(channel))
+
+    def _consume(self, channel: Any) -> None:
+        if self._stopping.is_set():
+            return
+        for queue in self._queues:
+            channel.basic_consume(queue, self._on_copy, callback=self._on_consuming)
+
+    def _on_consuming(self, _frame: object) -> None:
+        if self._failures:
+            log.info("copies come again")
+            self._failures = 0
+
+    def _on_cancelled(self, frame: Any) -> None:
+        """The queue was deleted, or its leader moved: begin anew, the center makes it again."""
+        log.warning("the broker ended our consumer: %s", frame.method)
+        frame_channel = self._channel
+        if frame_channel is not None and frame_channel.is_open:
+            frame_channel.close()
+
+    def _on_channel_close(self, _channel: Any, reason: object) -> None:
+        self._note(reason)
+        if self._connection is not None and self._connection.is_open:
+            self._connection.close()
+
+    def _on_copy(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        self._open[method.delivery_tag] = None
+        headers = dict(properties.headers or {})
+        message = Message(
+            id=str(properties.message_id),
+            topic=str(properties.type),
+            key=str(headers.pop("tmc-key", "")),
+            body=body,
+            content_type=str(properties.content_type),
+            attempt=int(headers.pop("tmc-attempt", 1)),
+            subscriber=str(headers.pop("tmc-subscriber", "")),
+            headers={name: value for name, value in headers.items() if not name.startswith("x-")} if headers else {},
+            producer=str(properties.app_id),
+        )
+        self._on_message(message, _Receipt(self, self._generation, method.delivery_tag))

@@ -1,0 +1,127 @@
+"""Where copies go in this configuration: built-in streams or RabbitMQ queues, and forwarders."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from tmc_server.app.maintenance import CannotStart
+from tmc_server.config import Config
+from tmc_server.delivery.answers import CopyAnswers
+from tmc_server.delivery.routing import RoutingOutlet
+from tmc_server.delivery.stream import StreamOutlet
+from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.ports import AlertOutbox, BrokerAddress, CatalogSource, Outlet
+from tmc_server.duties.periodic import Periodic
+from tmc_server.errors import TmcError
+
+log = logging.getLogger("tmc.app")
+
+ENTRY_POINTS = "tmc.forwarders"
+_EPISODE_S = 600
+
+
+class Outlets:
+    """Everything copies leave through, started and stopped together. wake: there is room for what is due."""
+
+    def __init__(
+        self,
+        config: Config,
+        loop: asyncio.AbstractEventLoop,
+        catalog: CatalogSource,
+        alerts: AlertOutbox,
+        wake: Callable[[], None],
+    ) -> None:
+        self._catalog = catalog
+        self._alerts = alerts
+        self.answers = CopyAnswers(loop, catalog)
+        self.streams: StreamOutlet | None = None
+        known: dict[str, Outlet] = {}
+        self.broker: BrokerAddress | None = None
+        self._rabbit: Any = None
+        self._queues: Any = None
+        url = config.rabbitmq.url.get_secret_value()
+        if url:
+            known["rabbitmq"] = self._rabbit = self._make_rabbit(config, url, wake)
+        self._forwarders = self._make_forwarders(wake)
+        consumers: Outlet
+        if config.delivery.kind == "rabbitmq":
+            consumers = known["rabbitmq"]
+            self.broker = _broker_address(url, config.rabbitmq.consumer_address)
+        else:
+            consumers = self.streams = StreamOutlet(loop, self.answers.give_back, wake)
+        self.outlet = RoutingOutlet(catalog, consumers, known | self._forwarders)
+        self.forwarder_kinds = sorted(known | self._forwarders)
+
+    def _make_rabbit(self, config: Config, url: str, wake: Callable[[], None]) -> Any:
+        try:
+            from tmc_server.delivery.rabbitmq import RabbitOutlet
+            from tmc_server.delivery.rabbitmq_queues import RabbitQueues
+        except ModuleNotFoundError as exc:
+            raise CannotStart(f"[rabbitmq] needs {exc.name}: install tmc-center[rabbitmq].") from exc
+        limits = config.rabbitmq
+        self._queues = RabbitQueues(url, self._catalog, limits.queue_type, self.alarm)
+        return RabbitOutlet(
+            url, self._catalog, self._queues, self.answers, wake, self.alarm, limits.window, limits.window_bytes
+        )
+
+    def _make_forwarders(self, wake: Callable[[], None]) -> dict[str, Outlet]:
+        """Installed forwarders that this machine can load; each is made as `factory(catalog, answers, wake)`."""
+        made: dict[str, Outlet] = {}
+        for entry in entry_points(group=ENTRY_POINTS):
+            try:
+                made[entry.name] = entry.load()(self._catalog, self.answers, wake)
+            except ImportError as exc:
+                log.debug("forwarder %s is not installed: %s", entry.name, exc)
+        return made
+
+    def alarm(self, kind: str, subscription: int, detail: str) -> None:
+        """Tell the owner of a subscription, once per ten minutes. From any thread."""
+        topic = self._catalog.current.subscriptions[subscription].topic
+        try:
+            self._alerts.add(kind, topic, subscription, int(time.time() // _EPISODE_S), detail)
+        except TmcError as exc:
+            log.warning("an alert was not stored (%s): %s %s", exc, kind, detail)
+
+    def abandoned(self, subscription: int, look: QueueLook) -> None:
+        """Nobody reads a queue that holds copies."""
+        self.alarm("no consumer", subscription, f"{look.messages} messages wait in a queue that nobody reads")
+
+    def duties(self) -> list[Periodic]:
+        return [Periodic("queues", self._queues.run_once, 1.0)] if self._queues is not None else []
+
+    def start(self) -> None:
+        """Queues first, as far as the broker is there: a publish to a missing queue costs a pause."""
+        if self._queues is not None:
+            try:
+                self._queues.run_once()
+            except Exception as exc:  # noqa: BLE001 - the broker may come later; the duty goes on trying
+                log.warning("queues are declared later: %r", exc)
+            self._rabbit.start()
+        for forwarder in self._forwarders.values():
+            if hasattr(forwarder, "start"):
+                forwarder.start()
+
+    def stop(self) -> bool:
+        """Wait for what is on its way. Returns: nothing is uncertain, nobody needs to hand it over again. Blocks."""
+        clean = self._rabbit.stop() if self._rabbit is not None else True
+        for forwarder in self._forwarders.values():
+            if hasattr(forwarder, "stop"):
+                clean = forwarder.stop() and clean
+        if self._queues is not None:
+            self._queues.close()
+        return clean and self.streams is None
+
+
+def _broker_address(url: str, told: str) -> BrokerAddress:
+    parts = urlsplit(url)
+    host, port = parts.hostname or "127.0.0.1", parts.port or (5671 if parts.scheme == "amqps" else 5672)
+    if told:
+        host, _, text = told.rpartition(":")
+        port = int(text)
+    return BrokerAddress(host, port, unquote(parts.path[1:]) or "/", parts.scheme == "amqps")

@@ -1,0 +1,59 @@
+"""Who finds whom in this configuration: this server in Consul, producers' services for the center."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmc_server.app.maintenance import CannotStart
+from tmc_server.config import Config
+from tmc_server.discovery.static import RecordedInstances, StaticInstances
+from tmc_server.domain.ports import Instances
+from tmc_server.duties.periodic import Periodic
+from tmc_server.store.engines import Database
+from tmc_server.store.senders import Senders
+
+
+class Surroundings:
+    """Instances of producers, and what is told to others about this server. port: where it listens."""
+
+    def __init__(self, config: Config, catalog: Database) -> None:
+        self._config = config
+        self.senders = Senders(catalog)
+        self.instances = self._instances()
+        self._registration: Any = None
+
+    def _instances(self) -> Instances:
+        discovery = self._config.discovery
+        if discovery.kind == "recorded":
+            return RecordedInstances(self.senders)
+        if discovery.kind == "static":
+            return StaticInstances(discovery.instances)
+        try:
+            from tmc_server.discovery.consul import ConsulInstances
+        except ModuleNotFoundError as exc:
+            raise CannotStart(f"[discovery] needs {exc.name}: install tmc-center[consul].") from exc
+        return ConsulInstances(self._config.consul.agent, self._config.consul.token.get_secret_value())
+
+    def duties(self, port: int) -> list[Periodic]:
+        """What keeps this server findable."""
+        duties = []
+        if self._config.discovery.kind == "recorded":
+            duties.append(Periodic("senders", self.senders.run_once, 1.0))
+        consul = self._config.consul
+        if consul.agent:
+            try:
+                from tmc_client.discovery import Registration
+            except ModuleNotFoundError as exc:
+                raise CannotStart(f"[consul] needs {exc.name}: install tmc-center[consul].") from exc
+            host = self._config.server.listen.rpartition(":")[0].strip("[]")
+            address = consul.advertise or f"{host}:{port}"
+            self._registration = Registration(
+                consul.agent, consul.service, address, tag=consul.tag, token=consul.token.get_secret_value(),
+                tls=bool(self._config.tls.certificate),
+            )  # fmt: skip
+            duties.append(Periodic("registration", self._registration.run_once, 5.0))
+        return duties
+
+    def deregister(self) -> None:
+        if self._registration is not None:
+            self._registration.deregister()

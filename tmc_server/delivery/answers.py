@@ -1,0 +1,73 @@
+"""What became of copies, turned into operations and performed until the store has taken them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from tmc_server.domain.operations import Ack, GiveBack, Nack, Operation
+from tmc_server.domain.ports import CatalogSource, Copy, Performer
+from tmc_server.errors import Retryable, ShuttingDown
+
+log = logging.getLogger("tmc.delivery")
+
+_PAUSE_S = 1.0
+
+
+class CopyAnswers:
+    """Called from any thread; works on the loop. `performer` is set when the group commit exists."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, catalog: CatalogSource) -> None:
+        self._loop = loop
+        self._catalog = catalog
+        self.performer: Performer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def give_back(self, copies: Sequence[Copy], after_ms: int = 0) -> None:
+        """They reached nobody: due again after that time, uncounted."""
+        self._start([(c.shard, GiveBack(c.number, c.subscription, c.attempt, after_ms)) for c in copies])
+
+    def acknowledge(self, copies: Sequence[Copy]) -> None:
+        """They were forwarded: done."""
+        self._start([(c.shard, Ack(c.number, c.subscription)) for c in copies])
+
+    def refuse(self, copies: Sequence[Copy], error: str) -> None:
+        """Forwarding failed: again by the subscription's policy."""
+        subscriptions = self._catalog.current.subscriptions
+        self._start(
+            [
+                (c.shard, Nack(c.number, c.subscription, c.attempt, subscriptions[c.subscription].policy, error[:500]))
+                for c in copies
+            ]
+        )
+
+    def _start(self, operations: list[tuple[int, Operation]]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._spawn, operations)
+        except RuntimeError:  # the loop is closed: the rows come again at their due time
+            log.debug("%d answers came after the end", len(operations))
+
+    def _spawn(self, operations: list[tuple[int, Operation]]) -> None:
+        task = self._loop.create_task(self._perform(operations))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _perform(self, operations: list[tuple[int, Operation]]) -> None:
+        while operations:
+            assert self.performer is not None
+            try:
+                await self.performer.perform(operations)
+                operations = [item for item in operations if isinstance(item[1].answer, Retryable)]
+            except ShuttingDown:
+                log.warning("%d copies wait for their next due time: this server stops", len(operations))
+                return
+            except Retryable as exc:
+                log.warning("%d answers are stored later: %s", len(operations), exc)
+            if operations:
+                await asyncio.sleep(_PAUSE_S)
+
+    async def flush(self) -> None:
+        """Wait for what is under way."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=5)

@@ -1,0 +1,129 @@
+"""Declares the queues of all subscriptions and looks at them, on a connection that publishes nothing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import pika
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import AMQPError, ChannelClosedByBroker
+
+from tmc_server.domain.ports import CatalogSource
+from tmc_server.domain.queue_names import queue_of
+
+log = logging.getLogger("tmc.queues")
+
+DELIVERY_LIMIT = 3
+_LOOK_FOR_S = 1.0
+_NOT_FOUND = 404
+
+
+class RabbitQueues:
+    """The queues of this center. kind: quorum or classic.  alarm: (kind, subscription, detail). All methods block."""
+
+    def __init__(self, url: str, catalog: CatalogSource, kind: str, alarm: Callable[[str, int, str], None]) -> None:
+        self._parameters = pika.URLParameters(url)
+        self._parameters.heartbeat = 0  # used by the second or seldom: nobody answers heartbeats in between
+        self._parameters.socket_timeout = self._parameters.stack_timeout = 5
+        self._parameters.blocked_connection_timeout = 5
+        self._parameters.client_properties = {"connection_name": "tmc queues"}
+        self._catalog = catalog
+        self._kind = kind
+        self._alarm = alarm
+        self._lock = threading.Lock()
+        self._connection: pika.BlockingConnection | None = None
+        self._channel: BlockingChannel | None = None
+        self._declared: set[str] = set()
+        self._refused: set[str] = set()
+        self._looks: dict[str, tuple[float, tuple[int, int] | None]] = {}
+
+    def arguments(self) -> dict[str, str | int]:
+        """Of every queue we declare. Without a limit a consumer that crashes is handed one message again and again."""
+        if self._kind == "classic":
+            return {"x-queue-type": "classic"}
+        return {"x-queue-type": "quorum", "x-delivery-limit": DELIVERY_LIMIT}
+
+    def run_once(self) -> bool:
+        """Declare what was not declared on this connection yet. Returns False: there is never more to do at once."""
+        catalog = self._catalog.current
+        wanted = {
+            queue_of(subscription, catalog): subscription.number
+            for subscription in catalog.subscriptions.values()
+            if subscription.forward is None and subscription.removed_ms is None
+        }
+        missing = [name for name in wanted if name not in self._declared]
+        for name in missing:
+            with self._lock:
+                self._declare(name, wanted[name])
+        return False
+
+    def _declare(self, name: str, subscription: int) -> None:
+        channel = self._open()
+        try:
+            channel.queue_declare(name, durable=True, arguments=self.arguments())
+        except ChannelClosedByBroker as exc:
+            self._channel = None
+            # It is there with other arguments, which is for its operators to decide, or we may not declare it.
+            if name not in self._refused:
+                self._refused.add(name)
+                log.warning("queue %s cannot be declared: %s", name, exc.reply_text)
+                self._alarm("queue differs", subscription, f"{name}: {exc.reply_text}")
+        except AMQPError:
+            self._drop()
+            raise
+        else:
+            self._refused.discard(name)
+        self._declared.add(name)
+
+    def heal(self, queue: str) -> None:
+        """It seems to be missing: declare it at the next run."""
+        self._declared.discard(queue)
+
+    def look(self, queue: str) -> tuple[int, int] | None:
+        """(consumers, ready messages), at most a second old. None: the broker does not answer."""
+        with self._lock:
+            at, found = self._looks.get(queue, (float("-inf"), None))
+            if time.monotonic() - at < _LOOK_FOR_S:
+                return found
+            found = self._look(queue)
+            self._looks[queue] = (time.monotonic(), found)
+            return found
+
+    def _look(self, queue: str) -> tuple[int, int] | None:
+        try:
+            answer = self._open().queue_declare(queue, passive=True).method
+            return int(answer.consumer_count), int(answer.message_count)
+        except ChannelClosedByBroker as exc:
+            self._channel = None
+            if exc.reply_code == _NOT_FOUND:
+                return 0, 0  # no queue, no copies; publishing finds out and heals
+            log.warning("queue %s cannot be looked at: %s", queue, exc.reply_text)
+        except (AMQPError, OSError) as exc:
+            self._drop()
+            log.debug("the broker does not answer: %r", exc)
+        return None
+
+    def _open(self) -> BlockingChannel:
+        if self._connection is None or not self._connection.is_open:
+            self._drop()
+            self._connection = pika.BlockingConnection(self._parameters)
+        if self._channel is None or not self._channel.is_open:
+            self._channel = self._connection.channel()
+        return self._channel
+
+    def _drop(self) -> None:
+        """After a lost connection the broker may have lost its queues too: all are declared again."""
+        connection, self._connection, self._channel = self._connection, None, None
+        self._declared = set()
+        if connection is not None and connection.is_open:
+            try:
+                connection.close()
+            except (AMQPError, OSError) as exc:
+                log.debug("closing a broken connection: %r", exc)
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop()

@@ -1,0 +1,48 @@
+"""One outlet made of several: consumers' copies go to the queues or streams, forwarded ones to their forwarder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.ports import CatalogSource, Copy, Outlet
+
+
+class RoutingOutlet:
+    """domain.ports.Outlet. forwarders: by kind. A kind that this server cannot do gets no room: its rows wait."""
+
+    def __init__(self, catalog: CatalogSource, consumers: Outlet, forwarders: Mapping[str, Outlet]) -> None:
+        self._catalog = catalog
+        self._consumers = consumers
+        self._forwarders = forwarders
+
+    def _outlet(self, subscription: int) -> Outlet | None:
+        forward = self._catalog.current.subscriptions[subscription].forward
+        return self._consumers if forward is None else self._forwarders.get(forward.kind)
+
+    def reserve(self, subscription: int, wanted: int) -> int:
+        outlet = self._outlet(subscription)
+        return outlet.reserve(subscription, wanted) if outlet is not None else 0
+
+    def release(self, subscription: int, count: int) -> None:
+        outlet = self._outlet(subscription)
+        if outlet is not None:
+            outlet.release(subscription, count)
+
+    def deliver(self, copies: Sequence[Copy]) -> None:
+        by_outlet: dict[int, tuple[Outlet, list[Copy]]] = {}
+        for copy in copies:
+            outlet = self._outlet(copy.subscription)
+            assert outlet is not None, "only what had room is delivered"
+            by_outlet.setdefault(id(outlet), (outlet, []))[1].append(copy)
+        for outlet, part in by_outlet.values():
+            outlet.deliver(part)
+
+    def came_out(self, subscription: int, tried_ms: int) -> None:
+        outlet = self._outlet(subscription)
+        if outlet is not None:
+            outlet.came_out(subscription, tried_ms)
+
+    def look(self, subscription: int) -> QueueLook | None:
+        outlet = self._outlet(subscription)
+        return outlet.look(subscription) if outlet is not None else None

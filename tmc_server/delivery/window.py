@@ -1,0 +1,108 @@
+"""How much may be on its way to a broker: in all, per destination, and to one that refuses.
+
+Counts copies from `reserve` until their answer. A destination that refuses gets a pause of its own, 1 s doubling to 60 s,
+during which nothing is handed to it; then a few copies try it again, and the first success opens it. So one bad
+queue costs its own messages time and the others nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+CONFIRM_TIMEOUT_S = 10.0
+UNCERTAIN_MS = 15_000  # no copy is without an answer for longer: the confirm's timeout, and time to act on it
+LONGEST_PAUSE_S = 60.0
+ALERT_AFTER = 3
+_PROBE = 10
+
+
+class Destination:
+    """One queue, or one place that a subscription forwards to. Guarded by its window's lock."""
+
+    __slots__ = ("failures", "in_flight", "name", "passed_ms", "paused_until")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.in_flight = 0
+        self.failures = 0  # pauses in a row
+        self.paused_until = 0.0
+        self.passed_ms = 0
+
+
+class Window:
+    """size: copies in flight at most; a single destination gets half.  size_bytes: bodies in flight, about.
+
+    on_room: there is room again for somebody who was refused.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        size_bytes: int,
+        on_room: Callable[[], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._size = size
+        self._size_bytes = size_bytes
+        self._on_room = on_room
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._refused = False
+        self.in_flight = 0
+        self.bytes = 0
+
+    def reserve(self, destination: Destination, wanted: int) -> int:
+        with self._lock:
+            if self._monotonic() < destination.paused_until:
+                return 0
+            most = _PROBE if destination.failures else self._size // 2
+            room = min(self._size - self.in_flight, most - destination.in_flight, wanted)
+            if self.bytes >= self._size_bytes:
+                room = 0
+            if room < wanted:
+                self._refused = True
+            room = max(room, 0)
+            self.in_flight += room
+            destination.in_flight += room
+            return room
+
+    def release(self, destination: Destination, count: int) -> None:
+        """Reserved and not used, or answered."""
+        with self._lock:
+            self.in_flight -= count
+            destination.in_flight -= count
+            wake = self._refused and self.in_flight * 2 <= self._size
+            if wake:
+                self._refused = False
+        if wake:
+            self._on_room()
+
+    def add_bytes(self, count: int) -> None:
+        with self._lock:
+            self.bytes += count
+
+    def succeeded(self, destination: Destination) -> bool:
+        """Returns: it works again after failures."""
+        if not destination.failures:
+            return False
+        with self._lock:
+            destination.failures = 0
+            destination.paused_until = 0.0
+        return True
+
+    def failed(self, destination: Destination) -> tuple[float, bool]:
+        """Returns: seconds until it may be tried again, and whether this failure is the one to be alerted."""
+        with self._lock:
+            now = self._monotonic()
+            if now < destination.paused_until:  # one of many copies of the same pause
+                return destination.paused_until - now, False
+            destination.failures += 1
+            pause = min(LONGEST_PAUSE_S, 2.0 ** (destination.failures - 1))
+            destination.paused_until = now + pause
+            return pause, destination.failures == ALERT_AFTER
+
+    def passed(self, destination: Destination, tried_ms: int) -> None:
+        with self._lock:
+            destination.passed_ms = max(destination.passed_ms, tried_ms)

@@ -1,0 +1,1 @@
+"""Where services are: the center for its callers, producers for the center."""

@@ -1,0 +1,42 @@
+"""Instances of producers' services, from Consul: those that pass their checks and carry the tag."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from consul import ConsulException
+from requests import RequestException
+
+from tmc_client.discovery import agent_client, passing
+from tmc_server.domain.catalog import App
+from tmc_server.errors import DiscoveryUnavailable
+
+_FRESH_S = 2.0
+
+
+class ConsulInstances:
+    """domain.ports.Instances. While Consul is away the last list it gave is used."""
+
+    def __init__(self, agent: str, token: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._client = agent_client(agent, token, timeout_s=3)
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, str], tuple[float, Sequence[str]]] = {}
+
+    def addresses(self, app: App, tag: str) -> Sequence[str]:
+        key = (app.service_name, tag)
+        read, known = self._known.get(key, (float("-inf"), None))
+        if known is not None and self._monotonic() - read < _FRESH_S:
+            return known
+        try:
+            with self._lock:  # one HTTP session
+                _, nodes = self._client.health.service(app.service_name, passing=True, tag=tag)
+        except (ConsulException, RequestException) as exc:
+            if known is None:
+                raise DiscoveryUnavailable from exc
+            return known
+        found = passing(nodes)
+        self._known[key] = (self._monotonic(), found)
+        return found

@@ -1,0 +1,34 @@
+"""Instances named in the configuration, and instances as producers name themselves: for centers without Consul."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from tmc_server.domain.catalog import App
+
+
+class StaticInstances:
+    """domain.ports.Instances. known: addresses by `app` or, more closely, `app@tag`."""
+
+    def __init__(self, known: Mapping[str, Sequence[str]]) -> None:
+        self._known = known
+
+    def addresses(self, app: App, tag: str) -> Sequence[str]:
+        return list(self._known.get(f"{app.id}@{tag}") or self._known.get(app.id, ()))
+
+
+class SenderBook(Protocol):
+    """Who was seen where. Blocks."""
+
+    def seen_at(self, app: int, tag: str) -> Sequence[str]: ...
+
+
+class RecordedInstances:
+    """domain.ports.Instances: where messages of that app and tag came from lately, as their senders said."""
+
+    def __init__(self, book: SenderBook) -> None:
+        self._book = book
+
+    def addresses(self, app: App, tag: str) -> Sequence[str]:
+        return self._book.seen_at(app.number, tag)

@@ -1,0 +1,51 @@
+"""Every metric of the server, as one list; docs/telemetry.md is compared with it. Labels are bounded: never a message id."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 400, 1000)
+
+
+class Metrics:
+    """Names are those of docs/telemetry.md."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"tmc_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"tmc_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"tmc_{name}", text, labels, buckets=buckets, registry=registry)
+
+        self.registry = registry
+        self.prepared = counter("prepared", "messages stored by Prepare", "topic")
+        self.submitted = counter("submitted", "messages submitted or published", "topic")
+        self.rolled_back = counter("rolled_back", "messages rolled back", "topic")
+        self.acked = counter("acked", "acks stored", "topic", "app")
+        self.nacked = counter("nacked", "failed tries stored", "topic", "app")
+        self.failed = counter("failed", "deliveries given up by the redelivering duty")
+        self.redelivered = counter("redelivered", "due deliveries handed over by the redelivering duty")
+        self.held = counter("held", "due deliveries that waited for an earlier copy in their queue")
+        self.rescued = counter("rescued", "deliveries of a server that is gone, made due again")
+        self.published = counter("published", "copies published to the broker")
+        self.returned = counter("returned", "copies that the broker returned, refused or did not confirm")
+        self.given_back = counter("given_back", "copies given back uncounted", "reason")
+        self.in_flight = gauge("in_flight", "copies on their way to the broker, without a confirm yet")
+        self.confirm_seconds = histogram("confirm_seconds", "publish to confirm", _SECONDS)
+        self.publisher_connected = gauge("publisher_connected", "1: connected to the broker")
+        self.publisher_blocked = gauge("publisher_blocked", "1: the broker blocks publishers")
+        self.queue_depth = gauge("queue_depth", "messages ready in a queue, when it was last looked at", "queue")
+        self.batch_operations = histogram("batch_operations", "operations in one transaction", _SIZES)
+        self.commit_seconds = histogram("commit_seconds", "one transaction of the group commit", _SECONDS)
+        self.waiting_operations = gauge("waiting_operations", "operations waiting for a lane")
+        self.call_seconds = histogram("call_seconds", "one RPC, as the server sees it", _SECONDS, "method", "code")
+        self.leases_held = gauge("leases_held", "shards whose leases this server holds")
+        self.servers_alive = gauge("servers_alive", "servers with a heartbeat, this one included")
+        self.duty_failures = gauge("duty_failures", "runs of a duty that failed in a row", "duty")
+
+
+METRICS = Metrics(CollectorRegistry())

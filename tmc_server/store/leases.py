@@ -1,0 +1,150 @@
+"""Leases on shards: who looks after what is due in them. One row per shard, in the shard's own database.
+
+A lease saves work, it guards nothing by itself: every claim checks the row (owner and epoch) in its own statement, and
+rows are guarded by their state and attempt. The owner stops by its own monotonic clock before the others may take over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from tmc_server.store.engines import Database, StoreConflict, repeated
+from tmc_server.store.tables import lease
+
+ORPHAN_MS = 2_000  # a shard without an owner for so long may be taken by anyone, whatever its fair share
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLease:
+    """owner: incarnation of the server run.  epoch: grows with every owner."""
+
+    owner: int
+    epoch: int
+
+    @property
+    def guard(self) -> dict[str, int]:
+        """Parameters of statements that hold only while this lease does."""
+        return {"owner": self.owner, "epoch": self.epoch}
+
+
+class ShardLeases:
+    """The leases of one server on the shards of one database.
+
+    identity: this server run, None while its heartbeat is over.  servers: how many are alive, this one included.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        shards: Sequence[int],
+        identity: Callable[[], int | None],
+        servers: Callable[[], int],
+        lease_ms: int,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._shards = shards
+        self._identity = identity
+        self._servers = servers
+        self._lease_ms = lease_ms
+        self._monotonic = monotonic
+        self._held: Mapping[int, ShardLease] = {}
+        self._renewed = float("-inf")
+        self._releasing = False
+
+    def held(self) -> Mapping[int, ShardLease]:
+        """By shard. Nothing once the lease may be over by this server's own clock."""
+        return self._held if self._monotonic() - self._renewed < self._lease_ms / 1000 else {}
+
+    def run_once(self) -> bool:
+        """Renew, give away what is more than the fair share, take what nobody holds. Returns: something changed."""
+        me = self._identity()
+        if me is None or self._releasing or not self._shards:
+            self._held = {}
+            return False
+        began = self._monotonic()
+        renew = began - self._renewed >= self._lease_ms / 3000
+        before = self._held
+        held, written = repeated(lambda: self._turn(me, renew))
+        if written:
+            self._renewed = began
+        self._held = held
+        return held != before
+
+    def _turn(self, me: int, renew: bool) -> tuple[dict[int, ShardLease], bool]:
+        """Returns: what is held, and whether all of it was taken or renewed just now."""
+        now, rows = self._read()
+        if len(rows) < len(self._shards):
+            self._create([shard for shard in self._shards if shard not in rows])
+            now, rows = self._read()
+        mine = {
+            row.shard: ShardLease(me, row.epoch) for row in rows.values() if row.owner == me and row.expires_ms > now
+        }
+        share = -(-len(self._shards) // max(1, self._servers()))
+        surplus = sorted(mine)[share:]
+        free = [row for row in rows.values() if row.expires_ms <= now]
+        wanted = self._wanted(free, me, now, share - len(mine))
+        if not (renew or surplus or wanted):
+            return mine, False
+        with self._database.transaction() as connection:
+            if surplus:
+                self._free(connection, me, surplus, now)
+            kept = {shard: held for shard, held in mine.items() if shard not in surplus}
+            if kept:
+                renewed = lease.update().where(
+                    lease.c.shard.in_(sorted(kept)), lease.c.owner == me, lease.c.expires_ms > now
+                )
+                if connection.execute(renewed.values(expires_ms=now + self._lease_ms)).rowcount != len(kept):
+                    raise StoreConflict("a lease went while it was renewed")
+            for row in wanted:
+                taken = lease.update().where(
+                    lease.c.shard == row.shard, lease.c.epoch == row.epoch, lease.c.expires_ms <= now
+                )
+                values = {"owner": me, "epoch": row.epoch + 1, "expires_ms": now + self._lease_ms}
+                if connection.execute(taken.values(values)).rowcount:
+                    kept[row.shard] = ShardLease(me, row.epoch + 1)
+            return kept, True
+
+    def _wanted(self, free: Sequence[Any], me: int, now: int, share_left: int) -> list[Any]:
+        """Servers begin at different shards, so that two that look at the same moment seldom want the same ones."""
+        count = len(free)
+        turned = [free[(i + me) % count] for i in range(count)]
+        within = turned[: max(0, share_left)]
+        orphans = [row for row in turned[max(0, share_left) :] if row.expires_ms <= now - ORPHAN_MS]
+        return sorted(within + orphans, key=lambda row: row.shard)
+
+    def _read(self) -> tuple[int, dict[int, Any]]:
+        """The time and the rows by shard."""
+        with self._database.reading() as connection:
+            found = connection.execute(sa.select(lease).where(lease.c.shard.in_(self._shards)))
+            return self._database.now(connection), {row.shard: row for row in found}
+
+    def _create(self, missing: Sequence[int]) -> None:
+        rows = [{"shard": shard, "owner": 0, "epoch": 0, "expires_ms": 0} for shard in missing]
+        try:
+            with self._database.transaction() as connection:
+                connection.execute(lease.insert(), rows)
+        except sa.exc.IntegrityError as exc:
+            raise StoreConflict("another server made the same rows at the same moment") from exc
+
+    @staticmethod
+    def _free(connection: sa.Connection, me: int, shards: Sequence[int], now: int) -> None:
+        mine = lease.update().where(lease.c.shard.in_(shards), lease.c.owner == me)
+        connection.execute(mine.values(owner=0, expires_ms=now))
+
+    def release(self) -> None:
+        """Free them all, for others to take at once; none is taken any more."""
+        self._releasing = True
+        held, self._held = self._held, {}
+        me = next(iter(held.values())).owner if held else None
+        if me is not None:
+            repeated(lambda: self._release(me, sorted(held)))
+
+    def _release(self, me: int, shards: Sequence[int]) -> None:
+        with self._database.transaction() as connection:
+            self._free(connection, me, shards, self._database.now(connection))
