@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.consul import Consul
 from tests.support.mariadb import MariaDB
+from tests.support.rabbitmq import RabbitMQ
 from tests.support.store import StoreUnderTest, mariadb_store, sqlite_store
 
 
@@ -16,6 +18,22 @@ def mariadb() -> Iterator[MariaDB]:
     server = MariaDB()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    """The private broker of this run."""
+    broker = RabbitMQ()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="session")
+def consul() -> Iterator[Consul]:
+    """The private Consul agent of this run."""
+    agent = Consul()
+    yield agent
+    agent.stop()
 
 
 @pytest.fixture(params=["sqlite", pytest.param("mariadb", marks=pytest.mark.mariadb)])

@@ -120,11 +120,14 @@ def connect(
     app: str,
     key: str = "",
     tag: str = "",
+    check_address: str = "",
     tls: Tls | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
 ) -> AsyncCenter:
     """Like tmc_client.connect, for asyncio programs."""
-    return AsyncCenter(blocking.connect(address, app=app, key=key, tag=tag, tls=tls, timeout=timeout))
+    return AsyncCenter(
+        blocking.connect(address, app=app, key=key, tag=tag, check_address=check_address, tls=tls, timeout=timeout)
+    )
 
 
 async def create_tables(engine: AsyncEngine) -> None:

@@ -157,11 +157,14 @@ def connect(
     app: str,
     key: str = "",
     tag: str = "",
+    check_address: str = "",
     tls: Tls | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
 ) -> Center:
-    """A connection to the center at host:port. Opens nothing yet.
+    """A connection to the center. Opens nothing yet.
 
+    address: host:port, several IPv4 ones with commas, or consul://HOST:PORT/SERVICE?tag=TAG (`tmc-center[consul]`).
     app, key: who you are.  tag: the environment you run in; "" is each topic's default.  timeout: of every call.
+    check_address: host:port where this service answers checks, for a center that finds producers by what they say.
     """
-    return Center(address, Identity(app, key, tag), tls, timeout)
+    return Center(address, Identity(app, key, tag, check_address), tls, timeout)

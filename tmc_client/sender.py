@@ -191,6 +191,10 @@ class Sender:
             method = self._connection.unary(kind.path, kind.response_class)
             timeout = min(max(call.deadline for call in alive) - now, _CALL_S)
             results = method(request, timeout=timeout).results
+        except errors.Unavailable as exc:  # no server is known
+            for call in alive:
+                self._failed(call, exc)
+            return
         except grpc.RpcError as exc:
             if len(alive) > 1 and wire.is_too_large(exc):
                 self._transmit(alive[: len(alive) // 2])

@@ -1,4 +1,4 @@
-"""The `tmc` command: serve, dev, init, doctor, admin."""
+"""The `tmc` command: serve, consume, dev, init, doctor, admin."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Annotated
 
 import typer
 
+from tmc_client.consume import run as run_consumer
+from tmc_client.supervisor import Supervisor
 from tmc_server import admin_cli
 from tmc_server.app import CannotStart, diagnose, initialise, serve
 from tmc_server.config import Config, ConfigError, load
 from tmc_server.telemetry import configure_logging
+from tmc_server.workers import worker_commands
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Transaction message center."
@@ -33,13 +36,35 @@ def _load(path: str | None) -> Config:
 
 
 @app.command("serve")
-def serve_command(config: ConfigFile = None) -> None:
+def serve_command(
+    config: ConfigFile = None,
+    workers: Annotated[int | None, typer.Option(help="Server processes; each takes the next port.")] = None,
+) -> None:
     """Run a server. Prepare its database with `tmc init` first."""
     loaded = _load(config)
     configure_logging(loaded.log)
+    count = workers or loaded.server.workers
+    if count > 1:
+        try:
+            raise typer.Exit(Supervisor(worker_commands(loaded, config, count)).run())
+        except ConfigError as exc:
+            raise _fail(exc) from exc
     try:
         serve(loaded)
     except CannotStart as exc:
+        raise _fail(exc) from exc
+
+
+@app.command()
+def consume(
+    consumer: Annotated[str, typer.Argument(help="MODULE:NAME of a tmc_client.Consumer.")],
+    processes: Annotated[int, typer.Option(min=1, help="So many processes.")] = 1,
+) -> None:
+    """Run a consumer until told to stop."""
+    configure_logging(_load(None).log)
+    try:
+        raise typer.Exit(run_consumer(consumer, processes))
+    except ValueError as exc:
         raise _fail(exc) from exc
 
 
@@ -101,3 +126,7 @@ def doctor(config: ConfigFile = None) -> None:
 def main() -> None:
     """The console script."""
     app()
+
+
+if __name__ == "__main__":
+    main()

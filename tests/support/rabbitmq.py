@@ -67,7 +67,9 @@ class RabbitMQ:
     def _start_epmd(self) -> subprocess.Popen[bytes]:
         """Erlang's port mapper, ours: one that the node started by itself would outlive it."""
         port = self._environment["ERL_EPMD_PORT"]
-        epmd = subprocess.Popen(["epmd", "-port", port, "-address", "127.0.0.1"], env=self._environment)
+        with open(self.home / "epmd", "ab") as log:
+            command = ["epmd", "-port", port, "-address", "127.0.0.1"]
+            epmd = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
         eventually(lambda: self._open(int(port)), seconds=20)
         return epmd
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pika
-from pika.adapters.select_connection import SelectConnection
+from pika.adapters.select_connection import IOLoop, SelectConnection
 
 from tmc_client.received import Message, OnMessage
 
@@ -107,9 +107,9 @@ class RabbitTransport:
             self._in_loop(self._send_acks)
 
     def _in_loop(self, work: Callable[[], None]) -> None:
-        connection = self._connection
-        if connection is not None:
-            connection.ioloop.add_callback_threadsafe(work)
+        with self._lock:
+            if self._connection is not None:
+                self._connection.ioloop.add_callback_threadsafe(work)
 
     def _send_acks(self) -> None:
         with self._lock:
@@ -132,9 +132,10 @@ class RabbitTransport:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
+            loop = IOLoop()
             try:
                 broker, self._queues = self._plan()
-                self._connect(broker)
+                self._connect(broker, loop)
             except Exception as exc:  # noqa: BLE001 - whatever it was, begin anew
                 self._note(exc)
             with self._lock:
@@ -142,6 +143,7 @@ class RabbitTransport:
                 self._generation += 1
                 self._acks = []
             self._open.clear()
+            loop.close()
             self._stopping.wait(_PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)])
 
     def _note(self, reason: object) -> None:
@@ -149,7 +151,7 @@ class RabbitTransport:
         if self._failures in (1, 10) and not self._stopping.is_set():
             log.warning("no copies come from the broker, asking again and again: %s", reason)
 
-    def _connect(self, broker: Broker) -> None:
+    def _connect(self, broker: Broker, loop: Any) -> None:
         import ssl
 
         parameters = pika.ConnectionParameters(
@@ -161,14 +163,14 @@ class RabbitTransport:
             heartbeat=10,
             client_properties={"connection_name": "tmc consumer"},
         )
-        connection = SelectConnection(
+        self._connection = SelectConnection(
             parameters,
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_end,
             on_close_callback=self._on_end,
+            custom_ioloop=loop,
         )
-        self._connection = connection
-        connection.ioloop.start()
+        loop.start()
 
     def _on_end(self, connection: Any, reason: object) -> None:
         if not self._closing.is_set():
@@ -210,6 +212,7 @@ class RabbitTransport:
     def _on_copy(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
         self._open[method.delivery_tag] = None
         headers = dict(properties.headers or {})
+        headers.pop("x-delivery-count", None)  # the broker's own
         message = Message(
             id=str(properties.message_id),
             topic=str(properties.type),
@@ -218,7 +221,7 @@ class RabbitTransport:
             content_type=str(properties.content_type),
             attempt=int(headers.pop("tmc-attempt", 1)),
             subscriber=str(headers.pop("tmc-subscriber", "")),
-            headers={name: value for name, value in headers.items() if not name.startswith("x-")} if headers else {},
+            headers=headers,
             producer=str(properties.app_id),
         )
         self._on_message(message, _Receipt(self, self._generation, method.delivery_tag))

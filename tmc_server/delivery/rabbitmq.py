@@ -19,13 +19,13 @@ from itertools import takewhile
 from typing import Any, Protocol
 
 import pika
-from pika.adapters.select_connection import SelectConnection
+from pika.adapters.select_connection import IOLoop, SelectConnection
 from pika.spec import Basic, BasicProperties
 
 from tmc_server.delivery.window import CONFIRM_TIMEOUT_S, Destination, Window
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ids import MessageId
-from tmc_server.domain.ports import CatalogSource, Copy
+from tmc_server.domain.ports import CatalogSource, Copy, ForwardAnswers
 from tmc_server.domain.queue_names import queue_of
 from tmc_server.metrics import METRICS
 
@@ -34,19 +34,6 @@ log = logging.getLogger("tmc.rabbitmq")
 _RECONNECT_S = (0.2, 1.0, 2.0, 5.0)
 _CHANNEL_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 FORWARD_KEY = "tmc-forward-key"  # a message's own header, above the subscription's key
-
-
-class Answers(Protocol):
-    """What becomes of copies. Called from the publisher's thread; must not block."""
-
-    def give_back(self, copies: Sequence[Copy], after_ms: int) -> None:
-        """They reached nobody: due again after that time, uncounted."""
-
-    def acknowledge(self, copies: Sequence[Copy]) -> None:
-        """They were forwarded: that is all there was to do."""
-
-    def refuse(self, copies: Sequence[Copy], error: str) -> None:
-        """Forwarding failed: a try by the subscription's policy."""
 
 
 class Queues(Protocol):
@@ -161,7 +148,7 @@ class RabbitOutlet:
         url: str,
         catalog: CatalogSource,
         queues: Queues,
-        answers: Answers,
+        answers: ForwardAnswers,
         wake: Callable[[], None],
         alarm: Alarm,
         window: int = 2000,
@@ -206,16 +193,16 @@ class RabbitOutlet:
 
     def deliver(self, copies: Sequence[Copy]) -> None:
         with self._lock:
-            connection = self._connection
-            if connection is not None:
+            connected = self._connection is not None
+            if connected:
                 self._incoming.extend(copies)
-                start, self._draining = not self._draining, True
-        if connection is None:
+                if not self._draining:
+                    self._draining = True
+                    self._connection.ioloop.add_callback_threadsafe(self._drain)
+        if not connected:
             for copy in copies:
                 self.release(copy.subscription, 1)
             self._answers.give_back(copies, after_ms=1000)
-        elif start:
-            connection.ioloop.add_callback_threadsafe(self._drain)
 
     def came_out(self, subscription: int, tried_ms: int) -> None:
         self._window.passed(self._route(subscription).destination, tried_ms)
@@ -248,30 +235,34 @@ class RabbitOutlet:
         while self._window.in_flight and self._connection is not None and time.monotonic() < end:
             time.sleep(0.01)
         clean = self._window.in_flight == 0
-        connection = self._connection
-        if connection is not None:
-            connection.ioloop.add_callback_threadsafe(connection.close)
-        self._thread.join(10)
+        with self._lock:
+            if self._connection is not None:
+                self._connection.ioloop.add_callback_threadsafe(self._connection.close)
+        if self._thread.is_alive():
+            self._thread.join(10)
         return clean
 
     def _run(self) -> None:
         while not self._stopping.is_set():
+            loop = IOLoop()
             try:
-                self._connect_once()
+                self._connect_once(loop)
             except Exception as exc:  # noqa: BLE001 - whatever broke, a new connection starts from nothing
                 self._note_failure(exc)
             self._lose_everything()
+            loop.close()
             pause = _RECONNECT_S[min(self._failures, len(_RECONNECT_S) - 1)]
             self._stopping.wait(pause)
 
-    def _connect_once(self) -> None:
-        connection = SelectConnection(
+    def _connect_once(self, loop: Any) -> None:
+        SelectConnection(
             self._parameters,
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_open_error,
             on_close_callback=self._on_close,
+            custom_ioloop=loop,
         )
-        connection.ioloop.start()
+        loop.start()
 
     def _on_open(self, connection: Any) -> None:
         connection.add_on_connection_blocked_callback(lambda *_: self._set_blocked(True))
@@ -336,8 +327,8 @@ class RabbitOutlet:
         """From any thread: the first time something goes to this exchange."""
         with self._lock:
             connection = self._connection
-        if connection is not None:
-            connection.ioloop.add_callback_threadsafe(lambda: self._do_open_channel(connection, exchange))
+            if connection is not None:
+                connection.ioloop.add_callback_threadsafe(lambda: self._do_open_channel(connection, exchange))
 
     def _do_open_channel(self, connection: Any, exchange: str) -> None:
         if connection is self._connection and exchange not in self._channels:

@@ -49,6 +49,19 @@ class Outlet(Protocol):
         """What waits for this subscription where copies go. None: cannot be told now. Blocks; for duty threads only."""
 
 
+class ForwardAnswers(Protocol):
+    """What becomes of copies. Called from any thread; does not block."""
+
+    def give_back(self, copies: Sequence[Copy], after_ms: int) -> None:
+        """They reached nobody: due again after that time, uncounted."""
+
+    def acknowledge(self, copies: Sequence[Copy]) -> None:
+        """They were forwarded: that is all there was to do."""
+
+    def refuse(self, copies: Sequence[Copy], error: str) -> None:
+        """Forwarding failed: a try by the subscription's policy."""
+
+
 class DeliveryStream(Protocol):
     """One connected consumer of built-in delivery. On the loop only."""
 

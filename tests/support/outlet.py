@@ -1,0 +1,63 @@
+"""A catalog and answers in memory, for outlets without a store."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+
+from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
+from tmc_server.domain.ports import Copy
+from tmc_server.domain.retry import RetryPolicy
+
+_numbers = itertools.count(1)
+
+
+class SomeCatalog:
+    """App orders owns topics t1, t2, ...; app `consumer` subscribes to each, or forwards it."""
+
+    def __init__(self, consumer: str, count: int = 2, forwards: Sequence[Forward] = ()) -> None:
+        apps = {n: App(n, id_, id_, id_, "", "", ()) for n, id_ in ((1, "orders"), (2, consumer))}
+        topics = {
+            n: Topic(n, f"t{n}", 1, "default", 0, 1, 1000, 1000, 0, QueueMode.MULTI)
+            for n in range(1, count + len(forwards) + 1)
+        }
+        subscriptions = {
+            n: Subscription(n, n, 2, "default", RetryPolicy(), 0, None, forwards[n - count - 1] if n > count else None)
+            for n in topics
+        }
+        self.current = Catalog(1, apps, topics, subscriptions)
+
+    def is_stale(self, _now: int) -> bool:
+        return False
+
+
+class RecordedAnswers:
+    """What became of copies."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.given_back: list[tuple[Copy, int]] = []
+        self.acknowledged: list[Copy] = []
+        self.refused: list[tuple[Copy, str]] = []
+
+    def give_back(self, copies: Sequence[Copy], after_ms: int) -> None:
+        with self.lock:
+            self.given_back += [(copy, after_ms) for copy in copies]
+
+    def acknowledge(self, copies: Sequence[Copy]) -> None:
+        with self.lock:
+            self.acknowledged += copies
+
+    def refuse(self, copies: Sequence[Copy], error: str) -> None:
+        with self.lock:
+            self.refused += [(copy, error) for copy in copies]
+
+
+def a_copy(subscription: int, body: bytes = b"hello", **changes: object) -> Copy:
+    """A copy of a new message of the subscription's topic."""
+    values = {
+        "shard": 3, "number": next(_numbers), "subscription": subscription, "attempt": 1, "topic": subscription,
+        "producer": 1, "key": "key", "body": body, "content_type": "text/plain", "headers": {"color": "red"},
+    }  # fmt: skip
+    return Copy(**(values | changes))  # type: ignore[arg-type]

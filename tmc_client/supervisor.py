@@ -1,0 +1,91 @@
+"""Runs several processes of one program: fresh interpreters, never forks; restarts those that die, passes signals on."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+
+log = logging.getLogger("tmc_client.supervisor")
+
+_STEADY_S = 30.0  # who lived so long starts again at once
+_LONGEST_PAUSE_S = 10.0
+
+
+@dataclass
+class _Child:
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    failures: int = 0
+    again_at: float = 0.0
+    done: bool = field(default=False)
+
+    def start(self) -> None:
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(self.command, env=dict(self.environment))  # noqa: S603 - our own interpreter
+
+
+class Supervisor:
+    """commands: (arguments after the interpreter, environment) of each process. run() in the main thread."""
+
+    def __init__(self, commands: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> None:
+        self._children = [_Child([sys.executable, *arguments], environment) for arguments, environment in commands]
+        self._stopping = False
+
+    def run(self) -> int:
+        """Until SIGTERM or SIGINT; a second signal kills. Returns: 2 when a process refused its configuration, else 0."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        for child in self._children:
+            child.start()
+        refused = False
+        while not all(child.done for child in self._children):
+            time.sleep(0.1)
+            for child in self._children:
+                refused = self._look_after(child) or refused
+            if refused and not self._stopping:
+                self._stop(signal.SIGTERM)
+        return 2 if refused else 0
+
+    def _look_after(self, child: _Child) -> bool:
+        """Returns: the process ended because it cannot be run like this."""
+        if child.done:
+            return False
+        if child.process is None:
+            if self._stopping:
+                child.done = True
+            elif time.monotonic() >= child.again_at:
+                child.start()
+            return False
+        code = child.process.poll()
+        if code is None:
+            return False
+        child.process = None
+        if self._stopping or code == 0:
+            child.done = True
+            return False
+        if code == 2:
+            child.done = True
+            return True
+        lived = time.monotonic() - child.started
+        child.failures = 0 if lived > _STEADY_S else child.failures + 1
+        pause = min(_LONGEST_PAUSE_S, 0.2 * 2**child.failures)
+        log.warning("a process ended with %d and is started again in %.1f s", code, pause)
+        child.again_at = time.monotonic() + pause
+        return False
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._stop(signal.SIGKILL if self._stopping else signal.SIGTERM)
+
+    def _stop(self, number: int) -> None:
+        self._stopping = True
+        for child in self._children:
+            if child.process is not None:
+                child.process.send_signal(number)
