@@ -51,6 +51,30 @@ class RunningCenter:
         metadata = [("tmc-app", app), ("authorization", f"Bearer {self.keys.get(app, '')}")]
         return [*metadata, ("tmc-tag", tag)] if tag else metadata
 
+    def subscribe(self, topic: str, app: str, **settings: Any) -> Any:
+        """Register a topic of `orders` when it is new, and a subscription that is in effect when this returns.
+
+        settings: of RegisterSubscription; topic_settings: of RegisterTopic.
+        """
+        topic_settings = settings.pop("topic_settings", {})
+        with grpc.insecure_channel(self.address) as channel:
+            admin = self.admin(channel)
+            if app not in self.keys:
+                self.keys[app] = admin.RegisterApp(admin_pb2.RegisterAppRequest(id=app), metadata=self.operator).key
+            admin.RegisterTopic(
+                admin_pb2.RegisterTopicRequest(name=topic, owner="orders", **topic_settings), metadata=self.operator
+            )
+            request = admin_pb2.RegisterSubscriptionRequest(topic=topic, app=app, **settings)
+            made = admin.RegisterSubscription(request, metadata=self.operator)
+        eventually(lambda: time.time() * 1000 >= made.effective_ms + 100)
+        return made
+
+    def detail(self, topic: str, key: str) -> Any:
+        """A message with its consumptions, as an operator sees it."""
+        with grpc.insecure_channel(self.address) as channel:
+            request = admin_pb2.AdminGetMessageRequest(topic=topic, key=key)
+            return self.admin(channel).GetMessage(request, metadata=self.operator)
+
     def _register(self) -> None:
         with grpc.insecure_channel(self.address) as channel:
             admin = self.admin(channel)

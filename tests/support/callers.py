@@ -1,0 +1,23 @@
+"""Producers in batches, for tests that need many messages soon."""
+
+from __future__ import annotations
+
+import os
+
+import grpc
+
+from tmc_client.protocol import message_pb2, message_pb2_grpc
+
+
+def publish_many(address: str, key: str, topic: str, count: int, size: int = 500, app: str = "orders") -> None:
+    """Publish `count` messages m-0, m-1, ... in batches."""
+    metadata = [("tmc-app", app), ("authorization", f"Bearer {key}")]
+    with grpc.insecure_channel(address) as channel:
+        stub = message_pb2_grpc.MessageServiceStub(channel)
+        for start in range(0, count, size):
+            items = [
+                message_pb2.PrepareRequest(topic=topic, key=f"m-{number}", body=b"x", attempt_id=os.urandom(16))
+                for number in range(start, min(count, start + size))
+            ]
+            answer = stub.PublishMany(message_pb2.PrepareManyRequest(items=items), metadata=metadata, timeout=30)
+            assert not any(result.HasField("error") for result in answer.results), answer.results[0]
