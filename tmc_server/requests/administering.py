@@ -131,6 +131,8 @@ class Administering:
     async def register_subscription(
         self, actor: str, topic: str, app: str, tag: str, policy: RetryPolicy, forward: Forward | None = None
     ) -> Subscription:
+        if validation.topic(topic) not in self.catalog.topic_by_name:
+            await asyncio.to_thread(self._after_change)  # another server may have registered it a moment ago
         place = self._topic(topic)
         validation.app_id(app, "app")
         validation.tag(tag)

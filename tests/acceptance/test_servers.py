@@ -1,0 +1,286 @@
+"""Three servers, two databases, RabbitMQ, Consul: everything is killed once, and nothing is lost, invented or doubled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tmc_client as tmc
+from tests.support.cluster import ROOT, TMC, Cluster
+from tests.support.eventually import eventually
+from tmc_client.ledger import create_tables
+from tmc_client.protocol import types_pb2
+
+pytestmark = [pytest.mark.mariadb, pytest.mark.services, pytest.mark.timeout(600)]
+LONG = bool(os.environ.get("TMC_TEST_LONG"))
+STORY = ROOT / "tests" / "support" / "story"
+
+
+class Story:
+    """Four producers and three consumer apps around a cluster."""
+
+    def __init__(self, cluster: Cluster, folder: Path, count: int, producers: int = 4) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        urgent, plain = ("story.urgent", "story.bulk"), ("story.a", "story.b")
+        self.apps = {"single": plain, "multi": urgent, "pair": urgent + plain}
+        cluster.register("orders", *self.apps)
+        made = []
+        for app, topics in self.apps.items():
+            for topic in topics:
+                mode = types_pb2.QUEUE_MODE_SINGLE if topic in plain else types_pb2.QUEUE_MODE_MULTI
+                retry = types_pb2.RetryPolicy(interval_ms=5000, max_retry=50)
+                made.append(
+                    cluster.subscribe(topic, app, retry=retry, topic_settings={"queue_mode": mode, "spread": 16})
+                )
+        cluster.in_effect(*made)
+        self.consumers = [self._consume(app) for app in self.apps]
+        self.producers = [
+            subprocess.Popen(
+                [sys.executable, str(STORY / "producer.py"), cluster.by_name, cluster.keys["orders"], f"p{number}",
+                 str(count // producers), "8", str(folder)],
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+            )
+            for number in range(producers)
+        ]  # fmt: skip
+
+    def _consume(self, app: str) -> subprocess.Popen[bytes]:
+        environment = os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "STORY_APP": app,
+            "STORY_KEY": self.cluster.keys[app],
+            "STORY_ADDRESS": self.cluster.by_name,
+            "STORY_FOLDER": str(self.folder),
+            "STORY_TOPICS": ",".join(self.apps[app]),
+        }
+        if app == "single":
+            environment["STORY_SINGLE"] = "yes"
+        self._make_tables(app)
+        processes = "2" if app == "pair" else "1"
+        command = [TMC, "consume", "tests.support.story.consumers:consumer", "--processes", processes]
+        with open(self.folder / f"{app}.log", "ab") as log:
+            return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
+
+    def _make_tables(self, app: str) -> None:
+        import sqlalchemy as sa
+
+        engine = sa.create_engine(f"sqlite:///{self.folder}/{app}.db")
+        create_tables(engine)
+        with engine.begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE effect (key VARCHAR(100))")
+        engine.dispose()
+
+    def effects(self, app: str) -> Counter[str]:
+        connection = sqlite3.connect(self.folder / f"{app}.db", timeout=60)
+        found = Counter(key for (key,) in connection.execute("SELECT key FROM effect"))
+        connection.close()
+        return found
+
+    def progress(self, app: str = "pair") -> int:
+        return sum(self.effects(app).values())
+
+    def committed(self) -> set[str]:
+        """Waits for the producers."""
+        for producer in self.producers:
+            assert producer.wait(300) == 0
+        return {key for path in self.folder.glob("*.committed") for key in path.read_text().split()}
+
+    def stop(self) -> None:
+        for process in [*self.producers, *self.consumers]:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in [*self.producers, *self.consumers]:
+            process.wait(60)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster(databases=2, servers=3, consul=True) as made:
+        made.shared(3)
+        yield made
+
+
+def test_everything_is_killed_once_and_the_ledgers_are_equal(cluster: Cluster, tmp_path: Path) -> None:
+    count = 100_000 if LONG else 20_000
+    story = Story(cluster, tmp_path, count)
+    assert cluster.consul is not None
+    try:
+        step = count // 12
+        faults = [
+            ("server 0", cluster.servers[0].kill, cluster.servers[0].start),
+            ("RabbitMQ", cluster.broker.kill, cluster.broker.start),
+            ("server 1", cluster.servers[1].kill, cluster.servers[1].start),
+            ("MariaDB 1", cluster.databases[1].kill, cluster.databases[1].start),
+            ("Consul", cluster.consul.kill, cluster.consul.start),
+            ("server 2", cluster.servers[2].kill, cluster.servers[2].start),
+        ]
+        for number, (_what, kill, start) in enumerate(faults):
+            eventually(lambda number=number: story.progress() >= step * (number + 1), seconds=120)
+            kill()
+            start()
+        committed = story.committed()
+        want = {"ACKED": len(committed) * 2}  # one of single and multi, and pair
+        eventually(lambda: cluster.consumptions() == want, seconds=180, describe=lambda: (cluster.consumptions(), want))
+        assert len(committed) == count * 9 // 10
+        for app in story.apps:
+            effects = story.effects(app)
+            wanted = {key for key in committed if key.endswith(story.apps[app])}
+            assert set(effects) - wanted == set(), "invented"
+            assert wanted - set(effects) == set(), "lost"
+            assert set(effects.values()) == {1}, "doubled"
+        handed_over = sum(row.attempt for number in range(1, 9) for row in cluster.rows(number))
+        print(
+            f"{want['ACKED']} deliveries, {handed_over} copies handed over, {handed_over - want['ACKED']} of them again"
+        )
+    finally:
+        story.stop()
+
+
+def test_a_kill_between_submit_and_publish_costs_a_lease_not_a_retry_interval(tmp_path: Path) -> None:
+    with Cluster(servers=1) as cluster:
+        dying = cluster.new_server(9, sys.executable, str(STORY / "dying_server.py"), "serve")
+        dying.environment["PYTHONPATH"] = str(ROOT)
+        dying.start()
+        cluster.register("orders", "coupons")
+        slow = types_pb2.RetryPolicy(interval_ms=600_000, max_retry=3)
+        subscription = cluster.subscribe("order.paid", "coupons", retry=slow)
+        cluster.in_effect(subscription)
+        got: list[tuple[str, float]] = []
+        with (
+            tmc.connect(cluster.addresses, app="coupons", key=cluster.keys["coupons"]) as coupons,
+            tmc.connect(dying.address, app="orders", key=cluster.keys["orders"]) as orders,
+        ):
+            consumer = tmc.Consumer(coupons)
+
+            @consumer.listener("order.paid")
+            def handle(body: bytes, message: tmc.Message) -> None:
+                got.append((message.key, time.monotonic()))
+
+            with consumer:
+                prepared = orders.prepare("order.paid", b"x", key="die-1")
+                answer = orders.producer.submit(prepared, orders.timeout)
+                assert dying.process is not None
+                dying.process.wait(20)
+                died = time.monotonic()
+                eventually(lambda: got, seconds=30)
+                answer.cancel()
+                eventually(lambda: cluster.consumptions() == {"ACKED": 1})
+        print(f"delivered {got[0][1] - died:.1f} s after the kill; the lease is 3 s")
+        assert got[0][1] - died < 60  # the bound of lease + 2 s is measured; the retry interval is ten minutes
+        (row,) = cluster.rows(subscription.number)
+        assert (row.attempt, row.tried) == (2, 1)  # the try that died is not counted
+
+
+def test_a_broker_that_is_away_delays_and_counts_nothing(tmp_path: Path) -> None:
+    away_s = 60 if LONG else 8
+    with Cluster(servers=2) as cluster:
+        cluster.register("orders", "coupons")
+        fast = types_pb2.RetryPolicy(interval_ms=1000, max_retry=2)
+        subscription = cluster.subscribe("order.paid", "coupons", retry=fast, topic_settings={"spread": 8})
+        cluster.in_effect(subscription)
+        sent = 0
+        keys: set[str] = set()
+        with (
+            tmc.connect(cluster.addresses, app="coupons", key=cluster.keys["coupons"]) as coupons,
+            tmc.connect(cluster.addresses, app="orders", key=cluster.keys["orders"]) as orders,
+        ):
+            consumer = tmc.Consumer(coupons, prefetch=200)
+
+            @consumer.listener("order.paid")
+            def handle(body: bytes, message: tmc.Message) -> None:
+                keys.add(message.key)
+
+            with consumer:
+                futures = []
+                cluster.broker.kill()
+                before = [server.rss_mb() for server in cluster.servers]
+                back = time.monotonic() + away_s
+                while time.monotonic() < back:
+                    prepared = orders.prepare("order.paid", b"x" * 1000, key=f"k{sent}")
+                    assert orders.submit(prepared)  # raises when it takes longer than its five seconds
+                    for _ in range(20):
+                        sent += 1
+                        futures.append((f"k{sent}", orders.producer.publish(
+                            _request(f"k{sent}"), orders.timeout
+                        )))  # fmt: skip
+                    sent += 1
+                for _, future in futures:
+                    future.result(10)
+                after = [server.rss_mb() for server in cluster.servers]
+                assert cluster.consumptions() == {"SCHEDULED": sent}
+                cluster.broker.start()
+                eventually(lambda: cluster.consumptions() == {"ACKED": sent}, seconds=120)
+        assert len(keys) == sent
+        # What was in flight when the broker died may have arrived twice; nothing was counted while it was away.
+        assert {row.tried for row in cluster.rows(subscription.number)} == {1}
+        print(f"{sent} messages while the broker was away; memory {before} -> {after} MB")
+        assert all(now - then < 100 for then, now in zip(before, after, strict=True))
+
+
+def _request(key: str):
+    from datetime import timedelta
+
+    from tmc_client.producer import request_of
+
+    return request_of("order.paid", b"x" * 1000, key, None, timedelta(0), None)
+
+
+def test_a_server_that_was_stopped_for_longer_than_its_lease_changes_nothing(tmp_path: Path) -> None:
+    with Cluster(servers=2) as cluster:
+        cluster.shared(2)
+        cluster.register("orders", "coupons")
+        slow = types_pb2.RetryPolicy(interval_ms=600_000, max_retry=3)
+        subscription = cluster.subscribe("order.paid", "coupons", retry=slow, topic_settings={"spread": 32})
+        cluster.in_effect(subscription)
+        sleeper, awake = cluster.servers
+        held_before = {server.name: set(server.shards) for server in cluster.live_servers()}
+        assert len(held_before) == 2
+        os.kill(sleeper.pid, signal.SIGSTOP)
+        cluster.servers = [awake]
+        cluster.shared(1)
+        with tmc.connect(awake.address, app="orders", key=cluster.keys["orders"]) as orders:
+            for number in range(200):  # due after a second, so that whoever holds the shard hands them over
+                orders.publish("order.paid", b"x", key=f"k{number}", delay=_second())
+        eventually(lambda: all(row.attempt == 1 for row in cluster.rows(subscription.number)))
+        before = sorted(tuple(row) for row in cluster.rows(subscription.number))
+        os.kill(sleeper.pid, signal.SIGCONT)
+        cluster.servers = [sleeper, awake]
+        cluster.shared(2)  # it came back as a new run, with its fair share
+        assert sorted(tuple(row) for row in cluster.rows(subscription.number)) == before
+        broker = cluster.broker.connect()
+        depth = broker.channel().queue_declare(subscription.queue, passive=True).method.message_count
+        broker.close()
+        assert depth == 200  # one copy each
+
+
+def _second():
+    from datetime import timedelta
+
+    return timedelta(seconds=1)
+
+
+def test_a_server_that_stops_hands_its_shards_over_at_once_and_no_call_fails(tmp_path: Path) -> None:
+    with Cluster(servers=2, consul=True, lease_seconds=60) as cluster:  # a lease that nobody can wait for
+        cluster.shared(2)
+        cluster.register("orders", "coupons")
+        cluster.in_effect(cluster.subscribe("order.paid", "coupons"))
+        leaving, staying = cluster.servers
+        with tmc.connect(cluster.by_name, app="orders", key=cluster.keys["orders"]) as orders:
+            for number in range(300):
+                if number == 100:
+                    assert leaving.process is not None
+                    leaving.process.send_signal(signal.SIGTERM)
+                orders.publish("order.paid", b"x", key=f"k{number}")
+        assert leaving.terminate() == 0
+        cluster.servers = [staying]
+        cluster.shared(1)
+        assert cluster.consumptions() == {"SCHEDULED": 300}
