@@ -19,9 +19,10 @@ from itertools import takewhile
 from typing import Any, Protocol
 
 import pika
-from pika.adapters.select_connection import IOLoop, SelectConnection
+from pika.adapters.select_connection import IOLoop
 from pika.spec import Basic, BasicProperties
 
+from tmc_client.transports.corked import CorkedConnection
 from tmc_server.delivery.window import CONFIRM_TIMEOUT_S, Destination, Window
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ids import MessageId
@@ -255,7 +256,7 @@ class RabbitOutlet:
             self._stopping.wait(pause)
 
     def _connect_once(self, loop: Any) -> None:
-        SelectConnection(
+        CorkedConnection(
             self._parameters,
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_open_error,
@@ -367,9 +368,21 @@ class RabbitOutlet:
 
     def _drain(self) -> None:
         with self._lock:
+            connection = self._connection
+            if connection is None:
+                return  # it was lost meanwhile, and what waited here was given back
             copies = list(self._incoming)
             self._incoming.clear()
             self._draining = False
+        with connection.corked():
+            stranded = self._publish(copies)
+        METRICS.published.inc(len(copies) - len(stranded))
+        if stranded:
+            METRICS.given_back.labels("channel closed").inc(len(stranded))
+            self._answers.give_back(stranded, after_ms=1000)
+
+    def _publish(self, copies: Sequence[Copy]) -> list[Copy]:
+        """Returns: those that cannot go out now."""
         catalog = self._catalog.current
         now = time.monotonic()
         stranded: list[Copy] = []
@@ -384,10 +397,7 @@ class RabbitOutlet:
             self._window.add_bytes(size)
             key = route.key if not route.forwards else copy.headers.get(FORWARD_KEY) or route.key or copy.key
             channel.publish(_Sent(copy, route.destination, size, now), key, _properties(copy, catalog))
-        METRICS.published.inc(len(copies) - len(stranded))
-        if stranded:
-            METRICS.given_back.labels("channel closed").inc(len(stranded))
-            self._answers.give_back(stranded, after_ms=1000)
+        return stranded
 
     def answered(self, channel: _Channel, done: list[_Sent], nacked: bool) -> None:
         """The broker confirmed or refused these."""

@@ -1,0 +1,111 @@
+"""Processes of the lifecycle benchmark: producers that write down what they submitted, and one consumer.
+
+usage: life.py produce ADDRESS KEY NAME THREADS COUNT FOLDER      single calls: prepare, submit
+       life.py batches ADDRESS KEY NAME THREADS COUNT FOLDER      explicit batches of 100
+       life.py consume ADDRESS KEY COUNT FOLDER                   until so many different messages were handled and acked
+
+Each prints "ready", waits for a line, and prints one JSON line with monotonic times, which all processes share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from datetime import timedelta
+
+import grpc
+
+import tmc_client as tmc
+from tmc_client.protocol import message_pb2, message_pb2_grpc
+
+TOPIC = "bench.paid"
+BODY = os.urandom(256)
+LIMIT = timedelta(seconds=60)
+
+
+def _started() -> float:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    return time.monotonic()
+
+
+def produce(address: str, key: str, name: str, threads: str, count: str, folder: str) -> None:
+    center = tmc.connect(address, app="orders", key=key)
+    share = int(count) // int(threads)
+    committed: list[str] = []
+
+    def work(thread: int) -> None:
+        for number in range(share):
+            message = f"{name}-{thread}-{number}"
+            center.submit(center.prepare(TOPIC, BODY, key=message, timeout=LIMIT), timeout=LIMIT)
+            committed.append(message)
+
+    _run(work, int(threads), committed, f"{folder}/{name}.committed")
+    center.close()
+
+
+def batches(address: str, key: str, name: str, threads: str, count: str, folder: str) -> None:
+    channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
+    stub = message_pb2_grpc.MessageServiceStub(channel)
+    metadata = [("tmc-app", "orders"), ("authorization", f"Bearer {key}")]
+    share = int(count) // int(threads)
+    committed: list[str] = []
+
+    def work(thread: int) -> None:
+        for start in range(0, share, 100):
+            keys = [f"{name}-{thread}-{number}" for number in range(start, min(share, start + 100))]
+            prepares = [
+                message_pb2.PrepareRequest(topic=TOPIC, key=one, body=BODY, attempt_id=os.urandom(16)) for one in keys
+            ]
+            made = stub.PrepareMany(message_pb2.PrepareManyRequest(items=prepares), metadata=metadata, timeout=60)
+            decides = [message_pb2.DecideRequest(message_id=result.message_id) for result in made.results]
+            done = stub.SubmitMany(message_pb2.DecideManyRequest(items=decides), metadata=metadata, timeout=60)
+            assert not any(result.HasField("error") for result in done.results), done.results[0]
+            committed.extend(keys)
+
+    _run(work, int(threads), committed, f"{folder}/{name}.committed")
+
+
+def _run(work, threads: int, committed: list[str], path: str) -> None:
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    began = _started()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    ended = time.monotonic()
+    with open(path, "w") as file:
+        file.write("\n".join(committed))
+    print(json.dumps({"began": began, "ended": ended, "cpu_s": time.process_time()}), flush=True)
+
+
+def consume(address: str, key: str, count: str, folder: str) -> None:
+    center = tmc.connect(address, app="coupons", key=key)
+    consumer = tmc.Consumer(center, concurrency=4, prefetch=1000)
+    handled: Counter[str] = Counter()
+    done = threading.Event()
+    wanted = int(count)
+
+    @consumer.listener(TOPIC)
+    def handle(body: bytes, message: tmc.Message) -> None:
+        handled[message.key] += 1
+        if len(handled) >= wanted:
+            done.set()
+
+    with consumer:
+        _started()
+        done.wait(600)
+        time.sleep(0)  # the last handler is about to hand its ack over
+        consumer.stop()  # acks are stored when it returns
+        ended = time.monotonic()
+    with open(f"{folder}/handled", "w") as file:
+        file.write("\n".join(f"{name} {times}" for name, times in handled.items()))
+    print(json.dumps({"ended": ended, "cpu_s": time.process_time()}), flush=True)
+
+
+if __name__ == "__main__":
+    {"produce": produce, "batches": batches, "consume": consume}[sys.argv[1]](*sys.argv[2:])
