@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter as Tally
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -24,7 +27,7 @@ class Metrics:
         self.registry = registry
         self.prepared = counter("prepared", "messages stored by Prepare", "topic")
         self.submitted = counter("submitted", "messages submitted or published", "topic")
-        self.rolled_back = counter("rolled_back", "messages rolled back", "topic")
+        self.rolled_back = counter("rolled_back", "messages rolled back by their producer", "topic")
         self.acked = counter("acked", "acks stored", "topic", "app")
         self.nacked = counter("nacked", "failed tries stored", "topic", "app")
         self.failed = counter("failed", "deliveries given up by the redelivering duty")
@@ -41,11 +44,16 @@ class Metrics:
         self.queue_depth = gauge("queue_depth", "messages ready in a queue, when it was last looked at", "queue")
         self.batch_operations = histogram("batch_operations", "operations in one transaction", _SIZES)
         self.commit_seconds = histogram("commit_seconds", "one transaction of the group commit", _SECONDS)
-        self.waiting_operations = gauge("waiting_operations", "operations waiting for a lane")
         self.call_seconds = histogram("call_seconds", "one RPC, as the server sees it", _SECONDS, "method", "code")
         self.leases_held = gauge("leases_held", "shards whose leases this server holds")
         self.servers_alive = gauge("servers_alive", "servers with a heartbeat, this one included")
         self.duty_failures = gauge("duty_failures", "runs of a duty that failed in a row", "duty")
+
+
+def count_each(counter: Counter, labels: Iterable[tuple[str, ...]]) -> None:
+    """One more for each of these label values; a batch costs a look-up per different value, not per item."""
+    for values, times in Tally(labels).items():
+        counter.labels(*values).inc(times)
 
 
 METRICS = Metrics(CollectorRegistry())

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from tmc_server.errors import Unavailable
+from tmc_server.metrics import METRICS
 
 log = logging.getLogger("tmc.duties")
 
@@ -51,6 +52,7 @@ class Periodic:
             more = bool(self._run_once())
         except Exception as exc:
             self.failures_in_a_row += 1
+            METRICS.duty_failures.labels(self.name).set(self.failures_in_a_row)
             if self.failures_in_a_row == 1:
                 known = isinstance(exc, Unavailable)
                 log.warning("%s fails and goes on trying: %s", self.name, exc, exc_info=None if known else exc)
@@ -58,4 +60,5 @@ class Periodic:
         if self.failures_in_a_row:
             log.info("%s works again after %d failures", self.name, self.failures_in_a_row)
             self.failures_in_a_row = 0
+            METRICS.duty_failures.labels(self.name).set(0)
         return more

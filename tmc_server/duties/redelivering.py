@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ports import Claimed, DueWork, Outlet
+from tmc_server.metrics import METRICS
 
 _EXHAUSTED_EVERY = 20  # passes: who has no room is looked through for used-up rows only so often
 
@@ -53,6 +54,9 @@ class Redelivering:
                 if claimed.held and not look.consumers:
                     self._on_abandoned(subscription, look)
                 total += claimed
+        METRICS.redelivered.inc(total.delivered)
+        METRICS.failed.inc(total.failed)
+        METRICS.held.inc(total.held)
         return total
 
     def _look_for_exhausted(self, work: DueWork, shard: int, subscription: int, look: QueueLook) -> Claimed:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Sequence
 
 from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.ids import MessageId
-from tmc_server.domain.operations import Ack, Answer, Extend, Nack
+from tmc_server.domain.operations import Ack, Answer, Done, Extend, Nack
 from tmc_server.domain.ports import CatalogSource, Performer
 from tmc_server.domain.retry import DAY_MS
+from tmc_server.metrics import METRICS
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller, Item, RateLimiter, perform_each
 
@@ -53,4 +55,18 @@ class Acking:
     async def perform(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:
         """Store them. Raises RateLimited, QueueFull, ShuttingDown for all."""
         self._rate.take(caller.app, len(items))
-        return await perform_each(self._performer, items)
+        answers = await perform_each(self._performer, items)
+        done = [
+            item[1]
+            for item, answer in zip(items, answers, strict=True)
+            if isinstance(item, tuple) and isinstance(answer, Done)
+        ]
+        for kind, counter in ((Ack, METRICS.acked), (Nack, METRICS.nacked)):
+            numbers = Tally(operation.subscription for operation in done if isinstance(operation, kind))
+            for subscription, times in numbers.items():
+                counter.labels(self._topic_name(subscription), caller.app.id).inc(times)
+        return answers
+
+    def _topic_name(self, subscription: int) -> str:
+        catalog = self._catalog.current
+        return catalog.topics[catalog.subscriptions[subscription].topic].name

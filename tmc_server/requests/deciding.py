@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from tmc_server.domain.ids import MessageId
@@ -9,6 +10,7 @@ from tmc_server.domain.operations import Answer, Decide, Stored
 from tmc_server.domain.placement import shard_of
 from tmc_server.domain.ports import CatalogSource, Performer
 from tmc_server.errors import MessageUnknown
+from tmc_server.metrics import METRICS, count_each
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller, Item, RateLimiter, perform_each
 from tmc_server.requests.preparing import OpenGauge
@@ -43,14 +45,15 @@ class Deciding:
         """Decide them. Raises RateLimited, QueueFull, ShuttingDown for all."""
         self._rate.take(caller.app, len(items))
         answers = await perform_each(self._performer, items)
-        for item, answer in zip(items, answers, strict=True):
-            if (
-                isinstance(item, tuple)
-                and isinstance(item[1], Decide)
-                and isinstance(answer, Stored)
-                and answer.changed
-            ):
-                self._gauge.moved(item[1].topic.number, -1)
+        decided = [
+            item[1]
+            for item, answer in zip(items, answers, strict=True)
+            if isinstance(item, tuple) and isinstance(item[1], Decide) and isinstance(answer, Stored) and answer.changed
+        ]
+        for topic, times in Counter(operation.topic.number for operation in decided).items():
+            self._gauge.moved(topic, -times)
+        count_each(METRICS.submitted, ((operation.topic.name,) for operation in decided if operation.commit))
+        count_each(METRICS.rolled_back, ((operation.topic.name,) for operation in decided if not operation.commit))
         return answers
 
 

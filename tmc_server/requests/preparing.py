@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -11,6 +12,7 @@ from tmc_server.domain.operations import Answer, Prepare, Stored
 from tmc_server.domain.placement import shard_of
 from tmc_server.domain.ports import CatalogSource, Performer, SeenSenders
 from tmc_server.errors import OpenLimit
+from tmc_server.metrics import METRICS, count_each
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller, Item, RateLimiter, perform_each
 
@@ -97,11 +99,19 @@ class Preparing:
         self._rate.take(caller.app, len(items))
         self._note_sender(caller, items)
         answers = await perform_each(self._performer, items)
-        for item, answer in zip(items, answers, strict=True):
-            operation = item[1] if isinstance(item, tuple) else None
-            fresh = isinstance(answer, Stored) and isinstance(operation, Prepare) and answer.number == operation.number
-            if fresh and isinstance(operation, Prepare) and not operation.publish:
-                self._gauge.moved(operation.topic.number, 1)
+        fresh = [
+            item[1]
+            for item, answer in zip(items, answers, strict=True)
+            if isinstance(item, tuple)
+            and isinstance(item[1], Prepare)
+            and isinstance(answer, Stored)
+            and answer.number == item[1].number
+        ]
+        prepared = [operation.topic for operation in fresh if not operation.publish]
+        for topic, times in Counter(topic.number for topic in prepared).items():
+            self._gauge.moved(topic, times)
+        count_each(METRICS.prepared, ((topic.name,) for topic in prepared))
+        count_each(METRICS.submitted, ((operation.topic.name,) for operation in fresh if operation.publish))
         return answers
 
     def _note_sender(self, caller: Caller, items: Sequence[Item]) -> None:

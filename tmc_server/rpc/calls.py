@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -20,6 +21,7 @@ from google.protobuf.message import DecodeError, Message
 
 from tmc_server.domain.rights import RIGHTS, Right
 from tmc_server.errors import InternalFault, MalformedRequest, TmcError
+from tmc_server.metrics import METRICS
 from tmc_server.rpc.authentication import Authentication
 from tmc_server.rpc.status import CODES, trailing
 
@@ -45,13 +47,14 @@ def _handler(method: MethodDescriptor, behaviour: Any, authentication: Authentic
     right = RIGHTS[f"{method.containing_service.full_name}/{method.name}"]
     identify = authentication.app if right is Right.APP else authentication.admin
     request_class = message_factory.GetMessageClass(method.input_type)
+    name = f"{method.containing_service.name}/{method.name}"
     options = {
         "request_deserializer": _tolerant(request_class),
         "response_serializer": lambda response: response.SerializeToString(),
     }
     if method.server_streaming:
         return grpc.stream_stream_rpc_method_handler(_streaming(behaviour, identify), **options)
-    return grpc.unary_unary_rpc_method_handler(_unary(behaviour, identify), **options)
+    return grpc.unary_unary_rpc_method_handler(_unary(name, behaviour, identify), **options)
 
 
 def _tolerant(request_class: type[Message]) -> Callable[[bytes], Message | _Malformed]:
@@ -65,17 +68,24 @@ def _tolerant(request_class: type[Message]) -> Callable[[bytes], Message | _Malf
 
 
 def _unary(
-    behaviour: Callable[[Any, Any], Awaitable[Message]], identify: Callable[[Any], Any]
+    name: str, behaviour: Callable[[Any, Any], Awaitable[Message]], identify: Callable[[Any], Any]
 ) -> Callable[[Any, Context], Awaitable[Message]]:
+    served = METRICS.call_seconds.labels(name, "OK")
+
     async def call(request: Any, context: Context) -> Message:
+        began = time.monotonic()
         try:
             identity = identify(context.invocation_metadata() or ())
             if request is MALFORMED:
                 raise MalformedRequest
-            return await behaviour(identity, request)
+            answer = await behaviour(identity, request)
         except Exception as exc:
-            await _abort(context, exc)
+            error = _as_ours(exc)
+            METRICS.call_seconds.labels(name, CODES[type(error)].name).observe(time.monotonic() - began)
+            await _abort(context, error)
             raise AssertionError("abort raises") from exc
+        served.observe(time.monotonic() - began)
+        return answer
 
     return call
 
@@ -91,13 +101,16 @@ def _streaming(
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except Exception as exc:  # noqa: BLE001 - the edge, as above
-            await _abort(context, exc)
+            await _abort(context, _as_ours(exc))
 
     return call
 
 
-async def _abort(context: Context, exc: Exception) -> None:
-    error = exc if isinstance(exc, TmcError) and type(exc) in CODES else _unforeseen(exc)
+def _as_ours(exc: Exception) -> TmcError:
+    return exc if isinstance(exc, TmcError) and type(exc) in CODES else _unforeseen(exc)
+
+
+async def _abort(context: Context, error: TmcError) -> None:
     await context.abort(CODES[type(error)], error.sentence, trailing(error))
 
 

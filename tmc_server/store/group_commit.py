@@ -27,6 +27,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain.operations import AGAIN, LOCKED, Operation
 from tmc_server.errors import InternalFault, QueueFull, RowLocked, ShuttingDown, StoreUnavailable, TmcError
+from tmc_server.metrics import METRICS
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.engines import RowWaited, StoreConflict
 
@@ -157,7 +158,10 @@ class GroupCommit:
         try:
             while (work := self._take()) is not None:
                 shard, operations = work
+                began = time.monotonic()
                 connection = self._run(connection, shard, operations)
+                METRICS.commit_seconds.observe(time.monotonic() - began)
+                METRICS.batch_operations.observe(len(operations))
                 self._loop.call_soon_threadsafe(self._hand_over, shard, operations)
                 self._put_back(shard)
         except BaseException:  # a lane answers whatever its work throws; this is a fault of the lane itself

@@ -1,0 +1,190 @@
+"""Consul, static and recorded addresses: who finds whom, and what happens while Consul is away or has forgotten."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import requests
+
+import tmc_client as tmc
+from tests.support.center import RunningCenter
+from tests.support.consul import Consul
+from tests.support.eventually import eventually
+from tests.support.mariadb import free_port
+from tests.support.store import StoreUnderTest
+from tmc_client.discovery import ConsulAddress, Registration, Watch
+from tmc_client.protocol import admin_pb2
+from tmc_server.discovery.consul import ConsulInstances
+from tmc_server.discovery.static import RecordedInstances, StaticInstances
+from tmc_server.domain.catalog import App
+from tmc_server.domain.ports import Instances
+from tmc_server.errors import DiscoveryUnavailable
+from tmc_server.store.senders import SEEN_FOR_MS, Senders
+
+ORDERS = App(1, "orders", "order-service", "orders", "", "", ())
+
+
+def _http(port: int) -> threading.Thread:
+    """A service that passes HTTP checks."""
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    class Fine(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", port), Fine)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.server = server  # type: ignore[attr-defined]
+    thread.start()
+    return thread
+
+
+@pytest.mark.services
+class TestConsul:
+    def test_a_registration_comes_back_by_itself_and_goes_at_the_end(self) -> None:
+        agent = Consul()
+        registration = Registration(agent.address, "tmc", "127.0.0.1:5000", tag="prod", check="tcp")
+        assert (registration.run_once(), registration.run_once()) == (True, False)
+        agent.kill()
+        with pytest.raises(requests.RequestException):
+            registration.run_once()
+        agent.start()  # it has forgotten everything
+        assert registration.run_once() is True
+        registration.deregister()
+        assert registration.run_once() is False  # and stays away
+        services = requests.get(f"http://{agent.address}/v1/agent/services", timeout=5).json()
+        assert services == {}
+        agent.stop()
+
+    def test_a_watch_follows_instances_and_keeps_the_last_ones_that_were_known(self) -> None:
+        agent = Consul()
+        seen: list[list[str]] = []
+        watch = Watch(ConsulAddress.parse(f"consul://{agent.address}/tmc?tag=prod"), seen.append)
+        assert watch.start() == []
+        one, other = (
+            Registration(agent.address, "tmc", f"127.0.0.1:{port}", tag="prod", check="tcp") for port in (5001, 5002)
+        )
+        stranger = Registration(agent.address, "tmc", "127.0.0.1:5003", tag="test", check="tcp")
+        for registration in (stranger, one):
+            registration.run_once()
+        eventually(lambda: seen[-1:] == [["127.0.0.1:5001"]])
+        other.run_once()
+        eventually(lambda: seen[-1:] == [["127.0.0.1:5001", "127.0.0.1:5002"]])
+        agent.kill()
+        agent.start()
+        eventually(lambda: watch._away is False and watch._index > 0)
+        assert seen[-1] == ["127.0.0.1:5001", "127.0.0.1:5002"]  # wiped: no reason to stop calling
+        other.run_once()
+        eventually(lambda: seen[-1:] == [["127.0.0.1:5002"]])
+        watch.stop()
+        agent.stop()
+
+    def test_a_center_is_found_by_name_and_tag_and_calls_go_on_without_consul(self, tmp_path) -> None:
+        agent = Consul()
+        consul = {"agent": agent.address, "tag": "blue"}
+        with RunningCenter(f"sqlite:///{tmp_path}/c.db", open_to_all=True, consul=consul):
+            with tmc.connect(f"consul://{agent.address}/tmc?tag=blue", app="orders") as orders:
+                orders.publish("t", b"x", key="1")
+                agent.kill()
+                orders.publish("t", b"x", key="2")
+                agent.start()
+
+                def registered() -> bool:
+                    return bool(requests.get(f"http://{agent.address}/v1/agent/services", timeout=5).json())
+
+                eventually(registered)
+                orders.publish("t", b"x", key="3")
+            with tmc.connect(f"consul://{agent.address}/tmc?tag=green", app="orders") as nobody:
+                with pytest.raises(tmc.Unavailable, match="no passing instance of 'tmc' with tag 'green'"):
+                    nobody.publish("t", b"x", key="4")
+        assert requests.get(f"http://{agent.address}/v1/agent/services", timeout=5).json() == {}  # it said goodbye
+        agent.stop()
+
+    def test_producers_register_their_endpoint_and_the_center_finds_them_by_tag(self, consul: Consul) -> None:
+        port = free_port()
+        serving = _http(port)
+        instances = ConsulInstances(consul.address, "")
+        check = f"http://127.0.0.1:{port}/health"
+        with Registration(consul.address, "order-service", f"127.0.0.1:{port}", tag="prod", check=check):
+            eventually(lambda: ConsulInstances(consul.address, "").addresses(ORDERS, "prod") == [f"127.0.0.1:{port}"])
+            assert instances.addresses(ORDERS, "test") == []
+        serving.server.shutdown()  # type: ignore[attr-defined]
+        serving.server.server_close()  # type: ignore[attr-defined]
+
+    def test_while_consul_is_away_the_last_answer_counts(self) -> None:
+        agent, now = Consul(), [0.0]
+        instances = ConsulInstances(agent.address, "", monotonic=lambda: now[0])
+        Registration(agent.address, "order-service", "10.0.0.1:80", tag="prod", check="tcp").run_once()
+        assert instances.addresses(ORDERS, "prod") == ["10.0.0.1:80"]
+        agent.kill()
+        now[0] += 3600
+        assert instances.addresses(ORDERS, "prod") == ["10.0.0.1:80"]
+        with pytest.raises(DiscoveryUnavailable):
+            instances.addresses(ORDERS, "never asked")
+        agent.stop()
+
+
+def _static(_store: StoreUnderTest) -> Instances:
+    return StaticInstances({"orders@prod": ["10.0.0.1:80", "10.0.0.2:80"], "orders": ["10.0.0.9:80"]})
+
+
+def _recorded(store: StoreUnderTest) -> Instances:
+    senders = Senders(store.database)
+    for tag, address in (("prod", "10.0.0.1:80"), ("prod", "10.0.0.2:80"), ("test", "10.0.0.9:80")):
+        senders.saw(ORDERS, tag, address)
+    senders.run_once()
+    return RecordedInstances(senders)
+
+
+@pytest.mark.parametrize("made", [_static, _recorded])
+def test_instances_of_one_environment_never_those_of_another(
+    store: StoreUnderTest, made: Callable[[StoreUnderTest], Instances]
+) -> None:
+    instances = made(store)
+    assert sorted(instances.addresses(ORDERS, "prod")) == ["10.0.0.1:80", "10.0.0.2:80"]
+    assert list(instances.addresses(ORDERS, "test")) == ["10.0.0.9:80"]
+    assert list(instances.addresses(App(2, "mail", "mail", "mail", "", "", ()), "prod")) == []
+
+
+def test_a_sender_that_was_not_seen_for_an_hour_is_forgotten(store: StoreUnderTest) -> None:
+    senders = Senders(store.database)
+    senders.saw(ORDERS, "prod", "10.0.0.1:80")
+    senders.run_once()
+    store.clock.now_ms += SEEN_FOR_MS
+    senders.saw(ORDERS, "prod", "10.0.0.2:80")
+    senders.run_once()
+    assert senders.seen_at(ORDERS.number, "prod") == ["10.0.0.2:80", "10.0.0.1:80"]
+    store.clock.now_ms += 1
+    senders.saw(ORDERS, "prod", "10.0.0.2:80")
+    senders.run_once()
+    assert senders.seen_at(ORDERS.number, "prod") == ["10.0.0.2:80"]
+
+
+def test_the_sender_says_where_it_answers_and_operators_see_it(tmp_path) -> None:
+    import grpc
+
+    with RunningCenter(f"sqlite:///{tmp_path}/c.db", discovery={"kind": "recorded"}) as center:
+        with tmc.connect(
+            center.address, app="orders", key=center.keys["orders"], tag="blue", check_address="10.1.2.3:8080"
+        ) as orders:
+            orders.publish("order.paid", b"x", key="1")
+        request = admin_pb2.ListInstancesRequest(app="orders", tag="blue")
+        with grpc.insecure_channel(center.address) as channel:
+            admin = center.admin(channel)
+            eventually(lambda: admin.ListInstances(request, metadata=center.operator).addresses == ["10.1.2.3:8080"])
+            request.tag = "green"
+            assert admin.ListInstances(request, metadata=center.operator).addresses == []
+
+
+@pytest.mark.parametrize(
+    "address", ["consul://", "consul://host:8500", "consul://host:8500/tmc?tga=prod", "consul:///tmc"]
+)
+def test_addresses_in_consul_that_are_none(address: str) -> None:
+    with pytest.raises(ValueError, match="consul://HOST:PORT/SERVICE"):
+        tmc.connect(address, app="orders")

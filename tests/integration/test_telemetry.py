@@ -1,0 +1,119 @@
+"""Metrics as they are documented, and trace context from Prepare to the handler."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import tmc_client as tmc
+from tests.support.center import RunningCenter
+from tests.support.eventually import eventually
+from tmc_server.metrics import METRICS
+
+PAGE = Path(__file__).parents[2] / "docs" / "telemetry.md"
+
+
+def _scrape(port: int) -> dict[tuple[str, tuple[str, ...]], float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.values()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_the_page_lists_every_metric() -> None:
+    listed = {
+        (name, kind, tuple(filter(None, labels.split(", "))), text)
+        for name, kind, labels, text in re.findall(
+            r"^\| `(\w+)` \| (\w+) \| ([\w, ]*) \| (.+) \|$", PAGE.read_text(), re.M
+        )
+    }
+    made = set()
+    for name, metric in vars(METRICS).items():
+        if name != "registry":
+            kind = type(metric).__name__.lower()
+            suffix = "_total" if kind == "counter" else ""
+            made.add((f"{metric._name}{suffix}", kind, metric._labelnames, metric._documentation))
+    assert listed == made
+
+
+def test_a_life_is_counted(tmp_path) -> None:
+    telemetry = {"listen": "127.0.0.1:0"}
+    with RunningCenter(f"sqlite:///{tmp_path}/c.db", open_to_all=True, telemetry=telemetry) as center:
+        port = center.center._metrics.port
+        before = _scrape(port)
+        with tmc.connect(center.address, app="orders") as orders, tmc.connect(center.address, app="coupons") as coupons:
+            consumer = tmc.Consumer(coupons)
+
+            @consumer.listener("metrics.topic")
+            def handle(body: bytes) -> None:
+                if body == b"bad":
+                    raise tmc.Reject("bad")
+
+            with consumer:
+                prepared = orders.prepare("metrics.topic", b"good", key="1")
+                orders.submit(prepared)
+                orders.publish("metrics.topic", b"bad", key="2")
+                orders.rollback(orders.prepare("metrics.topic", b"never", key="3"))
+                eventually(lambda: _scrape(port).get(("tmc_nacked_total", ("coupons", "metrics.topic"))))
+                eventually(lambda: _scrape(port).get(("tmc_acked_total", ("coupons", "metrics.topic"))))
+        after = _scrape(port)
+
+    def grown(name: str, *values: str) -> float:
+        labels = tuple(sorted(values))
+        return after[name, labels] - before.get((name, labels), 0)
+
+    assert grown("tmc_prepared_total", "metrics.topic") == 2
+    assert grown("tmc_submitted_total", "metrics.topic") == 2
+    assert grown("tmc_rolled_back_total", "metrics.topic") == 1
+    assert grown("tmc_acked_total", "metrics.topic", "coupons") == 1
+    assert grown("tmc_nacked_total", "metrics.topic", "coupons") == 1
+    assert grown("tmc_call_seconds_count", "MessageService/PrepareMany", "OK") == 2
+    assert grown("tmc_batch_operations_count") >= 5
+    assert (after["tmc_leases_held", ()], after["tmc_servers_alive", ()]) == (32, 1)
+
+
+def test_refused_calls_are_counted_by_their_status(tmp_path) -> None:
+    telemetry = {"listen": "127.0.0.1:0"}
+    with RunningCenter(f"sqlite:///{tmp_path}/c.db", open_to_all=True, telemetry=telemetry) as center:
+        port = center.center._metrics.port
+        key = ("tmc_call_seconds_count", ("MessageService/GetMessage", "NOT_FOUND"))
+        before = _scrape(port).get(key, 0)
+        with tmc.connect(center.address, app="orders") as orders, pytest.raises(tmc.NotFound):
+            orders.get_message("1-1-1-1")
+        assert _scrape(port)[key] == before + 1
+
+
+def test_a_trace_reaches_from_prepare_to_the_handler(tmp_path) -> None:
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+
+    trace.set_tracer_provider(TracerProvider())
+    tracer = trace.get_tracer("test")
+    seen: list[tuple[int, str]] = []
+    with RunningCenter(f"sqlite:///{tmp_path}/c.db", open_to_all=True) as center:
+        with tmc.connect(center.address, app="orders") as orders, tmc.connect(center.address, app="coupons") as coupons:
+            consumer = tmc.Consumer(coupons)
+
+            @consumer.listener("trace.topic")
+            def handle(body: bytes, message: tmc.Message) -> None:
+                seen.append((trace.get_current_span().get_span_context().trace_id, message.headers["traceparent"]))
+
+            with consumer:
+                attempt = tmc.new_attempt_id()
+                with tracer.start_as_current_span("order") as span:
+                    prepared = orders.prepare("trace.topic", b"x", key="1", attempt_id=attempt)
+                with tracer.start_as_current_span("a repeat from elsewhere"):
+                    again = orders.prepare("trace.topic", b"x", key="1", attempt_id=attempt)
+                assert again.message_id == prepared.message_id
+                orders.submit(prepared)
+                eventually(lambda: seen)
+    wanted = span.get_span_context().trace_id
+    assert seen[0][0] == wanted
+    assert seen[0][1].split("-")[1] == f"{wanted:032x}"
