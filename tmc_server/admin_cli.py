@@ -12,6 +12,7 @@ import grpc
 import typer
 from google.protobuf import json_format
 from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tmc_client.protocol import admin_pb2, types_pb2
 
@@ -62,6 +63,16 @@ def _channel(address: str, authority: str) -> grpc.Channel:
     if not authority:
         return grpc.insecure_channel(address)
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(Path(authority).read_bytes()))
+
+
+def health(address: str, authority: str) -> str:
+    """SERVING, NOT_SERVING, or why nobody answered."""
+    with _channel(address, authority) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=3)
+        except grpc.RpcError as exc:
+            return f"{exc.code().name}: {exc.details()}"
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The `tmc` command: serve, consume, dev, init, doctor, admin."""
+"""The `tmc` command: serve, consume, dev, init, doctor, health, admin."""
 
 from __future__ import annotations
 
@@ -110,6 +110,17 @@ def init(
     else:
         typer.echo("The tables are ready. This admin token is shown once and stored nowhere else:", err=True)
         typer.echo(token)
+
+
+@app.command()
+def health(
+    address: Annotated[str, typer.Argument(envvar="TMC_ADDRESS", help="host:port of a server.")] = "127.0.0.1:50051",
+    authority: Annotated[str, typer.Option(envvar="TMC_CA", help="PEM file: use TLS and trust this authority.")] = "",
+) -> None:
+    """Ask a server whether it serves; exit code 1 when it does not. For health checks of containers."""
+    state = admin_cli.health(address, authority)
+    typer.echo(state)
+    raise typer.Exit(0 if state == "SERVING" else 1)
 
 
 @app.command()

@@ -6,6 +6,7 @@ uses already and unpacks it beside the caches.
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import subprocess
 import tempfile
@@ -28,11 +29,14 @@ def program() -> str:
 
 
 class Consul:
-    """One private agent; `address` is host:port of its HTTP interface. http: a fixed port instead of a free one."""
+    """One private agent; `address` is host:port of its HTTP interface."""
 
-    def __init__(self, http: int | None = None) -> None:
+    def __init__(self, keep: bool = False) -> None:
+        """keep: it outlives this program."""
         self.home = Path(tempfile.mkdtemp(prefix="tmc-consul-"))
-        self.port = http or free_port()
+        if not keep:
+            atexit.register(self.stop)  # a test that fails half way leaves nothing behind
+        self.port = free_port()
         self._ports = [free_port() for _ in range(3)]
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -49,7 +53,7 @@ class Consul:
                 [program(), "agent", "-dev", "-bind=127.0.0.1", "-client=127.0.0.1", f"-http-port={self.port}",
                  "-dns-port=-1", "-grpc-port=-1", f"-serf-lan-port={serf_lan}", f"-serf-wan-port={serf_wan}",
                  f"-server-port={rpc}", "-log-level=warn"],
-                stdout=log, stderr=log,
+                stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         eventually(self._answers, seconds=60)
 

@@ -5,6 +5,7 @@ The data directory is prepared once per cache folder and copied for every run, s
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
@@ -50,9 +51,13 @@ def _prepared_directory() -> Path:
 class MariaDB:
     """One private server. `url(database)` gives its SQLAlchemy address; root has no password."""
 
-    def __init__(self, pool_mb: int = 256, options: tuple[str, ...] = ()) -> None:
-        self.home = Path(tempfile.mkdtemp(prefix="tmc-mariadb-"))
+    def __init__(self, pool_mb: int = 256, options: tuple[str, ...] = (), home: Path | None = None) -> None:
+        """home: keep the data there, after `stop` too."""
+        self._keep = home is not None
+        self.home = home or Path(tempfile.mkdtemp(prefix="tmc-mariadb-"))
         self.port = free_port()
+        if not self._keep:
+            atexit.register(self.stop)  # a test that fails half way leaves nothing behind
         self._options = [
             f"--innodb-buffer-pool-size={pool_mb}M",
             "--innodb-flush-log-at-trx-commit=1",
@@ -61,7 +66,8 @@ class MariaDB:
             "--character-set-server=utf8mb4",
             *options,
         ]
-        shutil.copytree(_prepared_directory(), self.home / "data")
+        if not (self.home / "data").exists():
+            shutil.copytree(_prepared_directory(), self.home / "data")
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -71,7 +77,7 @@ class MariaDB:
                 [DAEMON, "--no-defaults", f"--datadir={self.home}/data", f"--socket={self.home}/s",
                  f"--port={self.port}", "--bind-address=127.0.0.1", f"--pid-file={self.home}/pid", *_user(),
                  *self._options],
-                stdout=log, stderr=log,
+                stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         eventually(self._answers, seconds=60)
 
@@ -98,4 +104,5 @@ class MariaDB:
                 self.process.wait(20)
             except subprocess.TimeoutExpired:
                 self.kill()
-        shutil.rmtree(self.home, ignore_errors=True)
+        if not self._keep:
+            shutil.rmtree(self.home, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
@@ -25,14 +26,16 @@ def _script(name: str) -> str:
 
 
 class RabbitMQ:
-    """One private broker; guest:guest. `url` is what the center and pika take. port: a fixed one instead of a free one."""
+    """One private broker; guest:guest. `url` is what the center and pika take. home: keep the data there."""
 
-    def __init__(self, home: Path | None = None, port: int | None = None) -> None:
+    def __init__(self, home: Path | None = None) -> None:
         self._keep = home is not None
         self.home = home or Path(tempfile.mkdtemp(prefix="tmc-rabbitmq-"))
         self.home.mkdir(parents=True, exist_ok=True)
-        self.port = port or free_port()
-        self.node = f"tmc{self.port}@localhost"
+        if not self._keep:
+            atexit.register(self.stop)  # a test that fails half way leaves nothing behind
+        self.port = free_port()
+        self.node = f"tmc{self.port}@localhost" if home is None else "tmcdev@localhost"
         (self.home / "config").mkdir(exist_ok=True)
         (self.home / "config" / "rabbitmq.conf").write_text(
             f"listeners.tcp.1 = 127.0.0.1:{self.port}\nloopback_users.guest = false\nlog.console = false\n"
@@ -57,6 +60,7 @@ class RabbitMQ:
             "ERL_EPMD_PORT": str(free_port()),
         }
         self.process: subprocess.Popen[bytes] | None = None
+        self._epmd: subprocess.Popen[bytes] | None = None
         self._epmd = self._start_epmd()
         self.start()
 
@@ -115,7 +119,8 @@ class RabbitMQ:
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.kill()
-        self._epmd.kill()
-        self._epmd.wait()
+        if self._epmd is not None:
+            self._epmd.kill()
+            self._epmd.wait()
         if not self._keep:
             shutil.rmtree(self.home, ignore_errors=True)

@@ -1,0 +1,146 @@
+"""docker-compose.yml and Dockerfile without Docker: every command, port, environment key and health check they name is run
+or looked up here, against the same services started outside."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.cluster import ROOT, TMC
+from tests.support.consul import Consul, program
+from tests.support.eventually import eventually
+from tests.support.mariadb import MariaDB, free_port
+from tests.support.rabbitmq import RabbitMQ, _script
+from tmc_server.config import load
+
+pytestmark = [pytest.mark.mariadb, pytest.mark.services]
+SERVERS = ("server1", "server2", "server3")
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+
+
+@pytest.fixture(scope="module")
+def outside(mariadb: MariaDB, rabbitmq: RabbitMQ) -> Iterator[dict[str, str]]:
+    """What the names inside the file are here. The passwords are those of our private services."""
+    agent = Consul()
+    yield {
+        "root:look-around@mariadb:3306/tmc": f"root@127.0.0.1:{mariadb.port}/tmc_compose",
+        "tmc:look-around@rabbitmq:5672": f"guest:guest@127.0.0.1:{rabbitmq.port}",
+        "consul:8500": agent.address,
+    }
+    agent.stop()
+
+
+def _replaced(environment: Mapping[str, str], outside: Mapping[str, str], port: int) -> dict[str, str]:
+    values = dict(environment)
+    for inside, here in outside.items():
+        values = {name: value.replace(inside, here) for name, value in values.items()}
+    values["TMC_SERVER__LISTEN"] = values["TMC_SERVER__LISTEN"].replace("0.0.0.0:50051", f"127.0.0.1:{port}")
+    values["TMC_CONSUL__ADVERTISE"] = f"127.0.0.1:{port}"
+    values["TMC_TELEMETRY__LISTEN"] = f"127.0.0.1:{free_port()}"
+    return os.environ | values
+
+
+def test_every_environment_key_is_one_of_ours(compose: dict[str, Any]) -> None:
+    for name in (*SERVERS, "init"):
+        config = load(None, compose[name]["environment"])
+        assert (config.delivery.kind, config.discovery.kind) == ("rabbitmq", "consul")
+
+
+def test_published_ports_are_those_that_are_listened_on(compose: dict[str, Any]) -> None:
+    for name in SERVERS:
+        config = load(None, compose[name]["environment"])
+        inside = {int(port.split(":")[1]) for port in compose[name]["ports"]}
+        listening = {int(address.rpartition(":")[2]) for address in (config.server.listen, config.telemetry.listen)}
+        assert inside <= listening
+        assert config.consul.advertise == f"{name}:50051"
+    published = [port.split(":")[0] for name in SERVERS for port in compose[name]["ports"]]
+    assert len(published) == len(set(published))
+
+
+def test_the_servers_start_find_each_other_and_pass_their_health_checks(
+    compose: dict[str, Any], outside: dict[str, str], tmp_path: Path
+) -> None:
+    def command(name: str) -> list[str]:
+        return [TMC, *compose[name]["command"]]  # the image's entry point is tmc
+
+    made = subprocess.run(
+        command("init"), env=_replaced(compose["init"]["environment"], outside, 50051), check=True,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    running = []
+    try:
+        for name in SERVERS:
+            port = free_port()
+            with open(tmp_path / name, "wb") as log:
+                process = subprocess.Popen(
+                    command(name), env=_replaced(compose[name]["environment"], outside, port), stdout=log, stderr=log
+                )
+            running.append((port, process))
+            kind, program_, *arguments = compose[name]["healthcheck"]["test"]
+            assert (kind, program_) == ("CMD", "tmc")
+            arguments = [argument.replace("50051", str(port)) for argument in arguments]
+            eventually(
+                lambda a=arguments: subprocess.run([TMC, *a], capture_output=True, check=False).returncode == 0, 60
+            )
+        listed = subprocess.run(
+            [TMC, "admin", "--address", f"127.0.0.1:{running[0][0]}", "--token", made.stdout.strip(), "list-servers"],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        assert listed.stdout.count('"alive": true') == 3
+    finally:
+        for _, process in running:
+            process.terminate()
+        codes = [process.wait(60) for _, process in running]
+    assert codes == [0, 0, 0]
+    unwell = subprocess.run([TMC, "health", f"127.0.0.1:{running[0][0]}"], capture_output=True, text=True, check=False)
+    assert (unwell.returncode, unwell.stdout[:11]) == (1, "UNAVAILABLE")
+
+
+def test_the_health_checks_of_the_other_services_run(
+    compose: dict[str, Any], mariadb: MariaDB, rabbitmq: RabbitMQ, outside: dict[str, str]
+) -> None:
+    ping = [part for part in compose["mariadb"]["healthcheck"]["test"][1:] if not part.startswith("--password")]
+    subprocess.run([*ping, f"--port={mariadb.port}"], check=True, capture_output=True)
+    _, diagnostics, *arguments = compose["rabbitmq"]["healthcheck"]["test"]
+    subprocess.run(
+        [_script(diagnostics), "-n", rabbitmq.node, *arguments],
+        env=rabbitmq._environment,
+        check=True,
+        capture_output=True,
+    )
+    _, consul, *arguments = compose["consul"]["healthcheck"]["test"]
+    assert consul == "consul"
+    environment = os.environ | {"CONSUL_HTTP_ADDR": outside["consul:8500"]}
+    subprocess.run([program(), *arguments], env=environment, check=True, capture_output=True)
+
+
+def test_the_dockerfile_copies_what_there_is_and_installs_what_exists(compose: dict[str, Any]) -> None:
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    for sources in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.M):
+        assert all((ROOT / source).exists() for source in sources.split())
+    packages = {word for line in re.findall(r"--no-install-recommends ([^&\n]+)", text) for word in line.split()}
+    known = subprocess.run(["apt-cache", "pkgnames"], check=True, capture_output=True, text=True).stdout.split()
+    assert packages <= set(known)
+    extras = re.search(r'"\.\[([\w,]+)\]"', text)[1].split(",")
+    assert set(extras) <= set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.M))
+    assert 'ENTRYPOINT ["tmc"]' in text
+    assert all(compose[name]["image"] == "tmc-center" for name in (*SERVERS, "init"))
+
+
+def test_docker_compose_itself_accepts_the_file_where_it_is_installed() -> None:
+    """Where there is no such tool the file was read and run above."""
+    tool = shutil.which("docker-compose")
+    if tool is not None:
+        subprocess.run([tool, "-f", str(ROOT / "docker-compose.yml"), "config"], check=True, capture_output=True)
