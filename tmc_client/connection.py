@@ -134,7 +134,10 @@ class Connection:
 
     def _moved(self, addresses: Sequence[str]) -> None:
         """From the watch: the instances are others now. Calls under way end on the old channel."""
-        target = target_of(",".join(map(_as_ipv4, addresses)))
+        resolved = [address for address in map(_as_ipv4, addresses) if address]
+        if not resolved:
+            return  # none of these names means anything here: go on with those we know
+        target = target_of(",".join(resolved))
         if self._target == target:
             return
         self._target = target
@@ -202,12 +205,12 @@ class Connection:
 
 
 def _as_ipv4(address: str) -> str:
-    """gRPC takes a list of addresses, not of names."""
+    """gRPC takes a list of IPv4 addresses, not of names. "": the name means nothing here."""
     host, _, port = address.rpartition(":")
     try:
         return f"{socket.gethostbyname(host)}:{port}"
     except OSError:
-        return address
+        return ""
 
 
 def _in_consul(address: str) -> ConsulAddress | None:

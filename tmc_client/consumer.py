@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ log = logging.getLogger("tmc_client.consumer")
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 _ACK_TIMEOUT_S = 120.0
+_SAME_SIGNAL_S = 1.0  # a terminal and a supervisor may both pass on one wish to stop
 _LATEST_MS = 86_400_000  # the center takes a day at most
 
 
@@ -99,6 +101,7 @@ class Consumer:
         self._running = 0
         self._idle = threading.Condition()
         self._stop_requested = threading.Event()
+        self._stopping_since = 0.0
 
     def listener(self, topic: Topic[Any] | str, *, inbox: SqlInbox | None = None) -> Callable[[Handler], Handler]:
         """Handle a topic's messages with the decorated function, `def` or `async def`.
@@ -238,10 +241,12 @@ class Consumer:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._stop_requested.is_set():
+        if not self._stop_requested.is_set():
+            self._stopping_since = time.monotonic()
+            self._stop_requested.set()
+        elif time.monotonic() - self._stopping_since > _SAME_SIGNAL_S:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        self._stop_requested.set()
 
     def __enter__(self) -> Consumer:
         self.start()
@@ -264,14 +269,13 @@ class Consumer:
 
     def _handled(self, message: Message, receipt: Receipt, done: Future[Future[Any] | None] | None) -> None:
         self._keeper.end(message)
-        answer: Future[Any] | None = None
         if done is not None and not done.cancelled():
             if (exc := done.exception()) is not None:
                 log.error("a copy could not be answered: %r", exc)
-            else:
-                answer = done.result()
-        if answer is not None:
-            answer.add_done_callback(lambda stored: receipt.answered() if _is_answered(stored) else None)
+                receipt.answered()
+            elif (answer := done.result()) is not None:
+                # Stored or given up: either way this copy has had its turn, and the center sends another one when it has to.
+                answer.add_done_callback(lambda _stored: receipt.answered())
         with self._idle:
             self._running -= 1
             self._idle.notify_all()
@@ -294,7 +298,7 @@ class Consumer:
         except Exception as exc:
             log.warning("the handler of %s failed on %s", message.topic, message.id, exc_info=True)
             return self._nack(message, f"{type(exc).__name__}: {exc}")
-        return self._send(sender.ACK, consumption_pb2.AckRequest(message_id=message.id))
+        return self._send(sender.ACK, consumption_pb2.AckRequest(message_id=message.id, attempt=message.attempt))
 
     def _dispatch(self, message: Message) -> None:
         listener = self._listeners.get(message.topic)
@@ -352,12 +356,6 @@ async def _cancel_others() -> None:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     asyncio.get_running_loop().stop()
-
-
-def _is_answered(done: Future[Any]) -> bool:
-    """Stored now, or decided otherwise before: either way nothing is left to say about this copy."""
-    exc = done.exception()
-    return exc is None or not isinstance(exc, errors.Unavailable)
 
 
 def _report(done: Future[Any]) -> None:

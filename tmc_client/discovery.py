@@ -80,7 +80,12 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            if not self._ask(blocking=True):
+            try:
+                answered = self._ask(blocking=True)
+            except Exception:
+                log.exception("following the instances failed and goes on")
+                answered = False
+            if not answered:
                 self._stopping.wait(_PAUSE_S)
 
     def _ask(self, blocking: bool) -> bool:

@@ -29,7 +29,7 @@ class Receipt(Protocol):
         """The handler is through, or was never begun: there is room for another copy."""
 
     def answered(self) -> None:
-        """The center has stored what became of it: the transport may forget it."""
+        """What became of it is stored, or will come again from the center: the transport may forget it."""
 
 
 OnMessage = Callable[[Message, Receipt], None]

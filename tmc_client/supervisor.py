@@ -15,6 +15,7 @@ log = logging.getLogger("tmc_client.supervisor")
 
 _STEADY_S = 30.0  # who lived so long starts again at once
 _LONGEST_PAUSE_S = 10.0
+_SAME_SIGNAL_S = 1.0  # a terminal sends one wish to stop to every process
 
 
 @dataclass
@@ -26,10 +27,17 @@ class _Child:
     failures: int = 0
     again_at: float = 0.0
     done: bool = field(default=False)
+    told: bool = field(default=False)
 
     def start(self) -> None:
         self.started = time.monotonic()
+        self.told = False
         self.process = subprocess.Popen(self.command, env=dict(self.environment))  # noqa: S603 - our own interpreter
+
+    def tell(self, number: int) -> None:
+        if self.process is not None:
+            self.told = True
+            self.process.send_signal(number)
 
 
 class Supervisor:
@@ -38,6 +46,7 @@ class Supervisor:
     def __init__(self, commands: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> None:
         self._children = [_Child([sys.executable, *arguments], environment) for arguments, environment in commands]
         self._stopping = False
+        self._since = 0.0
 
     def run(self) -> int:
         """Until SIGTERM or SIGINT; a second signal kills. Returns: 2 when a process refused its configuration, else 0."""
@@ -66,6 +75,8 @@ class Supervisor:
             return False
         code = child.process.poll()
         if code is None:
+            if self._stopping and not child.told:
+                child.tell(signal.SIGTERM)  # it was being started when the signal came
             return False
         child.process = None
         if self._stopping or code == 0:
@@ -82,10 +93,13 @@ class Supervisor:
         return False
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self._stop(signal.SIGKILL if self._stopping else signal.SIGTERM)
+        if not self._stopping:
+            self._since = time.monotonic()
+            self._stop(signal.SIGTERM)
+        elif time.monotonic() - self._since > _SAME_SIGNAL_S:
+            self._stop(signal.SIGKILL)
 
     def _stop(self, number: int) -> None:
         self._stopping = True
         for child in self._children:
-            if child.process is not None:
-                child.process.send_signal(number)
+            child.tell(number)

@@ -13,7 +13,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from tmc_server.domain.placement import SHARDS
 from tmc_server.domain.retry import DAY_MS
@@ -58,6 +67,16 @@ class TlsConfig(_Section):
         if self.client_authority and not self.certificate:
             raise ValueError("client_authority needs certificate and key")
         return self
+
+
+def _address_or_nothing(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if value and (not host or not port.isdigit() or int(port) > 65_535):
+        raise ValueError("give host:port, for example 10.0.0.5:50051")
+    return value
+
+
+Address = Annotated[str, AfterValidator(_address_or_nothing)]
 
 
 class ShardRange(_Section):
@@ -111,7 +130,7 @@ class RabbitmqConfig(_Section):
     """[rabbitmq]"""
 
     url: SecretStr = Field(SecretStr(""), description="amqp://user:password@host:5672/%2F, or amqps://; empty: none")
-    consumer_address: str = Field("", description="host:port that consumers use; empty: that of url")
+    consumer_address: Address = Field("", description="host:port that consumers use; empty: that of url")
     queue_type: Literal["quorum", "classic"] = Field("quorum", description="of the queues that the center declares")
     window: int = Field(2000, ge=20, le=100_000, description="copies without a confirm at most; half for one queue")
     window_bytes: int = Field(64 << 20, ge=1 << 20, le=4 << 30, description="their bodies at most, about")
@@ -127,11 +146,11 @@ class RabbitmqConfig(_Section):
 class ConsulConfig(_Section):
     """[consul]"""
 
-    agent: str = Field("", description="host:port of the agent; empty: this server is not registered")
+    agent: Address = Field("", description="host:port of the agent; empty: this server is not registered")
     token: SecretStr = Field(SecretStr(""), description="ACL token")
     service: str = Field("tmc", min_length=1, description="name that callers look for")
     tag: str = Field("", description="which center this is")
-    advertise: str = Field("", description="host:port given to callers; empty: the address of listen")
+    advertise: Address = Field("", description="host:port given to callers; empty: the address of listen")
 
 
 class DiscoveryConfig(_Section):
@@ -148,7 +167,7 @@ class DiscoveryConfig(_Section):
 class TelemetryConfig(_Section):
     """[telemetry]"""
 
-    listen: str = Field(
+    listen: Address = Field(
         "", description="host:port of the Prometheus endpoint; empty: none; workers take the next ports"
     )
 
@@ -188,6 +207,9 @@ class Config(_Section):
             raise ValueError("delivery.kind rabbitmq needs [rabbitmq] url")
         if self.discovery.kind == "consul" and not self.consul.agent:
             raise ValueError("discovery.kind consul needs [consul] agent")
+        host = self.server.listen.rpartition(":")[0]
+        if self.consul.agent and not self.consul.advertise and host in ("0.0.0.0", "[::]"):  # noqa: S104
+            raise ValueError("listen names no address that callers could use: set [consul] advertise to host:port")
         if self.server.workers > 1 and self.delivery.kind == "builtin":
             raise ValueError("built-in delivery is for one process: set server.workers to 1, or delivery.kind rabbitmq")
         return self

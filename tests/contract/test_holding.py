@@ -7,6 +7,8 @@ import pytest
 from tests.support.store import POLICY, StoreUnderTest
 from tmc_server.domain.consumption import ConsumptionState, QueueLook
 from tmc_server.domain.ports import Claimed
+from tmc_server.store.consumptions import claim_due
+from tmc_server.store.statements import statements_of
 
 
 def test_an_hour_without_a_consumer_makes_no_copies_and_no_failures(store: StoreUnderTest) -> None:
@@ -67,9 +69,35 @@ def test_a_copy_behind_the_newest_answer_may_still_wait(store: StoreUnderTest) -
     store.outlet.looks_like = QueueLook(consumers=1, messages=900, passed_ms=store.clock() - 60_000)
     store.clock.advance(10)
     assert store.redeliver(room=5) == Claimed(held=1)
-    store.clock.advance(600)  # consumers that get nothing done for so long: the copy may be lost
+    store.clock.advance(600)  # however old: consumers are at work, and it is behind them
+    assert store.redeliver(room=5) == Claimed(held=1)
+    store.outlet.looks_like = QueueLook(consumers=1, messages=900, passed_ms=store.clock() - 660_000, still_ms=600_000)
+    store.clock.advance(300)  # consumers that get nothing done for ten minutes: the copy may be lost
     assert store.redeliver(room=5) == Claimed(delivered=1)
     assert store.row(number).tried == 2
+
+
+def test_an_ack_of_an_old_copy_tells_nothing_about_the_newest(store: StoreUnderTest) -> None:
+    number = store.submitted(room=1)
+    store.clock.advance(10)
+    store.redeliver(room=1)
+    store.perform(store.ack_of(number, attempt=1))
+    assert store.outlet.came == {}
+
+
+def test_an_answer_that_came_meanwhile_is_not_held(store: StoreUnderTest) -> None:
+    """Read as due and waiting, nacked before the claim: the consumer's own time counts."""
+    number = store.submitted(room=1)
+    store.clock.advance(10)
+    store.outlet.looks_like = QueueLook(consumers=0, messages=5)
+    with store.database.reading() as connection:
+        which = {"subscription": store.subscription.number, "now": store.clock(), "limit": 10}
+        before = connection.execute(statements_of(store.shard).due_consumptions, which).fetchall()
+    store.perform(store.nack_of(number, 1, retry_after_ms=0))
+    lease = store.leases.held()[store.shard]
+    with store.database.connection() as connection, store.writer.transaction(connection, store.shard) as tx:
+        assert claim_due(tx, store.subscription, before, store.outlet.looks_like, lease.guard) == Claimed()
+    assert store.row(number).due_ms == store.clock()
 
 
 @pytest.mark.parametrize("how", ["nack", "give back", "rescue"])

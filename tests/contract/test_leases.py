@@ -18,13 +18,18 @@ class Servers:
     def __init__(self, store: StoreUnderTest, count: int) -> None:
         self.store = store
         store.leases.release()  # the one of the fixture
-        self.alive = count
+        self.alive = list(range(1, count + 1))
         self.leases = [self.join(number) for number in range(1, count + 1)]
 
     def join(self, incarnation: int) -> ShardLeases:
         clock = self.store.clock
         return ShardLeases(
-            self.store.database, SHARDS, lambda: incarnation, lambda: self.alive, LEASE_MS, lambda: clock() / 1000
+            self.store.database,
+            SHARDS,
+            lambda: incarnation,
+            lambda: self.alive,
+            LEASE_MS,
+            lambda: clock() / 1000,
         )
 
     def turn(self, *which: int) -> list[int]:
@@ -54,7 +59,7 @@ def test_three_servers_share_fairly_and_each_shard_has_one_owner(store: StoreUnd
 def test_a_newcomer_gets_its_share_from_the_others(store: StoreUnderTest) -> None:
     servers = Servers(store, 1)
     servers.turn()
-    servers.alive = 2
+    servers.alive = [1, 2]
     servers.leases.append(servers.join(2))
     assert servers.turn() == [16, 16]
     assert servers.owners() == SHARDS
@@ -64,7 +69,7 @@ def test_what_a_killed_server_held_moves_when_its_lease_is_over_and_not_before(s
     servers = Servers(store, 2)
     servers.turn()
     servers.turn()
-    servers.alive = 1
+    servers.alive = [2]
     store.clock.advance((LEASE_MS - 1) / 1000)
     assert servers.turn(1)[1] == 16
     store.clock.advance(0.001)
@@ -76,7 +81,7 @@ def test_released_shards_move_at_once(store: StoreUnderTest) -> None:
     servers.turn()
     servers.turn()
     servers.leases[0].release()
-    servers.alive = 1
+    servers.alive = [2]
     assert servers.turn(1) == [0, 32]
     assert servers.turn(0) == [0, 32]  # who releases takes nothing any more
 
@@ -102,6 +107,7 @@ def test_a_server_that_slept_through_its_lease_claims_nothing(store: StoreUnderT
     frozen = dict(asleep.held())
     store.clock.advance(LEASE_MS / 1000)
     assert asleep.held() == {}
+    servers.alive = [2]
     other = servers.join(2)
     other.run_once()
     asleep.held = lambda: frozen  # type: ignore[method-assign]
@@ -119,7 +125,7 @@ def test_a_server_that_slept_through_its_lease_claims_nothing(store: StoreUnderT
 
 def test_without_a_heartbeat_nothing_is_held_and_nothing_is_handed_over(store: StoreUnderTest) -> None:
     store.leases.release()
-    dead = ShardLeases(store.database, SHARDS, lambda: None, lambda: 1, LEASE_MS)
+    dead = ShardLeases(store.database, SHARDS, lambda: None, lambda: [1], LEASE_MS)
     dead.run_once()
     assert dead.held() == {}
     operation = store.prepared()
@@ -130,3 +136,14 @@ def test_without_a_heartbeat_nothing_is_held_and_nothing_is_handed_over(store: S
     row = store.row(operation.number)
     assert (row.attempt, row.tried, row.incarnation, row.tried_ms) == (0, 0, None, None)
     assert store.outlet.delivered == []
+
+
+def test_who_still_beats_keeps_its_shards_a_little_longer(store: StoreUnderTest) -> None:
+    """Its lease ran out a moment before its heartbeat: whoever takes over has to know that it is gone, to rescue its copies."""
+    servers = Servers(store, 2)
+    servers.turn()
+    servers.turn()
+    store.clock.advance(LEASE_MS / 1000)
+    assert servers.turn(1)[1] == 16
+    store.clock.advance(ORPHAN_MS / 1000)
+    assert servers.turn(1)[1] == 32

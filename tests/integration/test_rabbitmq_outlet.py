@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pika
 import pytest
@@ -25,10 +26,17 @@ FORWARDS = (Forward("rabbitmq", "there", "key.of.subscription"), Forward("rabbit
 class Bench:
     """A publisher with two queues (subscriptions 1 and 2) and two forwards (3 and 4)."""
 
-    def __init__(self, broker: RabbitMQ, url: str = "", declare: bool = True, queue_type: str = "quorum") -> None:
+    def __init__(
+        self,
+        broker: RabbitMQ,
+        url: str = "",
+        declare: bool = True,
+        queue_type: str = "quorum",
+        forwards: tuple[Forward, ...] = FORWARDS,
+    ) -> None:
         self.broker = broker
         self.consumer = f"consumer{next(_names)}"
-        self.catalog = SomeCatalog(self.consumer, 2, FORWARDS)
+        self.catalog = SomeCatalog(self.consumer, 2, forwards)
         self.answers = RecordedAnswers()
         self.alarms: list[tuple[str, int, str]] = []
         self.woken: list[int] = []
@@ -227,13 +235,17 @@ def test_looking_at_a_queue(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> No
     bench.send(1, 7)
     bench.settled()
     bench.outlet.came_out(1, 1234)
-    eventually(lambda: bench.outlet.look(1) == QueueLook(0, 7, 1234))
+    eventually(lambda: bench.outlet.look(1) == QueueLook(0, 7, 1234, 0))
     connection = bench.broker.connect()
     channel = connection.channel()
     channel.basic_qos(prefetch_count=3)
     channel.basic_consume(bench.queue(1), lambda *_: None)
-    eventually(lambda: bench.outlet.look(1) == QueueLook(1, 4, 1234))
+    eventually(lambda: _without_time(bench.outlet.look(1)) == QueueLook(1, 4, 1234))
     connection.close()
+
+
+def _without_time(look: QueueLook | None) -> QueueLook | None:
+    return replace(look, still_ms=0) if look is not None else None
 
 
 class TestForwarding:
@@ -265,6 +277,32 @@ class TestForwarding:
         eventually(lambda: bench.answers.acknowledged and bench.answers.refused)
         assert bench.answers.acknowledged == [special]
         assert [(copy, "NO_ROUTE" in error) for copy, error in bench.answers.refused] == [(nowhere, True)]
+
+    def test_a_key_that_no_frame_can_hold_stops_nobody_else(self, bench: Bench, exchange: str) -> None:
+        eventually(lambda: bench.room(3))
+        assert bench.outlet.reserve(3, 3) == 3
+        good, long, fine = a_copy(3), a_copy(3, headers={"tmc-forward-key": "\u00fc" * 200}), a_copy(3)
+        bench.outlet.deliver([good, long, fine])
+        eventually(lambda: len(bench.answers.acknowledged) == 2)
+        assert [copy for copy, _ in bench.answers.refused] == [long]
+        bench.settled()
+        assert bench.outlet._window.bytes == 0
+
+    def test_two_subscriptions_that_forward_one_message_to_one_place(self, rabbitmq: RabbitMQ, exchange: str) -> None:
+        nowhere = Forward("rabbitmq", "there", "nowhere")
+        bench = Bench(rabbitmq, forwards=(nowhere, nowhere))
+        subscriptions = bench.catalog.current.subscriptions
+        subscriptions[4] = replace(subscriptions[4], tag="test")  # type: ignore[index]
+        eventually(lambda: bench.room(3))
+        first = a_copy(3)
+        twins = [first, replace(first, subscription=4)]
+        for copy in twins:
+            assert bench.outlet.reserve(copy.subscription, 1) == 1
+        bench.outlet.deliver(twins)
+        eventually(lambda: len(bench.answers.refused) == 2)
+        assert bench.answers.acknowledged == []
+        bench.outlet.stop(1)
+        bench.queues.close()
 
     def test_an_exchange_that_is_missing_stops_nobody_else(self, bench: Bench, exchange: str) -> None:
         assert bench.send(4, 1) == 1

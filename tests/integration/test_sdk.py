@@ -466,7 +466,7 @@ def test_credentials_and_deadlines_are_told_apart(tmp_path) -> None:
             assert caught.value.field == "key"
 
 
-@pytest.mark.parametrize("address", ["", "nohost", "consul://x", "a:b", "1.2.3.4:5,oops"])
+@pytest.mark.parametrize("address", ["", "nohost", "http://x", "a:b", "1.2.3.4:5,oops"])
 def test_addresses_that_cannot_work_are_refused_at_once(address: str) -> None:
     with pytest.raises(ValueError, match="no address of a center"):
         tmc.connect(address, app="x")

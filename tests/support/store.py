@@ -117,7 +117,7 @@ class StoreUnderTest:
 
     def new_leases(self, incarnation: int = INCARNATION, lease_ms: int = 1 << 50) -> ShardLeases:
         """Leases on the topic's shard, taken."""
-        leases = ShardLeases(self.database, [self.shard], lambda: incarnation, lambda: 1, lease_ms)
+        leases = ShardLeases(self.database, [self.shard], lambda: incarnation, lambda: [incarnation], lease_ms)
         leases.run_once()
         return leases
 
@@ -167,8 +167,8 @@ class StoreUnderTest:
     def decide_attempt(self, prepared: Prepare, commit: bool) -> Decide:
         return Decide(commit, self.topic, "default", None, prepared.key, prepared.attempt_id)
 
-    def ack_of(self, number: int) -> Ack:
-        return Ack(number, self.subscription.number)
+    def ack_of(self, number: int, attempt: int = 0) -> Ack:
+        return Ack(number, self.subscription.number, attempt)
 
     def nack_of(self, number: int, attempt: int, **changes: Any) -> Nack:
         return Nack(number, self.subscription.number, attempt, POLICY, "broken", **changes)

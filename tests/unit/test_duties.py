@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tmc_server.duties.counting import Counting
 from tmc_server.duties.periodic import Periodic
 from tmc_server.duties.redelivering import Redelivering
 from tmc_server.duties.rescuing import Rescuing
-from tmc_server.errors import RateLimited, StoreUnavailable
+from tmc_server.errors import RateLimited, RowLocked, StoreUnavailable
 from tmc_server.requests.caller import RateLimiter
 
 
@@ -77,6 +78,20 @@ class TestRedelivering:
         outlet.looks_like = QueueLook(consumers=1, messages=3)
         Redelivering([work], outlet, on_abandoned=lambda subscription, _look: told.append(subscription)).run_once()
         assert told == [7]
+
+    def test_one_that_fails_does_not_stop_the_others(self) -> None:
+        work = ScriptedWork({(1, 7): Claimed(delivered=1), (2, 8): Claimed(delivered=2)})
+        claim = work.claim
+
+        def stuck(shard: int, *arguments: Any, **keywords: Any) -> Claimed:
+            if shard == 1:
+                raise RowLocked
+            return claim(shard, *arguments, **keywords)
+
+        work.claim = stuck  # type: ignore[method-assign]
+        with pytest.raises(RowLocked):
+            Redelivering([work], RecordingOutlet()).run_once()
+        assert work.claims == [(2, 8, False)]
 
 
 class _Members:

@@ -80,3 +80,17 @@ def test_after_a_pause_ten_copies_try_it_and_the_first_success_opens_it() -> Non
     assert window.succeeded(bad) is True
     assert window.succeeded(bad) is False
     assert window.reserve(bad, 40) == 40
+
+
+def test_how_long_nothing_came_out_while_somebody_reads() -> None:
+    window, clock, _ = _window()
+    queue = Destination("queue")
+    clock.now = 100.0
+    assert window.looked(queue, consumers=0) == 0
+    clock.now = 200.0
+    assert window.looked(queue, consumers=1) == 100_000
+    assert window.looked(queue, consumers=0) == 0  # without consumers nothing can come out
+    clock.now = 230.0
+    window.passed(queue, tried_ms=5)
+    clock.now = 231.0
+    assert (window.looked(queue, consumers=1), queue.passed_ms) == (1000, 5)

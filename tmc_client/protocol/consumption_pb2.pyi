@@ -8,10 +8,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AckRequest(_message.Message):
-    __slots__ = ("message_id",)
+    __slots__ = ("message_id", "attempt")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     message_id: str
-    def __init__(self, message_id: _Optional[str] = ...) -> None: ...
+    attempt: int
+    def __init__(self, message_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class AckResponse(_message.Message):
     __slots__ = ()

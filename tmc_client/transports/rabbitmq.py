@@ -178,13 +178,17 @@ class RabbitTransport:
         connection.ioloop.stop()
 
     def _on_open(self, connection: Any) -> None:
+        if self._stopping.is_set():
+            connection.close()
+            return
         connection.channel(on_open_callback=self._on_channel)
 
     def _on_channel(self, channel: Any) -> None:
         self._channel = channel
         channel.add_on_close_callback(self._on_channel_close)
         channel.add_on_cancel_callback(self._on_cancelled)
-        channel.basic_qos(prefetch_count=self._prefetch, callback=lambda _frame: self._consume(channel))
+        each = max(1, self._prefetch // max(1, len(self._queues)))  # the broker counts per consumer, that is per queue
+        channel.basic_qos(prefetch_count=each, callback=lambda _frame: self._consume(channel))
 
     def _consume(self, channel: Any) -> None:
         if self._stopping.is_set():

@@ -48,6 +48,8 @@ from tmc_server.telemetry import MetricsEndpoint
 
 log = logging.getLogger("tmc.app")
 
+SAME_SIGNAL_S = 1.0  # a terminal and a supervisor may both pass on one wish to stop
+
 
 class Center:
     """dev: schema made by itself, no credentials, names made at first use, changes at once."""
@@ -136,7 +138,7 @@ class Center:
                 database,
                 self._shards.shards_in(database),
                 self._nodes.incarnation,
-                lambda: len(self._nodes.alive),
+                lambda: [run.incarnation for run in self._nodes.alive],
                 self._lease_ms,
             )
             for database in shard_databases
@@ -209,9 +211,11 @@ class Center:
         alone = self._shards.databases if self._alone else []
         return [
             Periodic("node", self._beat, beat_s),
-            *(Periodic("leases", partial(self._keep, leases), beat_s) for leases in self._leases),
+            *(
+                Periodic("leases", partial(self._keep, leases, rescuing), beat_s)
+                for leases, rescuing in zip(self._leases, self._rescuing, strict=True)
+            ),
             *self._redelivering,
-            *(Periodic("rescuing", partial(self._rescue, duty), beat_s) for duty in self._rescuing),
             *(Periodic("alerting", duty.run_once, 2.0) for duty in alerting),
             *(Periodic("alone", partial(self._stay_alone, database), 5.0) for database in alone),
             Periodic("catalog", self._watch.run_once, self._watch.period_s),
@@ -228,8 +232,10 @@ class Center:
         METRICS.servers_alive.set(len(self._nodes.alive))
         return not kept
 
-    def _keep(self, leases: ShardLeases) -> None:
-        if leases.run_once():
+    def _keep(self, leases: ShardLeases, rescuing: Rescuing) -> None:
+        changed = leases.run_once()
+        self._rescue(rescuing)  # before what is due there is counted as tried once more
+        if changed:
             log.info("this server looks after %d shards", sum(len(each.held()) for each in self._leases))
             self._wake_redelivery()
         METRICS.leases_held.set(sum(len(each.held()) for each in self._leases))
@@ -243,10 +249,11 @@ class Center:
 
     def _take_up(self) -> None:
         """Before the first call: leases, what an earlier run left behind, the ways out."""
-        for leases in self._leases:
-            leases.run_once()
-        for duty in self._rescuing:
-            self._rescue(duty)
+        for leases, rescuing in zip(self._leases, self._rescuing, strict=True):
+            try:
+                self._keep(leases, rescuing)
+            except Retryable as exc:
+                log.warning("shards are looked after later: %s", exc)
         self._outlets.start()
 
     def _wake_redelivery(self) -> None:
@@ -319,10 +326,15 @@ async def _serve(config: Config, dev: bool) -> bool:
     center = Center(config, dev)
     await center.start()
 
+    first = loop.time()
+
     def on_signal() -> None:
-        if stopping.is_set():
+        nonlocal first
+        if not stopping.is_set():
+            first = loop.time()
+            stopping.set()
+        elif loop.time() - first > SAME_SIGNAL_S:
             os._exit(130)  # a second signal: at once
-        stopping.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)

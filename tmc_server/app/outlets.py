@@ -18,7 +18,6 @@ from tmc_server.delivery.stream import StreamOutlet
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ports import AlertOutbox, BrokerAddress, CatalogSource, Outlet
 from tmc_server.duties.periodic import Periodic
-from tmc_server.errors import TmcError
 
 log = logging.getLogger("tmc.app")
 
@@ -40,6 +39,8 @@ class Outlets:
         self._catalog = catalog
         self._alerts = alerts
         self.answers = CopyAnswers(loop, catalog)
+        self._alarms: dict[tuple[str, int, int], str] = {}
+        self._told: set[tuple[str, int, int]] = set()
         self.streams: StreamOutlet | None = None
         known: dict[str, Outlet] = {}
         self.broker: BrokerAddress | None = None
@@ -81,19 +82,28 @@ class Outlets:
         return made
 
     def alarm(self, kind: str, subscription: int, detail: str) -> None:
-        """Tell the owner of a subscription, once per ten minutes. From any thread."""
-        topic = self._catalog.current.subscriptions[subscription].topic
-        try:
-            self._alerts.add(kind, topic, subscription, int(time.time() // _EPISODE_S), detail)
-        except TmcError as exc:
-            log.warning("an alert was not stored (%s): %s %s", exc, kind, detail)
+        """Tell the owner of a subscription, once per ten minutes. From any thread; written down by a duty."""
+        self._alarms.setdefault((kind, subscription, int(time.time() // _EPISODE_S)), detail)
+
+    def _write_alarms(self) -> bool:
+        for key, detail in list(self._alarms.items()):
+            kind, subscription, episode = key
+            if key not in self._told:
+                self._alerts.add(
+                    kind, self._catalog.current.subscriptions[subscription].topic, subscription, episode, detail
+                )
+                self._told.add(key)
+            del self._alarms[key]
+        self._told = {key for key in self._told if key[2] >= int(time.time() // _EPISODE_S) - 1}
+        return False
 
     def abandoned(self, subscription: int, look: QueueLook) -> None:
         """Nobody reads a queue that holds copies."""
         self.alarm("no consumer", subscription, f"{look.messages} messages wait in a queue that nobody reads")
 
     def duties(self) -> list[Periodic]:
-        return [Periodic("queues", self._queues.run_once, 1.0)] if self._queues is not None else []
+        alarms = Periodic("alarms", self._write_alarms, 1.0)
+        return [alarms, Periodic("queues", self._queues.run_once, 1.0)] if self._queues is not None else []
 
     def start(self) -> None:
         """Queues first, as far as the broker is there: a publish to a missing queue costs a pause."""

@@ -13,6 +13,7 @@ from tmc_server.errors import Retryable, ShuttingDown
 log = logging.getLogger("tmc.delivery")
 
 _PAUSE_S = 1.0
+_AT_ONCE = 500  # less than any queue of the group commit takes
 
 
 class CopyAnswers:
@@ -49,9 +50,10 @@ class CopyAnswers:
             log.debug("%d answers came after the end", len(operations))
 
     def _spawn(self, operations: list[tuple[int, Operation]]) -> None:
-        task = self._loop.create_task(self._perform(operations))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        for start in range(0, len(operations), _AT_ONCE):
+            task = self._loop.create_task(self._perform(operations[start : start + _AT_ONCE]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _perform(self, operations: list[tuple[int, Operation]]) -> None:
         while operations:

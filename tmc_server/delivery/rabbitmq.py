@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import pika
 from pika.adapters.select_connection import IOLoop
+from pika.exceptions import ShortStringTooLong, UnsupportedAMQPFieldException
 from pika.spec import Basic, BasicProperties
 
 from tmc_client.transports.corked import CorkedConnection
@@ -34,6 +35,7 @@ log = logging.getLogger("tmc.rabbitmq")
 
 _RECONNECT_S = (0.2, 1.0, 2.0, 5.0)
 _CHANNEL_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_REFUSALS = (403, 404)  # not allowed, no such exchange: about what was published, not about the broker
 FORWARD_KEY = "tmc-forward-key"  # a message's own header, above the subscription's key
 
 
@@ -78,7 +80,7 @@ class _Channel:
         self.exchange = exchange
         self.ready = False
         self.sent: dict[int, _Sent] = {}  # by delivery tag, in ascending order
-        self._tags: dict[tuple[str, str], int] = {}  # by routing key and message id, for returns
+        self._tags: dict[tuple[object, ...], int] = {}  # by what a return brings back
         self._last_tag = 0
         self._closings = 0
         self._channel: Any = None
@@ -101,10 +103,10 @@ class _Channel:
         self._channel.basic_publish(self.exchange, key, sent.copy.body, properties, mandatory=True)
         self._last_tag += 1
         self.sent[self._last_tag] = sent
-        self._tags[key, str(properties.message_id)] = self._last_tag
+        self._tags[_name_of(key, properties)] = self._last_tag
 
     def _on_return(self, _channel: Any, method: Any, properties: BasicProperties, _body: bytes) -> None:
-        tag = self._tags.get((method.routing_key, str(properties.message_id)))
+        tag = self._tags.get(_name_of(method.routing_key, properties))
         if tag is not None and tag in self.sent:
             self.sent[tag].returned = method.reply_text
 
@@ -218,7 +220,8 @@ class RabbitOutlet:
         if found is None:
             return None
         METRICS.queue_depth.labels(route.key).set(found[1])
-        return QueueLook(found[0], found[1], route.destination.passed_ms)
+        still_ms = self._window.looked(route.destination, found[0])
+        return QueueLook(found[0], found[1], route.destination.passed_ms, still_ms)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -248,8 +251,9 @@ class RabbitOutlet:
             loop = IOLoop()
             try:
                 self._connect_once(loop)
-            except Exception as exc:  # noqa: BLE001 - whatever broke, a new connection starts from nothing
-                self._note_failure(exc)
+            except Exception:  # a fault of ours; a new connection starts from nothing
+                log.exception("the publisher failed and begins anew")
+                self._failures += 1
             self._lose_everything()
             loop.close()
             pause = _RECONNECT_S[min(self._failures, len(_RECONNECT_S) - 1)]
@@ -266,6 +270,9 @@ class RabbitOutlet:
         loop.start()
 
     def _on_open(self, connection: Any) -> None:
+        if self._stopping.is_set():
+            connection.close()
+            return
         connection.add_on_connection_blocked_callback(lambda *_: self._set_blocked(True))
         connection.add_on_connection_unblocked_callback(lambda *_: self._set_blocked(False))
         self._channels = {"": _Channel(self, "")}
@@ -354,7 +361,7 @@ class RabbitOutlet:
                 self._answers.give_back([sent.copy for sent in lost], after_ms=500)
             return
         log.warning("the broker closed the channel of exchange %r: %s", channel.exchange, reason)
-        if lost and channel.exchange:
+        if lost and channel.exchange and getattr(reason, "reply_code", 0) in _REFUSALS:
             self._answers.refuse([sent.copy for sent in lost], f"exchange {channel.exchange!r}: {reason}")
         elif lost:
             METRICS.given_back.labels("channel closed").inc(len(lost))
@@ -393,10 +400,14 @@ class RabbitOutlet:
                 self._window.release(route.destination, 1)
                 stranded.append(copy)
                 continue
-            size = len(copy.body)
-            self._window.add_bytes(size)
+            sent = _Sent(copy, route.destination, len(copy.body), now)
+            self._window.add_bytes(sent.size)
             key = route.key if not route.forwards else copy.headers.get(FORWARD_KEY) or route.key or copy.key
-            channel.publish(_Sent(copy, route.destination, size, now), key, _properties(copy, catalog))
+            try:
+                channel.publish(sent, key, _properties(copy, catalog))
+            except (ShortStringTooLong, UnsupportedAMQPFieldException, ValueError) as exc:
+                self._settle(sent)  # this one cannot be put into a frame; its neighbours can
+                self._answers.refuse([copy], f"cannot be published: {exc!r}")
         return stranded
 
     def answered(self, channel: _Channel, done: list[_Sent], nacked: bool) -> None:
@@ -413,21 +424,22 @@ class RabbitOutlet:
                     log.info("%s takes messages again", sent.destination.name)
                 good.append(sent.copy)
         for destination, (why, copies) in bad.items():
-            self._failed(channel, destination, copies, why)
+            self._failed(channel, destination, copies, why, refused=True)
         for sent in done:
             self._settle(sent)
         if good and channel.exchange:
             self._answers.acknowledge(good)
 
-    def _failed(self, channel: _Channel, destination: Destination, copies: list[Copy], why: str) -> None:
+    def _failed(self, channel: _Channel, destination: Destination, copies: list[Copy], why: str, refused: bool) -> None:
+        """refused: the broker said no; otherwise it said nothing, which is nobody's try."""
         METRICS.returned.inc(len(copies))
         pause_s, alert = self._window.failed(destination)
-        if channel.exchange:
+        if channel.exchange and refused:
             self._answers.refuse(copies, f"{destination.name}: {why}")
             return
         METRICS.given_back.labels("returned").inc(len(copies))
         self._answers.give_back(copies, after_ms=round(pause_s * 1000))
-        if alert:
+        if alert and not channel.exchange:
             log.warning("%s refuses messages (%s), declaring it again", destination.name, why)
             self._queues.heal(destination.name)
             self._alarm("queue refuses", copies[0].subscription, f"{destination.name}: {why}")
@@ -452,7 +464,7 @@ class RabbitOutlet:
             for sent in late:
                 groups.setdefault(sent.destination, []).append(sent.copy)
             for destination, copies in groups.items():
-                self._failed(channel, destination, copies, "no confirm in time")
+                self._failed(channel, destination, copies, "no confirm in time", refused=False)
             for sent in late:
                 self._settle(sent)
 
@@ -473,6 +485,11 @@ class RabbitOutlet:
     def _destination(self, name: str) -> Destination:
         with self._lock:
             return self._destinations.setdefault(name, Destination(name))
+
+
+def _name_of(key: str, properties: BasicProperties) -> tuple[object, ...]:
+    """One copy among those in flight: subscriptions may forward one message to the same place."""
+    return key, properties.message_id, properties.headers["tmc-subscriber"], properties.headers["tmc-attempt"]
 
 
 def _properties(copy: Copy, catalog: Any) -> BasicProperties:

@@ -26,7 +26,7 @@ class RabbitQueues:
 
     def __init__(self, url: str, catalog: CatalogSource, kind: str, alarm: Callable[[str, int, str], None]) -> None:
         self._parameters = pika.URLParameters(url)
-        self._parameters.heartbeat = 0  # used by the second or seldom: nobody answers heartbeats in between
+        self._parameters.heartbeat = 10  # answered by run_once; a broker that is silent for so long is given up
         self._parameters.socket_timeout = self._parameters.stack_timeout = 5
         self._parameters.blocked_connection_timeout = 5
         self._parameters.client_properties = {"connection_name": "tmc queues"}
@@ -54,11 +54,21 @@ class RabbitQueues:
             for subscription in catalog.subscriptions.values()
             if subscription.forward is None and subscription.removed_ms is None
         }
+        with self._lock:
+            self._keep_alive()
         missing = [name for name in wanted if name not in self._declared]
         for name in missing:
             with self._lock:
                 self._declare(name, wanted[name])
         return False
+
+    def _keep_alive(self) -> None:
+        if self._connection is not None and self._connection.is_open:
+            try:
+                self._connection.process_data_events(0)
+            except (AMQPError, OSError) as exc:
+                self._drop()
+                log.debug("the broker does not answer: %r", exc)
 
     def _declare(self, name: str, subscription: int) -> None:
         channel = self._open()
@@ -125,5 +135,6 @@ class RabbitQueues:
                 log.debug("closing a broken connection: %r", exc)
 
     def close(self) -> None:
-        with self._lock:
+        if self._lock.acquire(timeout=5):  # who hangs in there hangs with the process
             self._drop()
+            self._lock.release()

@@ -21,7 +21,7 @@ _PROBE = 10
 class Destination:
     """One queue, or one place that a subscription forwards to. Guarded by its window's lock."""
 
-    __slots__ = ("failures", "in_flight", "name", "passed_ms", "paused_until")
+    __slots__ = ("failures", "in_flight", "moved_at", "name", "passed_ms", "paused_until")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -29,6 +29,7 @@ class Destination:
         self.failures = 0  # pauses in a row
         self.paused_until = 0.0
         self.passed_ms = 0
+        self.moved_at = 0.0  # when something last came out, or a first consumer was seen
 
 
 class Window:
@@ -104,5 +105,15 @@ class Window:
             return pause, destination.failures == ALERT_AFTER
 
     def passed(self, destination: Destination, tried_ms: int) -> None:
+        """A copy of a try made then came out."""
         with self._lock:
+            destination.moved_at = self._monotonic()
             destination.passed_ms = max(destination.passed_ms, tried_ms)
+
+    def looked(self, destination: Destination, consumers: int) -> int:
+        """Returns: milliseconds since something came out or the first consumer was seen."""
+        with self._lock:
+            now = self._monotonic()
+            if not consumers or not destination.moved_at:
+                destination.moved_at = now
+            return round((now - destination.moved_at) * 1000)

@@ -155,23 +155,26 @@ class QueueLook:
 
     passed_ms: when the newest try was made whose copy came out of the queue already, as far as this server saw; 0: none.
     A queue is first in, first out: a copy of an older try is not in it any more.
+    still_ms: for so long there have been consumers and this server saw nothing come out.
     """
 
     consumers: int = 0
     messages: int = 0
     passed_ms: int = 0
+    still_ms: int = 0
 
     def may_hold_copy(self, tried_ms: int | None, now: int) -> bool:
         """May the copy of a try made at tried_ms still wait in the queue? None: that try is answered, or never got there.
 
-        Without consumers it waits as long as the queue is not empty. With consumers that get nothing done we stop believing
-        it after ten minutes: the copy may be lost while the queue never runs empty.
+        Without consumers it waits as long as the queue is not empty. With consumers that have got nothing done for ten minutes
+        we stop believing it: the copy may be lost, while the queue never runs empty.
         """
         if tried_ms is None or self.messages == 0:
             return False
         if self.consumers == 0:
             return True
-        return tried_ms > self.passed_ms - _PASSED_MARGIN_MS and now - tried_ms < _STUCK_MS
+        stuck = min(self.still_ms, now - tried_ms) >= _STUCK_MS
+        return tried_ms > self.passed_ms - _PASSED_MARGIN_MS and not stuck
 
 
 def decide_held(row: Row, policy: RetryPolicy, waited_ms: int, now: int) -> Row:

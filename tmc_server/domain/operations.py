@@ -107,7 +107,9 @@ class Consume(Operation):
 
 @dataclass(slots=True, eq=False)
 class Ack(Consume):
-    """The effect is done."""
+    """The effect is done. attempt: of the copy that was handled, 0: not known."""
+
+    attempt: int = 0
 
 
 @dataclass(slots=True, eq=False)

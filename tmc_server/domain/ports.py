@@ -246,8 +246,11 @@ class DueWork(Protocol):
     def held_shards(self) -> Mapping[int, int]:
         """Epoch of the lease by shard."""
 
-    def rescue(self, shard: int, incarnation: int, since_ms: int) -> int:
-        """Make due, uncounted, what a server run that is gone handed over since then. Returns: how many rows."""
+    def rescue(self, shard: int, incarnation: int, since_ms: int) -> int | None:
+        """Make due, uncounted, what a server run that is gone handed over since then.
+
+        Returns: how many rows; None: the lease of the shard is over, nothing was done.
+        """
 
 
 @dataclass(frozen=True, slots=True)

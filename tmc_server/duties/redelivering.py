@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ports import Claimed, DueWork, Outlet
+from tmc_server.errors import StoreUnavailable
 from tmc_server.metrics import METRICS
 
 _EXHAUSTED_EVERY = 20  # passes: who has no room is looked through for used-up rows only so often
@@ -38,26 +39,39 @@ class Redelivering:
         return bool(self.one_pass().moved)
 
     def one_pass(self) -> Claimed:
-        """Each due subscription gets at most one page, so a busy one does not hold up the rest."""
+        """Each due subscription gets at most one page, so a busy one does not hold up the rest.
+
+        One that fails does not stop the others either. Raises the first failure, after everybody had a turn.
+        """
         total = Claimed()
+        failure: Exception | None = None
         for work in self._work:
             looks: dict[int, QueueLook | None] = {}
             for shard, subscription in work.due():
-                if subscription not in looks:
-                    looks[subscription] = self._outlet.look(subscription)
-                look = looks[subscription]
-                if look is None:
-                    continue  # its broker is away: nothing is sent, counted or given up meanwhile
-                claimed = work.claim(shard, subscription, self._page, look, exhausted_only=False)
-                if not claimed.moved:
-                    claimed = self._look_for_exhausted(work, shard, subscription, look)
-                if claimed.held and not look.consumers:
-                    self._on_abandoned(subscription, look)
-                total += claimed
+                try:
+                    if subscription not in looks:
+                        looks[subscription] = self._outlet.look(subscription)
+                    total += self._turn(work, shard, subscription, looks[subscription])
+                except StoreUnavailable:
+                    raise  # that is everybody's
+                except Exception as exc:  # noqa: BLE001 - raised below
+                    failure = failure or exc
         METRICS.redelivered.inc(total.delivered)
         METRICS.failed.inc(total.failed)
         METRICS.held.inc(total.held)
+        if failure is not None:
+            raise failure
         return total
+
+    def _turn(self, work: DueWork, shard: int, subscription: int, look: QueueLook | None) -> Claimed:
+        if look is None:
+            return Claimed()  # its broker is away: nothing is sent, counted or given up meanwhile
+        claimed = work.claim(shard, subscription, self._page, look, exhausted_only=False)
+        if not claimed.moved:
+            claimed = self._look_for_exhausted(work, shard, subscription, look)
+        if claimed.held and not look.consumers:
+            self._on_abandoned(subscription, look)
+        return claimed
 
     def _look_for_exhausted(self, work: DueWork, shard: int, subscription: int, look: QueueLook) -> Claimed:
         """Nobody has room for this subscription: rows at their limit still have to become FAILED."""

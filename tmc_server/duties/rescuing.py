@@ -30,8 +30,10 @@ class Rescuing:
                     if (run.incarnation, shard, epoch) in self._done:
                         continue
                     since_ms = 0 if self._uncertain_ms is None else run.expires_ms - self._uncertain_ms
-                    rescued += work.rescue(shard, run.incarnation, since_ms)
-                    self._done.add((run.incarnation, shard, epoch))
+                    found = work.rescue(shard, run.incarnation, since_ms)
+                    if found is not None:
+                        rescued += found
+                        self._done.add((run.incarnation, shard, epoch))
         known = {run.incarnation for run in gone}
         self._done = {done for done in self._done if done[0] in known}
         return rescued

@@ -30,9 +30,10 @@ class Acking:
         tag = caller.tag or (topic.default_tag if topic is not None else "")
         return parsed, catalog.consumable(parsed.topic, caller.app, tag)
 
-    def ack(self, caller: Caller, message_id: str) -> Item:
+    def ack(self, caller: Caller, message_id: str, attempt: int = 0) -> Item:
         target, subscription = self._target(caller, message_id)
-        return target.shard, Ack(target.number, subscription.number)
+        validation.between(attempt, "attempt", 0, 2**31 - 1)
+        return target.shard, Ack(target.number, subscription.number, attempt)
 
     def nack(
         self, caller: Caller, message_id: str, attempt: int, error: str, reject: bool, retry_after_ms: int | None

@@ -146,8 +146,10 @@ class Administering:
         if forward.kind not in self._forwarders:
             known = ", ".join(sorted(self._forwarders)) or "none: set [rabbitmq] url"
             raise InvalidField("forward.kind", f"be one that this center can do ({known})")
-        validation.line(forward.target, "forward.target", 255, least=1)
-        validation.line(forward.key, "forward.key", 255)
+        for field, value, least in (("forward.target", forward.target, 1), ("forward.key", forward.key, 0)):
+            validation.line(value, field, validation.ROUTING_KEY_BYTES, least)
+            if len(value.encode()) > validation.ROUTING_KEY_BYTES:
+                raise InvalidField(field, f"be at most {validation.ROUTING_KEY_BYTES} bytes")
 
     async def servers(self) -> Sequence[ServerView]:
         return await asyncio.to_thread(self._reader.servers)

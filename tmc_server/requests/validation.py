@@ -13,6 +13,7 @@ MAX_ITEMS = 1000
 MAX_DELAY_MS = 365 * DAY_MS
 ATTEMPT_ID_BYTES = 16
 FORWARD_KEY = "tmc-forward-key"
+ROUTING_KEY_BYTES = 255  # AMQP takes no more
 ERROR_CHARACTERS = 500
 
 _APP = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
@@ -79,6 +80,8 @@ def headers(value: Mapping[str, str]) -> Mapping[str, str]:
             raise InvalidField("headers", f"have names that do not begin with tmc-, other than {FORWARD_KEY}")
         if not _HEADER.fullmatch(name):
             raise InvalidField("headers", "have names of 1 to 64 characters of A-Z a-z 0-9 _ . -")
+        if name == FORWARD_KEY and len(text.encode()) > ROUTING_KEY_BYTES:
+            raise InvalidField("headers", f"have a {FORWARD_KEY} of at most {ROUTING_KEY_BYTES} bytes")
         if _CONTROL.search(text):
             raise InvalidField("headers", "have values without control characters")
     return dict(value)

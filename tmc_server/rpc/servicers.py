@@ -175,7 +175,7 @@ class ConsumptionServicer:
         self._ensure_topic = ensure_topic
 
     def _ack_item(self, caller: Caller) -> Callable[[consumption_pb2.AckRequest], Item]:
-        return lambda request: self._acking.ack(caller, request.message_id)
+        return lambda request: self._acking.ack(caller, request.message_id, request.attempt)
 
     def _nack_item(self, caller: Caller) -> Callable[[consumption_pb2.NackRequest], Item]:
         return lambda request: self._acking.nack(

@@ -33,12 +33,13 @@ def consume(tx: Transaction, operations: Sequence[Consume]) -> None:
             operation.answer = decision
             continue
         operation.answer = DONE
-        if isinstance(operation, Ack | Nack | Extend):
+        if isinstance(operation, Ack | Nack | Extend) and (operation.attempt or 1) == row.attempt:
             tx.came_out[operation.subscription] = max(tx.came_out[operation.subscription], tried[pair])
         if decision is not None:
             after[pair] = decision
             accepted.append(operation)
-    _write(tx, before, after)
+    answered = {(o.subscription, o.number) for o in accepted if isinstance(o, Nack | Extend)}
+    _write(tx, before, after, answered)
     _journal(tx, accepted)
     errors = {(o.subscription, o.number): o.error for o in accepted if isinstance(o, Nack)}
     _alert_failed(tx, before, after, errors)
@@ -85,12 +86,13 @@ def _decide(operation: Consume, row: Row, now: int) -> Decision:
     raise TypeError(f"{type(operation).__name__} is no operation on a consumption")
 
 
-def _write(tx: Transaction, before: dict[_Pair, Row], after: dict[_Pair, Row]) -> None:
+def _write(tx: Transaction, before: dict[_Pair, Row], after: dict[_Pair, Row], answered: set[_Pair]) -> None:
+    """answered: these are written in any case, their copies are known to be out of the queue."""
     acked: dict[int, list[int]] = {}
     changed: list[dict[str, Any]] = []
     for (subscription, number), row in after.items():
         old = before[subscription, number]
-        if row == old:
+        if row == old and (subscription, number) not in answered:
             continue
         if row.state is ConsumptionState.ACKED:
             acked.setdefault(subscription, []).append(number)
@@ -212,9 +214,10 @@ class _Claims:
 
     def hold(self, row: Row, found: Sequence[Any]) -> Claimed:
         tx = self._tx
-        waited_ms = tx.now - min(row.tried_ms for row in found)
+        waited_ms = tx.now - min(each.tried_ms for each in found)
         held = duty.decide_held(row, self._subscription.policy, waited_ms, tx.now)
-        values = {"ids": sorted(row.message_id for row in found), "new_due_ms": held.due_ms}
+        ids = sorted(each.message_id for each in found)
+        values = {"ids": ids, "old_attempt": row.attempt, "new_due_ms": held.due_ms}
         return Claimed(held=tx.connection.execute(tx.sql.hold, {**self._guard, **values}).rowcount)
 
     def take(self, old: Row, new: Row, numbers: list[int]) -> Claimed:

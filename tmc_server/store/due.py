@@ -19,6 +19,7 @@ from tmc_server.store.tables import alert
 
 Part = TypeVar("Part")
 _UNION = 400  # parts of one statement
+_RESCUE_PAGE = 500
 
 
 class DueConsumptions:
@@ -81,20 +82,26 @@ class DueConsumptions:
 
         return repeated(run)
 
-    def rescue(self, shard: int, incarnation: int, since_ms: int) -> int:
+    def rescue(self, shard: int, incarnation: int, since_ms: int) -> int | None:
         lease = self._leases.held().get(shard)
         if lease is None:
-            return 0
-        database = self._writer.database
+            return None
+        rescued = 0
+        for subscription in self._catalog.current.subscriptions_on.get(shard, ()):
+            which = {"subscription": subscription.number, "gone": incarnation, "since": since_ms}
+            while found := repeated(partial(self._rescue_page, shard, which, lease.guard)):
+                rescued += found
+        return rescued
 
-        def run(subscription: int) -> int:
-            with database.transaction() as connection:
-                now = database.now(connection)
-                values = {"subscription": subscription, "now": now, "gone": incarnation, "since": since_ms}
-                return connection.execute(statements_of(shard).orphans, {**values, **lease.guard}).rowcount
-
-        subscriptions = self._catalog.current.subscriptions_on.get(shard, ())
-        return sum(repeated(partial(run, subscription.number)) for subscription in subscriptions)
+    def _rescue_page(self, shard: int, which: Mapping[str, int], guard: Mapping[str, int]) -> int:
+        """Read without locks, then change by primary key: a range over the due index would deadlock against acks."""
+        sql, database = statements_of(shard), self._writer.database
+        with database.transaction() as connection:
+            ids = sorted(connection.execute(sql.orphans, {**which, "limit": _RESCUE_PAGE}).scalars())
+            if not ids:
+                return 0
+            now = database.now(connection)
+            return connection.execute(sql.rescue, {**which, **guard, "ids": ids, "now": now}).rowcount
 
 
 def _earliest(shard: int, subscription: int) -> str:
@@ -126,13 +133,17 @@ class SqlAlertOutbox:
 
     def add(self, kind: str, topic: int, subscription: int, episode: int, detail: str) -> None:
         values = {"kind": kind, "topic_no": topic, "shard": 0, "message_id": 0, "subscription_no": subscription}
-        try:
+
+        def write() -> None:
             with self._database.transaction() as connection:
                 now = self._database.now(connection)
                 rest = {"attempt": episode, "detail": detail[:500], "created_ms": now, "sent_ms": None}
                 connection.execute(alert.insert().values(**values, **rest))
+
+        try:
+            repeated(write)
         except sa.exc.IntegrityError:
-            return  # this episode was told before
+            return  # this episode was told before, by another server
 
     def mark_sent(self, alerts: Sequence[Alert]) -> None:
         with self._database.transaction() as connection:

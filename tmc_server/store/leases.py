@@ -7,7 +7,7 @@ rows are guarded by their state and attempt. The owner stops by its own monotoni
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ class ShardLease:
 class ShardLeases:
     """The leases of one server on the shards of one database.
 
-    identity: this server run, None while its heartbeat is over.  servers: how many are alive, this one included.
+    identity: this server run, None while its heartbeat is over.  alive: the runs with a heartbeat, this one included.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class ShardLeases:
         database: Database,
         shards: Sequence[int],
         identity: Callable[[], int | None],
-        servers: Callable[[], int],
+        alive: Callable[[], Collection[int]],
         lease_ms: int,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
         self._shards = shards
         self._identity = identity
-        self._servers = servers
+        self._alive = alive
         self._lease_ms = lease_ms
         self._monotonic = monotonic
         self._held: Mapping[int, ShardLease] = {}
@@ -85,9 +85,15 @@ class ShardLeases:
         mine = {
             row.shard: ShardLease(me, row.epoch) for row in rows.values() if row.owner == me and row.expires_ms > now
         }
-        share = -(-len(self._shards) // max(1, self._servers()))
+        alive = set(self._alive()) | {me}
+        share = -(-len(self._shards) // len(alive))
         surplus = sorted(mine)[share:]
-        free = [row for row in rows.values() if row.expires_ms <= now]
+        # An owner whose heart still beats renews in a moment; one that is gone has been noticed by the rescuing duty.
+        free = [
+            row
+            for row in rows.values()
+            if row.expires_ms <= now and (row.owner not in alive - {me} or row.expires_ms <= now - ORPHAN_MS)
+        ]
         wanted = self._wanted(free, me, now, share - len(mine))
         if not (renew or surplus or wanted):
             return mine, False

@@ -203,13 +203,15 @@ class ShardStatements:
             ),
             consumption,
         )
-        # subscription, ids, now, new_due_ms: nothing but the due time moves; the copy of the last try may still wait.
+        # subscription, ids, old_attempt, now, new_due_ms: only the due time moves; the last try's copy may still wait.
         self.hold = _by_primary(
             consumption.update()
             .where(
                 consumption.c.subscription_no == sa.bindparam("subscription"),
                 _in(consumption.c.message_id),
                 consumption.c.state == int(c.ConsumptionState.SCHEDULED),
+                consumption.c.attempt == sa.bindparam("old_attempt"),
+                consumption.c.tried_ms.is_not(None),
                 consumption.c.due_ms <= sa.bindparam("now"),
                 leased,
             )
@@ -220,18 +222,24 @@ class ShardStatements:
             message.c.id, message.c.topic_no, message.c.producer_no, message.c.message_key, message.c.content_type,
             message.c.headers, message.c.body,
         ).where(_in(message.c.id))  # fmt: skip
-        # subscription, now, gone, since: tries of a server run that is gone, whose copies may have died with it.
+        # subscription, gone, since, limit: tries of a server run that is gone, whose copies may have died with it; no locks.
+        died = (
+            consumption.c.subscription_no == sa.bindparam("subscription"),
+            consumption.c.state == int(c.ConsumptionState.SCHEDULED),
+            consumption.c.incarnation == sa.bindparam("gone"),
+            consumption.c.tried_ms >= sa.bindparam("since"),
+        )
         self.orphans = (
+            sa.select(consumption.c.message_id)
+            .where(*died, consumption.c.due_ms.is_not(None))
+            .limit(sa.bindparam("limit"))
+        )
+        # the same, ids, now
+        self.rescue = _by_primary(
             consumption.update()
-            .where(
-                consumption.c.subscription_no == sa.bindparam("subscription"),
-                consumption.c.state == int(c.ConsumptionState.SCHEDULED),
-                consumption.c.due_ms > sa.bindparam("now"),
-                consumption.c.incarnation == sa.bindparam("gone"),
-                consumption.c.tried_ms >= sa.bindparam("since"),
-                leased,
-            )
-            .values(due_ms=sa.bindparam("now"), tried=consumption.c.tried - 1, incarnation=None, tried_ms=None)
+            .where(*died, _in(consumption.c.message_id), leased)
+            .values(due_ms=sa.bindparam("now"), tried=consumption.c.tried - 1, incarnation=None, tried_ms=None),
+            consumption,
         )
 
     def _for_notes(self) -> None:
