@@ -59,7 +59,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--rows", type=int, default=5_000_000)
     options = parser.parse_args()
-    with Cluster(consul=True, lease_seconds=10, pool_mb=1024, TMC_TELEMETRY__LISTEN="127.0.0.1:0") as cluster:
+    with Cluster(
+        consul=True,
+        lease_seconds=10,
+        pool_mb=1024,
+        TMC_TELEMETRY__LISTEN="127.0.0.1:0",
+        TMC_STORE__CHANGE_DELAY_MS="5000",
+    ) as cluster:
         cluster.register("orders", "coupons")
         for shard in range(32):
             cluster.subscribe(f"bench.{shard}", "coupons", topic_settings={"table_index": shard})

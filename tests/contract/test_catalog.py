@@ -194,7 +194,9 @@ class TestNodeSlots:
     def test_a_run_is_alive_while_it_beats_and_gone_afterwards(self, store: StoreUnderTest) -> None:
         one, two = (_slots(store, name) for name in ("one", "two"))
         first, second = one.acquire(), two.acquire()
+        store.clock.now_ms += LEASE_MS // 2
         one.run_once()
+        two.run_once()
         assert [run.name for run in one.alive] == ["one", "two"]
         store.clock.now_ms += LEASE_MS - 1
         two.run_once()

@@ -226,14 +226,11 @@ class CatalogStore:
         with self._database.reading() as connection:
             return {row.token_hash: row.name for row in connection.execute(sa.select(operator))}
 
-    def version(self) -> int:
+    def peek(self) -> tuple[int, int]:
+        """The catalog database's clock, and the version as of then or later."""
         with self._database.reading() as connection:
-            return int(connection.execute(sa.select(meta.c.catalog_version)).scalar_one())
-
-    def clock(self) -> int:
-        """The catalog database's clock."""
-        with self._database.reading() as connection:
-            return self._database.now(connection)
+            now = self._database.now(connection)
+            return now, int(connection.execute(sa.select(meta.c.catalog_version)).scalar_one())
 
     def load(self) -> Catalog:
         """One consistent copy: the version is read first, so a change meanwhile is read again next time."""
@@ -332,8 +329,8 @@ class CatalogWatch:
     def run_once(self) -> bool:
         """Look for changes. Returns: there were some. Raises StoreUnavailable: the copy grows older."""
         with self._lock:
-            read_ms = self._store.clock()
-            changed = self._store.version() != self._catalog.version
+            read_ms, version = self._store.peek()
+            changed = version != self._catalog.version
             if changed:
                 catalog, operators = self._store.load(), self._store.operators()
                 self._catalog, self._operators = catalog, operators

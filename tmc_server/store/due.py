@@ -30,7 +30,7 @@ class DueConsumptions:
         self._leases = leases
         self._catalog = catalog
         self._looked_for: tuple[int, tuple[int, ...]] = (-1, ())
-        self._looks: list[sa.TextClause] = []
+        self._looks: list[str] = []
 
     def held_shards(self) -> Mapping[int, int]:
         return {shard: lease.epoch for shard, lease in self._leases.held().items()}
@@ -43,19 +43,17 @@ class DueConsumptions:
             with database.reading() as connection:
                 now = database.now(connection)
                 for look in looks:
-                    rows = connection.execute(look)
-                    found += [
-                        (row.shard, row.subscription) for row in rows if row.due_ms is not None and row.due_ms <= now
-                    ]
+                    rows = connection.exec_driver_sql(look).fetchall()
+                    found += [(shard, number) for shard, number, due in rows if due is not None and due <= now]
         return found
 
-    def _statements(self) -> list[sa.TextClause]:
+    def _statements(self) -> list[str]:
         """One UNION ALL of MIN(due) over everything we look after; made anew when that changes, not twice a second."""
         catalog = self._catalog.current
         shards = tuple(sorted(self._leases.held()))
         if self._looked_for != (catalog.version, shards):
             parts = [_earliest(shard, s.number) for shard in shards for s in catalog.subscriptions_on.get(shard, ())]
-            self._looks = [sa.text(" UNION ALL ".join(chunk)) for chunk in _chunks(parts, _UNION)]
+            self._looks = [" UNION ALL ".join(chunk) for chunk in _chunks(parts, _UNION)]
             self._looked_for = (catalog.version, shards)
         return self._looks
 

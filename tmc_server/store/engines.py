@@ -26,6 +26,7 @@ LOCK_WAIT_S = 2
 Result = TypeVar("Result")
 _SQLITE_AWAY = ("is locked", "disk I/O error", "disk is full", "readonly database", "unable to open")
 _CLOCK_FOR_S = 1.0
+_REST_S = 1.0
 _CONFLICTS = {1213, 1020}  # deadlock, changed since the snapshot: the whole transaction is repeated
 _LOCK_WAIT = 1205
 _UNAVAILABLE = {1021, 1040, 1053, 1114, 1152, 1158, 1159, 1160, 1161, 1203, 1226, 1290, 1836, 1927, 2002, 2003}
@@ -91,7 +92,7 @@ class Database:
             self.url,
             pool_size=pool_size,
             max_overflow=8,
-            pool_pre_ping=not self.is_sqlite,
+            pool_use_lifo=True,  # the duties' connection stays warm, the others may rest
             pool_recycle=1800,
             query_cache_size=2000,
             **self._driver_options(patient),
@@ -101,6 +102,8 @@ class Database:
             event.listen(self.engine, "begin", _begin_sqlite)
         else:
             event.listen(self.engine, "connect", _prepare_mysql)
+            event.listen(self.engine, "checkin", _note_use)
+            event.listen(self.engine, "checkout", _ping_after_rest)
 
     def _driver_options(self, patient: bool) -> dict[str, Any]:
         if self.is_sqlite:
@@ -242,6 +245,19 @@ def _prepare_mysql(connection: Any, _record: object) -> None:
     if "MariaDB" in cursor.fetchone()[0]:
         cursor.execute("SET SESSION idle_transaction_timeout = 5")
     cursor.close()
+
+
+def _note_use(_connection: Any, record: sa.pool.ConnectionPoolEntry) -> None:
+    record.info["used"] = time.monotonic()
+
+
+def _ping_after_rest(connection: Any, record: sa.pool.ConnectionPoolEntry, _proxy: object) -> None:
+    """Find out that the server went away while this connection rested; the pool then makes a new one."""
+    if time.monotonic() - record.info.get("used", time.monotonic()) > _REST_S:
+        try:
+            connection.ping()
+        except Exception as exc:
+            raise sa.exc.DisconnectionError from exc
 
 
 def repeated(run: Callable[[], Result], tries: int = 5) -> Result:

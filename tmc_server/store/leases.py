@@ -69,6 +69,8 @@ class ShardLeases:
             return False
         began = self._monotonic()
         renew = began - self._renewed >= self._lease_ms / 3000
+        if not renew and len(self._held) == len(self._shards) and set(self._alive()) <= {me}:
+            return False  # all is ours and nobody else is there: nothing to take, nothing to give
         before = self._held
         held, written = repeated(lambda: self._turn(me, renew))
         if written:

@@ -121,8 +121,9 @@ class NodeSlots:
             return False
         beat = self._monotonic()
         if beat - self._beat < self._lease_ms / 3000:
-            with self._database.reading() as connection:
-                self._read_members(connection)
+            if len(self.alive) > 1:  # alone there is nobody whose end has to be noticed soon
+                with self._database.reading() as connection:
+                    self._read_members(connection)
             return True
         kept, until = repeated(lambda: self._extend(lease))
         if kept:
