@@ -1,0 +1,133 @@
+"""Workers of one server, processes of one consumer, and a consumer that crashes again and again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import tmc_client as tmc
+from tests.support.cluster import ROOT, TMC, Cluster
+from tests.support.eventually import eventually
+from tests.support.mariadb import free_port
+from tmc_client.protocol import types_pb2
+
+pytestmark = [pytest.mark.mariadb, pytest.mark.services]
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _pair_of_ports() -> int:
+    """The first of two free ports in a row."""
+    import socket
+
+    while True:
+        port = free_port()
+        with socket.socket() as probe:
+            if port < 65_535 and probe.connect_ex(("127.0.0.1", port + 1)) != 0:
+                return port
+
+
+def test_two_workers_share_the_shards_and_one_that_dies_comes_back() -> None:
+    with Cluster(servers=0) as cluster:
+        workers = cluster.new_server(0, TMC, "serve", "--workers", "2")
+        port = _pair_of_ports()
+        workers.environment["TMC_SERVER__LISTEN"] = f"127.0.0.1:{port}"
+        workers.port = port
+        cluster.servers = [workers]
+        workers.start()
+        cluster.shared(2)
+        names = {server.name for server in cluster.live_servers()}
+        children = _children(workers.pid)
+        assert {name.rpartition(":")[2] for name in names} == {str(child) for child in children}
+        for offset in (0, 1):
+            health = subprocess.run([TMC, "health", f"127.0.0.1:{port + offset}"], capture_output=True, check=False)
+            assert health.returncode == 0
+        os.kill(children[1], signal.SIGKILL)
+        eventually(lambda: len(_children(workers.pid)) == 2 and _children(workers.pid) != children)
+        cluster.shared(2)
+        assert workers.terminate() == 0
+        assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+def test_workers_with_built_in_delivery_are_refused() -> None:
+    done = subprocess.run([TMC, "serve", "--workers", "2"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Built-in delivery is for one process" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("reference", "complaint"),
+    [
+        ("nothing", "give MODULE:NAME"),
+        ("no.such.module:consumer", "there is no module"),
+        ("tests.support.clock:ManualClock", "is no tmc_client.Consumer"),
+    ],
+)
+def test_a_reference_that_is_no_consumer(reference: str, complaint: str) -> None:
+    done = subprocess.run([TMC, "consume", reference], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+
+
+def test_a_consumer_that_crashes_in_its_handler_again_and_again(tmp_path: Path) -> None:
+    """Bounded copies, the others get through, and the bad one is FAILED at its limit.
+
+    What a dying process had handled a moment before, and not acked yet, shares its try; its next ones come at other times.
+    """
+    with Cluster(servers=1, TMC_DELIVERY__SCAN_SECONDS="0.1") as cluster:
+        cluster.register("orders", "coupons")
+        retry = types_pb2.RetryPolicy(interval_ms=2000, max_retry=3)
+        subscription = cluster.subscribe("order.paid", "coupons", retry=retry)
+        cluster.in_effect(subscription)
+        environment = os.environ | {
+            "STORY_ADDRESS": cluster.addresses,
+            "STORY_KEY": cluster.keys["coupons"],
+            "STORY_FOLDER": str(tmp_path),
+        }
+        command = [TMC, "consume", "tests.support.story.crashing:consumer", "--processes", "2"]
+        with open(tmp_path / "log", "wb") as log:
+            consumer = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
+        try:
+            with tmc.connect(cluster.addresses, app="orders", key=cluster.keys["orders"]) as orders:
+                orders.publish("order.paid", b"x", key="bad")
+                eventually((tmp_path / "copies").exists, seconds=40)  # so that the good ones' retries come at other times
+                for number in range(30):
+                    orders.publish("order.paid", b"x", key=f"good-{number}")
+            eventually(
+                lambda: cluster.consumptions() == {"ACKED": 30, "FAILED": 1},
+                seconds=100,
+                describe=lambda: (cluster.consumptions(), (tmp_path / "copies").read_text()),
+            )
+        finally:
+            consumer.send_signal(signal.SIGTERM)
+            consumer.wait(60)
+        copies = Counter(line.split()[0] for line in (tmp_path / "copies").read_text().splitlines())
+        tries = 1 + retry.max_retry
+        assert tries <= copies["bad"] <= tries * 4  # x-delivery-limit 3: the broker hands a copy out four times at most
+        assert len(copies) == 31
+
+
+def test_a_stopping_consumer_ends_cleanly_and_its_supervisor_too(tmp_path: Path) -> None:
+    with Cluster(servers=1) as cluster:
+        cluster.register("orders", "coupons")
+        cluster.in_effect(cluster.subscribe("order.paid", "coupons"))
+        environment = os.environ | {
+            "STORY_ADDRESS": cluster.addresses,
+            "STORY_KEY": cluster.keys["coupons"],
+            "STORY_FOLDER": str(tmp_path),
+        }
+        command = [sys.executable, "-m", "tmc_client.consume", "tests.support.story.crashing:consumer", "2"]
+        consumer = subprocess.Popen(command, env=environment, cwd=ROOT, start_new_session=True)
+        with tmc.connect(cluster.addresses, app="orders", key=cluster.keys["orders"]) as orders:
+            orders.publish("order.paid", b"x", key="good")
+        eventually(lambda: cluster.consumptions() == {"ACKED": 1}, seconds=40)
+        os.killpg(consumer.pid, signal.SIGINT)  # as a terminal does: to all of them
+        assert consumer.wait(30) == 0

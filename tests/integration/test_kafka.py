@@ -1,0 +1,97 @@
+"""Forwarding to Kafka, against the mock cluster inside librdkafka: the same contract as exchanges of RabbitMQ. No real Kafka was
+available, so this forwarder is marked unverified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Consumer
+
+from tests.support.eventually import eventually
+from tests.support.outlet import RecordedAnswers, SomeCatalog, a_copy
+from tmc_server.delivery.kafka import KafkaForwarder
+from tmc_server.domain.catalog import Forward
+from tmc_server.domain.consumption import QueueLook
+
+FORWARDS = (Forward("kafka", "events", ""), Forward("kafka", "events", "of the subscription"))
+
+
+class Bench:
+    """Subscriptions 1 and 2 forward to the topic `events`."""
+
+    def __init__(self, **settings: object) -> None:
+        self.catalog = SomeCatalog("consumer", 0, FORWARDS)
+        self.answers = RecordedAnswers()
+        self.outlet = KafkaForwarder(self.catalog, self.answers, lambda: None, {"test.mock.num.brokers": 1, **settings})
+        self.outlet.start()
+
+    def send(self, *copies: object) -> None:
+        for copy in copies:
+            assert self.outlet.reserve(copy.subscription, 1) == 1  # type: ignore[attr-defined]
+        self.outlet.deliver(copies)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.outlet.stop()
+
+
+def test_a_confirm_is_the_ack(bench: Bench) -> None:
+    copies = [a_copy(1) for _ in range(50)]
+    bench.send(*copies)
+    eventually(lambda: len(bench.answers.acknowledged) == 50)
+    eventually(lambda: bench.outlet._window.in_flight == 0)
+    assert (bench.answers.refused, bench.answers.given_back) == ([], [])
+    assert bench.outlet.look(1) == QueueLook()
+
+
+def test_what_arrives_carries_key_headers_and_id(bench: Bench) -> None:
+    plain, own, subscribed = a_copy(1), a_copy(1, headers={"tmc-forward-key": "own"}), a_copy(2)
+    bench.send(plain, own, subscribed)
+    eventually(lambda: len(bench.answers.acknowledged) == 3)
+    (broker,) = bench.outlet._producer.list_topics(timeout=5).brokers.values()
+    reader = Consumer(
+        {"bootstrap.servers": f"{broker.host}:{broker.port}", "group.id": "t", "auto.offset.reset": "earliest"}
+    )
+    reader.subscribe(["events"])
+    got = {}
+    while len(got) < 3:
+        message = reader.poll(1)
+        if message is not None and message.error() is None:
+            got[dict(message.headers())["tmc-message-id"]] = (message.key(), message.value())
+    reader.close()
+    assert sorted(got.values()) == [(b"key", b"hello"), (b"of the subscription", b"hello"), (b"own", b"hello")]
+
+
+def test_a_message_that_kafka_refuses_is_a_try_by_the_policy() -> None:
+    bench = Bench(**{"message.max.bytes": 1000})
+    large, small = a_copy(1, body=b"x" * 2000), a_copy(1)
+    bench.send(large, small)
+    eventually(lambda: bench.answers.acknowledged == [small])
+    eventually(lambda: bench.outlet._window.in_flight == 0)
+    assert [copy for copy, _ in [*bench.answers.refused, *bench.answers.given_back]] == [large]
+    bench.outlet.stop()
+
+
+def test_brokers_that_are_away_count_nothing() -> None:
+    catalog, answers = SomeCatalog("consumer", 0, FORWARDS), RecordedAnswers()
+    settings = {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 500, "log_level": 0}
+    outlet = KafkaForwarder(catalog, answers, lambda: None, settings)
+    outlet.start()
+    assert outlet.reserve(1, 1) == 1
+    outlet.deliver([a_copy(1)])
+    eventually(lambda: answers.given_back)
+    assert (answers.refused, answers.acknowledged) == ([], [])
+    assert outlet.reserve(1, 1) == 0  # a pause of its own
+    outlet.stop()
+
+
+def test_without_brokers_in_the_environment_rows_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TMC_KAFKA_BOOTSTRAP", raising=False)
+    outlet = KafkaForwarder(SomeCatalog("consumer", 0, FORWARDS), RecordedAnswers(), lambda: None)
+    outlet.start()
+    assert (outlet.reserve(1, 5), outlet.look(1)) == (0, None)
+    assert outlet.stop() is True
