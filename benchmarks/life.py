@@ -1,6 +1,7 @@
 """Processes of the lifecycle benchmark: producers that write down what they submitted, and one consumer.
 
 usage: life.py produce ADDRESS KEY NAME THREADS COUNT FOLDER      single calls: prepare, submit
+       life.py tasks ADDRESS KEY NAME TASKS COUNT FOLDER          the same from asyncio tasks
        life.py batches ADDRESS KEY NAME THREADS COUNT FOLDER      explicit batches of 100
        life.py consume ADDRESS KEY COUNT FOLDER                   until so many different messages were handled and acked
 
@@ -9,6 +10,7 @@ Each prints "ready", waits for a line, and prints one JSON line with monotonic t
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -20,6 +22,7 @@ from datetime import timedelta
 import grpc
 
 import tmc_client as tmc
+import tmc_client.aio
 from tmc_client.protocol import message_pb2, message_pb2_grpc
 
 TOPIC = "bench.paid"
@@ -46,6 +49,26 @@ def produce(address: str, key: str, name: str, threads: str, count: str, folder:
 
     _run(work, int(threads), committed, f"{folder}/{name}.committed")
     center.close()
+
+
+def tasks(address: str, key: str, name: str, callers: str, count: str, folder: str) -> None:
+    share = int(count) // int(callers)
+    committed: list[str] = []
+
+    async def work(face: tmc.aio.AsyncCenter, task: int) -> None:
+        for number in range(share):
+            message = f"{name}-{task}-{number}"
+            await face.submit(await face.prepare(TOPIC, BODY, key=message, timeout=LIMIT), timeout=LIMIT)
+            committed.append(message)
+
+    async def main() -> float:
+        face = tmc.aio.connect(address, app="orders", key=key)
+        began = _started()
+        await asyncio.gather(*(work(face, task) for task in range(int(callers))))
+        return began
+
+    began = asyncio.run(main())
+    _report(began, committed, f"{folder}/{name}.committed")
 
 
 def batches(address: str, key: str, name: str, threads: str, count: str, folder: str) -> None:
@@ -77,6 +100,10 @@ def _run(work, threads: int, committed: list[str], path: str) -> None:
         worker.start()
     for worker in workers:
         worker.join()
+    _report(began, committed, path)
+
+
+def _report(began: float, committed: list[str], path: str) -> None:
     ended = time.monotonic()
     with open(path, "w") as file:
         file.write("\n".join(committed))
@@ -108,4 +135,4 @@ def consume(address: str, key: str, count: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    {"produce": produce, "batches": batches, "consume": consume}[sys.argv[1]](*sys.argv[2:])
+    {"produce": produce, "tasks": tasks, "batches": batches, "consume": consume}[sys.argv[1]](*sys.argv[2:])

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tmc_client import center as blocking
-from tmc_client import errors
+from tmc_client import errors, sender
 from tmc_client.center import DEFAULT_TIMEOUT
 from tmc_client.codecs import Topic
 from tmc_client.connection import Tls
-from tmc_client.producer import Prepared, prepared_of, request_of
+from tmc_client.producer import Prepared, prepared_of, reference, request_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
@@ -26,10 +26,12 @@ T = TypeVar("T")
 log = logging.getLogger("tmc_client.aio")
 
 
-async def awaited(future: Future[T], timeout: timedelta) -> T:
+async def awaited(future: Future[T] | asyncio.Future[T], timeout: timedelta) -> T:
     """A sender's future, awaited. Raises TmcError; DeadlineExceeded when there is no answer in time."""
+    waited_for = asyncio.wrap_future(future) if isinstance(future, Future) else future
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(future), timeout.total_seconds())
+        async with asyncio.timeout(timeout.total_seconds()):
+            return await waited_for
     except TimeoutError as exc:
         raise errors.DeadlineExceeded(
             "The center did not answer in time; the outcome is not known, a repeat with the same ids is safe."
@@ -41,6 +43,9 @@ class AsyncCenter:
 
     def __init__(self, center: blocking.Center) -> None:
         self.blocking = center
+
+    async def _call(self, kind: sender.Kind, request: Any, limit: timedelta) -> Any:
+        return await awaited(self.blocking.sender.send_from_loop(kind, request, limit.total_seconds()), limit)
 
     async def prepare(
         self,
@@ -56,7 +61,7 @@ class AsyncCenter:
         """Store a message that nobody receives before it is submitted."""
         request = request_of(topic, body, key, headers, delay, attempt_id)
         limit = timeout or self.blocking.timeout
-        return prepared_of(request, await awaited(self.blocking.producer.prepare(request, limit), limit))
+        return prepared_of(request, await self._call(sender.PREPARE, request, limit))
 
     async def publish(
         self,
@@ -72,19 +77,19 @@ class AsyncCenter:
         """Prepare and submit in one commit. Returns: message id."""
         request = request_of(topic, body, key, headers, delay, attempt_id)
         limit = timeout or self.blocking.timeout
-        result: str = (await awaited(self.blocking.producer.publish(request, limit), limit)).message_id
+        result: str = (await self._call(sender.PUBLISH, request, limit)).message_id
         return result
 
     async def submit(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
         """The local transaction committed: deliver."""
         limit = timeout or self.blocking.timeout
-        result: str = (await awaited(self.blocking.producer.submit(message, limit), limit)).message_id
+        result: str = (await self._call(sender.SUBMIT, reference(message), limit)).message_id
         return result
 
     async def rollback(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
         """The local transaction did not commit: forget the message."""
         limit = timeout or self.blocking.timeout
-        result: str = (await awaited(self.blocking.producer.rollback(message, limit), limit)).message_id
+        result: str = (await self._call(sender.ROLLBACK, reference(message), limit)).message_id
         return result
 
     def transaction(

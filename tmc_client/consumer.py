@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -30,6 +30,7 @@ from tmc_client.keeping import Keeper
 from tmc_client.protocol import consumption_pb2
 from tmc_client.received import Message, Receipt, Transport
 from tmc_client.transports.stream import StreamTransport
+from tmc_client.workers import Workers
 
 if TYPE_CHECKING:
     from tmc_client.center import Center
@@ -94,7 +95,7 @@ class Consumer:
         self._transport: Transport | None = None
         self._transport_lock = threading.Lock()
         self._starter: threading.Thread | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._workers: Workers | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
         self._keeper = Keeper(center.sender)
@@ -130,7 +131,7 @@ class Consumer:
         """Begin to receive; returns at once. Raises ValueError without listeners."""
         if not self._listeners and self._everything is None:
             raise ValueError("nothing to consume: decorate a function with @consumer.listener(topic) first")
-        self._pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="tmc-handler")
+        self._workers = Workers(self._concurrency)
         if any(inspect.iscoroutinefunction(listener.handler) for listener in self._listeners.values()):
             self._loop = asyncio.new_event_loop()
             self._loop_thread = threading.Thread(target=self._run_loop, name="tmc-handlers", daemon=True)
@@ -211,8 +212,8 @@ class Consumer:
             transport.stop()
         with self._idle:
             self._idle.wait_for(lambda: self._running == 0, grace.total_seconds())
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._workers is not None:
+            self._workers.stop()
         if self._loop is not None and self._loop_thread is not None:
             asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop)
             self._loop_thread.join(5)
@@ -256,30 +257,29 @@ class Consumer:
         self.stop()
 
     def _on_message(self, message: Message, receipt: Receipt) -> None:
-        assert self._pool is not None
+        assert self._workers is not None
         with self._idle:
             self._running += 1
         self._keeper.begin(message)
-        try:
-            handling = self._pool.submit(self._handle, message)
-        except RuntimeError:  # the pool is shut down: it comes again
-            self._handled(message, receipt, None)
-        else:
-            handling.add_done_callback(partial(self._handled, message, receipt))
+        self._workers.submit(partial(self._work, message, receipt))
 
-    def _handled(self, message: Message, receipt: Receipt, done: Future[Future[Any] | None] | None) -> None:
-        self._keeper.end(message)
-        if done is not None and not done.cancelled():
-            if (exc := done.exception()) is not None:
-                log.error("a copy could not be answered: %r", exc)
-                receipt.answered()
-            elif (answer := done.result()) is not None:
+    def _work(self, message: Message, receipt: Receipt) -> None:
+        """In a worker thread: one copy from its handler to its answer."""
+        try:
+            answer = self._handle(message)
+        except BaseException as exc:  # noqa: BLE001 - SystemExit in a handler is no reason to lose a thread
+            log.error("a copy could not be answered: %r", exc)
+            receipt.answered()
+        else:
+            if answer is not None:
                 # Stored or given up: either way this copy has had its turn, and the center sends another one when it has to.
                 answer.add_done_callback(lambda _stored: receipt.answered())
+        self._keeper.end(message)
+        receipt.handled()
         with self._idle:
             self._running -= 1
-            self._idle.notify_all()
-        receipt.handled()
+            if not self._running:
+                self._idle.notify_all()
 
     def _handle(self, message: Message) -> Future[Any] | None:
         """Returns: the answer on its way to the center; None: not begun, the center delivers it again."""

@@ -87,16 +87,16 @@ class Producer:
     """Calls that return futures of their results. timeout: how long the sender goes on trying."""
 
     def __init__(self, calls: Sender) -> None:
-        self._sender = calls
+        self._send = calls.send
 
     def prepare(self, request: message_pb2.PrepareRequest, timeout: timedelta) -> Future[Any]:
-        return self._sender.send(sender.PREPARE, request, timeout.total_seconds())
+        return self._send(sender.PREPARE, request, timeout.total_seconds())
 
     def publish(self, request: message_pb2.PrepareRequest, timeout: timedelta) -> Future[Any]:
-        return self._sender.send(sender.PUBLISH, request, timeout.total_seconds())
+        return self._send(sender.PUBLISH, request, timeout.total_seconds())
 
     def submit(self, message: Prepared | str, timeout: timedelta) -> Future[Any]:
-        return self._sender.send(sender.SUBMIT, reference(message), timeout.total_seconds())
+        return self._send(sender.SUBMIT, reference(message), timeout.total_seconds())
 
     def rollback(self, message: Prepared | str, timeout: timedelta) -> Future[Any]:
-        return self._sender.send(sender.ROLLBACK, reference(message), timeout.total_seconds())
+        return self._send(sender.ROLLBACK, reference(message), timeout.total_seconds())

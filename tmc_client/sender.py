@@ -8,6 +8,8 @@ its process (it is simply started anew in the child), which an event loop inside
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import heapq
 import itertools
 import random
@@ -61,14 +63,50 @@ EXTEND = _consumption("ExtendMany", consumption_pb2.ExtendManyRequest, consumpti
 
 
 class _Call:
-    __slots__ = ("deadline", "future", "kind", "pauses", "request")
+    """loop: of an asyncio caller, whose future lives there; None: a thread waits."""
 
-    def __init__(self, kind: Kind, request: Any, deadline: float) -> None:
+    __slots__ = ("deadline", "future", "kind", "loop", "pauses", "request")
+
+    def __init__(self, kind: Kind, request: Any, deadline: float, loop: asyncio.AbstractEventLoop | None) -> None:
         self.kind = kind
         self.request = request
         self.deadline = deadline
         self.pauses = 0
-        self.future: Future[Any] = Future()
+        self.loop = loop
+        self.future: Any = Future() if loop is None else loop.create_future()
+
+
+class _Answers:
+    """Results of one batch. Threads are woken one by one; an event loop once for all its callers."""
+
+    def __init__(self) -> None:
+        self._by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
+
+    def add(self, call: _Call, answer: Any) -> None:
+        """answer: the result, or the error to raise."""
+        if call.loop is not None:
+            self._by_loop.setdefault(call.loop, []).append((call.future, answer))
+        elif not call.future.done() and call.future.set_running_or_notify_cancel():
+            if isinstance(answer, errors.TmcError):
+                call.future.set_exception(answer)
+            else:
+                call.future.set_result(answer)
+
+    def hand_over(self) -> None:
+        for loop, answers in self._by_loop.items():
+            with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits any more
+                loop.call_soon_threadsafe(_settle, answers)
+        self._by_loop = {}
+
+
+def _settle(answers: list[tuple[asyncio.Future[Any], Any]]) -> None:
+    """On the loop."""
+    for future, answer in answers:
+        if not future.done():
+            if isinstance(answer, errors.TmcError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
 
 
 class Sender:
@@ -96,7 +134,16 @@ class Sender:
 
     def send(self, kind: Kind, request: Any, timeout: float) -> Future[Any]:
         """Queue one call. timeout: seconds until it is given up. Returns: a future of the item's result or TmcError."""
-        call = _Call(kind, request, self._monotonic() + timeout)
+        future: Future[Any] = self._send(_Call(kind, request, self._monotonic() + timeout, None))
+        return future
+
+    def send_from_loop(self, kind: Kind, request: Any, timeout: float) -> asyncio.Future[Any]:
+        """The same for asyncio: call it on the event loop, await what it returns."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = self._send(_Call(kind, request, self._monotonic() + timeout, loop))
+        return future
+
+    def _send(self, call: _Call) -> Any:
         with self._condition:
             if self._closed:
                 raise errors.Unavailable("This connection was closed: connect again.")
@@ -129,8 +176,10 @@ class Sender:
             self._waiting.clear()
             self._order.clear()
             self._later.clear()
+        answers = _Answers()
         for call in left:
-            _fail(call, errors.Unavailable("The connection was closed before the center answered."))
+            answers.add(call, errors.Unavailable("The connection was closed before the center answered."))
+        answers.hand_over()
 
     def flush(self, timeout: float) -> bool:
         """Wait until nothing is queued or in flight. Returns False when the time is over."""
@@ -142,8 +191,10 @@ class Sender:
             try:
                 self._transmit(calls)
             except BaseException as exc:  # a fault of ours must not leave callers waiting
+                answers = _Answers()
                 for call in calls:
-                    _fail(call, errors.CenterFault(f"The SDK failed on this call: {exc!r}"))
+                    answers.add(call, errors.CenterFault(f"The SDK failed on this call: {exc!r}"))
+                answers.hand_over()
                 if not isinstance(exc, Exception):
                     raise
             finally:
@@ -178,11 +229,18 @@ class Sender:
             return calls
 
     def _transmit(self, calls: Sequence[_Call]) -> None:
+        answers = _Answers()
+        try:
+            self._call(calls, answers)
+        finally:
+            answers.hand_over()
+
+    def _call(self, calls: Sequence[_Call], answers: _Answers) -> None:
         now = self._monotonic()
         alive = [call for call in calls if call.deadline > now and not call.future.cancelled()]
         for call in calls:
             if call.deadline <= now:
-                _fail(call, _too_late())
+                answers.add(call, _too_late())
         if not alive:
             return
         kind = alive[0].kind
@@ -193,33 +251,33 @@ class Sender:
             results = method(request, timeout=timeout).results
         except errors.Unavailable as exc:  # no server is known
             for call in alive:
-                self._failed(call, exc)
+                self._failed(call, exc, answers)
             return
         except grpc.RpcError as exc:
             if len(alive) > 1 and wire.is_too_large(exc):
-                self._transmit(alive[: len(alive) // 2])
-                self._transmit(alive[len(alive) // 2 :])
+                self._call(alive[: len(alive) // 2], answers)
+                self._call(alive[len(alive) // 2 :], answers)
                 return
             error = wire.from_rpc(exc)
             for call in alive:
-                self._failed(call, error)
+                self._failed(call, error, answers)
             return
         for call, result in zip(alive, results, strict=True):
             if result.HasField("error"):
-                self._failed(call, wire.from_item(result.error))
-            elif call.future.set_running_or_notify_cancel():
-                call.future.set_result(result)
+                self._failed(call, wire.from_item(result.error), answers)
+            else:
+                answers.add(call, result)
 
-    def _failed(self, call: _Call, error: errors.TmcError) -> None:
+    def _failed(self, call: _Call, error: errors.TmcError, answers: _Answers) -> None:
         """Repeat what may be repeated while the deadline lasts."""
         transient = error.reason in _REPEATED_REASONS or (not error.reason and error.retryable)
         pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**call.pauses) * random.uniform(0.5, 1)
         pause = max(pause, error.retry_after.total_seconds())
         again = self._monotonic() + pause
         if not transient or self._closed:
-            _fail(call, error)
+            answers.add(call, error)
         elif again >= call.deadline:
-            _fail(call, _too_late(error) if isinstance(error, errors.Unavailable) else error)
+            answers.add(call, _too_late(error) if isinstance(error, errors.Unavailable) else error)
         else:
             call.pauses += 1
             with self._condition:
@@ -232,8 +290,3 @@ def _too_late(last: errors.TmcError | None = None) -> errors.DeadlineExceeded:
         f"No answer in time{because}. Should the center have got it, the outcome is not known; a repeat is safe.",
         reason=last.reason if last is not None else "",
     )
-
-
-def _fail(call: _Call, error: errors.TmcError) -> None:
-    if not call.future.done() and call.future.set_running_or_notify_cancel():
-        call.future.set_exception(error)

@@ -98,7 +98,9 @@ def test_a_consumer_that_crashes_in_its_handler_again_and_again(tmp_path: Path) 
         try:
             with tmc.connect(cluster.addresses, app="orders", key=cluster.keys["orders"]) as orders:
                 orders.publish("order.paid", b"x", key="bad")
-                eventually((tmp_path / "copies").exists, seconds=40)  # so that the good ones' retries come at other times
+                eventually(
+                    (tmp_path / "copies").exists, seconds=40
+                )  # so that the good ones' retries come at other times
                 for number in range(30):
                     orders.publish("order.paid", b"x", key=f"good-{number}")
             eventually(
