@@ -1,7 +1,7 @@
 """The full life through the production form: prepare, submit, RabbitMQ, handler, stored ack; sides alternating in one run.
 
 One server over MariaDB, one topic with 256-byte bodies, one subscriber in a process of its own; callers are 4 processes of 64
-threads with single calls through the SDK (also 64 and 1 callers), and explicit batches of 100. The clock stops when
+threads with single calls through the SDK (also as asyncio tasks, and 64 and 1 callers), and explicit batches of 100. The clock stops when
 the last ack is stored. lost, duplicate_effects and unacked come from the ledgers of producers and consumer and from the
 center's tables. Beside it: the floor (the same SQL in batches, nothing around it) and two hand-rolled outboxes.
 """
@@ -92,6 +92,7 @@ def main() -> None:
                 {
                     "floor": floor.messages_per_s(server, 3),
                     "single_256": run(cluster, "produce", 4, 64, part, ledgers),
+                    "async_256": run(cluster, "tasks", 4, 64, part, ledgers),
                     "handrolled_naive": handrolled.messages_per_s(server, broker, 2000, batched=False),
                     "batched": run(cluster, "batches", 2, 8, part, ledgers),
                     "handrolled_batched": handrolled.messages_per_s(server, broker, 20_000, batched=True),
@@ -108,9 +109,11 @@ def main() -> None:
 
     result = {
         "ratio_to_floor": round(middle("single_256", "floor"), 3),
+        "async_ratio_to_floor": round(middle("async_256", "floor"), 3),
         "ratio_to_handrolled_naive": round(middle("single_256", "handrolled_naive"), 2),
         "batched_ratio_to_floor": round(middle("batched", "floor"), 3),
         "messages_per_s": round(middle("single_256")),
+        "async_messages_per_s": round(middle("async_256")),
         "floor_messages_per_s": round(middle("floor")),
         "batched_messages_per_s": round(middle("batched")),
         "handrolled_naive_per_s": round(middle("handrolled_naive")),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 
 import pytest
 
@@ -10,6 +12,29 @@ from tests.support.consul import Consul
 from tests.support.mariadb import MariaDB
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.store import StoreUnderTest, mariadb_store, sqlite_store
+
+_FIGURES = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture
+def note(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Keep a figure that a test saw: printed at the end, and part of the report of `./scripts/test --long`."""
+    return request.config.stash.setdefault(_FIGURES, []).append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    figures = config.stash.get(_FIGURES, [])
+    for figure in figures:
+        terminalreporter.write_line(figure)
+    if not os.environ.get("TMC_TEST_LONG"):
+        return
+    counts = {kind: len(terminalreporter.stats.get(kind, ())) for kind in ("passed", "failed", "error")}
+    now = datetime.now(UTC)
+    report = config.rootpath / "reports" / f"long-{now:%Y-%m-%dT%H%M}.md"
+    report.parent.mkdir(exist_ok=True)
+    lines = [f"# Long run of {now:%Y-%m-%d %H:%M} UTC", "", ", ".join(f"{n} {kind}" for kind, n in counts.items()), ""]
+    report.write_text("\n".join([*lines, *(f"- {figure}" for figure in figures)]) + "\n")
+    terminalreporter.write_line(f"report: {report.relative_to(config.rootpath)}")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -109,7 +109,9 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
-def test_everything_is_killed_once_and_the_ledgers_are_equal(cluster: Cluster, tmp_path: Path) -> None:
+def test_everything_is_killed_once_and_the_ledgers_are_equal(
+    cluster: Cluster, tmp_path: Path, note: Callable[[str], None]
+) -> None:
     count = 100_000 if LONG else 20_000
     story = Story(cluster, tmp_path, count)
     assert cluster.consul is not None
@@ -138,14 +140,14 @@ def test_everything_is_killed_once_and_the_ledgers_are_equal(cluster: Cluster, t
             assert wanted - set(effects) == set(), "lost"
             assert set(effects.values()) == {1}, "doubled"
         handed_over = sum(row.attempt for number in range(1, 9) for row in cluster.rows(number))
-        print(
+        note(
             f"{want['ACKED']} deliveries, {handed_over} copies handed over, {handed_over - want['ACKED']} of them again"
         )
     finally:
         story.stop()
 
 
-def test_a_kill_between_submit_and_publish_costs_a_lease_not_a_retry_interval(tmp_path: Path) -> None:
+def test_a_kill_between_submit_and_publish_costs_a_lease_not_a_retry_interval(note: Callable[[str], None]) -> None:
     with Cluster(servers=1) as cluster:
         dying = cluster.new_server(9, sys.executable, str(STORY / "dying_server.py"), "serve")
         dying.environment["PYTHONPATH"] = str(ROOT)
@@ -174,13 +176,13 @@ def test_a_kill_between_submit_and_publish_costs_a_lease_not_a_retry_interval(tm
                 eventually(lambda: got, seconds=30)
                 answer.cancel()
                 eventually(lambda: cluster.consumptions() == {"ACKED": 1})
-        print(f"delivered {got[0][1] - died:.1f} s after the kill; the lease is 3 s")
+        note(f"delivered {got[0][1] - died:.1f} s after the kill; the lease is 3 s")
         assert got[0][1] - died < 60  # the bound of lease + 2 s is measured; the retry interval is ten minutes
         (row,) = cluster.rows(subscription.number)
         assert (row.attempt, row.tried) == (2, 1)  # the try that died is not counted
 
 
-def test_a_broker_that_is_away_delays_and_counts_nothing(tmp_path: Path) -> None:
+def test_a_broker_that_is_away_delays_and_counts_nothing(note: Callable[[str], None]) -> None:
     away_s = 60 if LONG else 8
     with Cluster(servers=2) as cluster:
         cluster.register("orders", "coupons")
@@ -222,7 +224,7 @@ def test_a_broker_that_is_away_delays_and_counts_nothing(tmp_path: Path) -> None
         assert len(keys) == sent
         # What was in flight when the broker died may have arrived twice; nothing was counted while it was away.
         assert {row.tried for row in cluster.rows(subscription.number)} == {1}
-        print(f"{sent} messages while the broker was away; memory {before} -> {after} MB")
+        note(f"{sent} messages while the broker was away; memory {before} -> {after} MB")
         assert all(now - then < 100 for then, now in zip(before, after, strict=True))
 
 
@@ -234,7 +236,7 @@ def _request(key: str):
     return request_of("order.paid", b"x" * 1000, key, None, timedelta(0), None)
 
 
-def test_a_server_that_was_stopped_for_longer_than_its_lease_changes_nothing(tmp_path: Path) -> None:
+def test_a_server_that_was_stopped_for_longer_than_its_lease_changes_nothing() -> None:
     with Cluster(servers=2) as cluster:
         cluster.shared(2)
         cluster.register("orders", "coupons")
@@ -268,7 +270,7 @@ def _second():
     return timedelta(seconds=1)
 
 
-def test_a_server_that_stops_hands_its_shards_over_at_once_and_no_call_fails(tmp_path: Path) -> None:
+def test_a_server_that_stops_hands_its_shards_over_at_once_and_no_call_fails() -> None:
     with Cluster(servers=2, consul=True, lease_seconds=60) as cluster:  # a lease that nobody can wait for
         cluster.shared(2)
         cluster.register("orders", "coupons")

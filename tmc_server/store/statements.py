@@ -5,6 +5,7 @@ IN lists are expanding parameters: `ids` is always a list of message numbers in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -20,6 +21,7 @@ def _in(column: sa.Column[Any], name: str = "ids") -> sa.ColumnElement[bool]:
     return column.in_(sa.bindparam(name, expanding=True))
 
 
+_IDS = re.compile(r"\(__\[POSTCOMPILE_ids[^\]]*\]\)")
 _PRIMARY = "FORCE INDEX (PRIMARY)"
 
 
@@ -35,7 +37,7 @@ def _by_primary(statement: Any, table: sa.Table) -> Any:
 
 
 def _states(column: sa.Column[Any], states: tuple[int, ...]) -> sa.ColumnElement[bool]:
-    return column == int(states[0]) if len(states) == 1 else column.in_([int(state) for state in states])
+    return sa.or_(*(column == int(state) for state in states))
 
 
 class InsertRows:
@@ -55,6 +57,30 @@ class InsertRows:
         row = f"({', '.join([mark] * len(self._columns))})"
         values = tuple(values[name] for values in rows for name in self._columns)
         connection.exec_driver_sql(self._head + ", ".join([row] * len(rows)), values)
+
+
+class ByNumbers:
+    """A statement whose `ids` are message numbers, rendered as they are: an expanding parameter costs more than its query.
+
+    Compiled once per dialect; every other parameter stays one.
+    """
+
+    def __init__(self, statement: Any) -> None:
+        self._statement = statement
+        self._prepared: dict[str, tuple[str, str, list[str], Mapping[str, Any]]] = {}
+
+    def run(self, connection: sa.Connection, ids: Sequence[int], **values: Any) -> sa.CursorResult[Any]:
+        """ids: not empty."""
+        dialect = connection.dialect
+        if dialect.name not in self._prepared:
+            compiled = self._statement.compile(dialect=dialect)
+            head, tail = _IDS.split(str(compiled))
+            order = [name for name in compiled.positiontup if name != "ids"]
+            self._prepared[dialect.name] = (head, tail, order, compiled.params)
+        head, tail, order, fixed = self._prepared[dialect.name]
+        numbers = ",".join(map(str, map(int, ids)))
+        parameters = tuple(values[name] if name in values else fixed[name] for name in order)
+        return connection.exec_driver_sql(f"{head}({numbers}){tail}", parameters)
 
 
 class ShardStatements:
@@ -90,7 +116,7 @@ class ShardStatements:
         )
         self.by_attempt_waiting = self.by_attempt.with_for_update()
         # ids: lock what is free; whoever waits here would hold up 200 neighbours.
-        self.lock_messages = (
+        self.lock_messages = ByNumbers(
             sa.select(
                 message.c.id, message.c.state, message.c.topic_no, message.c.producer_no, message.c.producer_tag,
                 message.c.attempt_id,
@@ -101,8 +127,8 @@ class ShardStatements:
             .with_for_update(skip_locked=True)
         )  # fmt: skip
         self.existing_messages = sa.select(message.c.id).where(_in(message.c.id))
-        self.submit = self._decide(m.MessageEvent.SUBMIT)
-        self.roll_back = self._decide(m.MessageEvent.ROLLBACK).values(live=None)
+        self.submit = ByNumbers(self._decide(m.MessageEvent.SUBMIT))
+        self.roll_back = ByNumbers(self._decide(m.MessageEvent.ROLLBACK).values(live=None))
         # topic, limit: undecided messages, counted no further than the limit.
         self.count_open = sa.select(sa.func.count()).select_from(
             sa.select(sa.literal(1))
@@ -114,29 +140,33 @@ class ShardStatements:
     def _for_consumptions(self, consumption: sa.Table) -> None:
         self.insert_consumptions = InsertRows(consumption)
         # subscription, ids
-        self.lock_consumptions = _by_primary(
-            sa.select(
-                consumption.c.message_id, consumption.c.state, consumption.c.attempt, consumption.c.tried,
-                consumption.c.due_ms, consumption.c.tried_ms,
+        self.lock_consumptions = ByNumbers(
+            _by_primary(
+                sa.select(
+                    consumption.c.message_id, consumption.c.state, consumption.c.attempt, consumption.c.tried,
+                    consumption.c.due_ms, consumption.c.tried_ms,
+                )
+                .where(consumption.c.subscription_no == sa.bindparam("subscription"), _in(consumption.c.message_id))
+                .order_by(consumption.c.message_id)
+                .with_for_update(skip_locked=True),
+                consumption,
             )
-            .where(consumption.c.subscription_no == sa.bindparam("subscription"), _in(consumption.c.message_id))
-            .order_by(consumption.c.message_id)
-            .with_for_update(skip_locked=True),
-            consumption,
         )  # fmt: skip
         self.existing_consumptions = sa.select(consumption.c.message_id).where(
             consumption.c.subscription_no == sa.bindparam("subscription"), _in(consumption.c.message_id)
         )
         # subscription, ids, now
-        self.ack = _by_primary(
-            consumption.update()
-            .where(
-                consumption.c.subscription_no == sa.bindparam("subscription"),
-                _in(consumption.c.message_id),
-                _states(consumption.c.state, c.sources(c.ConsumptionEvent.ACK)),
+        self.ack = ByNumbers(
+            _by_primary(
+                consumption.update()
+                .where(
+                    consumption.c.subscription_no == sa.bindparam("subscription"),
+                    _in(consumption.c.message_id),
+                    _states(consumption.c.state, c.sources(c.ConsumptionEvent.ACK)),
+                )
+                .values(state=int(c.ConsumptionState.ACKED), due_ms=None, closed_ms=sa.bindparam("now")),
+                consumption,
             )
-            .values(state=int(c.ConsumptionState.ACKED), due_ms=None, closed_ms=sa.bindparam("now")),
-            consumption,
         )
         # One row each, guarded by the state and the attempt that the decision was made on. The try is answered: no longer
         # one that a server run could take with it.
@@ -218,10 +248,12 @@ class ShardStatements:
             .values(due_ms=sa.bindparam("new_due_ms")),
             consumption,
         )
-        self.bodies = sa.select(
-            message.c.id, message.c.topic_no, message.c.producer_no, message.c.message_key, message.c.content_type,
-            message.c.headers, message.c.body,
-        ).where(_in(message.c.id))  # fmt: skip
+        self.bodies = ByNumbers(
+            sa.select(
+                message.c.id, message.c.topic_no, message.c.producer_no, message.c.message_key, message.c.content_type,
+                message.c.headers, message.c.body,
+            ).where(_in(message.c.id))
+        )  # fmt: skip
         # subscription, gone, since, limit: tries of a server run that is gone, whose copies may have died with it; no locks.
         died = (
             consumption.c.subscription_no == sa.bindparam("subscription"),
