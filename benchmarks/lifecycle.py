@@ -1,9 +1,9 @@
 """The full life through the production form: prepare, submit, RabbitMQ, handler, stored ack; sides alternating in one run.
 
 One server over MariaDB, one topic with 256-byte bodies, one subscriber in a process of its own; callers are 4 processes of 64
-threads with single calls through the SDK (also as asyncio tasks, and 64 and 1 callers), and explicit batches of 100. The clock stops when
-the last ack is stored. lost, duplicate_effects and unacked come from the ledgers of producers and consumer and from the
-center's tables. Beside it: the floor (the same SQL in batches, nothing around it) and two hand-rolled outboxes.
+threads with single calls through the SDK (also as asyncio tasks, and 64 and 1 callers), and explicit batches of 100. The clock
+stops when the last ack is stored. lost, duplicate_effects and unacked come from the ledgers of producers and consumer and
+from the center's tables. Beside it: the floor (the same SQL in batches, nothing around it) and two hand-rolled outboxes.
 """
 
 from __future__ import annotations

@@ -90,12 +90,7 @@ class ShardLeases:
         alive = set(self._alive()) | {me}
         share = -(-len(self._shards) // len(alive))
         surplus = sorted(mine)[share:]
-        # An owner whose heart still beats renews in a moment; one that is gone has been noticed by the rescuing duty.
-        free = [
-            row
-            for row in rows.values()
-            if row.expires_ms <= now and (row.owner not in alive - {me} or row.expires_ms <= now - ORPHAN_MS)
-        ]
+        free = [row for row in rows.values() if row.expires_ms <= now]
         wanted = self._wanted(free, me, now, share - len(mine))
         if not (renew or surplus or wanted):
             return mine, False
