@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 
@@ -67,22 +68,26 @@ class TestConsul:
         seen: list[list[str]] = []
         watch = Watch(ConsulAddress.parse(f"consul://{agent.address}/tmc?tag=prod"), seen.append)
         assert watch.start() == []
+        listening = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+        first, second, third = (f"127.0.0.1:{server.getsockname()[1]}" for server in listening)
         one, other = (
-            Registration(agent.address, "tmc", f"127.0.0.1:{port}", tag="prod", check="tcp") for port in (5001, 5002)
+            Registration(agent.address, "tmc", address, tag="prod", check="tcp") for address in (first, second)
         )
-        stranger = Registration(agent.address, "tmc", "127.0.0.1:5003", tag="test", check="tcp")
+        stranger = Registration(agent.address, "tmc", third, tag="test", check="tcp")
         for registration in (stranger, one):
             registration.run_once()
-        eventually(lambda: seen[-1:] == [["127.0.0.1:5001"]])
+        eventually(lambda: seen[-1:] == [[first]])
         other.run_once()
-        eventually(lambda: seen[-1:] == [["127.0.0.1:5001", "127.0.0.1:5002"]])
+        eventually(lambda: seen[-1:] == [sorted([first, second])])
         agent.kill()
         agent.start()
         eventually(lambda: watch._away is False and watch._index > 0)
-        assert seen[-1] == ["127.0.0.1:5001", "127.0.0.1:5002"]  # wiped: no reason to stop calling
+        assert seen[-1] == sorted([first, second])  # wiped: no reason to stop calling
         other.run_once()
-        eventually(lambda: seen[-1:] == [["127.0.0.1:5002"]])
+        eventually(lambda: seen[-1:] == [[second]])
         watch.stop()
+        for server in listening:
+            server.close()
         agent.stop()
 
     def test_a_center_is_found_by_name_and_tag_and_calls_go_on_without_consul(self, tmp_path) -> None:
