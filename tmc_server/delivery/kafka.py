@@ -15,6 +15,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tmc_server.delivery.window import Destination, Window
+from tmc_server.domain.catalog import FORWARD_KEY
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.ports import CatalogSource, Copy, ForwardAnswers
@@ -22,7 +23,6 @@ from tmc_server.metrics import METRICS
 
 log = logging.getLogger("tmc.kafka")
 
-_FORWARD_KEY = "tmc-forward-key"
 _AWAY = {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._MSG_TIMED_OUT, KafkaError._PURGE_QUEUE}
 
 
@@ -83,7 +83,7 @@ class KafkaForwarder:
         for copy in copies:
             forward = self._catalog.current.subscriptions[copy.subscription].forward
             assert forward is not None
-            key = copy.headers.get(_FORWARD_KEY) or forward.key or copy.key
+            key = copy.headers.get(FORWARD_KEY) or forward.key or copy.key
             message_id = str(MessageId(copy.topic, copy.producer, copy.shard, copy.number))
             headers = {**copy.headers, "tmc-message-id": message_id, "tmc-attempt": str(copy.attempt)}
             try:

@@ -25,6 +25,7 @@ from pika.spec import Basic, BasicProperties
 
 from tmc_client.transports.corked import CorkedConnection
 from tmc_server.delivery.window import CONFIRM_TIMEOUT_S, Destination, Window
+from tmc_server.domain.catalog import FORWARD_KEY
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.ports import CatalogSource, Copy, ForwardAnswers
@@ -36,7 +37,6 @@ log = logging.getLogger("tmc.rabbitmq")
 _RECONNECT_S = (0.2, 1.0, 2.0, 5.0)
 _CHANNEL_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _REFUSALS = (403, 404)  # not allowed, no such exchange: about what was published, not about the broker
-FORWARD_KEY = "tmc-forward-key"  # a message's own header, above the subscription's key
 
 
 class Queues(Protocol):

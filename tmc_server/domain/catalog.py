@@ -36,11 +36,14 @@ class QueueMode(IntEnum):
     MULTI = 2  #: one per consumer app, tag and topic: a bulk topic does not hold up an urgent one
 
 
+FORWARD_KEY = "tmc-forward-key"  # header by which a message brings its own key
+
+
 @dataclass(frozen=True, slots=True)
 class Forward:
     """Where a forwarding subscription sends. kind: rabbitmq, or the name of an entry point.
 
-    target: the exchange or topic there.  key: routing key; "": the message's own key. A header `tmc-forward-key` wins.
+    target: the exchange or topic there.  key: routing key; "": the message's own key. A header FORWARD_KEY wins.
     """
 
     kind: str

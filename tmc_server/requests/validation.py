@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from tmc_server.domain.catalog import FORWARD_KEY
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.retry import DAY_MS, RetryKind, RetryPolicy
 from tmc_server.errors import InvalidField, MessageUnknown
@@ -12,7 +13,6 @@ from tmc_server.errors import InvalidField, MessageUnknown
 MAX_ITEMS = 1000
 MAX_DELAY_MS = 365 * DAY_MS
 ATTEMPT_ID_BYTES = 16
-FORWARD_KEY = "tmc-forward-key"
 ROUTING_KEY_BYTES = 255  # AMQP takes no more
 ERROR_CHARACTERS = 500
 
