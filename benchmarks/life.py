@@ -126,7 +126,6 @@ def consume(address: str, key: str, count: str, folder: str) -> None:
     with consumer:
         _started()
         done.wait(600)
-        time.sleep(0)  # the last handler is about to hand its ack over
         consumer.stop()  # acks are stored when it returns
         ended = time.monotonic()
     with open(f"{folder}/handled", "w") as file:

@@ -41,7 +41,7 @@ def _http(port: int) -> threading.Thread:
 
     server = HTTPServer(("127.0.0.1", port), Fine)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.server = server  # type: ignore[attr-defined]
+    thread.server = server
     thread.start()
     return thread
 
@@ -119,8 +119,8 @@ class TestConsul:
         with Registration(consul.address, "order-service", f"127.0.0.1:{port}", tag="prod", check=check):
             eventually(lambda: ConsulInstances(consul.address, "").addresses(ORDERS, "prod") == [f"127.0.0.1:{port}"])
             assert instances.addresses(ORDERS, "test") == []
-        serving.server.shutdown()  # type: ignore[attr-defined]
-        serving.server.server_close()  # type: ignore[attr-defined]
+        serving.server.shutdown()
+        serving.server.server_close()
 
     def test_while_consul_is_away_the_last_answer_counts(self) -> None:
         agent, now = Consul(), [0.0]

@@ -300,7 +300,7 @@ class TestForwarding:
         nowhere = Forward("rabbitmq", "there", "nowhere")
         bench = Bench(rabbitmq, forwards=(nowhere, nowhere))
         subscriptions = bench.catalog.current.subscriptions
-        subscriptions[4] = replace(subscriptions[4], tag="test")  # type: ignore[index]
+        subscriptions[4] = replace(subscriptions[4], tag="test")
         eventually(lambda: bench.room(3))
         first = a_copy(3)
         twins = [first, replace(first, subscription=4)]

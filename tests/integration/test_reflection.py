@@ -73,7 +73,9 @@ def test_there_are_lines_to_replay() -> None:
 
 
 @pytest.mark.parametrize("text", lines())
-def test_a_line_of_the_docs_works(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_of_the_docs_works(
+    center: RunningCenter, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With TLS when it says so, against a center that has what the pages talk about."""
     monkeypatch.chdir(tmp_path)
     secured = "-cacert" in text
@@ -81,8 +83,7 @@ def test_a_line_of_the_docs_works(text: str, tmp_path: Path, monkeypatch: pytest
     if secured:
         _serve_with_tls(text, certificate, key, tmp_path)
         return
-    with RunningCenter(f"sqlite:///{tmp_path}/c.db") as center:
-        _replay(text, center.address, center.token, center.keys["orders"])
+    _replay(text, center.address, center.token, center.keys["orders"])
 
 
 def _serve_with_tls(text: str, certificate: str, key: str, folder: Path) -> None:

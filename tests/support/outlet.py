@@ -60,4 +60,4 @@ def a_copy(subscription: int, body: bytes = b"hello", **changes: object) -> Copy
         "shard": 3, "number": next(_numbers), "subscription": subscription, "attempt": 1, "topic": subscription,
         "producer": 1, "key": "key", "body": body, "content_type": "text/plain", "headers": {"color": "red"},
     }  # fmt: skip
-    return Copy(**(values | changes))  # type: ignore[arg-type]
+    return Copy(**(values | changes))

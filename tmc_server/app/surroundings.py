@@ -14,7 +14,7 @@ from tmc_server.store.senders import Senders
 
 
 class Surroundings:
-    """Instances of producers, and what is told to others about this server. port: where it listens."""
+    """Instances of producers, and what is told to others about this server."""
 
     def __init__(self, config: Config, catalog: Database) -> None:
         self._config = config
@@ -35,7 +35,7 @@ class Surroundings:
         return ConsulInstances(self._config.consul.agent, self._config.consul.token.get_secret_value())
 
     def duties(self, port: int) -> list[Periodic]:
-        """What keeps this server findable."""
+        """What keeps this server findable. port: where it listens."""
         duties = []
         if self._config.discovery.kind == "recorded":
             duties.append(Periodic("senders", self.senders.run_once, 1.0))

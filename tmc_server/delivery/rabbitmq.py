@@ -235,10 +235,7 @@ class RabbitOutlet:
     def stop(self, grace_s: float = CONFIRM_TIMEOUT_S) -> bool:
         """Take nothing more, wait for the confirms of what is on its way. Returns: nothing is uncertain. Blocks."""
         self._stopping.set()
-        end = time.monotonic() + grace_s
-        while self._window.in_flight and self._connection is not None and time.monotonic() < end:
-            time.sleep(0.01)
-        clean = self._window.in_flight == 0
+        clean = self._window.drained(grace_s)
         with self._lock:
             if self._connection is not None:
                 self._connection.ioloop.add_callback_threadsafe(self._connection.close)

@@ -49,7 +49,7 @@ class Window:
         self._size_bytes = size_bytes
         self._on_room = on_room
         self._monotonic = monotonic
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._refused = False
         self.in_flight = 0
         self.bytes = 0
@@ -74,11 +74,18 @@ class Window:
         with self._lock:
             self.in_flight -= count
             destination.in_flight -= count
+            if not self.in_flight:
+                self._lock.notify_all()
             wake = self._refused and self.in_flight * 2 <= self._size
             if wake:
                 self._refused = False
         if wake:
             self._on_room()
+
+    def drained(self, timeout_s: float) -> bool:
+        """Wait until nothing is on its way. Returns False when the time is over."""
+        with self._lock:
+            return self._lock.wait_for(lambda: self.in_flight == 0, timeout_s)
 
     def add_bytes(self, count: int) -> None:
         with self._lock:
