@@ -201,6 +201,17 @@ class Sender:
                 with self._condition:
                     self._in_flight = 0
                     self._condition.notify_all()
+            self._gather()
+
+    def _gather(self) -> None:
+        """Give way to the callers that were just answered: they ask again at once, and can go together.
+
+        Nobody waits for this: it ends as soon as a turn of everybody else brought nothing new.
+        """
+        before = -1
+        while before < (waiting := sum(map(len, list(self._waiting.values())))):
+            before = waiting
+            time.sleep(0)
 
     def _take(self) -> list[_Call] | None:
         with self._condition:

@@ -255,14 +255,14 @@ class StoreUnderTest:
         return [copy.attempt for copy in self.outlet.delivered if copy.number == number]
 
     def counting(self) -> StatementCounter:
-        return StatementCounter(self.database.engine)
+        return StatementCounter({self.database.engine, self.database.readers})
 
 
 class StatementCounter:
     """Counts what goes to the database inside a `with` block. statements: without BEGIN, COMMIT, and session settings."""
 
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
+    def __init__(self, engines: set[sa.Engine]) -> None:
+        self._engines = engines
         self.statements: deque[str] = deque()
         self.commits = 0
 
@@ -274,13 +274,15 @@ class StatementCounter:
         self.commits += 1
 
     def __enter__(self) -> StatementCounter:
-        sa.event.listen(self._engine, "before_cursor_execute", self._executed)
-        sa.event.listen(self._engine, "commit", self._committed)
+        for engine in self._engines:
+            sa.event.listen(engine, "before_cursor_execute", self._executed)
+            sa.event.listen(engine, "commit", self._committed)
         return self
 
     def __exit__(self, *_: object) -> None:
-        sa.event.remove(self._engine, "before_cursor_execute", self._executed)
-        sa.event.remove(self._engine, "commit", self._committed)
+        for engine in self._engines:
+            sa.event.remove(engine, "before_cursor_execute", self._executed)
+            sa.event.remove(engine, "commit", self._committed)
 
 
 def sqlite_store(directory: Path) -> StoreUnderTest:

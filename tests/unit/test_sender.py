@@ -210,3 +210,18 @@ def test_a_long_deadline_does_not_hold_the_thread_for_as_long() -> None:
     made.send(SUBMIT, _decide("x"), 120).result(10)
     assert timeouts == [sender._CALL_S]
     made.close()
+
+
+def test_callers_that_were_answered_together_ask_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    center, again, futures = ScriptedCenter(), ["b", "c", "d"], []
+    calls = Sender(center)  # type: ignore[arg-type]
+
+    def give_way(_seconds: float) -> None:  # in each turn one of the callers gets to ask again
+        if center.batches and again:
+            futures.append(calls.send(SUBMIT, _decide(again.pop(0)), 30))
+
+    monkeypatch.setattr(sender.time, "sleep", give_way)
+    calls.send(SUBMIT, _decide("a"), 30).result(20)
+    calls.close()
+    assert [future.result(20).message_id for future in futures] == ["b", "c", "d"]
+    assert [ids for _, ids in center.batches] == [["a"], ["b", "c", "d"]]

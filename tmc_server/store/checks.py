@@ -30,7 +30,7 @@ class Finding:
 
 def examine(database: Database, batch_bytes: int) -> list[Finding]:
     """batch_bytes: the largest transaction the server sends. Raises StoreUnavailable."""
-    with database.reading() as connection:
+    with database.connection() as connection:
         found = _sqlite(connection) if database.is_sqlite else _mysql(connection, batch_bytes)
     revision, head = revision_of(database), head_revision()
     return [*found, Finding("schema revision", revision or "none", f"be {head}: run tmc init", revision == head)]

@@ -20,6 +20,7 @@ from tmc_server.store.tables import alert
 Part = TypeVar("Part")
 _UNION = 400  # parts of one statement
 _RESCUE_PAGE = 500
+_UNSENT = sa.select(alert).where(alert.c.sent_ms.is_(None)).order_by(alert.c.id).limit(sa.bindparam("limit"))
 
 
 class DueConsumptions:
@@ -43,8 +44,8 @@ class DueConsumptions:
             with database.reading() as connection:
                 now = database.now(connection)
                 for look in looks:
-                    rows = connection.exec_driver_sql(look).fetchall()
-                    found += [(shard, number) for shard, number, due in rows if due is not None and due <= now]
+                    due = f"SELECT shard, subscription FROM ({look}) AS earliest WHERE due_ms <= {int(now)}"
+                    found += [(shard, number) for shard, number in connection.exec_driver_sql(due)]
         return found
 
     def _statements(self) -> list[str]:
@@ -119,14 +120,13 @@ class SqlAlertOutbox:
         self._database = database
 
     def unsent(self, limit: int) -> Sequence[Alert]:
-        query = sa.select(alert).where(alert.c.sent_ms.is_(None)).order_by(alert.c.id).limit(limit)
         with self._database.reading() as connection:
             return [
                 Alert(
                     row.id, row.kind, row.topic_no, row.shard, row.message_id, row.subscription_no, row.attempt, row.detail,
                     row.created_ms,
                 )
-                for row in connection.execute(query)
+                for row in connection.execute(_UNSENT, {"limit": limit})
             ]  # fmt: skip
 
     def add(self, kind: str, topic: int, subscription: int, episode: int, detail: str) -> None:

@@ -88,29 +88,40 @@ class Database:
         self._writer = threading.RLock() if self.is_sqlite else nullcontext()
         self._file_lock: IO[str] | None = None
         self._alone: sa.Connection | None = None
-        self.engine = sa.create_engine(
+        if self.is_sqlite:
+            self.engine = self.readers = self._sqlite_engine(pool_size)
+        else:
+            self.engine = self._mysql_engine(pool_size, patient, isolation_level="READ COMMITTED")
+            # Single statements need no transaction: nothing has to be rolled back when such a connection is put away.
+            self.readers = self._mysql_engine(
+                pool_size, patient, isolation_level="AUTOCOMMIT", pool_reset_on_return=None
+            )
+
+    def _sqlite_engine(self, pool_size: int) -> sa.Engine:
+        arguments = {"timeout": 5.0, "check_same_thread": False}
+        engine = sa.create_engine(
+            self.url, pool_size=pool_size, max_overflow=8, poolclass=sa.pool.QueuePool, connect_args=arguments
+        )
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
+
+    def _mysql_engine(self, pool_size: int, patient: bool, **options: Any) -> sa.Engine:
+        limits = {} if patient else {"read_timeout": 15, "write_timeout": 15}
+        engine = sa.create_engine(
             self.url,
             pool_size=pool_size,
             max_overflow=8,
             pool_use_lifo=True,  # the duties' connection stays warm, the others may rest
             pool_recycle=1800,
             query_cache_size=2000,
-            **self._driver_options(patient),
+            connect_args={"connect_timeout": 5, "charset": "utf8mb4", **limits},
+            **options,
         )
-        if self.is_sqlite:
-            event.listen(self.engine, "connect", _prepare_sqlite)
-            event.listen(self.engine, "begin", _begin_sqlite)
-        else:
-            event.listen(self.engine, "connect", _prepare_mysql)
-            event.listen(self.engine, "checkin", _note_use)
-            event.listen(self.engine, "checkout", _ping_after_rest)
-
-    def _driver_options(self, patient: bool) -> dict[str, Any]:
-        if self.is_sqlite:
-            return {"connect_args": {"timeout": 5.0, "check_same_thread": False}, "poolclass": sa.pool.QueuePool}
-        limits = {} if patient else {"read_timeout": 15, "write_timeout": 15}
-        arguments = {"connect_timeout": 5, "charset": "utf8mb4", **limits}
-        return {"connect_args": arguments, "isolation_level": "READ COMMITTED"}
+        event.listen(engine, "connect", _prepare_mysql)
+        event.listen(engine, "checkin", _note_use)
+        event.listen(engine, "checkout", _ping_after_rest)
+        return engine
 
     def __repr__(self) -> str:
         return f"Database({self.url.render_as_string(hide_password=True)})"
@@ -155,8 +166,8 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """A connection for reading: waits for nobody, locks nothing."""
-        with self.connection() as connection:
+        """A connection for reading: waits for nobody, locks nothing; each statement sees what is committed then."""
+        with translated(), self.readers.connect() as connection:
             yield connection.execution_options(tmc_reading=True)
 
     def lock_alone(self) -> None:
@@ -220,6 +231,7 @@ class Database:
             self._alone.close()
             self._alone = None
         self.engine.dispose()
+        self.readers.dispose()
         if self._file_lock is not None:
             self._file_lock.close()
             self._file_lock = None

@@ -40,11 +40,20 @@ def _states(column: sa.Column[Any], states: tuple[int, ...]) -> sa.ColumnElement
     return sa.or_(*(column == int(state) for state in states))
 
 
+def _literal(value: int | str | bytes | None) -> str:
+    """A value as MySQL reads it, with nothing in it that could be mistaken: text and bytes are written in hexadecimal."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, int):
+        return str(int(value))
+    return f"x'{value.hex()}'" if isinstance(value, bytes) else f"_utf8mb4 x'{value.encode().hex()}'"
+
+
 class InsertRows:
     """INSERT of many rows as one statement, whatever their number.
 
-    The drivers' own executemany sends a statement per 64 KiB or per row and formats every row by itself; the values
-    here are what the drivers take as they are (int, str, bytes, None).
+    The drivers' own executemany sends a statement per 64 KiB or per row, and mysqlclient formats every value by several
+    calls of Python. Values: int, str, bytes, None.
     """
 
     def __init__(self, table: sa.Table) -> None:
@@ -53,14 +62,18 @@ class InsertRows:
 
     def run(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
         """rows: one dictionary each, with every column. Raises IntegrityError: no row of this call is in."""
-        mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
-        row = f"({', '.join([mark] * len(self._columns))})"
-        values = tuple(values[name] for values in rows for name in self._columns)
-        connection.exec_driver_sql(self._head + ", ".join([row] * len(rows)), values)
+        columns = self._columns
+        if connection.dialect.paramstyle == "qmark":
+            row = f"({', '.join('?' * len(columns))})"
+            parameters = tuple(values[name] for values in rows for name in columns)
+            connection.exec_driver_sql(self._head + ", ".join([row] * len(rows)), parameters)
+        else:
+            written = (f"({','.join([_literal(values[name]) for name in columns])})" for values in rows)
+            connection.exec_driver_sql(self._head + ",".join(written))
 
 
-class ByNumbers:
-    """A statement whose `ids` are message numbers, rendered as they are: an expanding parameter costs more than its query.
+class ByIds:
+    """A statement whose `ids` are numbers or bytes, rendered as they are: an expanding parameter costs more than its query.
 
     Compiled once per dialect; every other parameter stays one.
     """
@@ -69,7 +82,7 @@ class ByNumbers:
         self._statement = statement
         self._prepared: dict[str, tuple[str, str, list[str], Mapping[str, Any]]] = {}
 
-    def run(self, connection: sa.Connection, ids: Sequence[int], **values: Any) -> sa.CursorResult[Any]:
+    def run(self, connection: sa.Connection, ids: Sequence[int | bytes], **values: Any) -> sa.CursorResult[Any]:
         """ids: not empty."""
         dialect = connection.dialect
         if dialect.name not in self._prepared:
@@ -78,7 +91,7 @@ class ByNumbers:
             order = [name for name in compiled.positiontup if name != "ids"]
             self._prepared[dialect.name] = (head, tail, order, compiled.params)
         head, tail, order, fixed = self._prepared[dialect.name]
-        numbers = ",".join(map(str, map(int, ids)))
+        numbers = ",".join(map(_literal, ids))
         parameters = tuple(values[name] if name in values else fixed[name] for name in order)
         return connection.exec_driver_sql(f"{head}({numbers}){tail}", parameters)
 
@@ -116,7 +129,7 @@ class ShardStatements:
         )
         self.by_attempt_waiting = self.by_attempt.with_for_update()
         # ids: lock what is free; whoever waits here would hold up 200 neighbours.
-        self.lock_messages = ByNumbers(
+        self.lock_messages = ByIds(
             sa.select(
                 message.c.id, message.c.state, message.c.topic_no, message.c.producer_no, message.c.producer_tag,
                 message.c.attempt_id,
@@ -127,8 +140,8 @@ class ShardStatements:
             .with_for_update(skip_locked=True)
         )  # fmt: skip
         self.existing_messages = sa.select(message.c.id).where(_in(message.c.id))
-        self.submit = ByNumbers(self._decide(m.MessageEvent.SUBMIT))
-        self.roll_back = ByNumbers(self._decide(m.MessageEvent.ROLLBACK).values(live=None))
+        self.submit = ByIds(self._decide(m.MessageEvent.SUBMIT))
+        self.roll_back = ByIds(self._decide(m.MessageEvent.ROLLBACK).values(live=None))
         # topic, limit: undecided messages, counted no further than the limit.
         self.count_open = sa.select(sa.func.count()).select_from(
             sa.select(sa.literal(1))
@@ -140,7 +153,7 @@ class ShardStatements:
     def _for_consumptions(self, consumption: sa.Table) -> None:
         self.insert_consumptions = InsertRows(consumption)
         # subscription, ids
-        self.lock_consumptions = ByNumbers(
+        self.lock_consumptions = ByIds(
             _by_primary(
                 sa.select(
                     consumption.c.message_id, consumption.c.state, consumption.c.attempt, consumption.c.tried,
@@ -156,7 +169,7 @@ class ShardStatements:
             consumption.c.subscription_no == sa.bindparam("subscription"), _in(consumption.c.message_id)
         )
         # subscription, ids, now
-        self.ack = ByNumbers(
+        self.ack = ByIds(
             _by_primary(
                 consumption.update()
                 .where(
@@ -248,7 +261,7 @@ class ShardStatements:
             .values(due_ms=sa.bindparam("new_due_ms")),
             consumption,
         )
-        self.bodies = ByNumbers(
+        self.bodies = ByIds(
             sa.select(
                 message.c.id, message.c.topic_no, message.c.producer_no, message.c.message_key, message.c.content_type,
                 message.c.headers, message.c.body,
@@ -278,9 +291,12 @@ class ShardStatements:
         """What is written beside a change: journal, tombstones, alerts, audit."""
         self.insert_attempts = InsertRows(self.tables.attempt)
         self.insert_tombstones = InsertRows(tombstone)
-        self.tombstones = sa.select(
-            tombstone.c.attempt_id, tombstone.c.topic_no, tombstone.c.producer_tag, tombstone.c.message_key
-        ).where(_in(tombstone.c.attempt_id, "attempts"))
+        # ids: attempt ids
+        self.tombstones = ByIds(
+            sa.select(
+                tombstone.c.attempt_id, tombstone.c.topic_no, tombstone.c.producer_tag, tombstone.c.message_key
+            ).where(_in(tombstone.c.attempt_id))
+        )
         self.insert_alerts = InsertRows(alert)
         self.alert_exists = sa.select(alert.c.message_id).where(
             alert.c.kind == sa.bindparam("kind"),

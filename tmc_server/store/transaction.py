@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ports import Copy, Outlet
-from tmc_server.store.statements import ByNumbers, InsertRows, ShardStatements
+from tmc_server.store.statements import ByIds, InsertRows, ShardStatements
 
 Hook = Callable[[str], None]
 """Called at named points of a transaction; tests park a thread there. Points: begin, read, locked, buried, written, committed."""
@@ -45,11 +45,11 @@ class Transaction:
     reserved: Counter[int] = field(default_factory=Counter)
     came_out: Counter[int] = field(default_factory=Counter)
 
-    def rows(self, statement: sa.Executable | ByNumbers, **parameters: Any) -> Sequence[sa.Row[Any]]:
+    def rows(self, statement: sa.Executable | ByIds, **parameters: Any) -> Sequence[sa.Row[Any]]:
         return self._execute(statement, parameters).fetchall()
 
-    def _execute(self, statement: sa.Executable | ByNumbers, parameters: dict[str, Any]) -> sa.CursorResult[Any]:
-        if isinstance(statement, ByNumbers):
+    def _execute(self, statement: sa.Executable | ByIds, parameters: dict[str, Any]) -> sa.CursorResult[Any]:
+        if isinstance(statement, ByIds):
             return statement.run(self.connection, **parameters)
         return self.connection.execute(statement, parameters)
 
@@ -57,7 +57,7 @@ class Transaction:
         if rows:
             statement.run(self.connection, rows)
 
-    def change(self, statement: sa.Executable | ByNumbers, expected: int, **parameters: Any) -> None:
+    def change(self, statement: sa.Executable | ByIds, expected: int, **parameters: Any) -> None:
         """Run a guarded UPDATE or DELETE that must hit `expected` rows."""
         changed = self._execute(statement, parameters).rowcount
         if changed != expected:
