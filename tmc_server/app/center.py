@@ -217,7 +217,7 @@ class Center:
                 for leases, rescuing in zip(self._leases, self._rescuing, strict=True)
             ),
             *self._redelivering,
-            *(Periodic("alerting", duty.run_once, 2.0) for duty in alerting),
+            *(Periodic("alerting", duty.run_once, 5.0) for duty in alerting),
             *(Periodic("alone", partial(self._stay_alone, database), 5.0) for database in alone),
             Periodic("catalog", self._watch.run_once, self._watch.period_s),
             Periodic("counting", self._counting.run_once, 2.0),

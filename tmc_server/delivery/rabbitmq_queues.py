@@ -18,6 +18,7 @@ log = logging.getLogger("tmc.queues")
 
 DELIVERY_LIMIT = 3
 _LOOK_FOR_S = 1.0
+_HEARTBEAT_S = 12
 _NOT_FOUND = 404
 
 
@@ -26,7 +27,9 @@ class RabbitQueues:
 
     def __init__(self, url: str, catalog: CatalogSource, kind: str, alarm: Callable[[str, int, str], None]) -> None:
         self._parameters = pika.URLParameters(url)
-        self._parameters.heartbeat = 10  # answered by run_once; a broker that is silent for so long is given up
+        self._parameters.heartbeat = (
+            _HEARTBEAT_S  # answered by run_once; a broker that is silent for so long is given up
+        )
         self._parameters.socket_timeout = self._parameters.stack_timeout = 5
         self._parameters.blocked_connection_timeout = 5
         self._parameters.client_properties = {"connection_name": "tmc queues"}
@@ -38,6 +41,7 @@ class RabbitQueues:
         self._channel: BlockingChannel | None = None
         self._declared: set[str] = set()
         self._refused: set[str] = set()
+        self._heard = 0.0
         self._looks: dict[str, tuple[float, tuple[int, int] | None]] = {}
 
     def arguments(self) -> dict[str, str | int]:
@@ -63,7 +67,9 @@ class RabbitQueues:
         return False
 
     def _keep_alive(self) -> None:
-        if self._connection is not None and self._connection.is_open:
+        rested = time.monotonic() - self._heard >= _HEARTBEAT_S / 3
+        if self._connection is not None and self._connection.is_open and rested:
+            self._heard = time.monotonic()
             try:
                 self._connection.process_data_events(0)
             except (AMQPError, OSError) as exc:

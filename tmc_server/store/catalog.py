@@ -56,9 +56,6 @@ def _repeating(change: Callable[P, T]) -> Callable[P, T]:
     return run
 
 
-_VERSION = sa.select(meta.c.catalog_version)
-
-
 class CatalogStore:
     """change_delay_ms: from storing a change to its effect; 0 for a center of one process."""
 
@@ -232,13 +229,13 @@ class CatalogStore:
     def peek(self) -> tuple[int, int]:
         """The catalog database's clock, and the version as of then or later."""
         with self._database.reading() as connection:
-            now = self._database.now(connection)
-            return now, int(connection.execute(_VERSION).scalar_one())
+            now, version = self._database.now_and(connection, f"SELECT catalog_version FROM {meta.name}")
+            return now, int(version)
 
     def load(self) -> Catalog:
         """One consistent copy: the version is read first, so a change meanwhile is read again next time."""
         with self._database.reading() as connection:
-            version = int(connection.execute(_VERSION).scalar_one())
+            version = int(connection.execute(sa.select(meta.c.catalog_version)).scalar_one())
             return Catalog(
                 version,
                 {row.app_no: _app(row) for row in connection.execute(sa.select(app))},
