@@ -35,9 +35,11 @@ from tmc_client.errors import (
     Unavailable,
 )
 from tmc_client.producer import Prepared, new_attempt_id
+from tmc_client.questions import Question, Verdict
 from tmc_client.received import Message
 
 if TYPE_CHECKING:
+    from tmc_client.fence import clean_ledger
     from tmc_client.inbox import SqlInbox
     from tmc_client.ledger import create_tables
 
@@ -60,19 +62,22 @@ __all__ = [
     "NotFound",
     "Overloaded",
     "Prepared",
+    "Question",
     "Reject",
     "SqlInbox",
     "Tls",
     "TmcError",
     "Topic",
     "Unavailable",
+    "Verdict",
+    "clean_ledger",
     "connect",
     "create_tables",
     "new_attempt_id",
     "topic",
 ]
 
-_LAZY = {"SqlInbox": "tmc_client.inbox", "create_tables": "tmc_client.ledger"}
+_LAZY = {"SqlInbox": "tmc_client.inbox", "clean_ledger": "tmc_client.fence", "create_tables": "tmc_client.ledger"}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from tmc_client.ledger import ledger_id_of, rows_for, settle_statement
+from tmc_client.ledger import fenced, ledger_id_of, rows_for, settle_statement
 from tmc_client.producer import Producer
 from tmc_client.tables import ledger
-from tmc_client.transaction import BACKGROUND, SUBMIT_WAIT, Preparation, Records, begin_block, end_block, raise_after
+from tmc_client.transaction import (
+    BACKGROUND,
+    SUBMIT_WAIT,
+    Preparation,
+    Records,
+    begin_block,
+    end_block,
+    may_be_fenced,
+    raise_after,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -62,8 +73,22 @@ class AsyncTransaction(Records):
             await connection.execute(ledger.insert(), rows_for(self.messages))
         except BaseException as exc:
             await self._session.rollback()
-            raise_after(exc, preparation, self.messages)
+            raise_after(exc, preparation, await self._markers(exc))
             raise
+
+    async def _markers(self, exc: BaseException) -> Sequence[str]:
+        """See tmc_client.transaction."""
+        engine = self._session.bind
+        if not (self.messages and may_be_fenced(exc) and isinstance(engine, AsyncEngine)):
+            return ()
+        try:
+            async with engine.connect() as connection:
+                markers: Sequence[str] = (
+                    (await connection.execute(fenced([m.message_id for m in self.messages]))).scalars().all()
+                )
+                return markers
+        except sa.exc.SQLAlchemyError:
+            return ()
 
     async def _submit(self) -> None:
         """Nothing raises here: the transaction is committed."""

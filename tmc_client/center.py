@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.orm import Session
 
+    from tmc_client.checking import Checks, Outcome
     from tmc_client.transaction import Transaction
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ class Center:
         self.sender = Sender(self.connection)
         self.producer = Producer(self.sender)
         self.timeout = timeout
+        self._outcomes: dict[str, Outcome] = {}
         self._settler: Any = None
         self._settler_lock = threading.Lock()
 
@@ -111,6 +113,24 @@ class Center:
         from tmc_client.transaction import Transaction
 
         return Transaction(self.producer, self.settle, session, prepare_timeout)
+
+    def check(self, topic: Topic[Any] | str) -> Callable[[Outcome], Outcome]:
+        """Answer checks about a topic from your own tables: decorate a function (Question) -> Verdict.
+
+        Say ROLLBACK only when the transaction cannot commit any more; the ledger knows how, a look at a table does not.
+        """
+
+        def register(outcome: Outcome) -> Outcome:
+            self._outcomes[str(topic)] = outcome
+            return outcome
+
+        return register
+
+    def checks(self, engine: Engine | None = None) -> Checks:
+        """Answers to the center's questions, from the ledger in this database and from functions made with `check`."""
+        from tmc_client.checking import Checks
+
+        return Checks(self, engine, self._outcomes)
 
     def resume(self, engine: Engine) -> int:
         """Submit what this database's ledger says was committed and never answered; call it when your service starts.

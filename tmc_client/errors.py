@@ -129,6 +129,7 @@ BY_REASON: dict[str, type[TmcError]] = {
     "ROW_LOCKED": Unavailable,
     "ALREADY_COMMITTED": Decided,
     "ALREADY_ROLLED_BACK": Decided,
+    "CHECK_REFUSED": InvalidRequest,
     "ROTATION_OPEN": Decided,
     "NOT_BUILT_IN": InvalidRequest,
     "DISCOVERY_UNAVAILABLE": Unavailable,

@@ -25,6 +25,7 @@ from tmc_client.tables import ledger, ledger_info
 log = logging.getLogger("tmc_client.ledger")
 
 COMMITTED = 1
+ROLLED_BACK = 2  # the marker of a check that was answered so
 _RESUME_PAGE = 500
 _SETTLE_BATCH = 200
 _SETTLE_EVERY_S = 0.5
@@ -70,6 +71,13 @@ def rows_for(messages: Sequence[Prepared]) -> list[dict[str, Any]]:
         for message in messages
     ]
     return sorted(rows, key=lambda row: str(row["message_id"]))
+
+
+def fenced(message_ids: Sequence[str]) -> sa.Select[Any]:
+    """Markers under the keys of these messages."""
+    return sa.select(ledger.c.message_id).where(
+        ledger.c.message_id.in_(list(message_ids)), ledger.c.state == ROLLED_BACK
+    )
 
 
 def settle_statement(message_ids: Sequence[str]) -> sa.Update:

@@ -25,6 +25,8 @@ ledger_info = sa.Table(
     metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("ledger_id", sa.LargeBinary(16), nullable=False),
+    # Rows of messages prepared before this, milliseconds since the epoch, may have been cleaned away.
+    sa.Column("horizon_ms", sa.BigInteger, nullable=False, server_default="0"),
 )
 
 # One row per message and subscriber, written in the transaction of the effect: a second copy finds it and does nothing.

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from tmc_client import errors
 from tmc_client.codecs import Topic
-from tmc_client.ledger import ledger_id_of, rows_for
+from tmc_client.ledger import fenced, ledger_id_of, rows_for
 from tmc_client.producer import Prepared, Producer, prepared_of, request_of, wait
 from tmc_client.protocol import message_pb2
 from tmc_client.tables import ledger
@@ -101,13 +101,20 @@ def end_block(session: Session) -> None:
     session.info.pop(_MARK, None)
 
 
-def raise_after(exc: BaseException, preparation: Preparation | None, messages: Sequence[Prepared]) -> None:
-    """The block failed before its commit: see that nothing of it stays prepared. Raises Fenced for a fenced block."""
-    if isinstance(exc, sa.exc.IntegrityError) and messages:
-        # A row of this message was there: a check was answered "rolled back" meanwhile, the center knows it already.
-        raise errors.Fenced(errors.Fenced.__doc__ or "") from exc
+def may_be_fenced(exc: BaseException) -> bool:
+    """A key that is taken; or, on SQLite, a snapshot that somebody else's write made too old."""
+    return isinstance(exc, sa.exc.IntegrityError | sa.exc.OperationalError)
+
+
+def raise_after(exc: BaseException, preparation: Preparation | None, markers: Sequence[str]) -> None:
+    """The block failed before its commit and was rolled back: see that nothing of it stays prepared.
+
+    markers: of its messages, read after the roll-back. Raises Fenced when there are any.
+    """
     if preparation is not None:
         preparation.abandon()
+    if markers:
+        raise errors.Fenced(errors.Fenced.__doc__ or "") from exc
 
 
 class Transaction(Records):
@@ -148,8 +155,18 @@ class Transaction(Records):
             connection.execute(ledger.insert(), rows_for(self.messages))
         except BaseException as exc:
             self._session.rollback()
-            raise_after(exc, preparation, self.messages)
+            raise_after(exc, preparation, self._markers(exc))
             raise
+
+    def _markers(self, exc: BaseException) -> Sequence[str]:
+        """A row of a message that is taken is read, never guessed at."""
+        if not (self.messages and may_be_fenced(exc)):
+            return ()
+        try:
+            with self._session.get_bind().engine.connect() as connection:
+                return connection.execute(fenced([m.message_id for m in self.messages])).scalars().all()
+        except sa.exc.SQLAlchemyError:
+            return ()
 
     def _submit(self) -> None:
         """Nothing raises here: what is not answered is submitted again by the sender, then by the next start."""

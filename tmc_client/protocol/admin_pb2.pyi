@@ -211,14 +211,155 @@ class AdminGetMessageRequest(_message.Message):
     def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
 
 class MessageDetail(_message.Message):
-    __slots__ = ("message", "consumptions", "failed_attempts")
+    __slots__ = ("message", "consumptions", "failed_attempts", "check")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     CONSUMPTIONS_FIELD_NUMBER: _ClassVar[int]
     FAILED_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     message: _message_pb2.Message
     consumptions: _containers.RepeatedCompositeFieldContainer[Consumption]
     failed_attempts: _containers.RepeatedCompositeFieldContainer[FailedAttempt]
-    def __init__(self, message: _Optional[_Union[_message_pb2.Message, _Mapping]] = ..., consumptions: _Optional[_Iterable[_Union[Consumption, _Mapping]]] = ..., failed_attempts: _Optional[_Iterable[_Union[FailedAttempt, _Mapping]]] = ...) -> None: ...
+    check: CheckProgress
+    def __init__(self, message: _Optional[_Union[_message_pb2.Message, _Mapping]] = ..., consumptions: _Optional[_Iterable[_Union[Consumption, _Mapping]]] = ..., failed_attempts: _Optional[_Iterable[_Union[FailedAttempt, _Mapping]]] = ..., check: _Optional[_Union[CheckProgress, _Mapping]] = ...) -> None: ...
+
+class CheckProgress(_message.Message):
+    __slots__ = ("attempt", "checked", "due_ms", "unreached_ms", "target", "last_answer")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_FIELD_NUMBER: _ClassVar[int]
+    DUE_MS_FIELD_NUMBER: _ClassVar[int]
+    UNREACHED_MS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    LAST_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    checked: int
+    due_ms: int
+    unreached_ms: int
+    target: str
+    last_answer: str
+    def __init__(self, attempt: _Optional[int] = ..., checked: _Optional[int] = ..., due_ms: _Optional[int] = ..., unreached_ms: _Optional[int] = ..., target: _Optional[str] = ..., last_answer: _Optional[str] = ...) -> None: ...
+
+class CheckTarget(_message.Message):
+    __slots__ = ("name", "kind", "address", "options", "deadline_ms", "concurrency", "batch", "tls")
+    class OptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    TLS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: str
+    address: str
+    options: _containers.ScalarMap[str, str]
+    deadline_ms: int
+    concurrency: int
+    batch: int
+    tls: bool
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., address: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., deadline_ms: _Optional[int] = ..., concurrency: _Optional[int] = ..., batch: _Optional[int] = ..., tls: bool = ...) -> None: ...
+
+class SetTopicCheckRequest(_message.Message):
+    __slots__ = ("topic", "targets", "retry", "untried")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_FIELD_NUMBER: _ClassVar[int]
+    UNTRIED_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    targets: _containers.RepeatedCompositeFieldContainer[CheckTarget]
+    retry: _types_pb2.RetryPolicy
+    untried: bool
+    def __init__(self, topic: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[CheckTarget, _Mapping]]] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., untried: bool = ...) -> None: ...
+
+class GetTopicCheckRequest(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class TopicCheck(_message.Message):
+    __slots__ = ("topic", "targets", "retry", "effective_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    targets: _containers.RepeatedCompositeFieldContainer[CheckTarget]
+    retry: _types_pb2.RetryPolicy
+    effective_ms: int
+    def __init__(self, topic: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[CheckTarget, _Mapping]]] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., effective_ms: _Optional[int] = ...) -> None: ...
+
+class CheckNowRequest(_message.Message):
+    __slots__ = ("message_id",)
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    def __init__(self, message_id: _Optional[str] = ...) -> None: ...
+
+class CheckNowResponse(_message.Message):
+    __slots__ = ("target", "request", "answer", "verdict", "reason", "elapsed_ms", "state")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_MS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    request: str
+    answer: str
+    verdict: _types_pb2.Verdict
+    reason: str
+    elapsed_ms: int
+    state: _types_pb2.MessageState
+    def __init__(self, target: _Optional[str] = ..., request: _Optional[str] = ..., answer: _Optional[str] = ..., verdict: _Optional[_Union[_types_pb2.Verdict, str]] = ..., reason: _Optional[str] = ..., elapsed_ms: _Optional[int] = ..., state: _Optional[_Union[_types_pb2.MessageState, str]] = ...) -> None: ...
+
+class ReactivateCheckRequest(_message.Message):
+    __slots__ = ("message_id", "reason")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    reason: str
+    def __init__(self, message_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ReactivateChecksRequest(_message.Message):
+    __slots__ = ("topic", "from_ms", "to_ms", "limit", "dry_run", "reason")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    FROM_MS_FIELD_NUMBER: _ClassVar[int]
+    TO_MS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    from_ms: int
+    to_ms: int
+    limit: int
+    dry_run: bool
+    reason: str
+    def __init__(self, topic: _Optional[str] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., limit: _Optional[int] = ..., dry_run: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ReactivateChecksResponse(_message.Message):
+    __slots__ = ("matched", "more")
+    MATCHED_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    matched: int
+    more: bool
+    def __init__(self, matched: _Optional[int] = ..., more: bool = ...) -> None: ...
+
+class DecideMessageRequest(_message.Message):
+    __slots__ = ("message_id", "verdict", "reason")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    verdict: _types_pb2.Verdict
+    reason: str
+    def __init__(self, message_id: _Optional[str] = ..., verdict: _Optional[_Union[_types_pb2.Verdict, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Consumption(_message.Message):
     __slots__ = ("message_id", "topic", "app", "tag", "state", "attempt", "tried", "due_ms", "created_ms", "closed_ms")

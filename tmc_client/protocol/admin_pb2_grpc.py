@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from tmc_client.protocol import admin_pb2 as tmc_dot_v1_dot_admin__pb2
+from tmc_client.protocol import message_pb2 as tmc_dot_v1_dot_message__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -109,6 +110,36 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ListInstancesRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.ListInstancesResponse.FromString,
                 _registered_method=True)
+        self.SetTopicCheck = channel.unary_unary(
+                '/tmc.v1.AdminService/SetTopicCheck',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.SetTopicCheckRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.TopicCheck.FromString,
+                _registered_method=True)
+        self.GetTopicCheck = channel.unary_unary(
+                '/tmc.v1.AdminService/GetTopicCheck',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.GetTopicCheckRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.TopicCheck.FromString,
+                _registered_method=True)
+        self.CheckNow = channel.unary_unary(
+                '/tmc.v1.AdminService/CheckNow',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.CheckNowRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.CheckNowResponse.FromString,
+                _registered_method=True)
+        self.ReactivateCheck = channel.unary_unary(
+                '/tmc.v1.AdminService/ReactivateCheck',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.ReactivateCheckRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_message__pb2.Message.FromString,
+                _registered_method=True)
+        self.ReactivateChecks = channel.unary_unary(
+                '/tmc.v1.AdminService/ReactivateChecks',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.ReactivateChecksRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.ReactivateChecksResponse.FromString,
+                _registered_method=True)
+        self.DecideMessage = channel.unary_unary(
+                '/tmc.v1.AdminService/DecideMessage',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.DecideMessageRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_message__pb2.Message.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -211,6 +242,47 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetTopicCheck(self, request, context):
+        """How the messages of a topic are checked. Tried out before it is stored: what cannot work is refused, with the reason.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTopicCheck(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckNow(self, request, context):
+        """Ask about one undecided message now, and act on the answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReactivateCheck(self, request, context):
+        """CHECK_FAILED -> PREPARED: asked again as often as the topic allows; numbers of checks go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReactivateChecks(self, request, context):
+        """The same for all that match, at most `limit`; dry_run only counts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DecideMessage(self, request, context):
+        """A human decides: for messages that no check will settle.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -288,6 +360,36 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListInstances,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.ListInstancesRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.ListInstancesResponse.SerializeToString,
+            ),
+            'SetTopicCheck': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTopicCheck,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.SetTopicCheckRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.TopicCheck.SerializeToString,
+            ),
+            'GetTopicCheck': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTopicCheck,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.GetTopicCheckRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.TopicCheck.SerializeToString,
+            ),
+            'CheckNow': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckNow,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.CheckNowRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.CheckNowResponse.SerializeToString,
+            ),
+            'ReactivateCheck': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReactivateCheck,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.ReactivateCheckRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_message__pb2.Message.SerializeToString,
+            ),
+            'ReactivateChecks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReactivateChecks,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.ReactivateChecksRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.ReactivateChecksResponse.SerializeToString,
+            ),
+            'DecideMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.DecideMessage,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.DecideMessageRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_message__pb2.Message.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -695,6 +797,168 @@ class AdminService(object):
             '/tmc.v1.AdminService/ListInstances',
             tmc_dot_v1_dot_admin__pb2.ListInstancesRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.ListInstancesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTopicCheck(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/SetTopicCheck',
+            tmc_dot_v1_dot_admin__pb2.SetTopicCheckRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.TopicCheck.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTopicCheck(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/GetTopicCheck',
+            tmc_dot_v1_dot_admin__pb2.GetTopicCheckRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.TopicCheck.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckNow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/CheckNow',
+            tmc_dot_v1_dot_admin__pb2.CheckNowRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.CheckNowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReactivateCheck(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/ReactivateCheck',
+            tmc_dot_v1_dot_admin__pb2.ReactivateCheckRequest.SerializeToString,
+            tmc_dot_v1_dot_message__pb2.Message.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReactivateChecks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/ReactivateChecks',
+            tmc_dot_v1_dot_admin__pb2.ReactivateChecksRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.ReactivateChecksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DecideMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/DecideMessage',
+            tmc_dot_v1_dot_admin__pb2.DecideMessageRequest.SerializeToString,
+            tmc_dot_v1_dot_message__pb2.Message.FromString,
             options,
             channel_credentials,
             insecure,

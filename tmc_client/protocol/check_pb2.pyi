@@ -24,12 +24,14 @@ class CheckRequest(_message.Message):
     def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ..., attempt_id: _Optional[bytes] = ..., ledger_id: _Optional[bytes] = ..., created_ms: _Optional[int] = ...) -> None: ...
 
 class CheckResponse(_message.Message):
-    __slots__ = ("verdict", "detail")
+    __slots__ = ("verdict", "detail", "message_id")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     verdict: _types_pb2.Verdict
     detail: str
-    def __init__(self, verdict: _Optional[_Union[_types_pb2.Verdict, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+    message_id: str
+    def __init__(self, verdict: _Optional[_Union[_types_pb2.Verdict, str]] = ..., detail: _Optional[str] = ..., message_id: _Optional[str] = ...) -> None: ...
 
 class CheckManyRequest(_message.Message):
     __slots__ = ("items",)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tmc_client.protocol import types_pb2 as tmc_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14tmc/v1/message.proto\x12\x06tmc.v1\x1a\x12tmc/v1/types.proto\"\xef\x01\n\x0ePrepareRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x04 \x01(\t\x12\x34\n\x07headers\x18\x05 \x03(\x0b\x32#.tmc.v1.PrepareRequest.HeadersEntry\x12\x12\n\nattempt_id\x18\x06 \x01(\x0c\x12\x10\n\x08\x64\x65lay_ms\x18\x07 \x01(\x03\x12\x11\n\tledger_id\x18\x08 \x01(\x0c\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"J\n\x0fPrepareResponse\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\";\n\x12PrepareManyRequest\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.tmc.v1.PrepareRequest\"j\n\rPrepareResult\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\x12 \n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.tmc.v1.ItemError\"=\n\x13PrepareManyResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.tmc.v1.PrepareResult\"S\n\rDecideRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x12\n\nattempt_id\x18\x04 \x01(\x0c\"I\n\x0e\x44\x65\x63ideResponse\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\"9\n\x11\x44\x65\x63ideManyRequest\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.tmc.v1.DecideRequest\"i\n\x0c\x44\x65\x63ideResult\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\x12 \n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.tmc.v1.ItemError\";\n\x12\x44\x65\x63ideManyResponse\x12%\n\x07results\x18\x01 \x03(\x0b\x32\x14.tmc.v1.DecideResult\"C\n\x11GetMessageRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\"\xe7\x02\n\x07Message\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x10\n\x08producer\x18\x04 \x01(\t\x12\x14\n\x0cproducer_tag\x18\x05 \x01(\t\x12#\n\x05state\x18\x06 \x01(\x0e\x32\x14.tmc.v1.MessageState\x12\x0c\n\x04\x62ody\x18\x07 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x08 \x01(\t\x12-\n\x07headers\x18\t \x03(\x0b\x32\x1c.tmc.v1.Message.HeadersEntry\x12\x10\n\x08\x64\x65lay_ms\x18\n \x01(\x03\x12\x12\n\ncreated_ms\x18\x0b \x01(\x03\x12\x12\n\ndecided_ms\x18\x0c \x01(\x03\x12\x12\n\nattempt_id\x18\r \x01(\t\x12\x0e\n\x06\x64igest\x18\x0e \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\xd2\x04\n\x0eMessageService\x12:\n\x07Prepare\x12\x16.tmc.v1.PrepareRequest\x1a\x17.tmc.v1.PrepareResponse\x12\x46\n\x0bPrepareMany\x12\x1a.tmc.v1.PrepareManyRequest\x1a\x1b.tmc.v1.PrepareManyResponse\x12\x37\n\x06Submit\x12\x15.tmc.v1.DecideRequest\x1a\x16.tmc.v1.DecideResponse\x12\x43\n\nSubmitMany\x12\x19.tmc.v1.DecideManyRequest\x1a\x1a.tmc.v1.DecideManyResponse\x12\x39\n\x08Rollback\x12\x15.tmc.v1.DecideRequest\x1a\x16.tmc.v1.DecideResponse\x12\x45\n\x0cRollbackMany\x12\x19.tmc.v1.DecideManyRequest\x1a\x1a.tmc.v1.DecideManyResponse\x12:\n\x07Publish\x12\x16.tmc.v1.PrepareRequest\x1a\x17.tmc.v1.PrepareResponse\x12\x46\n\x0bPublishMany\x12\x1a.tmc.v1.PrepareManyRequest\x1a\x1b.tmc.v1.PrepareManyResponse\x12\x38\n\nGetMessage\x12\x19.tmc.v1.GetMessageRequest\x1a\x0f.tmc.v1.Messageb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14tmc/v1/message.proto\x12\x06tmc.v1\x1a\x12tmc/v1/types.proto\"\x85\x02\n\x0ePrepareRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x04 \x01(\t\x12\x34\n\x07headers\x18\x05 \x03(\x0b\x32#.tmc.v1.PrepareRequest.HeadersEntry\x12\x12\n\nattempt_id\x18\x06 \x01(\x0c\x12\x10\n\x08\x64\x65lay_ms\x18\x07 \x01(\x03\x12\x11\n\tledger_id\x18\x08 \x01(\x0c\x12\x14\n\x0c\x63heck_target\x18\t \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"J\n\x0fPrepareResponse\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\";\n\x12PrepareManyRequest\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.tmc.v1.PrepareRequest\"j\n\rPrepareResult\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\x12 \n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.tmc.v1.ItemError\"=\n\x13PrepareManyResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.tmc.v1.PrepareResult\"S\n\rDecideRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x12\n\nattempt_id\x18\x04 \x01(\x0c\"I\n\x0e\x44\x65\x63ideResponse\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\"9\n\x11\x44\x65\x63ideManyRequest\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.tmc.v1.DecideRequest\"i\n\x0c\x44\x65\x63ideResult\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\x12 \n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.tmc.v1.ItemError\";\n\x12\x44\x65\x63ideManyResponse\x12%\n\x07results\x18\x01 \x03(\x0b\x32\x14.tmc.v1.DecideResult\"C\n\x11GetMessageRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\"\xe7\x02\n\x07Message\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x10\n\x08producer\x18\x04 \x01(\t\x12\x14\n\x0cproducer_tag\x18\x05 \x01(\t\x12#\n\x05state\x18\x06 \x01(\x0e\x32\x14.tmc.v1.MessageState\x12\x0c\n\x04\x62ody\x18\x07 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x08 \x01(\t\x12-\n\x07headers\x18\t \x03(\x0b\x32\x1c.tmc.v1.Message.HeadersEntry\x12\x10\n\x08\x64\x65lay_ms\x18\n \x01(\x03\x12\x12\n\ncreated_ms\x18\x0b \x01(\x03\x12\x12\n\ndecided_ms\x18\x0c \x01(\x03\x12\x12\n\nattempt_id\x18\r \x01(\t\x12\x0e\n\x06\x64igest\x18\x0e \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x17\n\x15\x44\x65scribeChecksRequest\"-\n\x16\x44\x65scribeChecksResponse\x12\x13\n\x0b\x63heck_token\x18\x01 \x01(\t2\xa3\x05\n\x0eMessageService\x12:\n\x07Prepare\x12\x16.tmc.v1.PrepareRequest\x1a\x17.tmc.v1.PrepareResponse\x12\x46\n\x0bPrepareMany\x12\x1a.tmc.v1.PrepareManyRequest\x1a\x1b.tmc.v1.PrepareManyResponse\x12\x37\n\x06Submit\x12\x15.tmc.v1.DecideRequest\x1a\x16.tmc.v1.DecideResponse\x12\x43\n\nSubmitMany\x12\x19.tmc.v1.DecideManyRequest\x1a\x1a.tmc.v1.DecideManyResponse\x12\x39\n\x08Rollback\x12\x15.tmc.v1.DecideRequest\x1a\x16.tmc.v1.DecideResponse\x12\x45\n\x0cRollbackMany\x12\x19.tmc.v1.DecideManyRequest\x1a\x1a.tmc.v1.DecideManyResponse\x12:\n\x07Publish\x12\x16.tmc.v1.PrepareRequest\x1a\x17.tmc.v1.PrepareResponse\x12\x46\n\x0bPublishMany\x12\x1a.tmc.v1.PrepareManyRequest\x1a\x1b.tmc.v1.PrepareManyResponse\x12\x38\n\nGetMessage\x12\x19.tmc.v1.GetMessageRequest\x1a\x0f.tmc.v1.Message\x12O\n\x0e\x44\x65scribeChecks\x12\x1d.tmc.v1.DescribeChecksRequest\x1a\x1e.tmc.v1.DescribeChecksResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,33 +37,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MESSAGE_HEADERSENTRY']._loaded_options = None
   _globals['_MESSAGE_HEADERSENTRY']._serialized_options = b'8\001'
   _globals['_PREPAREREQUEST']._serialized_start=53
-  _globals['_PREPAREREQUEST']._serialized_end=292
-  _globals['_PREPAREREQUEST_HEADERSENTRY']._serialized_start=246
-  _globals['_PREPAREREQUEST_HEADERSENTRY']._serialized_end=292
-  _globals['_PREPARERESPONSE']._serialized_start=294
-  _globals['_PREPARERESPONSE']._serialized_end=368
-  _globals['_PREPAREMANYREQUEST']._serialized_start=370
-  _globals['_PREPAREMANYREQUEST']._serialized_end=429
-  _globals['_PREPARERESULT']._serialized_start=431
-  _globals['_PREPARERESULT']._serialized_end=537
-  _globals['_PREPAREMANYRESPONSE']._serialized_start=539
-  _globals['_PREPAREMANYRESPONSE']._serialized_end=600
-  _globals['_DECIDEREQUEST']._serialized_start=602
-  _globals['_DECIDEREQUEST']._serialized_end=685
-  _globals['_DECIDERESPONSE']._serialized_start=687
-  _globals['_DECIDERESPONSE']._serialized_end=760
-  _globals['_DECIDEMANYREQUEST']._serialized_start=762
-  _globals['_DECIDEMANYREQUEST']._serialized_end=819
-  _globals['_DECIDERESULT']._serialized_start=821
-  _globals['_DECIDERESULT']._serialized_end=926
-  _globals['_DECIDEMANYRESPONSE']._serialized_start=928
-  _globals['_DECIDEMANYRESPONSE']._serialized_end=987
-  _globals['_GETMESSAGEREQUEST']._serialized_start=989
-  _globals['_GETMESSAGEREQUEST']._serialized_end=1056
-  _globals['_MESSAGE']._serialized_start=1059
-  _globals['_MESSAGE']._serialized_end=1418
-  _globals['_MESSAGE_HEADERSENTRY']._serialized_start=246
-  _globals['_MESSAGE_HEADERSENTRY']._serialized_end=292
-  _globals['_MESSAGESERVICE']._serialized_start=1421
-  _globals['_MESSAGESERVICE']._serialized_end=2015
+  _globals['_PREPAREREQUEST']._serialized_end=314
+  _globals['_PREPAREREQUEST_HEADERSENTRY']._serialized_start=268
+  _globals['_PREPAREREQUEST_HEADERSENTRY']._serialized_end=314
+  _globals['_PREPARERESPONSE']._serialized_start=316
+  _globals['_PREPARERESPONSE']._serialized_end=390
+  _globals['_PREPAREMANYREQUEST']._serialized_start=392
+  _globals['_PREPAREMANYREQUEST']._serialized_end=451
+  _globals['_PREPARERESULT']._serialized_start=453
+  _globals['_PREPARERESULT']._serialized_end=559
+  _globals['_PREPAREMANYRESPONSE']._serialized_start=561
+  _globals['_PREPAREMANYRESPONSE']._serialized_end=622
+  _globals['_DECIDEREQUEST']._serialized_start=624
+  _globals['_DECIDEREQUEST']._serialized_end=707
+  _globals['_DECIDERESPONSE']._serialized_start=709
+  _globals['_DECIDERESPONSE']._serialized_end=782
+  _globals['_DECIDEMANYREQUEST']._serialized_start=784
+  _globals['_DECIDEMANYREQUEST']._serialized_end=841
+  _globals['_DECIDERESULT']._serialized_start=843
+  _globals['_DECIDERESULT']._serialized_end=948
+  _globals['_DECIDEMANYRESPONSE']._serialized_start=950
+  _globals['_DECIDEMANYRESPONSE']._serialized_end=1009
+  _globals['_GETMESSAGEREQUEST']._serialized_start=1011
+  _globals['_GETMESSAGEREQUEST']._serialized_end=1078
+  _globals['_MESSAGE']._serialized_start=1081
+  _globals['_MESSAGE']._serialized_end=1440
+  _globals['_MESSAGE_HEADERSENTRY']._serialized_start=268
+  _globals['_MESSAGE_HEADERSENTRY']._serialized_end=314
+  _globals['_DESCRIBECHECKSREQUEST']._serialized_start=1442
+  _globals['_DESCRIBECHECKSREQUEST']._serialized_end=1465
+  _globals['_DESCRIBECHECKSRESPONSE']._serialized_start=1467
+  _globals['_DESCRIBECHECKSRESPONSE']._serialized_end=1512
+  _globals['_MESSAGESERVICE']._serialized_start=1515
+  _globals['_MESSAGESERVICE']._serialized_end=2190
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("topic", "key", "body", "content_type", "headers", "attempt_id", "delay_ms", "ledger_id")
+    __slots__ = ("topic", "key", "body", "content_type", "headers", "attempt_id", "delay_ms", "ledger_id", "check_target")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,7 @@ class PrepareRequest(_message.Message):
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    CHECK_TARGET_FIELD_NUMBER: _ClassVar[int]
     topic: str
     key: str
     body: bytes
@@ -32,7 +33,8 @@ class PrepareRequest(_message.Message):
     attempt_id: bytes
     delay_ms: int
     ledger_id: bytes
-    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., body: _Optional[bytes] = ..., content_type: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., attempt_id: _Optional[bytes] = ..., delay_ms: _Optional[int] = ..., ledger_id: _Optional[bytes] = ...) -> None: ...
+    check_target: str
+    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., body: _Optional[bytes] = ..., content_type: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., attempt_id: _Optional[bytes] = ..., delay_ms: _Optional[int] = ..., ledger_id: _Optional[bytes] = ..., check_target: _Optional[str] = ...) -> None: ...
 
 class PrepareResponse(_message.Message):
     __slots__ = ("message_id", "state")
@@ -154,3 +156,13 @@ class Message(_message.Message):
     attempt_id: str
     digest: str
     def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ..., producer: _Optional[str] = ..., producer_tag: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.MessageState, str]] = ..., body: _Optional[bytes] = ..., content_type: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., delay_ms: _Optional[int] = ..., created_ms: _Optional[int] = ..., decided_ms: _Optional[int] = ..., attempt_id: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class DescribeChecksRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeChecksResponse(_message.Message):
+    __slots__ = ("check_token",)
+    CHECK_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    check_token: str
+    def __init__(self, check_token: _Optional[str] = ...) -> None: ...

@@ -81,6 +81,11 @@ class MessageServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_message__pb2.GetMessageRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_message__pb2.Message.FromString,
                 _registered_method=True)
+        self.DescribeChecks = channel.unary_unary(
+                '/tmc.v1.MessageService/DescribeChecks',
+                request_serializer=tmc_dot_v1_dot_message__pb2.DescribeChecksRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_message__pb2.DescribeChecksResponse.FromString,
+                _registered_method=True)
 
 
 class MessageServiceServicer(object):
@@ -148,6 +153,13 @@ class MessageServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeChecks(self, request, context):
+        """What your endpoint for checks needs to know.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MessageServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -195,6 +207,11 @@ def add_MessageServiceServicer_to_server(servicer, server):
                     servicer.GetMessage,
                     request_deserializer=tmc_dot_v1_dot_message__pb2.GetMessageRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_message__pb2.Message.SerializeToString,
+            ),
+            'DescribeChecks': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeChecks,
+                    request_deserializer=tmc_dot_v1_dot_message__pb2.DescribeChecksRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_message__pb2.DescribeChecksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -442,6 +459,33 @@ class MessageService(object):
             '/tmc.v1.MessageService/GetMessage',
             tmc_dot_v1_dot_message__pb2.GetMessageRequest.SerializeToString,
             tmc_dot_v1_dot_message__pb2.Message.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeChecks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.MessageService/DescribeChecks',
+            tmc_dot_v1_dot_message__pb2.DescribeChecksRequest.SerializeToString,
+            tmc_dot_v1_dot_message__pb2.DescribeChecksResponse.FromString,
             options,
             channel_credentials,
             insecure,

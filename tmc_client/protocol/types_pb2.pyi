@@ -11,6 +11,7 @@ class MessageState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MESSAGE_STATE_PREPARED: _ClassVar[MessageState]
     MESSAGE_STATE_COMMITTED: _ClassVar[MessageState]
     MESSAGE_STATE_ROLLED_BACK: _ClassVar[MessageState]
+    MESSAGE_STATE_CHECK_FAILED: _ClassVar[MessageState]
 
 class ConsumptionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -58,6 +59,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROTATION_OPEN: _ClassVar[Reason]
     NOT_BUILT_IN: _ClassVar[Reason]
     DISCOVERY_UNAVAILABLE: _ClassVar[Reason]
+    CHECK_REFUSED: _ClassVar[Reason]
     INTERNAL_FAULT: _ClassVar[Reason]
 
 class QueueMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -75,6 +77,7 @@ MESSAGE_STATE_UNSPECIFIED: MessageState
 MESSAGE_STATE_PREPARED: MessageState
 MESSAGE_STATE_COMMITTED: MessageState
 MESSAGE_STATE_ROLLED_BACK: MessageState
+MESSAGE_STATE_CHECK_FAILED: MessageState
 CONSUMPTION_STATE_UNSPECIFIED: ConsumptionState
 CONSUMPTION_STATE_SCHEDULED: ConsumptionState
 CONSUMPTION_STATE_ACKED: ConsumptionState
@@ -113,6 +116,7 @@ NO_IDENTITY: Reason
 ROTATION_OPEN: Reason
 NOT_BUILT_IN: Reason
 DISCOVERY_UNAVAILABLE: Reason
+CHECK_REFUSED: Reason
 INTERNAL_FAULT: Reason
 QUEUE_MODE_UNSPECIFIED: QueueMode
 QUEUE_MODE_SINGLE: QueueMode

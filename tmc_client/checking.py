@@ -1,0 +1,146 @@
+"""The producer's side of checks: answers from the ledger or from functions of your own, behind any door.
+
+    checks = center.checks(engine)
+    checks.serve("0.0.0.0:50061")                # a gRPC server of its own; or one of the doors of a web application:
+    app.mount("/tmc", checks.asgi())             # FastAPI, Starlette
+    app.wsgi_app = checks.beside(app.wsgi_app)   # Flask, Django, any WSGI application
+
+Whoever asks has to show the app's check token, which the center tells this app alone.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tmc_client.protocol import message_pb2
+from tmc_client.questions import Answer, Question, Verdict
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from tmc_client.center import Center
+    from tmc_client.checks_server import ChecksServer
+
+log = logging.getLogger("tmc_client.checking")
+
+Outcome = Callable[[Question], Verdict]
+_METHOD = "/tmc.v1.MessageService/DescribeChecks"
+_ASK_AGAIN_S = 5.0
+
+
+class CheckToken:
+    """What this app's checks carry, asked of the center at first use, and again when another one comes."""
+
+    def __init__(self, center: Center) -> None:
+        self._center = center
+        self._lock = threading.Lock()
+        self._token = ""
+        self._asked = float("-inf")
+
+    def is_right(self, shown: str) -> bool:
+        """Raises TmcError: it is not known yet, and the center does not say."""
+        if self._token and hmac.compare_digest(shown.encode(), self._token.encode()):
+            return True
+        with self._lock:
+            if time.monotonic() - self._asked >= _ASK_AGAIN_S:
+                self._token = self._ask()
+                self._asked = time.monotonic()
+        return bool(self._token) and hmac.compare_digest(shown.encode(), self._token.encode())
+
+    def _ask(self) -> str:
+        import grpc
+
+        from tmc_client import wire
+
+        try:
+            method = self._center.connection.unary(_METHOD, message_pb2.DescribeChecksResponse)
+            found: str = method(message_pb2.DescribeChecksRequest(), timeout=2.0).check_token
+        except grpc.RpcError as exc:
+            raise wire.from_rpc(exc) from exc
+        return found
+
+
+class Denied(Exception):
+    """Whoever asks did not show the app's check token."""
+
+
+class Checks:
+    """Answers for one app. engine: of the database with its ledger; without one only your own functions answer."""
+
+    def __init__(self, center: Center, engine: Engine | None, outcomes: Mapping[str, Outcome]) -> None:
+        self._token = CheckToken(center)
+        self._outcomes = outcomes
+        self._ledger: Any = None
+        if engine is not None:
+            from tmc_client.fence import LedgerAnswers
+
+            self._ledger = LedgerAnswers(engine)
+
+    def answer(self, token: str, questions: Sequence[Question], *, fences: bool = True) -> list[Answer]:
+        """One answer per question. token: what the caller showed.  fences: markers may be written for absent messages.
+
+        Raises Denied; Unavailable: the center did not tell the token yet.
+        """
+        if not self._token.is_right(token):
+            raise Denied
+        answers: dict[int, Answer] = {}
+        of_ledger = [(i, q) for i, q in enumerate(questions) if q.topic not in self._outcomes]
+        if of_ledger and self._ledger is not None:
+            found = self._ledger.answer([question for _, question in of_ledger], fences=fences)
+            answers = {index: answer for (index, _), answer in zip(of_ledger, found, strict=True)}
+        return [answers.get(index) or self._outcome(question) for index, question in enumerate(questions)]
+
+    def _outcome(self, question: Question) -> Answer:
+        outcome = self._outcomes.get(question.topic)
+        if outcome is None:
+            return Answer(Verdict.UNKNOWN, "NOBODY: no ledger and no function answers for this topic.")
+        try:
+            verdict = outcome(question)
+        except Exception as exc:
+            log.exception("the function for topic %s failed", question.topic)
+            return Answer(Verdict.UNKNOWN, f"FAILED: {exc!r}"[:500])
+        if not isinstance(verdict, Verdict):
+            log.error("the function for topic %s returned %r instead of a tmc.Verdict", question.topic, verdict)
+            return Answer(Verdict.UNKNOWN, f"NO_VERDICT: the function returned {type(verdict).__name__}.")
+        return Answer(verdict, "The producer's own function said so.")
+
+    def serve(self, address: str = "127.0.0.1:0", **options: Any) -> ChecksServer:
+        """A gRPC server for checks in threads of its own. See ChecksServer."""
+        from tmc_client.checks_server import ChecksServer
+
+        server = ChecksServer(self, address, **options)
+        server.start()
+        return server
+
+    def servicer(self) -> Any:
+        """For a gRPC server that you have: check_pb2_grpc.add_CheckServiceServicer_to_server(checks.servicer(), server)."""
+        from tmc_client.checks_server import CheckServicer
+
+        return CheckServicer(self)
+
+    def asgi(self) -> Any:
+        """An ASGI application: mount it where the topic's target points to."""
+        from tmc_client.checks_web import AsgiChecks
+
+        return AsgiChecks(self)
+
+    def wsgi(self) -> Any:
+        """A WSGI application."""
+        from tmc_client.checks_web import WsgiChecks
+
+        return WsgiChecks(self)
+
+    def beside(self, application: Any, path: str = "/tmc/checks") -> Any:
+        """A WSGI application that answers checks at `path` and leaves everything else to yours."""
+        from tmc_client.checks_web import Beside
+
+        return Beside(application, self.wsgi(), path)
+
+    def close(self) -> None:
+        if self._ledger is not None:
+            self._ledger.close()

@@ -1,0 +1,93 @@
+"""Checks over gRPC: the servicer of tmc.v1.CheckService, and a small server around it for services that have none."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from tmc_client import errors
+from tmc_client.checking import Checks, Denied
+from tmc_client.protocol import check_pb2, check_pb2_grpc
+from tmc_client.questions import Answer, Question
+
+_MOST = 1_000
+_TOKEN_KEY = "tmc-check-token"  # noqa: S105 - the name of a metadata key
+
+
+class CheckServicer(check_pb2_grpc.CheckServiceServicer):
+    """tmc.v1.CheckService for a blocking gRPC server."""
+
+    def __init__(self, checks: Checks) -> None:
+        self._checks = checks
+
+    def Check(self, request: check_pb2.CheckRequest, context: Any) -> check_pb2.CheckResponse:
+        return self._answers([request], context)[0]
+
+    def CheckMany(self, request: check_pb2.CheckManyRequest, context: Any) -> check_pb2.CheckManyResponse:
+        if len(request.items) > _MOST:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"at most {_MOST} questions in one call")
+        return check_pb2.CheckManyResponse(results=self._answers(request.items, context))
+
+    def _answers(self, requests: Any, context: Any) -> list[check_pb2.CheckResponse]:
+        metadata = dict(context.invocation_metadata())
+        questions = [question_of(request) for request in requests]
+        try:
+            answers = self._checks.answer(metadata.get(_TOKEN_KEY, ""), questions)
+        except Denied:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "This is not the check token of this app.")
+        except errors.TmcError as exc:
+            context.abort(grpc.StatusCode.UNAVAILABLE, f"The check token is not known yet: {exc}")
+        return [response_of(question, answer) for question, answer in zip(questions, answers, strict=True)]
+
+
+def question_of(request: check_pb2.CheckRequest) -> Question:
+    return Question(
+        request.message_id, request.topic, request.key, request.attempt_id, request.ledger_id, request.created_ms
+    )
+
+
+def response_of(question: Question, answer: Answer) -> check_pb2.CheckResponse:
+    verdict: Any = int(answer.verdict)
+    return check_pb2.CheckResponse(verdict=verdict, detail=answer.detail, message_id=question.message_id)
+
+
+class ChecksServer:
+    """A gRPC server that answers checks and nothing else.
+
+    address: host:port, port 0 takes a free one.  agent, service, tag, advertise: register it in Consul under that name
+    (`tmc-center[consul]`), with the host:port that the center can reach.
+    """
+
+    def __init__(
+        self, checks: Checks, address: str, *, credentials: grpc.ServerCredentials | None = None, threads: int = 8,
+        agent: str = "", service: str = "", tag: str = "", advertise: str = "",
+    ) -> None:  # fmt: skip
+        self._server = grpc.server(ThreadPoolExecutor(threads, thread_name_prefix="tmc-checks"))
+        check_pb2_grpc.add_CheckServiceServicer_to_server(CheckServicer(checks), self._server)  # type: ignore[no-untyped-call]
+        add = self._server.add_insecure_port if credentials is None else self._server.add_secure_port
+        self.port: int = add(address, *([credentials] if credentials is not None else []))
+        self.address = f"{address.rpartition(':')[0]}:{self.port}"
+        self._agent, self._service, self._tag = agent, service, tag
+        self._advertise = advertise or self.address
+        self._registration: Any = None
+
+    def start(self) -> None:
+        self._server.start()
+        if self._agent:
+            from tmc_client.discovery import Registration
+
+            self._registration = Registration(self._agent, self._service, self._advertise, tag=self._tag, check="tcp")
+            self._registration.start()
+
+    def stop(self, grace: float = 2.0) -> None:
+        if self._registration is not None:
+            self._registration.stop()
+        self._server.stop(grace).wait()
+
+    def __enter__(self) -> ChecksServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

@@ -1,0 +1,205 @@
+"""Answers to checks out of the ledger, and the fence: who says "rolled back" first makes sure that it stays true.
+
+A message that the ledger does not hold may belong to a transaction that is still open. Before "rolled back" is answered, a
+marker is written under the ledger row's own key: from then on that transaction cannot commit. One marker per transaction,
+each committed by itself, on connections of its own: several at once would deadlock with blocks that send several messages.
+Whatever goes wrong on the way is UNKNOWN, and the center asks again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from tmc_client.connection import watch_forks
+from tmc_client.ledger import COMMITTED, ROLLED_BACK
+from tmc_client.questions import Answer, Question, Verdict
+from tmc_client.tables import ledger, ledger_info
+
+log = logging.getLogger("tmc_client.fence")
+
+LEAST_AGE = timedelta(days=7)
+_CLOCKS_APART_MS = 3_600_000  # the center's clock tells when a message was prepared, ours when rows were cleaned
+_LOCK_WAIT_S = 1
+_VERDICTS = {COMMITTED: Verdict.COMMIT, ROLLED_BACK: Verdict.ROLLBACK}
+
+
+class LedgerAnswers:
+    """Thread-safe. engine: of the business database; only its address and settings are used, not its connections."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._own: sa.Engine | None = None
+        watch_forks(self)
+
+    def after_fork(self) -> None:
+        """See connection.ForkAware: connections of the parent are not ours."""
+        self._lock = threading.Lock()
+        self._own = None
+
+    def answer(self, questions: Sequence[Question], *, fences: bool) -> list[Answer]:
+        """One answer per question. fences: whoever asks has proved to be the center, so markers may be written."""
+        try:
+            known, ledger_id, horizon_ms = self._look(questions)
+        except sa.exc.SQLAlchemyError as exc:
+            log.warning("the ledger cannot be read, checks are answered UNKNOWN: %s", exc)
+            return [Answer(Verdict.UNKNOWN, "LEDGER_AWAY: the ledger cannot be read now.")] * len(questions)
+        return [self._one(question, known, ledger_id, horizon_ms, fences) for question in questions]
+
+    def _look(self, questions: Sequence[Question]) -> tuple[dict[str, int], bytes, int]:
+        """States by message id, the ledger's id and its horizon."""
+        ids = [question.message_id for question in questions]
+        with self._connect() as connection:
+            rows = connection.execute(
+                sa.select(ledger.c.message_id, ledger.c.state).where(ledger.c.message_id.in_(ids))
+            )
+            known = {row.message_id: row.state for row in rows}
+            # Afterwards: whoever cleans moves the horizon before the first row goes.
+            info = connection.execute(sa.select(ledger_info.c.ledger_id, ledger_info.c.horizon_ms)).one_or_none()
+        return known, info.ledger_id if info is not None else b"", info.horizon_ms if info is not None else 0
+
+    def _one(
+        self, question: Question, known: dict[str, int], ledger_id: bytes, horizon_ms: int, fences: bool
+    ) -> Answer:
+        if not question.ledger_id or question.ledger_id != ledger_id:
+            which = "another ledger" if question.ledger_id else "no ledger"
+            return Answer(Verdict.UNKNOWN, f"WRONG_LEDGER: the message was prepared with {which}.")
+        state = known.get(question.message_id)
+        if state is not None:
+            return _of(state)
+        if question.created_ms < horizon_ms + _CLOCKS_APART_MS and horizon_ms:
+            return Answer(Verdict.UNKNOWN, "TOO_OLD: the ledger was cleaned since, its row may be gone.")
+        if not fences:
+            return Answer(Verdict.UNKNOWN, "NOT_THERE: this way of asking may not fence.")
+        return self._fence(question)
+
+    def _fence(self, question: Question) -> Answer:
+        try:
+            with self._connect() as connection:
+                self._begin(connection)
+                if _is_locked(connection, question.message_id):
+                    return Answer(Verdict.UNKNOWN, "IN_FLIGHT: its transaction is being committed.")
+                connection.execute(ledger.insert(), _marker(question))
+                connection.commit()
+        except sa.exc.IntegrityError:
+            return self._after_all(question)
+        except sa.exc.SQLAlchemyError as exc:
+            return Answer(Verdict.UNKNOWN, f"IN_FLIGHT: {_short(exc)}")
+        return Answer(Verdict.ROLLBACK, "FENCED: it is not in the ledger and cannot get there any more.")
+
+    def _after_all(self, question: Question) -> Answer:
+        """Its row came between the look and the marker: a new transaction sees it."""
+        try:
+            known, _, _ = self._look([question])
+        except sa.exc.SQLAlchemyError as exc:
+            return Answer(Verdict.UNKNOWN, f"LEDGER_AWAY: {_short(exc)}")
+        state = known.get(question.message_id)
+        return Answer(Verdict.UNKNOWN, "IN_FLIGHT: it came and went.") if state is None else _of(state)
+
+    def _begin(self, connection: sa.Connection) -> None:
+        if connection.dialect.name == "sqlite":
+            connection.rollback()
+            connection.exec_driver_sql("BEGIN IMMEDIATE")  # one writer at a time: nobody else can be in flight now
+
+    def _connect(self) -> sa.Connection:
+        with self._lock:
+            if self._own is None:
+                self._own = _engine_beside(self._engine)
+            return self._own.connect()
+
+    def close(self) -> None:
+        with self._lock:
+            own, self._own = self._own, None
+        if own is not None and own is not self._engine:
+            own.dispose()
+
+
+def _engine_beside(engine: sa.Engine) -> sa.Engine:
+    """The same database by connections of our own: READ COMMITTED, short waits; nobody else's settings change."""
+    dialect = engine.dialect.name
+    if dialect == "sqlite" and engine.url.database in (None, "", ":memory:"):
+        return engine  # it lives in its one connection
+    isolation: dict[str, Any] = {} if dialect == "sqlite" else {"isolation_level": "READ COMMITTED"}
+    own = sa.create_engine(engine.url, pool=engine.pool.recreate(), **isolation)
+    waits = {
+        "sqlite": f"PRAGMA busy_timeout = {_LOCK_WAIT_S * 1000}",
+        "mysql": f"SET SESSION innodb_lock_wait_timeout = {_LOCK_WAIT_S}",
+        "mariadb": f"SET SESSION innodb_lock_wait_timeout = {_LOCK_WAIT_S}",
+        "postgresql": f"SET lock_timeout = '{_LOCK_WAIT_S}s'",
+    }
+
+    @event.listens_for(own, "connect")
+    def set_up(connection: Any, _record: object) -> None:
+        if dialect == "sqlite":
+            connection.isolation_level = None  # we say BEGIN ourselves
+        if dialect in waits:
+            cursor = connection.cursor()
+            cursor.execute(waits[dialect])
+            cursor.close()
+
+    return own
+
+
+def _is_locked(connection: sa.Connection, message_id: str) -> bool:
+    """Does an open transaction hold this key? Without waiting, where the database can say so."""
+    if connection.dialect.name not in ("mysql", "mariadb", "postgresql"):
+        return False
+    query = sa.select(ledger.c.message_id).where(ledger.c.message_id == message_id)
+    try:
+        connection.execute(query.with_for_update(nowait=True)).all()
+    except sa.exc.DBAPIError:
+        connection.rollback()
+        return True
+    return False
+
+
+def _marker(question: Question) -> dict[str, Any]:
+    now = time.time_ns() // 1_000_000
+    return {
+        "message_id": question.message_id,
+        "state": ROLLED_BACK,
+        "topic": question.topic,
+        "message_key": question.key,
+        "attempt_id": question.attempt_id,
+        "created_ms": now,
+        "settled_ms": now,
+    }
+
+
+def _of(state: int) -> Answer:
+    verdict = _VERDICTS.get(state, Verdict.UNKNOWN)
+    return Answer(verdict, f"LEDGER: {verdict.name} is written there.")
+
+
+def _short(exc: Exception) -> str:
+    return str(getattr(exc, "orig", exc))[:200]
+
+
+def clean_ledger(engine: sa.Engine, older_than: timedelta, page: int = 1_000) -> int:
+    """Remove settled rows older than that, at least a week; whatever is asked about older messages is then TOO_OLD.
+
+    Returns: how many. Raises ValueError for an age at which checks, repeats or replays may still come.
+    """
+    if older_than < LEAST_AGE:
+        raise ValueError(f"keep the ledger for {LEAST_AGE.days} days at least: checks and repeats may come late")
+    horizon_ms = time.time_ns() // 1_000_000 - round(older_than.total_seconds() * 1000)
+    with engine.begin() as connection:  # before the first row goes: a check meanwhile must not take it for absent
+        connection.execute(
+            ledger_info.update().where(ledger_info.c.horizon_ms < horizon_ms).values(horizon_ms=horizon_ms)
+        )
+    removed = 0
+    old = sa.select(ledger.c.message_id).where(ledger.c.settled_ms < horizon_ms, ledger.c.created_ms < horizon_ms)
+    while True:
+        with engine.begin() as connection:
+            ids = connection.execute(old.limit(page)).scalars().all()
+            if not ids:
+                return removed
+            removed += connection.execute(ledger.delete().where(ledger.c.message_id.in_(ids))).rowcount
