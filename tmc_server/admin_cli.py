@@ -14,7 +14,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tmc_client.protocol import admin_pb2, types_pb2
+from tmc_client.protocol import admin_pb2, message_pb2, types_pb2
 
 app = typer.Typer(no_args_is_help=True)
 SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
@@ -31,7 +31,9 @@ def connect(
     context.obj = {"address": address, "token": token, "authority": authority}
 
 
-def _call(context: typer.Context, method: str, request: Message, response_class: type[Message]) -> None:
+def _ask(
+    context: typer.Context, method: str, request: Message, response_class: type[Message], timeout: float = 10
+) -> Any:
     target = context.obj
     metadata = [("authorization", f"Bearer {target['token']}")] if target["token"] else []
     with _channel(target["address"], target["authority"]) as channel:
@@ -41,10 +43,16 @@ def _call(context: typer.Context, method: str, request: Message, response_class:
             response_deserializer=response_class.FromString,
         )
         try:
-            answer = rpc(request, metadata=metadata, timeout=10)
+            return rpc(request, metadata=metadata, timeout=timeout)
         except grpc.RpcError as exc:
             typer.echo(f"{exc.code().name}: {exc.details()}", err=True)
             raise typer.Exit(1) from exc
+
+
+def _call(
+    context: typer.Context, method: str, request: Message, response_class: type[Message], timeout: float = 10
+) -> None:
+    answer = _ask(context, method, request, response_class, timeout)
     shown = json_format.MessageToDict(answer, preserving_proto_field_name=True)
     if "body" in shown.get("message", {}):
         _add_text(shown["message"])
@@ -171,7 +179,7 @@ def list_messages(
     context: typer.Context, topic: str, state: str = "", from_ms: int = 0, to_ms: int = 0, page_size: int = 100,
     page_token: str = "",
 ) -> None:  # fmt: skip
-    """Show the messages of a topic. --state: PREPARED, COMMITTED, ROLLED_BACK."""
+    """Show the messages of a topic. --state: PREPARED, COMMITTED, ROLLED_BACK, CHECK_FAILED."""
     request = admin_pb2.ListMessagesRequest(
         topic=topic, state=_state(types_pb2.MessageState, "MESSAGE_STATE_", state), from_ms=from_ms, to_ms=to_ms,
         page_size=page_size, page_token=page_token,
@@ -211,6 +219,85 @@ def list_instances(context: typer.Context, app: str, tag: str = "default") -> No
     """Show where a producer's service would be asked for an outcome now."""
     request = admin_pb2.ListInstancesRequest(app=app, tag=tag)
     _call(context, "ListInstances", request, admin_pb2.ListInstancesResponse)
+
+
+@app.command()
+def set_check(
+    context: typer.Context, topic: str, kind: str = "", name: str = "", address: str = "",
+    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, repeatable: path, batch, method, ...")] = None,
+    deadline_ms: int | None = None, concurrency: int | None = None, batch: int | None = None, tls: bool = False,
+    interval_ms: int | None = None, max_retry: int | None = None, cap_ms: int | None = None, exponential: bool = False,
+    untried: Annotated[bool, typer.Option(help="Store it although nobody is there to try it out.")] = False,
+    keep: Annotated[bool, typer.Option(help="Keep the topic's other targets.")] = False,
+) -> None:  # fmt: skip
+    """How undecided messages of a topic are asked for. Tried out first; what cannot work is refused with the reason."""
+    request = admin_pb2.SetTopicCheckRequest(topic=topic, untried=untried)
+    if keep:
+        known = _ask(context, "GetTopicCheck", admin_pb2.GetTopicCheckRequest(topic=topic), admin_pb2.TopicCheck)
+        request.targets.extend(target for target in known.targets if target.name != name)
+    if kind:
+        options = dict(_pair(text) for text in option or ())
+        request.targets.add(
+            name=name, kind=kind, address=address, options=options, deadline_ms=deadline_ms, concurrency=concurrency,
+            batch=batch, tls=tls,
+        )  # fmt: skip
+    if exponential or any(value is not None for value in (interval_ms, max_retry, cap_ms)):
+        growth = types_pb2.RETRY_KIND_EXPONENTIAL if exponential else types_pb2.RETRY_KIND_LINEAR
+        retry = types_pb2.RetryPolicy(kind=growth, interval_ms=interval_ms, max_retry=max_retry, cap_ms=cap_ms)
+        request.retry.CopyFrom(retry)
+    _call(context, "SetTopicCheck", request, admin_pb2.TopicCheck)
+
+
+@app.command()
+def get_check(context: typer.Context, topic: str) -> None:
+    """Show how undecided messages of a topic are asked for."""
+    _call(context, "GetTopicCheck", admin_pb2.GetTopicCheckRequest(topic=topic), admin_pb2.TopicCheck)
+
+
+@app.command()
+def check_now(context: typer.Context, message_id: str) -> None:
+    """Ask about one undecided message now: shows who was asked, what, the answer, the verdict and the time it took."""
+    _call(
+        context, "CheckNow", admin_pb2.CheckNowRequest(message_id=message_id), admin_pb2.CheckNowResponse, timeout=150
+    )
+
+
+@app.command()
+def reactivate_check(context: typer.Context, message_id: str, reason: Annotated[str, typer.Option()]) -> None:
+    """Have a CHECK_FAILED message asked for again."""
+    request = admin_pb2.ReactivateCheckRequest(message_id=message_id, reason=reason)
+    _call(context, "ReactivateCheck", request, message_pb2.Message)
+
+
+@app.command()
+def reactivate_checks(
+    context: typer.Context, topic: str, reason: Annotated[str, typer.Option()], from_ms: int = 0, to_ms: int = 0,
+    limit: int | None = None, dry_run: bool = False,
+) -> None:  # fmt: skip
+    """Have all CHECK_FAILED messages of a topic asked for again. --dry-run only counts them."""
+    request = admin_pb2.ReactivateChecksRequest(
+        topic=topic, from_ms=from_ms, to_ms=to_ms, limit=limit, dry_run=dry_run, reason=reason
+    )
+    _call(context, "ReactivateChecks", request, admin_pb2.ReactivateChecksResponse, timeout=150)
+
+
+@app.command()
+def decide(
+    context: typer.Context, message_id: str,
+    verdict: Annotated[str, typer.Argument(help="COMMIT or ROLLBACK.")], reason: Annotated[str, typer.Option()],
+) -> None:  # fmt: skip
+    """Decide an undecided message by hand."""
+    request = admin_pb2.DecideMessageRequest(
+        message_id=message_id, verdict=_state(types_pb2.Verdict, "VERDICT_", verdict), reason=reason
+    )
+    _call(context, "DecideMessage", request, message_pb2.Message)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE")
+    return name, value
 
 
 def _state(enum: Any, prefix: str, name: str) -> str:

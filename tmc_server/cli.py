@@ -81,6 +81,9 @@ def dev(
         update={
             "server": loaded.server.model_copy(update={"listen": f"127.0.0.1:{port}"}),
             "store": Config.model_validate({"store": {"catalog": f"sqlite:///{data}"}}).store,
+            # Producers on this machine say where they answer checks.
+            "discovery": Config.model_validate({"discovery": {"kind": "recorded"}}).discovery,
+            "checks": loaded.checks.model_copy(update={"allow": (*loaded.checks.allow, "127.0.0.0/8:*", "::1/128:*")}),
         }
     )
     configure_logging(loaded.log)

@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from tmc_server.domain.egress import Egress
 from tmc_server.domain.placement import SHARDS
 from tmc_server.domain.retry import DAY_MS
 
@@ -164,6 +165,30 @@ class DiscoveryConfig(_Section):
     )
 
 
+def _egress_entries(value: tuple[str, ...]) -> tuple[str, ...]:
+    Egress(value)
+    return value
+
+
+class ChecksConfig(_Section):
+    """[checks]: asking producers what became of their transactions."""
+
+    allow: Annotated[tuple[str, ...], AfterValidator(_egress_entries)] = Field(
+        (), description="host:port and network/bits:port that may be asked, * for any port; see docs/checks.md"
+    )
+    authority: str | None = Field(
+        None, description="PEM file: whom targets with TLS must prove to be; default: the system's"
+    )
+    certificate: str | None = Field(None, description="PEM file shown to targets with TLS that want one")
+    key: str | None = Field(None, description="its private key, PEM file")
+
+    @model_validator(mode="after")
+    def _pairs(self) -> ChecksConfig:
+        if bool(self.certificate) != bool(self.key):
+            raise ValueError("certificate and key go together")
+        return self
+
+
 class TelemetryConfig(_Section):
     """[telemetry]"""
 
@@ -197,6 +222,7 @@ class Config(_Section):
     rabbitmq: RabbitmqConfig = RabbitmqConfig()
     consul: ConsulConfig = ConsulConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
+    checks: ChecksConfig = ChecksConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     dev: DevConfig = DevConfig()
     log: LogConfig = LogConfig()

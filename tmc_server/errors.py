@@ -4,7 +4,7 @@
     |-- Fix the request       InvalidField, MalformedRequest, TopicUnknown, MessageUnknown, SubscriptionUnknown,
     |                         AppUnknown, NameTaken, ContentDiffers
     |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly
-    |-- Accept the outcome    KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale, ConsumptionClosed,
+    |-- Accept the outcome    CheckRefused, KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale, ConsumptionClosed,
     |                         RotationOpen, NotBuiltIn
     |-- Repeat later          Retryable
     |   |                     KeyInProgress, RowLocked, QueueFull, RateLimited, OpenLimit
@@ -119,6 +119,12 @@ class AlreadyRolledBack(TmcError):
     """This attempt was rolled back before: start a new one with a new attempt id."""
 
     reason = "ALREADY_ROLLED_BACK"
+
+
+class CheckRefused(TmcError):
+    """A check like this cannot work."""
+
+    reason = "CHECK_REFUSED"
 
 
 class RotationOpen(TmcError):

@@ -26,14 +26,20 @@ class Metrics:
 
         self.registry = registry
         self.prepared = counter("prepared", "messages stored by Prepare", "topic")
-        self.submitted = counter("submitted", "messages submitted or published", "topic")
-        self.rolled_back = counter("rolled_back", "messages rolled back by their producer", "topic")
+        self.submitted = counter("submitted", "messages submitted, published or committed by a check", "topic")
+        self.rolled_back = counter("rolled_back", "messages rolled back, by their producer or by a check", "topic")
         self.acked = counter("acked", "acks stored", "topic", "app")
         self.nacked = counter("nacked", "failed tries stored", "topic", "app")
         self.failed = counter("failed", "deliveries given up by the redelivering duty")
         self.redelivered = counter("redelivered", "due deliveries handed over by the redelivering duty")
         self.held = counter("held", "due deliveries that waited for an earlier copy in their queue")
         self.rescued = counter("rescued", "deliveries of a server that is gone, made due again")
+        self.checked = counter("checked", "answers to checks", "topic", "verdict", "reason")
+        self.check_failed = counter("check_failed", "messages that nobody knew about at the limit of their checks")
+        self.check_seconds = histogram("check_seconds", "one page of questions, asked and answered", _SECONDS, "kind")
+        self.first_check_late_seconds = histogram(
+            "first_check_late_seconds", "from the time a first check is due to its begin", _SECONDS
+        )
         self.published = counter("published", "copies published to the broker")
         self.returned = counter("returned", "copies that the broker returned, refused or did not confirm")
         self.given_back = counter("given_back", "copies given back uncounted", "reason")

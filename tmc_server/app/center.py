@@ -13,6 +13,7 @@ from functools import partial
 import uvloop
 
 from tmc_server.alerts.log import LogSink
+from tmc_server.app.checks import Checks
 from tmc_server.app.maintenance import CannotStart, open_shards
 from tmc_server.app.outlets import Outlets
 from tmc_server.app.surroundings import Surroundings
@@ -20,6 +21,7 @@ from tmc_server.config import Config
 from tmc_server.delivery.window import UNCERTAIN_MS
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.alerting import Alerting
+from tmc_server.duties.checking import Checking
 from tmc_server.duties.counting import Counting
 from tmc_server.duties.periodic import Periodic
 from tmc_server.duties.redelivering import Redelivering
@@ -32,23 +34,27 @@ from tmc_server.requests.caller import RateLimiter
 from tmc_server.requests.deciding import Deciding
 from tmc_server.requests.first_use import FirstUse
 from tmc_server.requests.preparing import Preparing
+from tmc_server.requests.undecided import Undecided
 from tmc_server.rpc.authentication import Authentication
 from tmc_server.rpc.server import GrpcServer, build
 from tmc_server.rpc.servicers import AdminServicer, ConsumptionServicer, MessageServicer
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.catalog import CatalogStore, CatalogWatch
-from tmc_server.store.checks import examine
 from tmc_server.store.due import DueConsumptions, OpenCounts, SqlAlertOutbox
+from tmc_server.store.due_checks import DueMessages, UndecidedMessages
 from tmc_server.store.engines import Database, DatabaseTaken
+from tmc_server.store.fitness import examine
 from tmc_server.store.group_commit import GroupCommit, Limits, ShardedGroupCommit
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.migrate import migrate
 from tmc_server.store.nodes import NodeSlots
 from tmc_server.store.reading import Reader
+from tmc_server.store.scanning import Look, earliest_check, earliest_delivery
 from tmc_server.telemetry import MetricsEndpoint
 
 log = logging.getLogger("tmc.app")
 
+_WOKEN_S = 30.0  # the scan wakes these duties; by themselves they look so often
 SAME_SIGNAL_S = 1.0  # a terminal and a supervisor may both pass on one wish to stop
 
 
@@ -63,6 +69,7 @@ class Center:
         self._dead = asyncio.Event()
         self._duties: list[Periodic] = []
         self._redelivering: list[Periodic] = []
+        self._asking: list[Periodic] = []
         self._metrics = MetricsEndpoint(config.telemetry.listen)
 
     @property
@@ -121,6 +128,7 @@ class Center:
         outboxes = [SqlAlertOutbox(database) for database in shard_databases]
         self._outlets = Outlets(config, loop, self._watch, outboxes[0], self._wake_redelivery)
         self._surroundings = Surroundings(config, self._shards.catalog)
+        self._checks = Checks(config, self._surroundings.instances)
         self._writers = {
             database: ShardWriter(
                 database,
@@ -144,9 +152,19 @@ class Center:
             )
             for database in shard_databases
         ]
-        self._work = [
-            DueConsumptions(self._writers[database], leases, self._watch)
-            for database, leases in zip(shard_databases, self._leases, strict=True)
+        held = list(zip(shard_databases, self._leases, strict=True))
+        self._work = [DueConsumptions(self._writers[database], leases, self._watch) for database, leases in held]
+        self._checking = [
+            Checking(
+                DueMessages(self._writers[database], leases, self._watch),
+                self._checks.asking,
+                self._watch,
+                self._wake_checking,
+            )
+            for database, leases in held
+        ]
+        self._looks = [
+            Look(database, leases, self._watch, earliest_delivery, earliest_check) for database, leases in held
         ]
         self._grpc: GrpcServer = build(
             self._servicers(), self._authentication, config.server.listen, config.tls, limits.request_bytes
@@ -175,8 +193,14 @@ class Center:
             "tmc.v1.ConsumptionService": ConsumptionServicer(
                 acking, administering, self._outlets.streams, self._outlets.broker, *([consume] if consume else [])
             ),
-            "tmc.v1.AdminService": AdminServicer(administering),
+            "tmc.v1.AdminService": AdminServicer(administering, self._undecided(administering)),
         }
+
+    def _undecided(self, administering: Administering) -> Undecided:
+        desk = UndecidedMessages([self._writers[database] for database in self._shards.shards])
+        return Undecided(
+            self._store, self._watch, desk, Reader(self._shards), self._checks.asking, administering.change
+        )
 
     def _group_commit(self, loop: asyncio.AbstractEventLoop) -> ShardedGroupCommit:
         limits = self._config.limits
@@ -204,9 +228,10 @@ class Center:
         beat_s = min(1.0, self._config.server.lease_seconds / 6)
         outlet, told = self._outlets.outlet, self._outlets.abandoned
         self._redelivering = [
-            Periodic("redelivering", Redelivering([work], outlet, on_abandoned=told).run_once, scan_s)
+            Periodic("redelivering", Redelivering([work], outlet, on_abandoned=told).run_once, _WOKEN_S)
             for work in self._work
         ]
+        self._asking = [Periodic("checking", duty.run_once, _WOKEN_S) for duty in self._checking]
         self._rescuing = [Rescuing([work], self._nodes, self._uncertain_ms) for work in self._work]
         alerting = [Alerting([outbox], [LogSink()], self._watch) for outbox in outboxes]
         alone = self._shards.databases if self._alone else []
@@ -217,6 +242,8 @@ class Center:
                 for leases, rescuing in zip(self._leases, self._rescuing, strict=True)
             ),
             *self._redelivering,
+            *self._asking,
+            *(Periodic("scanning", partial(self._scan, look), scan_s) for look in self._looks),
             *(Periodic("alerting", duty.run_once, 5.0) for duty in alerting),
             *(Periodic("alone", partial(self._stay_alone, database), 5.0) for database in alone),
             Periodic("catalog", self._watch.run_once, self._watch.period_s),
@@ -257,6 +284,15 @@ class Center:
                 log.warning("shards are looked after later: %s", exc)
         self._outlets.start()
 
+    def _scan(self, look: Look) -> None:
+        if look.due():
+            self._wake_redelivery()
+            self._wake_checking()
+
+    def _wake_checking(self) -> None:
+        for duty in self._asking:
+            duty.wake()
+
     def _wake_redelivery(self) -> None:
         for duty in self._redelivering:
             duty.wake()
@@ -294,9 +330,12 @@ class Center:
         await self._grpc.server.stop(self._config.server.shutdown_seconds)
         for duty in self._duties:
             await asyncio.to_thread(duty.stop)
+        for checking in self._checking:
+            await asyncio.to_thread(checking.stop)
         await asyncio.to_thread(self._release_leases)
         clean = await asyncio.to_thread(self._outlets.stop)
         await self._outlets.answers.flush()
+        await asyncio.to_thread(self._checks.close)
         await asyncio.to_thread(self._commit.stop)
         await asyncio.to_thread(self._release, clean)
         self._metrics.stop()

@@ -9,8 +9,8 @@ from sqlalchemy.exc import ArgumentError
 from tmc_server.config import Config
 from tmc_server.errors import StoreUnavailable, TmcError
 from tmc_server.store.catalog import FIRST_OPERATOR, CatalogStore
-from tmc_server.store.checks import examine
 from tmc_server.store.engines import Database, DatabaseTaken, ShardMap
+from tmc_server.store.fitness import examine
 from tmc_server.store.migrate import migrate
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 
+from tmc_server.domain.checks import CheckPolicy
 from tmc_server.domain.placement import shards_of
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import CredentialsInvalid, SubscriptionUnknown, TopicUnknown
@@ -18,7 +19,7 @@ from tmc_server.errors import CredentialsInvalid, SubscriptionUnknown, TopicUnkn
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """A registered service. `key_hashes`: SHA-256 of its one or two keys."""
+    """A registered service. `key_hashes`: SHA-256 of its one or two keys.  check_token: what checks show it."""
 
     number: int
     id: str
@@ -27,6 +28,7 @@ class App:
     alert_email: str
     alert_phone: str
     key_hashes: tuple[bytes, ...]
+    check_token: str = ""
 
 
 class QueueMode(IntEnum):
@@ -65,6 +67,7 @@ class Topic:
     open_limit: int
     effective_ms: int
     queue_mode: QueueMode = QueueMode.MULTI
+    checks: CheckPolicy = field(default_factory=CheckPolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,15 @@ class Catalog:
             topic = self.topics[number]
             for shard in shards_of(topic.table_index, topic.spread):
                 found.setdefault(shard, []).extend(subscriptions)
+        return found
+
+    @cached_property
+    def topics_on(self) -> Mapping[int, Sequence[Topic]]:
+        """By shard: whose messages it may hold."""
+        found: dict[int, list[Topic]] = {}
+        for topic in sorted(self.topics.values(), key=lambda t: t.number):
+            for shard in shards_of(topic.table_index, topic.spread):
+                found.setdefault(shard, []).append(topic)
         return found
 
     def subscribers(self, topic_number: int, now: int) -> Sequence[Subscription]:

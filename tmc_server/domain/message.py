@@ -19,6 +19,7 @@ class MessageState(IntEnum):
     PREPARED = 1  #: stored, waits for the producer's decision
     COMMITTED = 2  #: submitted, consumption rows exist
     ROLLED_BACK = 3  #: forgotten, its key is free again
+    CHECK_FAILED = 4  #: asked as often as allowed, and nobody knew: a human decides
 
 
 class MessageEvent(Enum):
@@ -28,6 +29,8 @@ class MessageEvent(Enum):
     PUBLISH = "Publish"
     SUBMIT = "Submit"
     ROLLBACK = "Rollback"
+    EXHAUST = "checking, limit"
+    REACTIVATE = "ReactivateCheck"
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,12 @@ ARROWS: Mapping[tuple[MessageState | None, MessageEvent], Arrow] = {
     (None, MessageEvent.PUBLISH): Arrow("b", MessageState.COMMITTED),
     (MessageState.PREPARED, MessageEvent.SUBMIT): Arrow("c", MessageState.COMMITTED),
     (MessageState.PREPARED, MessageEvent.ROLLBACK): Arrow("d", MessageState.ROLLED_BACK),
+    (MessageState.PREPARED, MessageEvent.EXHAUST): Arrow("q", MessageState.CHECK_FAILED),
+    (MessageState.CHECK_FAILED, MessageEvent.REACTIVATE): Arrow("r", MessageState.PREPARED),
+    (MessageState.CHECK_FAILED, MessageEvent.SUBMIT): Arrow("s", MessageState.COMMITTED),
+    (MessageState.CHECK_FAILED, MessageEvent.ROLLBACK): Arrow("t", MessageState.ROLLED_BACK),
 }
+UNDECIDED = (MessageState.PREPARED, MessageState.CHECK_FAILED)
 
 _OPPOSITE: Mapping[MessageState, type[TmcError]] = {
     MessageState.COMMITTED: AlreadyCommitted,

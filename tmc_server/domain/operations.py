@@ -79,6 +79,7 @@ class Prepare(Operation):
     delay_ms: int
     ledger_id: bytes | None
     publish: bool = False
+    check_target: str = ""
 
     @property
     def size(self) -> int:

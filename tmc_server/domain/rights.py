@@ -15,7 +15,7 @@ class Right(Enum):
 _APP_METHODS = {
     "MessageService": (
         "Prepare", "PrepareMany", "Submit", "SubmitMany", "Rollback", "RollbackMany", "Publish", "PublishMany",
-        "GetMessage",
+        "GetMessage", "DescribeChecks",
     ),
     "ConsumptionService": (
         "Ack", "AckMany", "Nack", "NackMany", "Extend", "ExtendMany", "Subscribe", "DescribeSubscriptions",
@@ -24,7 +24,8 @@ _APP_METHODS = {
 _ADMIN_METHODS = (
     "RegisterApp", "AddAppKey", "DropOldAppKey", "ListApps", "RegisterTopic", "ListTopics", "RegisterSubscription",
     "RemoveSubscription", "ListSubscriptions", "GetMessage", "ListMessages", "ListConsumptions",
-    "ReactivateConsumption", "ListServers", "ListInstances",
+    "ReactivateConsumption", "ListServers", "ListInstances", "SetTopicCheck", "GetTopicCheck", "CheckNow", "ReactivateCheck",
+    "ReactivateChecks", "DecideMessage",
 )  # fmt: skip
 
 RIGHTS: dict[str, Right] = {

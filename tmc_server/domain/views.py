@@ -10,6 +10,18 @@ from tmc_server.domain.message import MessageState
 
 
 @dataclass(frozen=True, slots=True)
+class CheckView:
+    """Where the checks of a message stand. due_ms None: it is not asked for any more."""
+
+    attempt: int
+    checked: int
+    due_ms: int | None
+    unreached_ms: int | None
+    target: str
+    last_answer: str
+
+
+@dataclass(frozen=True, slots=True)
 class MessageView:
     """Times in milliseconds since the epoch; decided_ms None: not decided. body None: not asked for."""
 
@@ -28,6 +40,7 @@ class MessageView:
     decided_ms: int | None
     attempt_id: bytes
     digest: bytes
+    check: CheckView
 
 
 @dataclass(frozen=True, slots=True)

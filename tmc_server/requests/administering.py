@@ -74,7 +74,8 @@ class Administering:
     def catalog(self) -> Catalog:
         return self._catalog.current
 
-    async def _change(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def change(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Store a change of the catalog, then make this server's own copy current."""
         result = await asyncio.to_thread(change, *args, **kwargs)
         try:
             await asyncio.to_thread(self._after_change)
@@ -90,15 +91,15 @@ class Administering:
         validation.line(biz_id, "biz_id", 128)
         validation.line(alert_email, "alert_email", 255)
         validation.line(alert_phone, "alert_phone", 64)
-        return await self._change(
+        return await self.change(
             self._editor.register_app, actor, id_, service_name or id_, biz_id or id_, alert_email, alert_phone
         )
 
     async def add_app_key(self, actor: str, id_: str, replace_newest: bool) -> tuple[str, int]:
-        return await self._change(self._editor.add_key, actor, validation.app_id(id_), replace_newest)
+        return await self.change(self._editor.add_key, actor, validation.app_id(id_), replace_newest)
 
     async def drop_old_app_key(self, actor: str, id_: str) -> int:
-        return await self._change(self._editor.drop_old_key, actor, validation.app_id(id_))
+        return await self.change(self._editor.drop_old_key, actor, validation.app_id(id_))
 
     async def register_topic(
         self,
@@ -126,7 +127,7 @@ class Administering:
             validation.between(1_000_000 if open_limit is None else open_limit, "open_limit", 1, 10_000_000),
             QueueMode(queue_mode or QueueMode.MULTI),
         )
-        return await self._change(self._editor.register_topic, actor, new)
+        return await self.change(self._editor.register_topic, actor, new)
 
     async def register_subscription(
         self, actor: str, topic: str, app: str, tag: str, policy: RetryPolicy, forward: Forward | None = None
@@ -140,7 +141,7 @@ class Administering:
             self._check_forward(forward)
         elif len(queue_name(app, tag or place.default_tag, place.name, place.queue_mode)) > LONGEST:
             raise InvalidField("topic", f"leave the queue's name within {LONGEST} characters: use a shorter app or tag")
-        return await self._change(self._editor.register_subscription, actor, topic, app, tag, policy, forward)
+        return await self.change(self._editor.register_subscription, actor, topic, app, tag, policy, forward)
 
     def _check_forward(self, forward: Forward) -> None:
         if forward.kind not in self._forwarders:
@@ -165,7 +166,7 @@ class Administering:
         validation.topic(topic)
         validation.app_id(app, "app")
         validation.tag(tag)
-        return await self._change(self._editor.remove_subscription, actor, topic, app, tag)
+        return await self.change(self._editor.remove_subscription, actor, topic, app, tag)
 
     def subscriptions(self, topic: str) -> list[Subscription]:
         if not topic:

@@ -11,7 +11,7 @@ from tmc_server.domain.message import digest_of
 from tmc_server.domain.operations import Answer, Prepare, Stored
 from tmc_server.domain.placement import shard_of
 from tmc_server.domain.ports import CatalogSource, Performer, SeenSenders
-from tmc_server.errors import OpenLimit
+from tmc_server.errors import InvalidField, OpenLimit
 from tmc_server.metrics import METRICS, count_each
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller, Item, RateLimiter, perform_each
@@ -60,6 +60,7 @@ class Preparing:
         attempt_id: bytes,
         delay_ms: int,
         ledger_id: bytes,
+        check_target: str = "",
     ) -> Item:
         """One checked message and its shard. Raises InvalidField, TopicUnknown, OpenLimit, NoIdentity."""
         validation.topic(topic)
@@ -73,6 +74,8 @@ class Preparing:
         ledger = validation.ledger_id(ledger_id)
         self._ensure_topic(caller, topic)
         found = self._catalog.current.producible(topic, caller.app)
+        if check_target and check_target not in found.checks.targets:
+            raise InvalidField("check_target", "be the name of one of the topic's targets, or empty")
         if not publish and self._gauge.open(found.number) >= found.open_limit:
             raise OpenLimit
         return (
@@ -91,6 +94,7 @@ class Preparing:
                 delay_ms=delay_ms,
                 ledger_id=ledger,
                 publish=publish,
+                check_target=check_target,
             ),
         )
 

@@ -35,6 +35,13 @@ def tag(value: str, field: str = "tag", may_be_empty: bool = True) -> str:
     return value
 
 
+def check_target(value: str, field: str = "check_target") -> str:
+    """The name of a target, or nothing."""
+    if value and not (_APP.fullmatch(value) and len(value) <= 32):
+        raise InvalidField(field, "be at most 32 characters of A-Z a-z 0-9 _ -")
+    return value
+
+
 def address(value: str, field: str) -> str:
     """host:port, or nothing."""
     host, _, port = value.rpartition(":")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
 from tmc_server.domain.catalog import App, Catalog, Forward, Subscription, Topic
+from tmc_server.domain.checks import CheckTarget
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.ports import BrokerAddress, Copy, ServerView
 from tmc_server.domain.queue_names import queue_of
 from tmc_server.domain.retry import RetryPolicy
-from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView
+from tmc_server.domain.views import CheckView, ConsumptionView, MessageDetail, MessageView
 from tmc_server.requests import validation
+from tmc_server.requests.undecided import CheckReport
 
 
 def policy_from(sent: types_pb2.RetryPolicy) -> RetryPolicy:
@@ -106,6 +108,7 @@ def detail_to(detail: MessageDetail, catalog: Catalog) -> admin_pb2.MessageDetai
             )
             for tried in detail.failed_attempts
         ],
+        check=progress_to(message.check) if message.check.attempt or message.check.due_ms else None,
     )
 
 
@@ -171,4 +174,49 @@ def server_to(view: ServerView) -> admin_pb2.Server:
     return admin_pb2.Server(
         name=run.name, incarnation=str(run.incarnation), started_ms=run.started_ms, expires_ms=run.expires_ms,
         alive=view.alive, shards=view.shards,
+    )  # fmt: skip
+
+
+def progress_to(view: CheckView) -> admin_pb2.CheckProgress:
+    return admin_pb2.CheckProgress(
+        attempt=view.attempt, checked=view.checked, due_ms=view.due_ms or 0, unreached_ms=view.unreached_ms or 0,
+        target=view.target, last_answer=view.last_answer,
+    )  # fmt: skip
+
+
+def target_from(sent: admin_pb2.CheckTarget) -> CheckTarget:
+    usual = CheckTarget("", "")
+    return CheckTarget(
+        sent.name,
+        sent.kind,
+        sent.address,
+        dict(sent.options),
+        sent.deadline_ms if sent.HasField("deadline_ms") else usual.deadline_ms,
+        sent.concurrency if sent.HasField("concurrency") else usual.concurrency,
+        sent.batch if sent.HasField("batch") else usual.batch,
+        sent.tls,
+    )
+
+
+def target_to(target: CheckTarget) -> admin_pb2.CheckTarget:
+    return admin_pb2.CheckTarget(
+        name=target.name, kind=target.kind, address=target.address, options=target.options,
+        deadline_ms=target.deadline_ms, concurrency=target.concurrency, batch=target.batch, tls=target.tls,
+    )  # fmt: skip
+
+
+def checks_to(topic: Topic, effective_ms: int) -> admin_pb2.TopicCheck:
+    targets = sorted(topic.checks.targets.values(), key=lambda target: target.name)
+    return admin_pb2.TopicCheck(
+        topic=topic.name, targets=map(target_to, targets), retry=policy_to(topic.checks.retry),
+        effective_ms=effective_ms,
+    )  # fmt: skip
+
+
+def report_to(report: CheckReport) -> admin_pb2.CheckNowResponse:
+    answer = report.answer
+    return admin_pb2.CheckNowResponse(
+        target=report.target, request=report.request, answer=(answer.detail or answer.reason.value)[:2_000],
+        verdict=types_pb2.Verdict.Name(answer.verdict), reason=answer.reason.name, elapsed_ms=report.elapsed_ms,
+        state=types_pb2.MessageState.Name(report.state),
     )  # fmt: skip

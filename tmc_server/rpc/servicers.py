@@ -16,6 +16,7 @@ from tmc_server.requests import deciding, preparing, validation
 from tmc_server.requests.acking import Acking
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.caller import Caller, Item
+from tmc_server.requests.undecided import Undecided
 from tmc_server.rpc import convert
 from tmc_server.rpc.calls import MALFORMED
 from tmc_server.rpc.status import item_error
@@ -63,6 +64,7 @@ class MessageServicer:
             attempt_id=request.attempt_id,
             delay_ms=request.delay_ms,
             ledger_id=request.ledger_id,
+            check_target=request.check_target,
         )
 
     async def _store(self, caller: Caller, request: message_pb2.PrepareRequest, publish: bool) -> Any:
@@ -126,6 +128,9 @@ class MessageServicer:
 
     async def RollbackMany(self, caller: Caller, request: message_pb2.DecideManyRequest) -> Any:
         return await self._decide_many(caller, request, commit=False)
+
+    async def DescribeChecks(self, caller: Caller, _request: Any) -> Any:
+        return message_pb2.DescribeChecksResponse(check_token=caller.app.check_token)
 
     async def GetMessage(self, caller: Caller, request: message_pb2.GetMessageRequest) -> Any:
         view = await self._administering.own_message(caller, request.message_id, request.topic, request.key)
@@ -301,8 +306,9 @@ class ConsumptionServicer:
 class AdminServicer:
     """tmc.v1.AdminService. The identity is the operator's name."""
 
-    def __init__(self, administering: Administering) -> None:
+    def __init__(self, administering: Administering, undecided: Undecided) -> None:
         self._admin = administering
+        self._undecided = undecided
 
     async def RegisterApp(self, actor: str, request: admin_pb2.RegisterAppRequest) -> Any:
         app, key, effective_ms = await self._admin.register_app(
@@ -392,3 +398,32 @@ class AdminServicer:
     async def ListInstances(self, _actor: str, request: admin_pb2.ListInstancesRequest) -> Any:
         addresses = await self._admin.instances(request.app, request.tag)
         return admin_pb2.ListInstancesResponse(addresses=sorted(addresses))
+
+    async def SetTopicCheck(self, actor: str, request: admin_pb2.SetTopicCheckRequest) -> Any:
+        retry = convert.policy_from(request.retry) if request.HasField("retry") else None
+        targets = [convert.target_from(target) for target in request.targets]
+        topic, effective_ms = await self._undecided.set_topic_check(
+            actor, request.topic, targets, retry, request.untried
+        )
+        return convert.checks_to(topic, effective_ms)
+
+    async def GetTopicCheck(self, _actor: str, request: admin_pb2.GetTopicCheckRequest) -> Any:
+        return convert.checks_to(self._undecided.topic(request.topic), 0)
+
+    async def CheckNow(self, _actor: str, request: admin_pb2.CheckNowRequest) -> Any:
+        return convert.report_to(await self._undecided.check_now(request.message_id))
+
+    async def ReactivateCheck(self, actor: str, request: admin_pb2.ReactivateCheckRequest) -> Any:
+        view = await self._undecided.reactivate(actor, request.message_id, request.reason)
+        return convert.message_to(view, self._admin.catalog)
+
+    async def ReactivateChecks(self, actor: str, request: admin_pb2.ReactivateChecksRequest) -> Any:
+        matched, more = await self._undecided.reactivate_many(
+            actor, request.topic, request.from_ms, request.to_ms,
+            request.limit if request.HasField("limit") else None, request.dry_run, request.reason,
+        )  # fmt: skip
+        return admin_pb2.ReactivateChecksResponse(matched=matched, more=more)
+
+    async def DecideMessage(self, actor: str, request: admin_pb2.DecideMessageRequest) -> Any:
+        view = await self._undecided.decide(actor, request.message_id, request.verdict, request.reason)
+        return convert.message_to(view, self._admin.catalog)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
 from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
+from tmc_server.domain.checks import CheckPolicy, CheckTarget
 from tmc_server.domain.ports import NewTopic
 from tmc_server.domain.retry import RetryKind, RetryPolicy
 from tmc_server.errors import (
@@ -28,7 +30,7 @@ from tmc_server.errors import (
     TopicUnknown,
 )
 from tmc_server.store.engines import Database, repeated
-from tmc_server.store.tables import app, audit, meta, operator, subscription, topic
+from tmc_server.store.tables import app, audit, check_target, meta, operator, subscription, topic
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -94,6 +96,7 @@ class CatalogStore:
                 return _app(row), "", effective
             number = _next(connection, app.c.app_no)
             row_values = {"app_no": number, "id": id_, **values, "key_hash": hash_of(key), "old_key_hash": None}
+            row_values["check_token"] = secrets.token_hex(32)
             connection.execute(app.insert().values(**row_values, created_ms=self._database.now(connection)))
             return _app_from(row_values), key, effective
 
@@ -142,6 +145,28 @@ class CatalogStore:
             number = _next(connection, topic.c.topic_no)
             connection.execute(topic.insert().values(topic_no=number, name=new.name, effective_ms=effective, **values))
             return _topic(connection.execute(sa.select(topic).where(topic.c.topic_no == number)).one())
+
+    @_repeating
+    def set_topic_check(self, actor: str, topic_name: str, checks: CheckPolicy) -> tuple[Topic, int]:
+        """All targets of a topic and its policy, instead of those it had. Returns: topic, time of effect."""
+        with self._change(actor, "set topic check", topic_name) as (connection, effective):
+            number = _topic_row(connection, topic_name).topic_no
+            retry = checks.retry
+            values = {
+                "check_retry_kind": int(retry.kind), "check_interval_ms": retry.interval_ms,
+                "check_max_retry": retry.max_retry, "check_cap_ms": retry.cap_ms,
+            }  # fmt: skip
+            connection.execute(topic.update().where(topic.c.topic_no == number).values(**values))
+            connection.execute(check_target.delete().where(check_target.c.topic_no == number))
+            for target in checks.targets.values():
+                connection.execute(
+                    check_target.insert().values(
+                        topic_no=number, name=target.name, kind=target.kind, address=target.address,
+                        options=json.dumps(dict(target.options), ensure_ascii=False), deadline_ms=target.deadline_ms,
+                        concurrency=target.concurrency, batch=target.batch, tls=int(target.tls),
+                    )
+                )  # fmt: skip
+            return _topic(_topic_row(connection, topic_name), checks.targets), effective
 
     @_repeating
     def claim_topic(self, topic_name: str, app_id: str) -> None:
@@ -236,10 +261,13 @@ class CatalogStore:
         """One consistent copy: the version is read first, so a change meanwhile is read again next time."""
         with self._database.reading() as connection:
             version = int(connection.execute(sa.select(meta.c.catalog_version)).scalar_one())
+            targets: dict[int, dict[str, CheckTarget]] = {}
+            for row in connection.execute(sa.select(check_target)):
+                targets.setdefault(row.topic_no, {})[row.name] = _target(row)
             return Catalog(
                 version,
                 {row.app_no: _app(row) for row in connection.execute(sa.select(app))},
-                {row.topic_no: _topic(row) for row in connection.execute(sa.select(topic))},
+                {row.topic_no: _topic(row, targets.get(row.topic_no)) for row in connection.execute(sa.select(topic))},
                 {row.subscription_no: _subscription(row) for row in connection.execute(sa.select(subscription))},
             )
 
@@ -275,14 +303,24 @@ def _app_from(values: Any) -> App:
     hashes = tuple(h for h in (values["key_hash"], values["old_key_hash"]) if h is not None)
     return App(
         values["app_no"], values["id"], values["service_name"], values["biz_id"], values["alert_email"],
-        values["alert_phone"], hashes,
+        values["alert_phone"], hashes, values["check_token"],
     )  # fmt: skip
 
 
-def _topic(row: Any) -> Topic:
+def _topic(row: Any, targets: Mapping[str, CheckTarget] | None = None) -> Topic:
+    """targets: those that were set; without any the topic has the usual one."""
+    retry = RetryPolicy(RetryKind(row.check_retry_kind), row.check_interval_ms, row.check_max_retry, row.check_cap_ms)
+    checks = CheckPolicy(targets, retry) if targets else CheckPolicy(retry=retry)
     return Topic(
         row.topic_no, row.name, row.owner_no, row.default_tag, row.table_index, row.spread, row.transaction_time_ms,
-        row.open_limit, row.effective_ms, QueueMode(row.queue_mode),
+        row.open_limit, row.effective_ms, QueueMode(row.queue_mode), checks,
+    )  # fmt: skip
+
+
+def _target(row: Any) -> CheckTarget:
+    return CheckTarget(
+        row.name, row.kind, row.address, json.loads(row.options), row.deadline_ms, row.concurrency, row.batch,
+        bool(row.tls),
     )  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TypeVar
 
 import sqlalchemy as sa
 
@@ -14,11 +13,10 @@ from tmc_server.store.batch import ShardWriter
 from tmc_server.store.consumptions import claim_due
 from tmc_server.store.engines import Database, repeated
 from tmc_server.store.leases import ShardLeases
+from tmc_server.store.scanning import Look, earliest_delivery
 from tmc_server.store.statements import statements_of
 from tmc_server.store.tables import alert
 
-Part = TypeVar("Part")
-_UNION = 400  # parts of one statement
 _RESCUE_PAGE = 500
 _UNSENT = sa.select(alert).where(alert.c.sent_ms.is_(None)).order_by(alert.c.id).limit(sa.bindparam("limit"))
 
@@ -30,33 +28,13 @@ class DueConsumptions:
         self._writer = writer
         self._leases = leases
         self._catalog = catalog
-        self._looked_for: tuple[int, tuple[int, ...]] = (-1, ())
-        self._looks: list[str] = []
+        self._look = Look(writer.database, leases, catalog, earliest_delivery)
 
     def held_shards(self) -> Mapping[int, int]:
         return {shard: lease.epoch for shard, lease in self._leases.held().items()}
 
     def due(self) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
-        looks = self._statements()
-        if looks:
-            database = self._writer.database
-            with database.reading() as connection:
-                now = database.now(connection)
-                for look in looks:
-                    due = f"SELECT shard, subscription FROM ({look}) AS earliest WHERE due_ms <= {int(now)}"
-                    found += [(shard, number) for shard, number in connection.exec_driver_sql(due)]
-        return found
-
-    def _statements(self) -> list[str]:
-        """One UNION ALL of MIN(due) over everything we look after; made anew when that changes, not twice a second."""
-        catalog = self._catalog.current
-        shards = tuple(sorted(self._leases.held()))
-        if self._looked_for != (catalog.version, shards):
-            parts = [_earliest(shard, s.number) for shard in shards for s in catalog.subscriptions_on.get(shard, ())]
-            self._looks = [" UNION ALL ".join(chunk) for chunk in _chunks(parts, _UNION)]
-            self._looked_for = (catalog.version, shards)
-        return self._looks
+        return self._look.due()
 
     def claim(self, shard: int, subscription: int, limit: int, look: QueueLook, exhausted_only: bool) -> Claimed:
         known = self._catalog.current.subscriptions[subscription]
@@ -101,16 +79,6 @@ class DueConsumptions:
                 return 0
             now = database.now(connection)
             return connection.execute(sql.rescue, {**which, **guard, "ids": ids, "now": now}).rowcount
-
-
-def _earliest(shard: int, subscription: int) -> str:
-    table = statements_of(shard).tables.consumption.name
-    earliest = f"(SELECT MIN(due_ms) FROM {table} WHERE subscription_no = {int(subscription)})"
-    return f"SELECT {int(shard)} AS shard, {int(subscription)} AS subscription, {earliest} AS due_ms"
-
-
-def _chunks(parts: Sequence[Part], size: int) -> list[Sequence[Part]]:
-    return [parts[start : start + size] for start in range(0, len(parts), size)]
 
 
 class SqlAlertOutbox:

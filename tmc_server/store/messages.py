@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain import consumption as duty
 from tmc_server.domain.ids import MessageId
-from tmc_server.domain.message import ARROWS, Decided, MessageEvent, MessageState, decide
+from tmc_server.domain.message import ARROWS, UNDECIDED, Decided, MessageEvent, MessageState, decide
 from tmc_server.domain.operations import AGAIN, LOCKED, Answer, Decide, Prepare, Stored
 from tmc_server.domain.ports import Copy
 from tmc_server.errors import (
@@ -99,10 +99,10 @@ def _answer_to_loser(operation: Prepare, holder: _Holder, shard: int) -> Answer:
     if holder.attempt_id == operation.attempt_id:
         if holder.digest != operation.digest:
             return ContentDiffers(message_id=message_id)
-        if operation.publish and holder.state is MessageState.PREPARED:
+        if operation.publish and holder.state in UNDECIDED:
             return KeyInProgress("This attempt was prepared before: submit it instead.", message_id=message_id)
         return Stored(holder.number, holder.state)
-    if holder.state is MessageState.PREPARED:
+    if holder.state in UNDECIDED:
         return KeyInProgress(message_id=message_id)
     return KeyCommitted(message_id=message_id)
 
@@ -160,6 +160,7 @@ def _row_of(operation: Prepare, now: int) -> dict[str, Any]:
         "due_ms": None if publish else now + topic.transaction_time_ms,
         "created_ms": now,
         "decided_ms": now if publish else None,
+        "check_target": operation.check_target,
     }
 
 
@@ -226,7 +227,7 @@ def settle(tx: Transaction, operations: Sequence[Decide]) -> None:
             operation.answer = CatalogStale()
         else:
             _decide_one(operation, states, moved, row, tx.sql.shard)
-    _write_decisions(tx, rows, moved)
+    write_decisions(tx, rows, moved)
     _alert_contradictions(tx, meant)
 
 
@@ -249,7 +250,8 @@ def _decide_one(
     operation.answer = Stored(row.id, outcome.state, outcome.changes)
 
 
-def _write_decisions(tx: Transaction, rows: dict[int, Any], moved: dict[MessageEvent, list[int]]) -> None:
+def write_decisions(tx: Transaction, rows: dict[int, Any], moved: dict[MessageEvent, list[int]]) -> None:
+    """Submit and roll back locked rows (of `lock_messages`), by number."""
     submitted, rolled_back = moved[MessageEvent.SUBMIT], moved[MessageEvent.ROLLBACK]
     if submitted:
         tx.change(tx.sql.submit, len(submitted), ids=sorted(submitted), now=tx.now)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.ports import ServerRun, ServerView
-from tmc_server.domain.views import AttemptView, ConsumptionView, MessageDetail, MessageView
+from tmc_server.domain.views import AttemptView, CheckView, ConsumptionView, MessageDetail, MessageView
 from tmc_server.store.engines import ShardMap
 from tmc_server.store.messages import parse_headers
 from tmc_server.store.tables import lease, server, shard_tables
@@ -135,6 +135,9 @@ def _message(shard: int, row: Any) -> MessageView:
         shard, row.id, row.topic_no, row.producer_no, row.producer_tag, row.message_key, MessageState(row.state),
         values.get("body"), row.content_type, parse_headers(row.headers), row.delay_ms, row.created_ms,
         row.decided_ms, row.attempt_id, row.digest,
+        CheckView(
+            row.check_attempt, row.checked, row.due_ms, row.unreached_ms, row.check_target, row.check_answer
+        ),
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ def _in(column: sa.Column[Any], name: str = "ids") -> sa.ColumnElement[bool]:
 
 _IDS = re.compile(r"\(__\[POSTCOMPILE_ids[^\]]*\]\)")
 _PRIMARY = "FORCE INDEX (PRIMARY)"
+CHECK_COLUMNS = ("check_attempt", "checked", "unreached_ms", "check_answer")  # begin at their defaults
 
 
 def _by_primary(statement: Any, table: sa.Table) -> Any:
@@ -56,8 +57,10 @@ class InsertRows:
     calls of Python. Values: int, str, bytes, None.
     """
 
-    def __init__(self, table: sa.Table) -> None:
-        self._columns = [column.name for column in table.columns if column.autoincrement is not True]
+    def __init__(self, table: sa.Table, without: Sequence[str] = ()) -> None:
+        """without: columns that begin with their default."""
+        names = [column.name for column in table.columns if column.autoincrement is not True]
+        self._columns = [name for name in names if name not in without]
         self._head = f"INSERT INTO {table.name} ({', '.join(self._columns)}) VALUES "
 
     def run(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -105,10 +108,11 @@ class ShardStatements:
         self._for_messages(self.tables.message)
         self._for_consumptions(self.tables.consumption)
         self._for_claims(self.tables.message, self.tables.consumption)
+        self._for_checks(self.tables.message)
         self._for_notes()
 
     def _for_messages(self, message: sa.Table) -> None:
-        self.insert_messages = InsertRows(message)
+        self.insert_messages = InsertRows(message, without=CHECK_COLUMNS)
         self.delete_messages = message.delete().where(_in(message.c.id))
         # topic, tag, keys: the live messages that hold these keys.
         self.live_by_keys = sa.select(
@@ -128,17 +132,18 @@ class ShardStatements:
             message.c.attempt_id == sa.bindparam("attempt"),
         )
         self.by_attempt_waiting = self.by_attempt.with_for_update()
-        # ids: lock what is free; whoever waits here would hold up 200 neighbours.
-        self.lock_messages = ByIds(
+        locked = (
             sa.select(
                 message.c.id, message.c.state, message.c.topic_no, message.c.producer_no, message.c.producer_tag,
-                message.c.attempt_id,
+                message.c.attempt_id, message.c.check_attempt,
                 message.c.message_key, message.c.content_type, message.c.headers, message.c.body, message.c.delay_ms,
             )
             .where(_in(message.c.id))
             .order_by(message.c.id)
-            .with_for_update(skip_locked=True)
         )  # fmt: skip
+        # ids: lock what is free; whoever waits here would hold up 200 neighbours.
+        self.lock_messages = ByIds(locked.with_for_update(skip_locked=True))
+        self.lock_message_waiting = ByIds(locked.with_for_update())
         self.existing_messages = sa.select(message.c.id).where(_in(message.c.id))
         self.submit = ByIds(self._decide(m.MessageEvent.SUBMIT))
         self.roll_back = ByIds(self._decide(m.MessageEvent.ROLLBACK).values(live=None))
@@ -216,13 +221,7 @@ class ShardStatements:
             .order_by(consumption.c.due_ms, consumption.c.message_id)
             .limit(sa.bindparam("limit"))
         )  # fmt: skip
-        # Claims hold only while the lease does: owner, epoch, now.
-        leased = sa.exists().where(
-            lease.c.shard == self.shard,
-            lease.c.owner == sa.bindparam("owner"),
-            lease.c.epoch == sa.bindparam("epoch"),
-            lease.c.expires_ms > sa.bindparam("now"),
-        )
+        leased = self._leased()
         # subscription, ids, attempt, now -> the claimed rows get one constant due time.
         self.claim = _by_primary(
             consumption.update()
@@ -285,6 +284,103 @@ class ShardStatements:
             .where(*died, _in(consumption.c.message_id), leased)
             .values(due_ms=sa.bindparam("now"), tried=consumption.c.tried - 1, incarnation=None, tried_ms=None),
             consumption,
+        )
+
+    def _for_checks(self, message: sa.Table) -> None:
+        asked = (
+            message.c.id, message.c.topic_no, message.c.producer_no, message.c.producer_tag, message.c.message_key,
+            message.c.attempt_id, message.c.ledger_id, message.c.created_ms, message.c.check_target, message.c.state,
+            message.c.check_attempt, message.c.checked, message.c.unreached_ms, message.c.due_ms,
+        )  # fmt: skip
+        # topic, now, limit: longest due first, no locks.
+        self.due_checks = (
+            sa.select(*asked)
+            .where(message.c.topic_no == sa.bindparam("topic"), message.c.due_ms <= sa.bindparam("now"))
+            .order_by(message.c.due_ms, message.c.id)
+            .limit(sa.bindparam("limit"))
+        )
+        self.asked_messages = ByIds(sa.select(*asked).where(_in(message.c.id)).order_by(message.c.id))
+        prepared = message.c.state == int(m.MessageState.PREPARED)
+        due = (_in(message.c.id), prepared, message.c.due_ms <= sa.bindparam("now"), self._leased())
+        # ids, now, owner, epoch, until: a check of each begins.
+        self.claim_checks = ByIds(
+            _by_primary(
+                message.update()
+                .where(*due)
+                .values(check_attempt=message.c.check_attempt + 1, due_ms=sa.bindparam("until")),
+                message,
+            )
+        )
+        # ids, now, owner, epoch, until, since, answer: nobody can be asked, nothing is counted.
+        self.hold_checks = ByIds(
+            _by_primary(
+                message.update()
+                .where(*due)
+                .values(
+                    due_ms=sa.bindparam("until"),
+                    unreached_ms=sa.func.coalesce(message.c.unreached_ms, sa.bindparam("since")),
+                    check_answer=sa.bindparam("answer"),
+                ),
+                message,
+            )
+        )
+        # id, old_attempt; new values: what an answer that decides nothing leaves behind.
+        self.after_check = (
+            message.update()
+            .where(
+                message.c.id == sa.bindparam("number"),
+                prepared,
+                message.c.check_attempt == sa.bindparam("old_attempt"),
+            )
+            .values(
+                state=sa.bindparam("new_state"),
+                checked=sa.bindparam("new_checked"),
+                unreached_ms=sa.bindparam("new_unreached_ms"),
+                due_ms=sa.bindparam("new_due_ms"),
+                check_answer=sa.bindparam("new_answer"),
+            )
+        )
+        # ids, now: an operator has them asked again; numbers of checks go on.
+        self.reactivate_checks = ByIds(
+            _by_primary(
+                message.update()
+                .where(_in(message.c.id), _states(message.c.state, m.sources(m.MessageEvent.REACTIVATE)))
+                .values(state=int(m.MessageState.PREPARED), due_ms=sa.bindparam("now"), checked=0, unreached_ms=None),
+                message,
+            )
+        )
+        # ids, until: an operator asks now.
+        self.begin_check = ByIds(
+            _by_primary(
+                message.update()
+                .where(_in(message.c.id), _states(message.c.state, m.sources(m.MessageEvent.SUBMIT)))
+                .values(
+                    check_attempt=message.c.check_attempt + 1,
+                    due_ms=sa.case((prepared, sa.bindparam("until")), else_=None),
+                ),
+                message,
+            )
+        )
+        # topic, first, last, limit: by number, which carries the time.
+        self.failed_checks = (
+            sa.select(message.c.id)
+            .where(
+                message.c.topic_no == sa.bindparam("topic"),
+                message.c.state == int(m.MessageState.CHECK_FAILED),
+                message.c.id >= sa.bindparam("first"),
+                message.c.id < sa.bindparam("last"),
+            )
+            .order_by(message.c.id)
+            .limit(sa.bindparam("limit"))
+        )
+
+    def _leased(self) -> sa.ColumnElement[bool]:
+        """Claims hold only while the lease does: owner, epoch, now."""
+        return sa.exists().where(
+            lease.c.shard == self.shard,
+            lease.c.owner == sa.bindparam("owner"),
+            lease.c.epoch == sa.bindparam("epoch"),
+            lease.c.expires_ms > sa.bindparam("now"),
         )
 
     def _for_notes(self) -> None:

@@ -74,6 +74,7 @@ app = sa.Table(
     sa.Column("key_hash", binary(32), nullable=False),
     sa.Column("old_key_hash", binary(32)),
     _ms("created_ms"),
+    sa.Column("check_token", _text(64), nullable=False, server_default=""),
     **_OPTIONS,
 )
 
@@ -90,6 +91,27 @@ topic = sa.Table(
     sa.Column("open_limit", sa.BigInteger, nullable=False),
     _ms("effective_ms"),
     sa.Column("queue_mode", sa.SmallInteger, nullable=False, server_default="2"),
+    # Distances and limit of the checks' UNKNOWN answers.
+    sa.Column("check_retry_kind", sa.SmallInteger, nullable=False, server_default="1"),
+    sa.Column("check_interval_ms", sa.BigInteger, nullable=False, server_default="10000"),
+    sa.Column("check_max_retry", sa.Integer, nullable=False, server_default="15"),
+    sa.Column("check_cap_ms", sa.BigInteger, nullable=False, server_default="3600000"),
+    **_OPTIONS,
+)
+
+# The approved ways to ask about a topic's messages; a topic without any has the usual one.
+check_target = sa.Table(
+    "tmc_check_target",
+    METADATA,
+    sa.Column("topic_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("name", _text(32), primary_key=True),
+    sa.Column("kind", _text(32), nullable=False),
+    sa.Column("address", _text(255), nullable=False),
+    sa.Column("options", sa.Text, nullable=False),  # JSON object of strings
+    sa.Column("deadline_ms", sa.Integer, nullable=False),
+    sa.Column("concurrency", sa.Integer, nullable=False),
+    sa.Column("batch", sa.Integer, nullable=False),
+    sa.Column("tls", sa.SmallInteger, nullable=False),
     **_OPTIONS,
 )
 
@@ -203,7 +225,7 @@ audit = sa.Table(
     **_OPTIONS,
 )
 
-CATALOG_TABLES = (meta, operator, app, topic, subscription, node_slot, server, sender, audit)
+CATALOG_TABLES = (meta, operator, app, topic, check_target, subscription, node_slot, server, sender, audit)
 DATABASE_TABLES = (lease, tombstone, alert, audit)  # once in every database that holds shards
 
 
@@ -247,6 +269,14 @@ def shard_tables(shard: int) -> ShardTables:
         _ms("due_ms", nullable=True),  # when the producer is asked; NULL once decided
         _ms("created_ms"),
         _ms("decided_ms", nullable=True),
+        sa.Column(
+            "check_target", _text(32), nullable=False, server_default=""
+        ),  # which of the topic's; "": the usual one
+        # What checks move: their number, never goes back; UNKNOWN answers, to the limit; since when nobody was reached.
+        sa.Column("check_attempt", sa.Integer, nullable=False, server_default="0"),
+        sa.Column("checked", sa.Integer, nullable=False, server_default="0"),
+        _ms("unreached_ms", nullable=True),
+        sa.Column("check_answer", _text(500), nullable=False, server_default=""),  # the last that decided nothing
         # Prepare: at most one live message per key.
         sa.UniqueConstraint("topic_no", "producer_tag", "message_key", "live", name=f"tmc_message_{nn}_key"),
         # Checks and the open limit: undecided messages of a topic.

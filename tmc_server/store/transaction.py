@@ -46,9 +46,10 @@ class Transaction:
     came_out: Counter[int] = field(default_factory=Counter)
 
     def rows(self, statement: sa.Executable | ByIds, **parameters: Any) -> Sequence[sa.Row[Any]]:
-        return self._execute(statement, parameters).fetchall()
+        return self.execute(statement, **parameters).fetchall()
 
-    def _execute(self, statement: sa.Executable | ByIds, parameters: dict[str, Any]) -> sa.CursorResult[Any]:
+    def execute(self, statement: sa.Executable | ByIds, **parameters: Any) -> sa.CursorResult[Any]:
+        """For statements whose row count is an answer, not an expectation."""
         if isinstance(statement, ByIds):
             return statement.run(self.connection, **parameters)
         return self.connection.execute(statement, parameters)
@@ -59,7 +60,7 @@ class Transaction:
 
     def change(self, statement: sa.Executable | ByIds, expected: int, **parameters: Any) -> None:
         """Run a guarded UPDATE or DELETE that must hit `expected` rows."""
-        changed = self._execute(statement, parameters).rowcount
+        changed = self.execute(statement, **parameters).rowcount
         if changed != expected:
             raise GuardBroken(f"{changed} rows instead of {expected}: {statement}")
 
@@ -69,6 +70,11 @@ class Transaction:
             changed = self.connection.execute(statement, rows).rowcount
             if changed != len(rows):
                 raise GuardBroken(f"{changed} rows instead of {len(rows)}: {statement}")
+
+    def note(self, actor: str, action: str, subject: str, reason: str) -> None:
+        """An audit row, in the transaction of what it tells of."""
+        row = {"at_ms": self.now, "actor": actor, "action": action, "subject": subject, "reason": reason}
+        self.insert(self.sql.insert_audit, [row])
 
     def reserve(self, subscription: int, wanted: int) -> int:
         """Room at the outlet, given back by itself when the transaction fails."""

@@ -1,0 +1,61 @@
+"""The kinds of checks that this server can do: ours, and what is installed under the entry point `tmc.checkers`."""
+
+from __future__ import annotations
+
+import ssl
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import grpc
+
+from tmc_server.app.maintenance import CannotStart
+from tmc_server.checks.addressing import Addressing
+from tmc_server.checks.asking import Kinds
+from tmc_server.checks.channels import Channels
+from tmc_server.checks.grpc import GrpcChecks
+from tmc_server.checks.http import HttpChecks
+from tmc_server.checks.reflection import ReflectionChecks
+from tmc_server.config import ChecksConfig, Config
+from tmc_server.domain.egress import Egress
+from tmc_server.domain.ports import Asker, Instances
+
+ENTRY_POINTS = "tmc.checkers"
+
+
+class Checks:
+    """asking: all kinds, with discovery and the allow-list in front of them."""
+
+    def __init__(self, config: Config, instances: Instances) -> None:
+        settings = config.checks
+        try:
+            self._channels = Channels(_credentials(settings))
+            askers: dict[str, Asker] = {
+                "grpc": GrpcChecks(self._channels),
+                "http": HttpChecks(_context(settings)),
+                "reflection": ReflectionChecks(self._channels),
+            }
+        except (OSError, ssl.SSLError) as exc:
+            raise CannotStart(f"[checks] authority, certificate or key cannot be read: {exc}.") from exc
+        for entry in entry_points(group=ENTRY_POINTS):
+            askers[entry.name] = entry.load()()
+        # Senders name their addresses themselves: those go where the allow-list says, and nowhere else.
+        trusted = config.discovery.kind != "recorded"
+        self.asking = Kinds(askers, Addressing(instances, Egress(settings.allow), trusted))
+
+    def close(self) -> None:
+        self.asking.close()
+        self._channels.close()
+
+
+def _credentials(settings: ChecksConfig) -> grpc.ChannelCredentials:
+    def read(path: str | None) -> bytes | None:
+        return Path(path).read_bytes() if path else None
+
+    return grpc.ssl_channel_credentials(read(settings.authority), read(settings.key), read(settings.certificate))
+
+
+def _context(settings: ChecksConfig) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=settings.authority)
+    if settings.certificate:
+        context.load_cert_chain(settings.certificate, settings.key)
+    return context

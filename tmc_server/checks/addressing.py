@@ -1,0 +1,82 @@
+"""From a target to addresses that may be connected to: discovery or the target's own host, resolved once, each one checked.
+
+What is handed out is an address, never a name: whoever connects cannot be led elsewhere by a second look-up.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+import socket
+from collections.abc import Callable, Sequence
+
+from tmc_server.domain.catalog import App
+from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget
+from tmc_server.domain.egress import Address, Egress, Place, parse_place
+from tmc_server.domain.ports import Endpoint, Instances
+from tmc_server.errors import Unavailable
+
+Resolver = Callable[[str, int], Sequence[str]]
+"""(name, port) -> addresses. Raises OSError."""
+
+
+def resolve(name: str, port: int) -> Sequence[str]:
+    """The system's resolver."""
+    found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+class Addressing:
+    """trusted: instances that discovery gives are as good as listed; not those that senders name themselves."""
+
+    def __init__(self, instances: Instances, egress: Egress, trusted: bool, resolver: Resolver = resolve) -> None:
+        self._instances = instances
+        self._egress = egress
+        self._trusted = trusted
+        self._resolver = resolver
+
+    def endpoints(self, target: CheckTarget, app: App, tag: str) -> list[Endpoint] | CheckAnswer:
+        """Where to ask, in random order; an UNKNOWN answer when there is nowhere to ask. Blocks."""
+        if target.address:
+            texts, listed = [target.address], None
+        else:
+            try:
+                texts, listed = list(self._instances.addresses(app, tag)), self._trusted
+            except Unavailable as exc:
+                return CheckAnswer.unknown(CheckReason.NO_INSTANCE, exc.sentence)
+            if not texts:
+                where = f"No instance of {app.service_name!r} in environment {tag!r} is known."
+                return CheckAnswer.unknown(CheckReason.NO_INSTANCE, where)
+        good: list[Endpoint] = []
+        problem = CheckAnswer.unknown(CheckReason.NO_INSTANCE)
+        for text in texts:
+            found = self._endpoints(text, listed)
+            if isinstance(found, CheckAnswer):
+                problem = found
+            else:
+                good += found
+        random.shuffle(good)
+        return good or problem
+
+    def _endpoints(self, text: str, listed: bool | None) -> list[Endpoint] | CheckAnswer:
+        """listed None: it is, if the allow-list names it."""
+        try:
+            place = parse_place(text)
+        except ValueError as exc:
+            return CheckAnswer.unknown(CheckReason.REFUSED_TARGET, f"{exc}.")
+        try:
+            addresses = self._addresses(place)
+        except (OSError, UnicodeError) as exc:
+            return CheckAnswer.unknown(CheckReason.UNREACHABLE, f"{place.host} has no address: {exc}.")
+        named = self._egress.lists(place) if listed is None else listed
+        for address in addresses:  # one that leads elsewhere makes the name suspicious as a whole
+            if not self._egress.permits(address, place.port, listed=named):
+                return CheckAnswer.unknown(
+                    CheckReason.REFUSED_TARGET, f"{place} leads to {address}: [checks] allow does not list it."
+                )
+        return [Endpoint(place.host, str(address), place.port) for address in addresses]
+
+    def _addresses(self, place: Place) -> list[Address]:
+        if place.literal is not None:
+            return [place.literal]
+        return [ipaddress.ip_address(text.partition("%")[0]) for text in self._resolver(place.host, place.port)]

@@ -1,0 +1,112 @@
+"""All kinds of checks behind one face: the kind by its name, the addresses by discovery and allow-list, the next one tried."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from tmc_server.checks.addressing import Addressing
+from tmc_server.domain.catalog import App
+from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question
+from tmc_server.domain.ports import Asker, Endpoint
+from tmc_server.errors import CheckRefused
+
+log = logging.getLogger("tmc.checks")
+
+_ADDRESSES_TRIED = 2
+_POISON = {CheckReason.FAILED, CheckReason.TOO_LARGE, CheckReason.NOT_UNDERSTOOD}
+_CALLS_FOR_POISON = 24  # enough to find one among a thousand
+
+
+class Kinds:
+    """domain.ports.Asking. askers: by kind."""
+
+    def __init__(self, askers: Mapping[str, Asker], addressing: Addressing) -> None:
+        self._askers = askers
+        self._addressing = addressing
+
+    def ask(self, target: CheckTarget, app: App, tag: str, questions: Sequence[Question]) -> list[CheckAnswer]:
+        """See domain.ports.Asking."""
+        asker = self._askers.get(target.kind)
+        if asker is None:
+            return [CheckAnswer.unknown(CheckReason.NO_TARGET, f"This server has no kind {target.kind!r}.")] * len(
+                questions
+            )
+        endpoints = self._addressing.endpoints(target, app, tag)
+        if isinstance(endpoints, CheckAnswer):
+            return [endpoints] * len(questions)
+        answers: list[CheckAnswer] = []
+        for endpoint in endpoints[:_ADDRESSES_TRIED]:
+            answers = _guarded(asker, target, endpoint, app.check_token, questions)
+            if any(answer.reason is not CheckReason.UNREACHABLE for answer in answers):
+                break
+        return answers
+
+    def describe(self, target: CheckTarget, app: App, tag: str, question: Question) -> tuple[str, str]:
+        """See domain.ports.Asking."""
+        endpoints = self._addressing.endpoints(target, app, tag)
+        where = endpoints.detail if isinstance(endpoints, CheckAnswer) else ", ".join(map(str, endpoints))
+        asker = self._askers.get(target.kind)
+        return f"{target.kind} {where}", asker.render(target, question) if asker is not None else ""
+
+    def examine(self, target: CheckTarget, app: App, tag: str, untried: bool) -> None:
+        """See domain.ports.Asking."""
+        asker = self._askers.get(target.kind)
+        if asker is None:
+            raise CheckRefused(f"There is no kind {target.kind!r}: take one of {', '.join(sorted(self._askers))}.")
+        asker.accept(target)
+        endpoints = self._addressing.endpoints(target, app, tag)
+        if isinstance(endpoints, CheckAnswer):
+            if endpoints.reason is CheckReason.REFUSED_TARGET or not untried:
+                raise CheckRefused(f"{endpoints.detail or endpoints.reason.value}{_hint(endpoints.reason)}")
+            return
+        if not untried:
+            asker.examine(target, endpoints[0], app.check_token)
+
+    def close(self) -> None:
+        for asker in self._askers.values():
+            asker.close()
+
+
+def _hint(reason: CheckReason) -> str:
+    if reason is CheckReason.REFUSED_TARGET:
+        return ""
+    return " Start it first, or say --untried."
+
+
+def _guarded(
+    asker: Asker, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question]
+) -> list[CheckAnswer]:
+    def ask(some: Sequence[Question]) -> list[CheckAnswer]:
+        try:
+            answers = asker.ask(target, endpoint, token, some)
+            if len(answers) != len(some):
+                raise ValueError(f"{len(answers)} answers to {len(some)} questions")
+            return answers
+        except Exception as exc:  # whatever an asker does wrong: its questions stay undecided, the duty goes on
+            log.exception("asking %s failed", endpoint)
+            return [CheckAnswer.unknown(CheckReason.ASKER_FAILED, repr(exc)[:300])] * len(some)
+
+    return without_poison(ask, questions)
+
+
+def without_poison(
+    ask: Callable[[Sequence[Question]], list[CheckAnswer]], questions: Sequence[Question]
+) -> list[CheckAnswer]:
+    """One question that spoils a whole batch is found by halves, so that its neighbours get their answers."""
+    left = _CALLS_FOR_POISON
+
+    def part(some: Sequence[Question]) -> list[CheckAnswer]:
+        nonlocal left
+        left -= 1
+        answers = ask(some)
+        spoiled = len(set(answers)) == 1 and answers[0].reason in _POISON
+        if not spoiled or len(some) == 1 or left < 2:
+            return answers
+        middle = len(some) // 2
+        first = part(some[:middle])
+        if len(set(first)) == 1 and first[0] == answers[0] and middle > 1 and left < _CALLS_FOR_POISON // 2:
+            return answers  # both halves and their halves: it is the service
+        return [*first, *part(some[middle:])]
+
+    return part(questions)

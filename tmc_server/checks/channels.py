@@ -1,0 +1,137 @@
+"""gRPC calls into services that are not ours: pinned addresses, hard deadlines, small answers, no retries, no proxies."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import grpc
+
+from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget
+from tmc_server.domain.ports import Endpoint
+
+LONGEST_ANSWER = 1 << 20  # of a batch, or of a description
+LONGEST_SINGLE = 64 << 10
+TOKEN_KEY = "tmc-check-token"  # noqa: S105 - the name of a metadata key
+_UNUSED_S = 600.0
+_REASONS = {
+    grpc.StatusCode.UNAVAILABLE: CheckReason.UNREACHABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED: CheckReason.TIMED_OUT,
+    grpc.StatusCode.UNIMPLEMENTED: CheckReason.NO_METHOD,
+    grpc.StatusCode.UNAUTHENTICATED: CheckReason.DENIED,
+    grpc.StatusCode.PERMISSION_DENIED: CheckReason.DENIED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: CheckReason.TOO_LARGE,
+}
+_OPTIONS = [
+    ("grpc.max_receive_message_length", LONGEST_ANSWER),
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # nothing that could swell after the size was looked at
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.service_config_disable_resolution", 1),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+
+def problem_of(exc: grpc.RpcError) -> CheckAnswer:
+    """An UNKNOWN answer with what went wrong, in the reader's words."""
+    code, details = exc.code(), (exc.details() or "")[:300]
+    reason = _REASONS.get(code, CheckReason.FAILED)
+    if reason is CheckReason.TOO_LARGE and "larger than max" not in details:
+        reason = CheckReason.FAILED  # it has run out of something of its own
+    return CheckAnswer.unknown(reason, f"{code.name}: {details}")
+
+
+class Channels:
+    """One channel per service and address, closed when nobody used it for ten minutes. Thread-safe.
+
+    credentials: for targets with TLS.
+    """
+
+    def __init__(self, credentials: grpc.ChannelCredentials | None = None) -> None:
+        self._credentials = credentials or grpc.ssl_channel_credentials()
+        self._lock = threading.Lock()
+        self._open: dict[tuple[Endpoint, bool], tuple[float, grpc.Channel]] = {}
+
+    def method(self, target: CheckTarget, endpoint: Endpoint, path: str) -> Any:
+        """A unary method that takes and gives bytes."""
+        return self.channel(target, endpoint).unary_unary(path, _as_it_is, _as_it_is)
+
+    def channel(self, target: CheckTarget, endpoint: Endpoint) -> grpc.Channel:
+        key, now = (endpoint, target.tls), time.monotonic()
+        with self._lock:
+            known = self._open.get(key)
+            channel = known[1] if known is not None else self._connect(endpoint, target.tls)
+            self._open[key] = (now, channel)
+            rested = [name for name, (used, _) in self._open.items() if now - used > _UNUSED_S]
+            for name in rested:
+                self._open.pop(name)[1].close()
+        return channel
+
+    def _connect(self, endpoint: Endpoint, tls: bool) -> grpc.Channel:
+        family = "ipv6" if ":" in endpoint.address else "ipv4"
+        options = [*_OPTIONS, ("grpc.default_authority", endpoint.authority)]
+        if not tls:
+            return grpc.insecure_channel(f"{family}:{endpoint.pinned}", options)
+        options.append(("grpc.ssl_target_name_override", endpoint.host))
+        return grpc.secure_channel(f"{family}:{endpoint.pinned}", self._credentials, options)
+
+    def close(self) -> None:
+        with self._lock:
+            for _, channel in self._open.values():
+                channel.close()
+            self._open.clear()
+
+
+def call_one(method: Any, request: bytes, target: CheckTarget, token: str, longest: int) -> bytes | CheckAnswer:
+    """One call within the target's deadline."""
+    try:
+        answer: bytes = method(request, timeout=target.deadline_ms / 1000, metadata=((TOKEN_KEY, token),))
+    except grpc.RpcError as exc:
+        return problem_of(exc)
+    return answer if len(answer) <= longest else CheckAnswer.unknown(CheckReason.TOO_LARGE, f"{len(answer)} bytes")
+
+
+def call_each(method: Any, requests: Sequence[bytes], target: CheckTarget, token: str) -> list[bytes | CheckAnswer]:
+    """A call per question, `concurrency` of them at once. A service that fails a whole round is not asked on."""
+    calls: deque[Any] = deque()
+    answers: list[bytes | CheckAnswer] = []
+    failed = 0
+
+    def finish() -> None:
+        nonlocal failed
+        try:
+            answer: bytes | CheckAnswer = calls.popleft().result()
+        except grpc.RpcError as exc:
+            answer = problem_of(exc)
+        if isinstance(answer, bytes) and len(answer) > LONGEST_SINGLE:
+            answer = CheckAnswer.unknown(CheckReason.TOO_LARGE, f"{len(answer)} bytes")
+        failed = failed + 1 if isinstance(answer, CheckAnswer) else 0
+        answers.append(answer)
+
+    for request in requests:
+        if len(calls) >= target.concurrency:
+            finish()
+        if failed >= target.concurrency:
+            break
+        calls.append(method.future(request, timeout=target.deadline_ms / 1000, metadata=((TOKEN_KEY, token),)))
+    while calls:
+        finish()
+    return [*answers, *not_asked(len(requests) - len(answers), answers)]
+
+
+def not_asked(count: int, answers: Sequence[object]) -> Iterator[CheckAnswer]:
+    """For the rest of a page, once a service failed a whole round: the same reason."""
+    for _ in range(count):
+        last = answers[-1]
+        reason = last.reason if isinstance(last, CheckAnswer) else CheckReason.FAILED
+        yield CheckAnswer.unknown(reason, "Not asked: the calls before it failed.")
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data

@@ -1,0 +1,268 @@
+"""Kind `http`: GET PATH?bizID=..&messageKey=.. as TrustMessage asks, or one POST for many questions.
+
+An answer is exactly 1, 2, 3 or 4 (prepared, commit, rollback, unknown), or a JSON object whose status is one of these
+or COMMIT, ROLLBACK, UNKNOWN. Nothing else decides anything. Redirects are not followed, proxies not used, compressed
+answers not read, and the deadline is that of the whole answer, not of a packet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+import aiohttp
+from yarl import URL
+
+from tmc_server.checks.channels import LONGEST_ANSWER, LONGEST_SINGLE, not_asked
+from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question, Verdict
+from tmc_server.domain.ports import Endpoint
+from tmc_server.errors import CheckRefused
+
+Result = TypeVar("Result")
+_STATUS = {
+    "1": Verdict.UNKNOWN, "2": Verdict.COMMIT, "3": Verdict.ROLLBACK, "4": Verdict.UNKNOWN,
+    "COMMIT": Verdict.COMMIT, "ROLLBACK": Verdict.ROLLBACK, "UNKNOWN": Verdict.UNKNOWN,
+}  # fmt: skip
+_ECHOES = {"messageKey": "key", "bizID": "biz_id", "messageId": "message_id"}
+_OPTIONS = {"path", "batch"}
+_NOTHING: Mapping[str, str] = {}
+
+
+def answer_of(question: Question, body: bytes) -> CheckAnswer:
+    """What one answer means."""
+    try:
+        text = body.decode("ascii").strip("\r\n ")
+        if text in ("1", "2", "3", "4"):
+            return _said(text)
+        return answer_of_object(question, json.loads(text, object_pairs_hook=_once))
+    except (ValueError, RecursionError):
+        return CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, _shown(body))
+
+
+def answer_of_object(question: Question, found: object) -> CheckAnswer:
+    """What one JSON object means. Echoes of the question, where there are any, must be right."""
+    if not isinstance(found, dict) or not set(found) <= {"status", "detail", *_ECHOES}:
+        return CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, _shown(json.dumps(found).encode()))
+    for name, field in _ECHOES.items():
+        if name in found and found[name] != getattr(question, field):
+            return CheckAnswer.unknown(CheckReason.OTHER_MESSAGE, f"It is about {name} {str(found[name])[:128]!r}.")
+    status = found.get("status")
+    if isinstance(status, int) and not isinstance(status, bool):
+        status = str(status)
+    if not isinstance(status, str) or status not in _STATUS:
+        return CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, f"status {str(status)[:128]!r} is none.")
+    return _said(status, str(found.get("detail", ""))[:500])
+
+
+def _said(status: str, detail: str = "") -> CheckAnswer:
+    return CheckAnswer(_STATUS[status], detail=detail or f"status {status}")
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    if len({name for name, _ in pairs}) != len(pairs):
+        raise ValueError("a name stands there twice")
+    return dict(pairs)
+
+
+def _shown(body: bytes) -> str:
+    return repr(body[:200])[1:]
+
+
+class HttpChecks:
+    """domain.ports.Asker. One event loop in a thread of its own, started at the first question."""
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls or ssl.create_default_context()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._session: aiohttp.ClientSession | None = None
+
+    def accept(self, target: CheckTarget) -> None:
+        """See domain.ports.Asker."""
+        unknown = set(target.options) - _OPTIONS
+        if unknown:
+            raise CheckRefused(f"http takes the options path and batch, not {', '.join(sorted(unknown))}.")
+        path = target.options.get("path", "")
+        if not path.startswith("/") or not path.isascii() or not path.isprintable() or set(path) & set(" \\#"):
+            raise CheckRefused("http needs the option path, beginning with /, for example /verifyMessage.")
+        if target.options.get("batch", "false") not in ("true", "false"):
+            raise CheckRefused("The option batch is true (one POST for many questions) or false (a GET for each).")
+
+    def examine(self, target: CheckTarget, endpoint: Endpoint, token: str) -> None:
+        """See domain.ports.Asker."""
+        question = Question("0-0-0-0", "tmc.examine", "tmc-examine", "", b"", b"", 0)
+        answer = self.ask(target, endpoint, token, [question])[0]
+        if answer.reason in (CheckReason.UNREACHABLE, CheckReason.TIMED_OUT):
+            raise CheckRefused(
+                f"{endpoint} does not answer ({answer.detail}): start the service, or correct the address."
+            )
+        if answer.reason is CheckReason.NO_METHOD:
+            raise CheckRefused(f"{endpoint} has no {target.options['path']} ({answer.detail}): correct the path.")
+
+    def render(self, target: CheckTarget, question: Question) -> str:
+        """See domain.ports.Asker."""
+        if _is_batch(target):
+            return f"POST {target.options['path']} {json.dumps({'items': [_item(question)]})}"
+        return f"GET {_path(target, question)}"
+
+    def ask(
+        self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question]
+    ) -> list[CheckAnswer]:
+        """See domain.ports.Asker."""
+        ask = self._ask_together if _is_batch(target) else self._ask_each
+        return self._run(ask(target, endpoint, token, questions))
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="tmc-http-checks", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _ask_each(
+        self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question]
+    ) -> list[CheckAnswer]:
+        """A few workers share the page; once a whole round failed nobody begins another question."""
+        answers: list[CheckAnswer | None] = [None] * len(questions)
+        waiting = iter(enumerate(questions))
+        failed = 0
+
+        async def work() -> None:
+            nonlocal failed
+            for index, question in waiting:
+                if failed >= target.concurrency:
+                    return
+                path, about = _path(target, question), _about(question)
+                got = await self._call(target, endpoint, token, "GET", path, None, LONGEST_SINGLE, about)
+                answer = got if isinstance(got, CheckAnswer) else answer_of(question, got)
+                failed = 0 if answer.reached else failed + 1
+                answers[index] = answer
+
+        await asyncio.gather(*(work() for _ in range(min(target.concurrency, len(questions)))))
+        made = [answer for answer in answers if answer is not None]
+        rest = not_asked(len(answers) - len(made), made[-1:])
+        return [next(rest) if answer is None else answer for answer in answers]
+
+    async def _ask_together(
+        self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question]
+    ) -> list[CheckAnswer]:
+        body = json.dumps({"items": [_item(question) for question in questions]}).encode()
+        got = await self._call(target, endpoint, token, "POST", target.options["path"], body, LONGEST_ANSWER)
+        if isinstance(got, CheckAnswer):
+            return [got] * len(questions)
+        try:
+            results = json.loads(got, object_pairs_hook=_once)["results"]
+            if not isinstance(results, list) or len(results) != len(questions):
+                raise ValueError("another number of results")
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return [CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, _shown(got))] * len(questions)
+        return [
+            answer_of_object(question, result) if _names(result) else CheckAnswer.unknown(
+                CheckReason.NOT_UNDERSTOOD, "A result of a batch has to name its messageId."
+            )
+            for question, result in zip(questions, results, strict=True)
+        ]  # fmt: skip
+
+    async def _call(
+        self, target: CheckTarget, endpoint: Endpoint, token: str, method: str, path: str, body: bytes | None, most: int,
+        about: Mapping[str, str] = _NOTHING,
+    ) -> bytes | CheckAnswer:  # fmt: skip
+        scheme = "https" if target.tls else "http"
+        headers = {"Host": endpoint.authority, "Accept": "application/json", "Accept-Encoding": "identity"}
+        headers |= {"Tmc-Check-Token": token, **about}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        try:
+            async with (
+                asyncio.timeout(target.deadline_ms / 1000),
+                self._opened().request(
+                    method, URL(f"{scheme}://{endpoint.pinned}{path}", encoded=True), data=body,
+                    headers=headers, allow_redirects=False, ssl=self._tls if target.tls else True,
+                    server_hostname=endpoint.host if target.tls else None,
+                ) as response,
+            ):  # fmt: skip
+                return await _read(response, most)
+        except TimeoutError:
+            return CheckAnswer.unknown(CheckReason.TIMED_OUT, f"nothing complete within {target.deadline_ms} ms")
+        except aiohttp.ClientConnectorError as exc:
+            return CheckAnswer.unknown(CheckReason.UNREACHABLE, str(exc)[:300])
+        except (aiohttp.ClientError, ValueError, OSError) as exc:
+            return CheckAnswer.unknown(CheckReason.FAILED, f"{type(exc).__name__}: {exc}"[:300])
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None),
+                auto_decompress=False,
+                trust_env=False,
+            )
+        return self._session
+
+    def close(self) -> None:
+        """See domain.ports.Asker."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            if self._session is not None:
+                asyncio.run_coroutine_threadsafe(self._session.close(), loop).result(5)
+            loop.call_soon_threadsafe(loop.stop)
+
+
+async def _read(response: aiohttp.ClientResponse, most: int) -> bytes | CheckAnswer:
+    if response.status != 200:
+        reason = {401: CheckReason.DENIED, 403: CheckReason.DENIED, 404: CheckReason.NO_METHOD}.get(response.status)
+        where = " (redirects are not followed)" if 300 <= response.status < 400 else ""
+        return CheckAnswer.unknown(reason or CheckReason.FAILED, f"status {response.status}{where}")
+    if response.headers.get("Content-Encoding", "identity") != "identity":
+        return CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, "It is compressed, which was not asked for.")
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > most:
+            response.close()
+            return CheckAnswer.unknown(CheckReason.TOO_LARGE, f"more than {most} bytes")
+    return bytes(body)
+
+
+def _is_batch(target: CheckTarget) -> bool:
+    return target.options.get("batch") == "true"
+
+
+def _path(target: CheckTarget, question: Question) -> str:
+    path = target.options["path"]
+    query = urlencode({"bizID": question.biz_id, "messageKey": question.key})
+    return f"{path}{'&' if '?' in path else '?'}{query}"
+
+
+def _about(question: Question) -> dict[str, str]:
+    """What a GET in TrustMessage's form has no room for."""
+    return {
+        "Tmc-Message-Id": question.message_id,
+        "Tmc-Topic": question.topic,
+        "Tmc-Attempt-Id": question.attempt_id.hex(),
+        "Tmc-Ledger-Id": question.ledger_id.hex(),
+        "Tmc-Created-Ms": str(question.created_ms),
+    }
+
+
+def _item(question: Question) -> dict[str, object]:
+    return {
+        "messageId": question.message_id,
+        "topic": question.topic,
+        "bizID": question.biz_id,
+        "messageKey": question.key,
+        "attemptId": question.attempt_id.hex(),
+        "ledgerId": question.ledger_id.hex(),
+        "createdMs": question.created_ms,
+    }
+
+
+def _names(result: object) -> bool:
+    return isinstance(result, dict) and "messageId" in result

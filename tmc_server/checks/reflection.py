@@ -1,0 +1,221 @@
+"""Kind `reflection`: any unary gRPC method of a service that describes itself, called without its stubs.
+
+Options: method (package.Service/Method), request (JSON with placeholders such as "{key}"), verdict (path of the field that
+says it), COMMIT, ROLLBACK, UNKNOWN (the values that mean it, several with commas), echo (path of a field that has to repeat
+the key or the message id). A value that cannot be told from an empty answer decides nothing: it is refused when the target
+is set, and UNKNOWN when it comes.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from tmc_server.checks.channels import TOKEN_KEY, Channels, call_each
+from tmc_server.checks.descriptors import Method, Undescribed, describe
+from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question, Verdict
+from tmc_server.domain.ports import Endpoint
+from tmc_server.errors import CheckRefused
+
+_FRESH_S = 600.0
+_NEEDED = ("method", "request", "verdict")
+_VERDICTS = ("COMMIT", "ROLLBACK", "UNKNOWN")
+_PLACEHOLDERS = ("message_id", "topic", "key", "biz_id", "attempt_id")
+_SAMPLE = Question("1-1-0-1", "topic", "key", "biz", b"\0" * 16, b"", 0)
+_REDEPLOYED = {CheckReason.NO_METHOD, CheckReason.NOT_UNDERSTOOD, CheckReason.FAILED}
+
+
+class ReflectionChecks:
+    """domain.ports.Asker. Descriptions are kept for ten minutes, and dropped as soon as a service seems to have changed."""
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+        self._lock = threading.Lock()
+        self._known: dict[tuple[Endpoint, bool, str], tuple[float, Method]] = {}
+
+    def accept(self, target: CheckTarget) -> None:
+        """See domain.ports.Asker."""
+        unknown = set(target.options) - {*_NEEDED, *_VERDICTS, "echo"}
+        if unknown:
+            raise CheckRefused(f"reflection knows no option {', '.join(sorted(unknown))}.")
+        for name in _NEEDED:
+            if not target.options.get(name):
+                raise CheckRefused(f"reflection needs the option {name}.")
+        service, _, method = target.options["method"].partition("/")
+        if not service or not method or "/" in method:
+            raise CheckRefused("The option method is package.Service/Method.")
+        try:
+            template = json.loads(target.options["request"])
+        except ValueError as exc:
+            raise CheckRefused(f"The option request is no JSON: {exc}.") from exc
+        if not isinstance(template, dict):
+            raise CheckRefused('The option request is a JSON object, for example {"order_id": "{key}"}.')
+        meanings = [value for name in _VERDICTS for value in _values(target, name)]
+        if not (_values(target, "COMMIT") and _values(target, "ROLLBACK")):
+            raise CheckRefused("reflection needs the options COMMIT and ROLLBACK: the values that mean them.")
+        if len(set(meanings)) != len(meanings):
+            raise CheckRefused("Each value means one verdict only.")
+
+    def examine(self, target: CheckTarget, endpoint: Endpoint, token: str) -> None:
+        """See domain.ports.Asker."""
+        try:
+            method = self._describe(target, endpoint, token)
+        except Undescribed as exc:
+            raise CheckRefused(f"{endpoint}: {exc}") from exc
+        self._request(target, method, _SAMPLE)
+        verdict = _field(method.response, target.options["verdict"], "verdict")
+        _refuse_defaults(target, verdict)
+        if target.options.get("echo"):
+            _field(method.response, target.options["echo"], "echo")
+
+    def render(self, target: CheckTarget, question: Question) -> str:
+        """See domain.ports.Asker."""
+        return f"{target.options['method']} {json.dumps(_filled(json.loads(target.options['request']), question))}"
+
+    def ask(
+        self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question]
+    ) -> list[CheckAnswer]:
+        """See domain.ports.Asker."""
+        try:
+            method = self._describe(target, endpoint, token)
+            requests = [self._request(target, method, question) for question in questions]
+        except Undescribed as exc:
+            return [CheckAnswer.unknown(exc.reason, str(exc))] * len(questions)
+        except CheckRefused as exc:  # the service took other fields when the target was set
+            self._forget(target, endpoint)
+            return [CheckAnswer.unknown(CheckReason.BAD_DESCRIPTION, exc.sentence)] * len(questions)
+        raw = call_each(self._channels.method(target, endpoint, method.path), requests, target, token)
+        answers = [
+            answer if isinstance(answer, CheckAnswer) else _read(target, method, question, answer)
+            for question, answer in zip(questions, raw, strict=True)
+        ]
+        if any(answer.reason in _REDEPLOYED for answer in answers):
+            self._forget(target, endpoint)
+        return answers
+
+    def _describe(self, target: CheckTarget, endpoint: Endpoint, token: str) -> Method:
+        name = (endpoint, target.tls, target.options["method"])
+        with self._lock:
+            until, known = self._known.get(name, (0.0, None))
+        if known is not None and time.monotonic() < until:
+            return known
+        channel = self._channels.channel(target, endpoint)
+        found = describe(channel, target.options["method"], ((TOKEN_KEY, token),), target.deadline_ms / 1000)
+        with self._lock:
+            now = time.monotonic()
+            self._known = {key: value for key, value in self._known.items() if value[0] > now}
+            self._known[name] = (now + _FRESH_S, found)
+        return found
+
+    def _forget(self, target: CheckTarget, endpoint: Endpoint) -> None:
+        with self._lock:
+            self._known.pop((endpoint, target.tls, target.options["method"]), None)
+
+    def _request(self, target: CheckTarget, method: Method, question: Question) -> bytes:
+        filled = _filled(json.loads(target.options["request"]), question)
+        try:
+            made = json_format.ParseDict(filled, method.request(), descriptor_pool=method.pool)
+        except (json_format.ParseError, TypeError, KeyError) as exc:
+            raise CheckRefused(f"The request does not fit {target.options['method']}: {exc}") from exc
+        data: bytes = made.SerializeToString()
+        return data
+
+    def close(self) -> None:
+        """The channels belong to whoever made them."""
+
+
+def _values(target: CheckTarget, verdict: str) -> list[str]:
+    return [value.strip() for value in target.options.get(verdict, "").split(",") if value.strip()]
+
+
+def _filled(template: Any, question: Question) -> Any:
+    if isinstance(template, dict):
+        return {name: _filled(value, question) for name, value in template.items()}
+    if isinstance(template, list):
+        return [_filled(value, question) for value in template]
+    if isinstance(template, str):
+        for name in _PLACEHOLDERS:
+            value = getattr(question, name)
+            template = template.replace(f"{{{name}}}", value.hex() if isinstance(value, bytes) else value)
+    return template
+
+
+def _field(response: type[Message], path: str, option: str) -> FieldDescriptor:
+    """The field at the end of a path. Raises CheckRefused."""
+    descriptor = response.DESCRIPTOR
+    field: Any = None
+    for part in path.split("."):
+        field = None if descriptor is None else descriptor.fields_by_name.get(part)
+        if field is None or field.is_repeated:
+            where = descriptor.full_name if descriptor is not None else path
+            raise CheckRefused(f"{where} has no single field {part!r}: correct the option {option}.")
+        descriptor = field.message_type
+    if descriptor is not None:
+        raise CheckRefused(f"The field {path} is a message: let the option {option} go on to one of its fields.")
+    return field
+
+
+def _refuse_defaults(target: CheckTarget, field: FieldDescriptor) -> None:
+    """COMMIT and ROLLBACK must differ from what an empty answer looks like."""
+    if field.has_presence:
+        return
+    empty = _text(field, field.default_value)
+    for verdict in ("COMMIT", "ROLLBACK"):
+        if empty & set(_values(target, verdict)):
+            raise CheckRefused(
+                f"{verdict} cannot be {'/'.join(sorted(empty))} of {field.name}: an empty answer looks the same. Make the "
+                "field optional, or let another value say it."
+            )
+
+
+def _text(field: FieldDescriptor, value: Any) -> set[str]:
+    """How a value may be written in the options."""
+    if field.enum_type is not None:
+        name = field.enum_type.values_by_number.get(value)
+        return {str(value)} | ({name.name} if name is not None else set())
+    if isinstance(value, bool):
+        return {"true" if value else "false"}
+    return {str(value)}
+
+
+def _read(target: CheckTarget, method: Method, question: Question, data: bytes) -> CheckAnswer:
+    try:
+        response = method.response.FromString(data)
+    except DecodeError:
+        return CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, "The bytes are not what the method describes.")
+    if target.options.get("echo"):
+        echo = _value(response, target.options["echo"])
+        if echo is None or not echo & {question.key, question.message_id}:
+            return CheckAnswer.unknown(
+                CheckReason.OTHER_MESSAGE, f"It is about {sorted(echo or {'nothing'})[0][:128]!r}."
+            )
+    said = _value(response, target.options["verdict"])
+    if said is None:
+        return CheckAnswer.unknown(CheckReason.FIELD_ABSENT, f"{target.options['verdict']} is not set.")
+    shown = "/".join(sorted(said))[:128]
+    for verdict in _VERDICTS:
+        if said & set(_values(target, verdict)):
+            return CheckAnswer(Verdict[verdict], detail=f"{target.options['verdict']} = {shown}")
+    return CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, f"{target.options['verdict']} = {shown} means nothing.")
+
+
+def _value(response: Message, path: str) -> set[str] | None:
+    """How the value at the end of a path may be written; None: it is not set."""
+    current: Any = response
+    for part in path.split("."):
+        field = current.DESCRIPTOR.fields_by_name.get(part)
+        if field is None or field.is_repeated:
+            return None
+        if field.has_presence and not current.HasField(part):
+            return None
+        current = getattr(current, part)
+    if isinstance(current, Message) or (not field.has_presence and current == field.default_value):
+        return None
+    return _text(field, current)

@@ -1,0 +1,152 @@
+"""What a check is: the question, where it is asked, the answer, and what follows from it for the message.
+
+Only answers count to the limit. A service that could not be reached, broke down instead of answering or answered garbage is
+asked again for as long as the message exists: nothing is ever guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+
+from tmc_server.domain.retry import RetryPolicy
+
+UNREACHED_ALERT_MS = 3_600_000  # a producer that could not be reached for so long is told of, once
+FIRST_BACK_OFF_MS = 1_000
+LONGEST_BACK_OFF_MS = 60_000
+
+
+class Verdict(IntEnum):
+    """Numbers are sent; never reuse one."""
+
+    COMMIT = 1
+    ROLLBACK = 2
+    UNKNOWN = 3
+
+
+class CheckReason(Enum):
+    """Why an answer is UNKNOWN, with what an operator does about it. The names are shown and documented."""
+
+    ANSWERED = "The producer said so."
+    NOT_UNDERSTOOD = "The answer is none of the enumerated ones: compare the endpoint with docs/checks.md."
+    OTHER_MESSAGE = "The answer is about another message: the endpoint mixes up its answers."
+    FIELD_ABSENT = "The field of the verdict is not set in the answer: an empty answer decides nothing."
+    NO_TARGET = "The topic has no such target: `tmc admin topic set-check`."
+    NO_INSTANCE = (
+        "Discovery knows no instance of the producer's service in that environment: start one, or check its tag."
+    )
+    REFUSED_TARGET = "The address is outside [checks] allow: allow it, or correct the target."
+    UNREACHABLE = "Nobody could be connected to at the address."
+    TIMED_OUT = "There was no complete answer within the deadline."
+    TOO_LARGE = "The answer is larger than an answer can be."
+    FAILED = "The endpoint answered with an error of its own."
+    DENIED = "The endpoint refused the center: compare its check token."
+    NO_METHOD = "There is no such method: deploy it, or correct the target."
+    NO_REFLECTION = "The service does not offer reflection, or broke down while it was described."
+    BAD_DESCRIPTION = "What the service says about its own method cannot be used: too large, circular, or streaming."
+    ASKER_FAILED = "The center could not put the question: its log says why."
+
+    @property
+    def counts(self) -> bool:
+        """An answer, so the try is one of those that the limit means. Garbage is none."""
+        return self is CheckReason.ANSWERED
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTarget:
+    """One approved way to ask about the messages of a topic.
+
+    name: "" is the topic's usual one.  kind: grpc, http, reflection, or the name of an entry point.
+    address: host:port; "": the instances of the producer's service, as discovery knows them.
+    options: what the kind needs (path, method, template, ...), checked by it.  deadline_ms: of one call.
+    concurrency: calls at once into one service.  batch: questions of one call.
+    """
+
+    name: str
+    kind: str
+    address: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    deadline_ms: int = 3_000
+    concurrency: int = 16
+    batch: int = 500
+    tls: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckPolicy:
+    """How a topic's messages are checked: at first over gRPC where discovery finds the sender's service.
+
+    retry: distances and limit of UNKNOWN answers.
+    """
+
+    targets: Mapping[str, CheckTarget] = field(default_factory=lambda: {"": CheckTarget("", "grpc")})
+    retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(max_retry=15))
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """About one message. message_id: the public one.  created_ms: the center's clock at prepare."""
+
+    message_id: str
+    topic: str
+    key: str
+    biz_id: str
+    attempt_id: bytes
+    ledger_id: bytes
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckAnswer:
+    """detail: what an operator should read, one line of at most 500 characters."""
+
+    verdict: Verdict
+    reason: CheckReason = CheckReason.ANSWERED
+    detail: str = ""
+
+    @classmethod
+    def unknown(cls, reason: CheckReason, detail: str = "") -> CheckAnswer:
+        return cls(Verdict.UNKNOWN, reason, detail)
+
+    @property
+    def reached(self) -> bool:
+        return self.reason.counts
+
+
+@dataclass(frozen=True, slots=True)
+class CheckState:
+    """The columns of a PREPARED message that checks move.
+
+    attempt: number of the check, never goes back.  checked: answers that were UNKNOWN, to the limit.
+    unreached_ms: since when nobody could be asked, None: the last one could.
+    """
+
+    attempt: int
+    checked: int
+    unreached_ms: int | None
+    due_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """What an UNKNOWN answer means for the message. failed: CHECK_FAILED, a human is told.  overdue: so is the owner."""
+
+    state: CheckState
+    failed: bool = False
+    overdue: bool = False
+
+
+def decide_undecided(row: CheckState, answer: CheckAnswer, policy: RetryPolicy, pause_ms: int, now: int) -> Undecided:
+    """After an UNKNOWN answer: again later, or a human.
+
+    pause_ms: how long the service is left in peace when it could not be asked.
+    """
+    if not answer.reached:
+        since = now if row.unreached_ms is None else row.unreached_ms
+        state = CheckState(row.attempt, row.checked, since, now + pause_ms)
+        return Undecided(state, overdue=now - since >= UNREACHED_ALERT_MS)
+    checked = row.checked + 1
+    if checked > policy.max_retry:
+        return Undecided(CheckState(row.attempt, checked, None, None), failed=True)
+    return Undecided(CheckState(row.attempt, checked, None, now + policy.distance_ms(checked)))

@@ -1,0 +1,111 @@
+"""Which addresses the center may ask: an allow-list, checked on every address that a name resolves to.
+
+An entry is HOST:PORT or NETWORK/BITS:PORT, with * for any port. A target that names its host must be listed. Instances
+that discovery gives need no entry, unless they live where nobody should be sent by mistake: loopback, link-local (the
+metadata services of clouds), multicast, reserved ranges, and forms of IPv6 that hide an IPv4 address. Such addresses are
+refused unless a network entry names them, whatever the way they were found.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+# A table of our own: the standard library's is_global says yes to 6to4 and NAT64 in Python 3.11.
+_NEVER = [
+    ipaddress.ip_network(text)
+    for text in (
+        "0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15",
+        "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4",
+        "::/128", "::1/128", "::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "100::/64",
+        "2001::/23", "2001:db8::/32", "2002::/16", "fe80::/10", "fec0::/10", "ff00::/8",
+    )
+]  # fmt: skip
+_NAME = re.compile(
+    r"(?=.{1,253}\Z)([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.?"
+)
+_HEXADECIMAL = re.compile(r"0[xX]")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """host:port as somebody wrote it. literal: the host is an address, not a name."""
+
+    host: str
+    port: int
+    literal: Address | None
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_place(text: str) -> Place:
+    """Raises ValueError for whatever is neither a plain name nor an address in its usual form.
+
+    Numbers in other notations (2130706433, 0x7f.1, 0177.0.0.1, 127.1), which a resolver would take, are refused.
+    """
+    host, _, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    try:
+        literal = ipaddress.ip_address(host)
+    except ValueError:
+        if bracketed or not _NAME.fullmatch(host) or _HEXADECIMAL.match(host):
+            raise ValueError(f"{text!r} has no host that is a name or a plain address") from None
+        return Place(host.rstrip(".").lower(), int(port), None)
+    if (":" in host) != bracketed or "%" in host:
+        raise ValueError(f"{text!r} is not HOST:PORT; IPv6 addresses stand in brackets, without a zone")
+    return Place(str(literal), int(port), literal)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    host: str
+    network: Network | None
+    port: int | None  # None: any
+
+    def allows_port(self, port: int) -> bool:
+        return self.port is None or self.port == port
+
+
+class Egress:
+    """The allow-list. entries: see the module. Raises ValueError for an entry that cannot be read."""
+
+    def __init__(self, entries: Sequence[str]) -> None:
+        self._entries = [_parse_entry(entry) for entry in entries]
+
+    def lists(self, place: Place) -> bool:
+        """Is this host and port named, as it is written?"""
+        if place.literal is not None:
+            return self._in_networks(place.literal, place.port)
+        return any(e.host == place.host and e.allows_port(place.port) for e in self._entries)
+
+    def permits(self, address: Address, port: int, *, listed: bool) -> bool:
+        """May this resolved address be connected to? listed: its name is, or discovery gave it."""
+        if self._in_networks(address, port):
+            return True
+        return listed and not any(address in network for network in _NEVER)
+
+    def _in_networks(self, address: Address, port: int) -> bool:
+        return any(e.network is not None and address in e.network and e.allows_port(port) for e in self._entries)
+
+
+def _parse_entry(text: str) -> _Entry:
+    host, _, port = text.rpartition(":")
+    if port != "*" and not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        raise ValueError(f"{text!r} must be HOST:PORT or NETWORK/BITS:PORT; * is any port")
+    number = None if port == "*" else int(port)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    try:
+        return _Entry("", ipaddress.ip_network(host), number)
+    except ValueError:
+        place = parse_place(f"{host}:{number or 1}")
+        return _Entry(place.host, None, number)

@@ -1,0 +1,238 @@
+"""Ask the producers of undecided messages, in pages, each service at its own pace.
+
+A page is claimed before it is asked: its messages carry the number of this check and are not due again before the answer can
+be there. One thread reads and claims; pages are asked by workers, at most two at a time for one service, so that a hanging
+service keeps two workers and nothing else. A service that could not be asked rests for a while (1 s doubling to 60 s); what
+is due meanwhile moves on uncounted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from tmc_server.domain.catalog import App, Catalog
+from tmc_server.domain.checks import (
+    FIRST_BACK_OFF_MS,
+    LONGEST_BACK_OFF_MS,
+    CheckAnswer,
+    CheckReason,
+    CheckTarget,
+    Verdict,
+)
+from tmc_server.domain.ports import Asking, CatalogSource, Checked, DueChecks, Pending, Settled
+from tmc_server.metrics import METRICS
+
+log = logging.getLogger("tmc.checking")
+
+_PAGES_AT_ONCE = 2
+_WORKERS = 64
+_ROUNDS = 8  # pages of single questions are as long as so many rounds
+_CLAIM_SPARE_MS = 10_000
+_SINGLE_KINDS = {"http", "reflection"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceName:
+    """Whoever is asked together: one app in one environment, by one way of asking."""
+
+    app: int
+    tag: str
+    kind: str
+    address: str
+    options: tuple[tuple[str, str], ...]
+    tls: bool
+
+
+@dataclass(slots=True)
+class _Service:
+    """How one service does. size: questions of its next page.  quiet_until: monotonic seconds."""
+
+    size: int
+    busy: int = 0
+    failures: int = 0
+    quiet_until: float = 0.0
+
+    def pause_ms(self, now: float) -> int:
+        return max(0, round((self.quiet_until - now) * 1000))
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """What goes to one service in one go."""
+
+    work: DueChecks
+    shard: int
+    app: App
+    target: CheckTarget
+    service: _Service
+    pending: Sequence[Pending]
+
+
+class Checking:
+    """One database's checks. wake: called when a worker has become free.
+
+    monotonic: seconds, for pauses.  run: how a page is run, by default in a worker thread.
+    """
+
+    def __init__(
+        self,
+        work: DueChecks,
+        asking: Asking,
+        catalog: CatalogSource,
+        wake: Callable[[], None] = lambda: None,
+        monotonic: Callable[[], float] = time.monotonic,
+        run: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        self._work = work
+        self._asking = asking
+        self._catalog = catalog
+        self._wake = wake
+        self._monotonic = monotonic
+        self._pool = None if run else ThreadPoolExecutor(_WORKERS, thread_name_prefix="tmc-check")
+        self._run = run or self._pool.submit  # type: ignore[union-attr]
+        self._lock = threading.Lock()
+        self._services: dict[ServiceName, _Service] = {}
+
+    def run_once(self) -> bool:
+        """Begin as many pages as services have room for. Returns: something was begun or moved, there may be more."""
+        moved = False
+        for shard, topic in self._work.due():
+            moved |= self._turn(shard, topic)
+        return moved
+
+    def stop(self) -> None:
+        """Finish the pages that are under way."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+
+    def _turn(self, shard: int, topic: int) -> bool:
+        catalog = self._catalog.current
+        moved = False
+        for name, target, pending in self._by_service(catalog, shard, topic):
+            service = self._service(name, target)
+            pause = service.pause_ms(self._monotonic())
+            if pause:
+                moved |= bool(self._work.hold(shard, pending, pause, f"{CheckReason.UNREACHABLE.name}: resting"))
+            elif service.busy < (_PAGES_AT_ONCE if target.concurrency > 1 else 1):
+                moved |= self._begin(shard, catalog.apps[name.app], target, service, pending)
+        return moved
+
+    def _by_service(
+        self, catalog: Catalog, shard: int, topic: int
+    ) -> list[tuple[ServiceName, CheckTarget, list[Pending]]]:
+        """What is due, each service's own part. A target that the topic has not is asked nowhere, and so rests."""
+        targets = catalog.topics[topic].checks.targets
+        parts: dict[ServiceName, tuple[CheckTarget, list[Pending]]] = {}
+        for each in self._work.read(shard, topic, 4 * max((t.batch for t in targets.values()), default=100)):
+            target = targets.get(each.target) or CheckTarget(each.target, "")
+            options = tuple(sorted(target.options.items()))
+            name = ServiceName(each.producer, each.producer_tag, target.kind, target.address, options, target.tls)
+            parts.setdefault(name, (target, []))[1].append(each)
+        return [(name, target, pending) for name, (target, pending) in parts.items()]
+
+    def _service(self, name: ServiceName, target: CheckTarget) -> _Service:
+        if name not in self._services:
+            self._services[name] = _Service(_longest_page(target))
+        return self._services[name]
+
+    def _begin(self, shard: int, app: App, target: CheckTarget, service: _Service, pending: Sequence[Pending]) -> bool:
+        page = pending[: min(service.size, _longest_page(target))]
+        until_ms = _claim_ms(target)
+        claimed = self._work.claim(shard, page, until_ms)
+        if not claimed:
+            return False
+        due = {each.number: each.state.due_ms or 0 for each in page}
+        for each in claimed:
+            if each.state.attempt == 1:
+                late_ms = (each.state.due_ms or 0) - until_ms - due[each.number]
+                METRICS.first_check_late_seconds.observe(late_ms / 1000)
+        with self._lock:
+            service.busy += 1
+        at_once = max(1, target.concurrency // _PAGES_AT_ONCE)
+        self._run(_Job(self, _Page(self._work, shard, app, replace(target, concurrency=at_once), service, claimed)))
+        return True
+
+    def ask(self, page: _Page) -> None:
+        """In a worker: ask, settle, and let the next page begin."""
+        try:
+            self._ask(page)
+        except Exception as exc:  # noqa: BLE001 - the claim ends by itself, then they are asked again
+            log.warning("answers of %d checks were lost, they are asked again: %s", len(page.pending), exc)
+        finally:
+            with self._lock:
+                page.service.busy -= 1
+            self._wake()
+
+    def _ask(self, page: _Page) -> None:
+        catalog = self._catalog.current
+        topic = catalog.topics[page.pending[0].topic]
+        questions = [each.question(page.app, topic.name) for each in page.pending]
+        began = time.monotonic()
+        answers = self._asking.ask(page.target, page.app, page.pending[0].producer_tag, questions)
+        METRICS.check_seconds.labels(page.target.kind).observe(time.monotonic() - began)
+        pause_ms = self._learn(page, answers)
+        settled = page.work.settle(
+            page.shard,
+            [Checked(each, answer, pause_ms) for each, answer in zip(page.pending, answers, strict=True)],
+        )
+        count(topic.name, answers, settled)
+
+    def _learn(self, page: _Page, answers: Sequence[CheckAnswer]) -> int:
+        """How the service does after this page. Returns: milliseconds until those that were not reached are due again.
+
+        Should it hang on one of them, pages are halved until that one is alone: they grow slowly again, and whoever was in such a
+        page comes after those who were not.
+        """
+        service, longest = page.service, _longest_page(page.target)
+        reached = any(answer.reached or answer.verdict is not Verdict.UNKNOWN for answer in answers)
+        with self._lock:
+            if reached:
+                service.failures = 0
+                service.size = min(longest, service.size + max(1, longest // 16))
+            else:
+                service.failures += 1
+                if answers[0].reason is CheckReason.TIMED_OUT:
+                    service.size = max(1, service.size // 2)
+            pause_ms = min(LONGEST_BACK_OFF_MS, FIRST_BACK_OFF_MS << min(max(0, service.failures - 1), 10))
+            if not reached:
+                service.quiet_until = self._monotonic() + pause_ms / 1000
+        return 2 * pause_ms
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    duty: Checking
+    page: _Page
+
+    def __call__(self) -> None:
+        self.duty.ask(self.page)
+
+
+def count(topic: str, answers: Sequence[CheckAnswer], settled: Settled) -> None:
+    """Metrics of one page."""
+    for answer in answers:
+        METRICS.checked.labels(topic, answer.verdict.name.lower(), answer.reason.name.lower()).inc()
+    METRICS.check_failed.inc(settled.failed)
+    if settled.committed:
+        METRICS.submitted.labels(topic).inc(settled.committed)
+    if settled.rolled_back:
+        METRICS.rolled_back.labels(topic).inc(settled.rolled_back)
+
+
+def _asks_singly(target: CheckTarget) -> bool:
+    return target.kind in _SINGLE_KINDS and target.options.get("batch") != "true"
+
+
+def _longest_page(target: CheckTarget) -> int:
+    return target.concurrency * _ROUNDS if _asks_singly(target) else target.batch
+
+
+def _claim_ms(target: CheckTarget) -> int:
+    """How long a page may take; then its messages are asked about again, by whoever looks after the shard."""
+    rounds = _ROUNDS // 2 if _asks_singly(target) else 1
+    return target.deadline_ms * (1 + rounds) + _CLAIM_SPARE_MS

@@ -1,0 +1,171 @@
+"""What operators do about undecided messages: how a topic is checked, ask now, ask again, decide by hand. All audited."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tmc_server.domain.catalog import App, Catalog, Topic
+from tmc_server.domain.checks import CheckAnswer, CheckPolicy, CheckReason, CheckTarget, Verdict
+from tmc_server.domain.ids import MessageId
+from tmc_server.domain.message import MessageState
+from tmc_server.domain.placement import shards_of
+from tmc_server.domain.ports import Asking, CatalogEditor, CatalogSource, CheckDesk, Checked, RowReader
+from tmc_server.domain.retry import RetryPolicy
+from tmc_server.domain.views import MessageView
+from tmc_server.errors import CheckRefused, InvalidField, MessageUnknown, TopicUnknown
+from tmc_server.requests import validation
+
+_MOST_TARGETS = 16
+_PAGE = 200
+_SPARE_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """One check, as an operator reads it. elapsed_ms: from question to answer."""
+
+    target: str
+    request: str
+    answer: CheckAnswer
+    elapsed_ms: int
+    state: MessageState
+
+
+class Undecided:
+    """change: runs a change of the catalog and makes this server's copy current."""
+
+    def __init__(
+        self,
+        editor: CatalogEditor,
+        catalog: CatalogSource,
+        desk: CheckDesk,
+        reader: RowReader,
+        asking: Asking,
+        change: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._editor = editor
+        self._catalog = catalog
+        self._desk = desk
+        self._reader = reader
+        self._asking = asking
+        self._change = change
+
+    @property
+    def catalog(self) -> Catalog:
+        return self._catalog.current
+
+    def topic(self, name: str) -> Topic:
+        """Raises TopicUnknown."""
+        found = self.catalog.topic_by_name.get(validation.topic(name))
+        if found is None:
+            raise TopicUnknown(f"There is no topic {name!r}: list the topics to see their names.")
+        return found
+
+    async def set_topic_check(
+        self, actor: str, name: str, targets: Sequence[CheckTarget], retry: RetryPolicy | None, untried: bool
+    ) -> tuple[Topic, int]:
+        """Raises CheckRefused: a check like this cannot work. Returns: topic, time of effect."""
+        topic = self.topic(name)
+        owner = self.catalog.apps.get(topic.owner)
+        if owner is None:
+            raise CheckRefused("Nobody owns this topic yet: let its producer name it first.")
+        if len(targets) > _MOST_TARGETS or len({target.name for target in targets}) != len(targets):
+            raise InvalidField("targets", f"be at most {_MOST_TARGETS}, each name once")
+        for target in targets:
+            _validate(target)
+            await asyncio.to_thread(self._asking.examine, target, owner, topic.default_tag, untried)
+        policy = CheckPolicy({target.name: target for target in targets}, retry or topic.checks.retry)
+        result: tuple[Topic, int] = await self._change(self._editor.set_topic_check, actor, topic.name, policy)
+        return result
+
+    async def check_now(self, message_id: str) -> CheckReport:
+        """Ask about one message, and act on the answer. Raises MessageUnknown."""
+        return await asyncio.to_thread(self._check_now, validation.message_id(message_id))
+
+    def _check_now(self, wanted: MessageId) -> CheckReport:
+        view = self._existing(wanted)
+        topic, app = self._owner(view)
+        target = topic.checks.targets.get(view.check.target) or CheckTarget(view.check.target, "")
+        pending = self._desk.begin(wanted.shard, wanted.number, 2 * target.deadline_ms + _SPARE_MS)
+        if pending is None:
+            nobody = CheckAnswer.unknown(CheckReason.ANSWERED, "It is decided: nobody was asked.")
+            return CheckReport("", "", nobody, 0, self._existing(wanted).state)
+        question = pending.question(app, topic.name)
+        where, text = self._asking.describe(target, app, view.producer_tag, question)
+        began = time.monotonic()
+        answer = self._asking.ask(replace(target, concurrency=1), app, view.producer_tag, [question])[0]
+        elapsed_ms = round((time.monotonic() - began) * 1000)
+        self._desk.settle(wanted.shard, [Checked(pending, answer, topic.checks.retry.distance_ms(1))])
+        return CheckReport(where, text, answer, elapsed_ms, self._existing(wanted).state)
+
+    async def reactivate(self, actor: str, message_id: str, reason: str) -> MessageView:
+        """CHECK_FAILED -> PREPARED. Raises MessageUnknown, CheckRefused."""
+        wanted = validation.message_id(message_id)
+        reason = validation.line(reason, "reason", validation.ERROR_CHARACTERS, least=1)
+        before = await asyncio.to_thread(self._existing, wanted)
+        if not await asyncio.to_thread(self._desk.reactivate, actor, wanted.shard, [wanted.number], reason):
+            raise CheckRefused(f"The message is {before.state.name}: only CHECK_FAILED ones are asked for again.")
+        return await asyncio.to_thread(self._existing, wanted)
+
+    async def reactivate_many(
+        self, actor: str, name: str, from_ms: int, to_ms: int, limit: int | None, dry_run: bool, reason: str
+    ) -> tuple[int, bool]:
+        """Returns: how many, and whether there are more than the limit."""
+        topic = self.topic(name)
+        most = validation.between(1_000 if limit is None else limit, "limit", 1, 10_000)
+        validation.between(from_ms, "from_ms", 0, 2**53)
+        validation.between(to_ms, "to_ms", 0, 2**53)
+        reason = validation.line(reason, "reason", validation.ERROR_CHARACTERS, least=1)
+        shards = shards_of(topic.table_index, topic.spread)
+        found = await asyncio.to_thread(self._desk.failed_checks, shards, topic.number, from_ms, to_ms, most + 1)
+        more, found = len(found) > most, found[:most]
+        if dry_run:
+            return len(found), more
+        done = 0
+        for shard, numbers in _by_shard(found).items():
+            for start in range(0, len(numbers), _PAGE):
+                page = numbers[start : start + _PAGE]
+                done += await asyncio.to_thread(self._desk.reactivate, actor, shard, page, reason)
+        return done, more
+
+    async def decide(self, actor: str, message_id: str, verdict: int, reason: str) -> MessageView:
+        """A human decides. Raises MessageUnknown, AlreadyCommitted, AlreadyRolledBack."""
+        if verdict not in (Verdict.COMMIT, Verdict.ROLLBACK):
+            raise InvalidField("verdict", "be COMMIT or ROLLBACK")
+        wanted = validation.message_id(message_id)
+        reason = validation.line(reason, "reason", validation.ERROR_CHARACTERS, least=1)
+        await asyncio.to_thread(self._existing, wanted)
+        commit = verdict == Verdict.COMMIT
+        await asyncio.to_thread(self._desk.decide, actor, wanted.shard, wanted.number, commit, reason)
+        return await asyncio.to_thread(self._existing, wanted)
+
+    def _existing(self, wanted: MessageId) -> MessageView:
+        found = self._reader.message(wanted.shard, wanted.number)
+        if found is None or found.topic != wanted.topic:
+            raise MessageUnknown("There is no such message: check the id.")
+        return found
+
+    def _owner(self, view: MessageView) -> tuple[Topic, App]:
+        return self.catalog.topics[view.topic], self.catalog.apps[view.producer]
+
+
+def _by_shard(found: Sequence[tuple[int, int]]) -> Mapping[int, list[int]]:
+    shards: dict[int, list[int]] = {}
+    for shard, number in found:
+        shards.setdefault(shard, []).append(number)
+    return shards
+
+
+def _validate(target: CheckTarget) -> None:
+    validation.check_target(target.name, "targets.name")
+    validation.line(target.kind, "targets.kind", 32, least=1)
+    validation.address(target.address, "targets.address")
+    validation.between(target.deadline_ms, "targets.deadline_ms", 100, 60_000)
+    validation.between(target.concurrency, "targets.concurrency", 1, 256)
+    validation.between(target.batch, "targets.batch", 1, 1_000)
+    if len(target.options) > 16 or sum(len(name) + len(text) for name, text in target.options.items()) > 4_096:
+        raise InvalidField("targets.options", "be at most 16 entries and 4,096 characters in all")

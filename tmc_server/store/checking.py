@@ -1,0 +1,152 @@
+"""Checks in one open transaction: claim, hold, write down what was answered.
+
+A claim and an answer belong to one check: an answer counts only while the message is undecided and its number is the one
+that was asked under. A decision goes the way of the producer's own: the same arrows, the same consumption rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tmc_server.domain.checks import CheckAnswer, CheckState, Undecided, Verdict, decide_undecided
+from tmc_server.domain.message import UNDECIDED, MessageEvent, MessageState
+from tmc_server.domain.ports import Checked, Pending, Settled
+from tmc_server.store.messages import write_decisions
+from tmc_server.store.transaction import Transaction
+
+_ANSWER = 500
+_OPPOSITE = {MessageState.COMMITTED: Verdict.ROLLBACK, MessageState.ROLLED_BACK: Verdict.COMMIT}
+
+
+def pending_of(shard: int, row: Any) -> Pending:
+    """A row of `due_checks` or `asked_messages`."""
+    state = CheckState(row.check_attempt, row.checked, row.unreached_ms, row.due_ms)
+    return Pending(
+        shard, row.id, row.topic_no, row.producer_no, row.producer_tag, row.message_key, row.attempt_id,
+        row.ledger_id or b"", row.created_ms, row.check_target, state,
+    )  # fmt: skip
+
+
+def claim(tx: Transaction, pending: Sequence[Pending], until_ms: int, lease: Mapping[str, int]) -> list[Pending]:
+    """lease: owner and epoch that the shard's lease must still have. Returns what is claimed, as it is now."""
+    before = {each.number: each for each in pending}
+    ids, until = sorted(before), tx.now + until_ms
+    won = tx.execute(tx.sql.claim_checks, ids=ids, now=tx.now, until=until, **lease).rowcount
+    tx.reach("written")
+    rows = tx.rows(tx.sql.asked_messages, ids=ids) if won else ()
+    return [
+        pending_of(tx.sql.shard, row)
+        for row in rows
+        if row.due_ms == until and row.check_attempt == before[row.id].state.attempt + 1
+    ]
+
+
+def hold(tx: Transaction, pending: Sequence[Pending], pause_ms: int, detail: str, lease: Mapping[str, int]) -> int:
+    """Their service cannot be asked now. Returns: how many were moved on."""
+    moved: int = tx.execute(
+        tx.sql.hold_checks,
+        ids=sorted(each.number for each in pending),
+        now=tx.now,
+        until=tx.now + pause_ms,
+        since=tx.now,
+        answer=detail[:_ANSWER],
+        **lease,
+    ).rowcount
+    return moved
+
+
+def settle(tx: Transaction, answers: Sequence[Checked]) -> Settled:
+    """Each answer counts for the check it belongs to, and for no other."""
+    rows = {row.id: row for row in tx.rows(tx.sql.lock_messages, ids=sorted(each.pending.number for each in answers))}
+    tx.reach("locked")
+    moved: dict[MessageEvent, list[int]] = {MessageEvent.SUBMIT: [], MessageEvent.ROLLBACK: []}
+    undecided: list[tuple[Checked, Undecided]] = []
+    contradicted: list[Checked] = []
+    overtaken = 0
+    for checked in answers:
+        row = rows.get(checked.pending.number)
+        if row is None or MessageState(row.state) not in UNDECIDED:
+            overtaken += 1
+            if row is not None and checked.answer.verdict is _OPPOSITE.get(MessageState(row.state)):
+                contradicted.append(checked)
+        elif row.check_attempt != checked.pending.state.attempt:
+            overtaken += 1
+        elif checked.answer.verdict is Verdict.COMMIT and not tx.catalog_is_stale:
+            moved[MessageEvent.SUBMIT].append(row.id)
+        elif checked.answer.verdict is Verdict.ROLLBACK:
+            moved[MessageEvent.ROLLBACK].append(row.id)
+        elif MessageState(row.state) is MessageState.PREPARED:
+            undecided.append((checked, _outcome(tx, checked)))
+    write_decisions(tx, rows, moved)
+    failed = _write_undecided(tx, undecided)
+    tx.alert_once(_alert(checked, "contradiction", attempt=0) for checked in contradicted)
+    return Settled(
+        len(moved[MessageEvent.SUBMIT]), len(moved[MessageEvent.ROLLBACK]), failed, len(undecided) - failed, overtaken
+    )
+
+
+def _outcome(tx: Transaction, checked: Checked) -> Undecided:
+    state, topic = checked.pending.state, tx.catalog.topics[checked.pending.topic]
+    if (
+        checked.answer.verdict is not Verdict.UNKNOWN
+    ):  # decided, but this server might miss a subscriber: ask again soon
+        return Undecided(CheckState(state.attempt, state.checked, None, tx.now + 1_000))
+    return decide_undecided(state, checked.answer, topic.checks.retry, checked.pause_ms, tx.now)
+
+
+def _write_undecided(tx: Transaction, undecided: Sequence[tuple[Checked, Undecided]]) -> int:
+    """Returns: how many are CHECK_FAILED now."""
+    failed = MessageState.CHECK_FAILED
+    tx.change_each(
+        tx.sql.after_check,
+        [
+            {
+                "number": checked.pending.number,
+                "old_attempt": checked.pending.state.attempt,
+                "new_state": int(failed if after.failed else MessageState.PREPARED),
+                "new_checked": after.state.checked,
+                "new_unreached_ms": after.state.unreached_ms,
+                "new_due_ms": after.state.due_ms,
+                "new_answer": _told(checked.answer),
+            }
+            for checked, after in undecided
+        ],
+    )
+    tx.insert(
+        tx.sql.insert_attempts,
+        [
+            {
+                "message_id": checked.pending.number,
+                "subscription_no": 0,
+                "attempt": checked.pending.state.attempt,
+                "at_ms": tx.now,
+                "incarnation": tx.incarnation or 0,
+                "error": _told(checked.answer),
+            }
+            for checked, _ in undecided
+            if checked.answer.reached
+        ],
+    )
+    tx.alert_once(_alert(checked, "check failed") for checked, after in undecided if after.failed)
+    overdue = next((checked for checked, after in undecided if after.overdue), None)
+    if overdue is not None:  # one message stands for all that wait for the same service
+        tx.alert_once([_alert(overdue, "producer not reached", attempt=0)])
+    return sum(after.failed for _, after in undecided)
+
+
+def _told(answer: CheckAnswer) -> str:
+    verdict = "" if answer.verdict is Verdict.UNKNOWN else f"{answer.verdict.name} "
+    return f"{verdict}{answer.reason.name}: {answer.detail or answer.reason.value}"[:_ANSWER]
+
+
+def _alert(checked: Checked, kind: str, attempt: int | None = None) -> dict[str, Any]:
+    pending = checked.pending
+    return {
+        "kind": kind,
+        "topic_no": pending.topic,
+        "message_id": pending.number,
+        "subscription_no": 0,
+        "attempt": pending.state.attempt if attempt is None else attempt,
+        "detail": _told(checked.answer),
+    }

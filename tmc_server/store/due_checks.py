@@ -1,0 +1,134 @@
+"""Messages of one database whose checks are due, and what operators do with undecided messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from tmc_server.domain.ids import EPOCH_MS
+from tmc_server.domain.message import MessageEvent, MessageState, decide
+from tmc_server.domain.ports import CatalogSource, Checked, Pending, Settled
+from tmc_server.errors import CatalogStale, MessageUnknown, TmcError
+from tmc_server.store.batch import ShardWriter
+from tmc_server.store.checking import claim, hold, pending_of, settle
+from tmc_server.store.engines import repeated
+from tmc_server.store.leases import ShardLeases
+from tmc_server.store.messages import write_decisions
+from tmc_server.store.scanning import Look, earliest_check
+from tmc_server.store.statements import statements_of
+from tmc_server.store.transaction import Transaction
+
+Result = TypeVar("Result")
+
+
+class DueMessages:
+    """domain.ports.DueChecks over the shards of one database, as far as this server holds their leases."""
+
+    def __init__(self, writer: ShardWriter, leases: ShardLeases, catalog: CatalogSource) -> None:
+        self._writer = writer
+        self._leases = leases
+        self._look = Look(writer.database, leases, catalog, earliest_check)
+
+    def due(self) -> list[tuple[int, int]]:
+        return self._look.due()
+
+    def read(self, shard: int, topic: int, limit: int) -> list[Pending]:
+        database, sql = self._writer.database, statements_of(shard)
+        with database.reading() as connection:
+            which = {"topic": topic, "now": database.now(connection), "limit": limit}
+            return [pending_of(shard, row) for row in connection.execute(sql.due_checks, which)]
+
+    def claim(self, shard: int, pending: Sequence[Pending], until_ms: int) -> list[Pending]:
+        return self._leased(shard, [], lambda tx, lease: claim(tx, pending, until_ms, lease))
+
+    def hold(self, shard: int, pending: Sequence[Pending], pause_ms: int, detail: str) -> int:
+        return self._leased(shard, 0, lambda tx, lease: hold(tx, pending, pause_ms, detail, lease))
+
+    def settle(self, shard: int, answers: Sequence[Checked]) -> Settled:
+        return in_transaction(self._writer, shard, lambda tx: settle(tx, answers))
+
+    def _leased(
+        self, shard: int, nothing: Result, change: Callable[[Transaction, Mapping[str, int]], Result]
+    ) -> Result:
+        lease = self._leases.held().get(shard)
+        if lease is None:
+            return nothing
+        guard = lease.guard
+        return in_transaction(self._writer, shard, lambda tx: change(tx, guard))
+
+
+def in_transaction(writer: ShardWriter, shard: int, change: Callable[[Transaction], Result]) -> Result:
+    """Run a change on a connection of its own, again while it loses against others."""
+
+    def run() -> Result:
+        with writer.database.connection() as connection, writer.transaction(connection, shard) as tx:
+            return change(tx)
+
+    return repeated(run)
+
+
+class UndecidedMessages:
+    """domain.ports.CheckDesk over all databases. writers: by shard."""
+
+    def __init__(self, writers: Sequence[ShardWriter]) -> None:
+        self._writers = writers
+
+    def begin(self, shard: int, number: int, until_ms: int) -> Pending | None:
+        def change(tx: Transaction) -> Pending | None:
+            if not tx.execute(tx.sql.begin_check, ids=[number], until=tx.now + until_ms).rowcount:
+                return None
+            return pending_of(shard, tx.rows(tx.sql.asked_messages, ids=[number])[0])
+
+        return in_transaction(self._writers[shard], shard, change)
+
+    def settle(self, shard: int, answers: Sequence[Checked]) -> Settled:
+        return in_transaction(self._writers[shard], shard, lambda tx: settle(tx, answers))
+
+    def reactivate(self, actor: str, shard: int, numbers: Sequence[int], reason: str) -> int:
+        def change(tx: Transaction) -> int:
+            done: int = tx.execute(tx.sql.reactivate_checks, ids=sorted(numbers), now=tx.now).rowcount
+            if done:
+                subject = f"message {numbers[0]}" if len(numbers) == 1 else f"{done} messages of shard {shard}"
+                tx.note(actor, "reactivate check", subject, reason)
+            return done
+
+        return in_transaction(self._writers[shard], shard, change)
+
+    def failed_checks(
+        self, shards: Sequence[int], topic: int, from_ms: int, to_ms: int, limit: int
+    ) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        which = {"topic": topic, "first": _first_number(from_ms), "last": _first_number(to_ms) if to_ms else 1 << 62}
+        for shard in shards:
+            if len(found) < limit:
+                sql = statements_of(shard)
+                with self._writers[shard].database.reading() as connection:
+                    rows = connection.execute(sql.failed_checks, {**which, "limit": limit - len(found)})
+                    found += [(shard, row.id) for row in rows]
+        return found
+
+    def decide(self, actor: str, shard: int, number: int, commit: bool, reason: str) -> None:
+        def change(tx: Transaction) -> TmcError | None:
+            rows = {row.id: row for row in tx.rows(tx.sql.lock_message_waiting, ids=[number])}
+            if number not in rows:
+                return MessageUnknown("There is no such message: check the id.")
+            if commit and tx.catalog_is_stale:
+                return CatalogStale()
+            event = MessageEvent.SUBMIT if commit else MessageEvent.ROLLBACK
+            outcome = decide(MessageState(rows[number].state), event)
+            if isinstance(outcome, TmcError):
+                return outcome
+            if outcome.changes:
+                others: dict[MessageEvent, list[int]] = {MessageEvent.SUBMIT: [], MessageEvent.ROLLBACK: []}
+                write_decisions(tx, rows, others | {event: [number]})
+                tx.note(actor, f"decide {event.value.lower()}", f"message {number}", reason)
+            return None
+
+        refused = in_transaction(self._writers[shard], shard, change)
+        if refused is not None:
+            raise refused
+
+
+def _first_number(ms: int) -> int:
+    """The least message number of that millisecond."""
+    return max(0, ms - EPOCH_MS) << 22
