@@ -229,8 +229,9 @@ class TestOnMariaDB:
         blocked, others = store.a_prepare(key="held"), [store.a_prepare() for _ in range(50)]
         table = f"tmc_message_{store.shard:02d}"
         foreign.exec_driver_sql(
-            f"INSERT INTO {table} VALUES (1, {store.topic.number}, 1, 'default', 'held', 1, '', NULL, '', 1,"
-            " '', NULL, '', 0, 0, 0, NULL)"
+            f"INSERT INTO {table} (id, topic_no, producer_no, producer_tag, message_key, live, attempt_id, digest, state,"
+            f" content_type, body, delay_ms, created_ms) VALUES (1, {store.topic.number}, 1, 'default', 'held', 1, '', '', 1, '',"
+            " '', 0, 0)"
         )
 
         async def story(commit: GroupCommit) -> list[Any]:

@@ -8,8 +8,8 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from tests.support.mariadb import MariaDB
 from tests.support.store import in_thread
-from tmc_server.store.checks import examine
 from tmc_server.store.engines import Database, ShardMap
+from tmc_server.store.fitness import examine
 from tmc_server.store.migrate import VERSION_TABLE, migrate
 from tmc_server.store.tables import CATALOG_TABLES, DATABASE_TABLES, METADATA, shard_tables
 

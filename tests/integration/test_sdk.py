@@ -108,16 +108,6 @@ class TestTransaction:
         assert _orders(business) == []
         assert _state(center, "tx.one", "uncertain") == types_pb2.MESSAGE_STATE_PREPARED
 
-    def test_an_existing_ledger_row_fences_the_block(self, center: tmc.Center, business: sa.Engine) -> None:
-        """A check that found no row writes one; the late transaction then fails with one clear error."""
-        with pytest.raises(tmc.Fenced), Session(business) as session, center.transaction(session) as tx:
-            _insert(session, 1)
-            tx.send("tx.one", {}, key="fenced")
-            fence = _FenceAfterPrepare(center)
-            center.producer.prepare = fence  # type: ignore[method-assign]
-            fence.session = session
-        assert _orders(business) == []
-
     def test_a_block_inside_a_savepoint_is_refused(self, center: tmc.Center, business: sa.Engine) -> None:
         with Session(business) as session, session.begin(), session.begin_nested():
             with pytest.raises(tmc.InvalidRequest, match="savepoint"), center.transaction(session):
@@ -169,29 +159,6 @@ def _is_free(center: tmc.Center, key: str) -> bool:
 
 def _explode(session: Session) -> None:
     raise sa.exc.OperationalError("COMMIT", {}, Exception("connection lost"))
-
-
-class _FenceAfterPrepare:
-    """Writes the check's rollback marker in the moment between prepare and the block's own ledger rows."""
-
-    def __init__(self, center: tmc.Center) -> None:
-        self._real = center.producer.prepare
-        self.session: Session | None = None
-
-    def __call__(self, request: Any, timeout: timedelta) -> Any:
-        future = self._real(request, timeout)
-        result = future.result(10)
-        assert self.session is not None
-        marker = {
-            "message_id": result.message_id,
-            "state": 2,
-            "topic": "t",
-            "message_key": "k",
-            "attempt_id": b"",
-            "created_ms": 0,
-        }
-        self.session.connection().execute(ledger.insert(), marker)
-        return future
 
 
 class Paid(pydantic.BaseModel):

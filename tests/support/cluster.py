@@ -227,4 +227,12 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.tell_errors()
         self.stop()
+
+    def tell_errors(self) -> None:
+        """What servers logged as errors goes to stderr, where a failing test shows it."""
+        for server in self.servers:
+            for line in server.log.read_text().splitlines():
+                if '"level": "error"' in line or '"level": "critical"' in line:
+                    print(server.log.name, line.replace("\\n", "\n"), file=sys.stderr)

@@ -14,6 +14,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import sqlalchemy as sa
+
 from tests.support.eventually import eventually
 
 DAEMON = next((p for p in ("/usr/sbin/mariadbd", "/usr/libexec/mariadbd") if os.path.exists(p)), "mariadbd")
@@ -90,6 +92,14 @@ class MariaDB:
 
     def url(self, database: str) -> str:
         return f"mariadb+mysqldb://root@127.0.0.1:{self.port}/{database}"
+
+    def create(self, database: str) -> str:
+        """An empty database where there is none; its address."""
+        engine = sa.create_engine(self.url(""), isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"CREATE DATABASE IF NOT EXISTS {database} CHARACTER SET utf8mb4")
+        engine.dispose()
+        return self.url(database)
 
     def kill(self) -> None:
         """Kill -9, as a power switch would as far as the process is concerned."""

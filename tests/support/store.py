@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from tests.support.clock import ManualClock
 from tests.support.mariadb import MariaDB
+from tmc_server.domain.checks import CheckPolicy, CheckTarget
 from tmc_server.domain.consumption import ConsumptionState, QueueLook
 from tmc_server.domain.ids import IdGenerator
 from tmc_server.domain.message import MessageState, digest_of
@@ -31,11 +32,13 @@ from tmc_server.domain.operations import (
     Reactivate,
 )
 from tmc_server.domain.placement import shard_of
-from tmc_server.domain.ports import Claimed, Copy, NewTopic
+from tmc_server.domain.ports import Asking, Claimed, Copy, NewTopic
 from tmc_server.domain.retry import RetryPolicy
+from tmc_server.duties.checking import Checking
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.catalog import CatalogStore, CatalogWatch
 from tmc_server.store.due import DueConsumptions, SqlAlertOutbox
+from tmc_server.store.due_checks import DueMessages, UndecidedMessages
 from tmc_server.store.engines import Database, ShardMap, repeated
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.migrate import migrate
@@ -105,6 +108,8 @@ class StoreUnderTest:
         self.writer = self.new_writer()
         self.leases = self.new_leases()
         self.due = DueConsumptions(self.writer, self.leases, self.watch)
+        self.checks = DueMessages(self.writer, self.leases, self.watch)
+        self.desk = UndecidedMessages([self.writer] * 32)
         self.alerts = SqlAlertOutbox(database)
         self._numbers = itertools.count(1)
 
@@ -222,6 +227,21 @@ class StoreUnderTest:
                 moved += (due or self.due).claim(shard, subscription, limit, look, exhausted_only)
         self.outlet.room = 0
         return moved
+
+    def set_checks(self, retry: RetryPolicy, *targets: CheckTarget) -> None:
+        """How the topic is checked from now on."""
+        policy = CheckPolicy({target.name: target for target in targets or (CheckTarget("", "grpc"),)}, retry)
+        self.catalog_store.set_topic_check("test", self.topic.name, policy)
+        self.watch.run_once()
+        self.topic = self.watch.current.topics[self.topic.number]
+
+    def checking(self, asking: Asking, due: DueMessages | None = None) -> Checking:
+        """The duty over this store: pages run where they are begun, pauses go by the manual clock."""
+        seconds = lambda: self.clock() / 1000  # noqa: E731
+        return Checking(due or self.checks, asking, self.watch, monotonic=seconds, run=lambda job: job())
+
+    def alerted(self, kind: str) -> list[Any]:
+        return [alert for alert in self.alerts.unsent(10_000) if alert.kind == kind]
 
     # -- looking --------------------------------------------------------------------------------------------------
 
