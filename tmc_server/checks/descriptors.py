@@ -27,6 +27,12 @@ MOST_BYTES = 1 << 20
 MOST_DEPTH = 32
 _SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")  # the same on the wire
 
+_REASONS = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: CheckReason.TIMED_OUT,
+    grpc.StatusCode.UNAVAILABLE: CheckReason.UNREACHABLE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: CheckReason.BAD_DESCRIPTION,  # larger than the channel takes
+}
+
 
 class Undescribed(Exception):
     """The method cannot be called. reason: typed; the text says what is wrong."""
@@ -56,9 +62,7 @@ def describe(channel: grpc.Channel, method: str, metadata: Any, deadline_s: floa
         except grpc.RpcError as exc:
             if exc.code() is grpc.StatusCode.UNIMPLEMENTED:
                 continue
-            slow = exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            away = exc.code() is grpc.StatusCode.UNAVAILABLE
-            reason = CheckReason.TIMED_OUT if slow else CheckReason.UNREACHABLE if away else CheckReason.NO_REFLECTION
+            reason = _REASONS.get(exc.code(), CheckReason.NO_REFLECTION)
             raise Undescribed(reason, f"{exc.code().name}: {(exc.details() or '')[:200]}") from exc
         return _build(files, service, name)
     raise Undescribed(CheckReason.NO_REFLECTION, "The service offers neither grpc.reflection.v1 nor v1alpha.")

@@ -121,7 +121,8 @@ class HttpChecks:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="tmc-http-checks", daemon=True).start()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="tmc-http-checks", daemon=True)
+                self._thread.start()
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _ask_each(
@@ -213,6 +214,8 @@ class HttpChecks:
             if self._session is not None:
                 asyncio.run_coroutine_threadsafe(self._session.close(), loop).result(5)
             loop.call_soon_threadsafe(loop.stop)
+            self._thread.join(5)
+            loop.close()
 
 
 async def _read(response: aiohttp.ClientResponse, most: int) -> bytes | CheckAnswer:

@@ -1,0 +1,427 @@
+"""The three kinds of checks against producers that answer well, badly, slowly, endlessly or not at all.
+
+Whatever comes back, it is a verdict that was said exactly, or UNKNOWN with a typed reason: never a guess, never an exception.
+"""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.mariadb import free_port
+from tests.support.rogue import RogueGrpc, RogueHttp, TrapListener
+from tmc_server.checks.asking import without_poison
+from tmc_server.checks.channels import Channels
+from tmc_server.checks.grpc import GrpcChecks
+from tmc_server.checks.http import HttpChecks
+from tmc_server.checks.reflection import ReflectionChecks
+from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question, Verdict
+from tmc_server.domain.ports import Endpoint
+from tmc_server.errors import CheckRefused
+
+R = CheckReason
+DEADLINE_MS = 700
+COMMIT, ROLLBACK, UNKNOWN = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN
+
+
+def a_question(key: str = "paid-7") -> Question:
+    return Question("1-2-05-99", "order.paid", key, "orders-biz", b"a" * 16, b"l" * 16, 1_800_000_000_000)
+
+
+def at(port: int) -> Endpoint:
+    return Endpoint("127.0.0.1", "127.0.0.1", port)
+
+
+@pytest.fixture(scope="module")
+def trap() -> Iterator[TrapListener]:
+    made = TrapListener()
+    yield made
+    assert made.connections == 0
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def http_rogue(trap: TrapListener) -> Iterator[RogueHttp]:
+    made = RogueHttp(trap.port)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[HttpChecks]:
+    made = HttpChecks()
+    yield made
+    made.close()
+
+
+def by_http(http: HttpChecks, rogue: RogueHttp, mode: str, **options: Any) -> CheckAnswer:
+    target = CheckTarget("", "http", options={"path": f"/{mode}", **options}, deadline_ms=DEADLINE_MS)
+    [answer] = http.ask(target, at(rogue.port), "TOKEN", [a_question()])
+    return answer
+
+
+class TestHttp:
+    @pytest.mark.parametrize(
+        ("body", "verdict"),
+        [
+            (b"1", UNKNOWN), (b"2", COMMIT), (b"3", ROLLBACK), (b"4", UNKNOWN), (b"2\n", COMMIT), (b"3\r\n", ROLLBACK),
+            (b'{"status": 2}', COMMIT), (b'{"status": "3"}', ROLLBACK), (b'{"status": "COMMIT"}', COMMIT),
+            (b'{"status": "ROLLBACK", "messageKey": "paid-7", "bizID": "orders-biz"}', ROLLBACK),
+            (b'{"status": "UNKNOWN", "detail": "still open"}', UNKNOWN),
+        ],
+    )  # fmt: skip
+    def test_exact_answers(self, http: HttpChecks, http_rogue: RogueHttp, body: bytes, verdict: Verdict) -> None:
+        http_rogue.say("exact", body)
+        answer = by_http(http, http_rogue, "exact")
+        assert (answer.verdict, answer.reason) == (verdict, R.ANSWERED)
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b"", b"0", b"5", b"22", b"2 junk", b"2\n3", b"COMMIT", b"true", b"2.0", b"[2]", b'"2"', b"null", b"NaN",
+            b'{"status": 2} x', b'{"status": 2, "status": 3}', b'{"status": true}', b'{"status": 2.0}', b"{}",
+            b'{"status": "commit"}', b'{"status": ["COMMIT"]}', b'{"status": {"status": 2}}', b'{"Status": 2}',
+            b'{"status": 2, "more": 1}', b'{"status": 1e0}', b'{"status": null}', "\uff12".encode(), b"\xff\xfe2\x00",
+            b"\x002", b"<html>2</html>", b"[" * 60_000,
+        ],
+    )  # fmt: skip
+    def test_anything_else_decides_nothing(self, http: HttpChecks, http_rogue: RogueHttp, body: bytes) -> None:
+        http_rogue.say("other", body)
+        answer = by_http(http, http_rogue, "other")
+        assert (answer.verdict, answer.reason) == (UNKNOWN, R.NOT_UNDERSTOOD)
+
+    @pytest.mark.parametrize(
+        ("mode", "reason"),
+        [
+            ("hang", R.TIMED_OUT), ("drip", R.TIMED_OUT), ("drip_head", R.TIMED_OUT), ("huge", R.TOO_LARGE),
+            ("huge_chunked", R.TOO_LARGE), ("bomb", R.NOT_UNDERSTOOD), ("redirect", R.FAILED),
+            ("redirect_permanent", R.FAILED), ("error", R.FAILED), ("created", R.FAILED), ("gone", R.NO_METHOD),
+            ("noise", R.FAILED), ("cut", R.FAILED), ("reset", R.FAILED),
+        ],
+    )  # fmt: skip
+    def test_bad_habits(self, http: HttpChecks, http_rogue: RogueHttp, mode: str, reason: CheckReason) -> None:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        answer = by_http(http, http_rogue, mode)
+        assert (answer.verdict, answer.reason) == (UNKNOWN, reason), answer.detail
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
+
+    def test_endless_headers_end(self, http: HttpChecks, http_rogue: RogueHttp) -> None:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        answer = by_http(http, http_rogue, "many_headers")
+        assert answer.verdict is UNKNOWN
+        assert answer.reason in (R.TIMED_OUT, R.FAILED)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000
+
+    def test_nobody_there(self, http: HttpChecks) -> None:
+        target = CheckTarget("", "http", options={"path": "/v"}, deadline_ms=DEADLINE_MS)
+        [answer] = http.ask(target, at(free_port()), "TOKEN", [a_question()])
+        assert answer.reason is R.UNREACHABLE
+
+    def test_another_messages_answer(self, http: HttpChecks, http_rogue: RogueHttp) -> None:
+        for echo in (b'"messageKey": "paid-8"', b'"bizID": "x"', b'"messageId": "1-1-05-1"'):
+            http_rogue.say("mixed", b'{"status": 2, ' + echo + b"}")
+            assert by_http(http, http_rogue, "mixed").reason is R.OTHER_MESSAGE
+
+    def test_what_is_asked(self, http: HttpChecks, http_rogue: RogueHttp) -> None:
+        http_rogue.say("look", b"2")
+        by_http(http, http_rogue, "look")
+        assert http_rogue.asked[-1] == "GET /look?bizID=orders-biz&messageKey=paid-7 HTTP/1.1"
+        head = http_rogue.heads[-1].decode().lower()
+        assert "tmc-check-token: token" in head
+        assert "accept-encoding: identity" in head
+        assert f"host: {http_rogue.address}" in head
+
+    def test_a_key_is_never_part_of_the_path(self, http: HttpChecks, http_rogue: RogueHttp) -> None:
+        http_rogue.say("look", b"2")
+        target = CheckTarget("", "http", options={"path": "/look"}, deadline_ms=DEADLINE_MS)
+        http.ask(target, at(http_rogue.port), "T", [a_question("a&bizID=other#/../x y")])
+        line = http_rogue.asked[-1]
+        assert line == "GET /look?bizID=orders-biz&messageKey=a%26bizID%3Dother%23%2F..%2Fx+y HTTP/1.1"
+
+    def test_a_service_that_fails_a_whole_round_is_not_asked_on(self, http: HttpChecks, http_rogue: RogueHttp) -> None:
+        target = CheckTarget("", "http", options={"path": "/error"}, deadline_ms=DEADLINE_MS, concurrency=4)
+        before = len(http_rogue.asked)
+        answers = http.ask(target, at(http_rogue.port), "T", [a_question(str(n)) for n in range(100)])
+        assert {answer.reason for answer in answers} == {R.FAILED}
+        assert 4 <= len(http_rogue.asked) - before <= 8
+
+    def test_a_batch(self, http: HttpChecks, http_rogue: RogueHttp) -> None:
+        http_rogue.say(
+            "batch",
+            b'{"results": [{"messageId": "1-2-05-99", "status": "COMMIT"}, {"messageId": "x", "status": "COMMIT"},'
+            b' {"status": "COMMIT"}]}',
+        )
+        target = CheckTarget("", "http", options={"path": "/batch", "batch": "true"}, deadline_ms=DEADLINE_MS)
+        answers = http.ask(target, at(http_rogue.port), "T", [a_question(), a_question(), a_question()])
+        assert [answer.reason for answer in answers] == [R.ANSWERED, R.OTHER_MESSAGE, R.NOT_UNDERSTOOD]
+        assert answers[0].verdict is COMMIT
+        assert b'"messageKey": "paid-7"' in http_rogue.bodies[-1]
+        [alone] = http.ask(target, at(http_rogue.port), "T", [a_question()])
+        assert alone.reason is R.NOT_UNDERSTOOD  # three answers to one question
+
+    @pytest.mark.parametrize(
+        ("options", "why"),
+        [
+            ({}, "path"), ({"path": "verify"}, "path"), ({"path": "/a b"}, "path"), ({"path": "/a\r\nX: y"}, "path"),
+            ({"path": "/é"}, "path"), ({"path": "/a", "batch": "yes"}, "batch"), ({"path": "/a", "url": "x"}, "url"),
+        ],
+    )  # fmt: skip
+    def test_options_that_cannot_work(self, http: HttpChecks, options: dict[str, str], why: str) -> None:
+        with pytest.raises(CheckRefused, match=why):
+            http.accept(CheckTarget("", "http", options=options))
+
+    def test_tried_out(self, http: HttpChecks, http_rogue: RogueHttp) -> None:
+        http_rogue.say("fine", b"4")
+        http.examine(CheckTarget("", "http", options={"path": "/fine"}), at(http_rogue.port), "T")
+        with pytest.raises(CheckRefused, match="/gone"):
+            http.examine(CheckTarget("", "http", options={"path": "/gone"}), at(http_rogue.port), "T")
+        with pytest.raises(CheckRefused, match="start the service"):
+            http.examine(CheckTarget("", "http", options={"path": "/gone"}), at(free_port()), "T")
+
+
+@pytest.fixture
+def grpc_rogue() -> Iterator[RogueGrpc]:
+    made = RogueGrpc()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def channels() -> Iterator[Channels]:
+    made = Channels()
+    yield made
+    made.close()
+
+
+class TestGrpc:
+    @pytest.fixture
+    def checks(self, channels: Channels) -> GrpcChecks:
+        return GrpcChecks(channels)
+
+    def ask(self, checks: GrpcChecks, rogue: RogueGrpc, *keys: str) -> list[CheckAnswer]:
+        target = CheckTarget("", "grpc", deadline_ms=DEADLINE_MS)
+        return checks.ask(target, at(rogue.port), "TOKEN", [a_question(key) for key in keys or ("k",)])
+
+    @pytest.mark.parametrize(
+        ("mode", "verdict", "reason"),
+        [
+            ("commit", COMMIT, R.ANSWERED), ("rollback", ROLLBACK, R.ANSWERED), ("unknown", UNKNOWN, R.ANSWERED),
+            ("unspecified", UNKNOWN, R.ANSWERED), ("seven", UNKNOWN, R.NOT_UNDERSTOOD), ("other", UNKNOWN, R.OTHER_MESSAGE),
+            ("hang", UNKNOWN, R.TIMED_OUT), ("denied", UNKNOWN, R.DENIED), ("internal", UNKNOWN, R.FAILED),
+            ("unavailable", UNKNOWN, R.UNREACHABLE), ("exhausted", UNKNOWN, R.FAILED), ("junk", UNKNOWN, R.NOT_UNDERSTOOD),
+            ("one less", UNKNOWN, R.NOT_UNDERSTOOD), ("large", UNKNOWN, R.TOO_LARGE), ("no service", UNKNOWN, R.NO_METHOD),
+        ],
+    )  # fmt: skip
+    def test_answers(
+        self, checks: GrpcChecks, grpc_rogue: RogueGrpc, mode: str, verdict: Verdict, reason: CheckReason
+    ) -> None:
+        grpc_rogue.mode = mode
+        [answer] = self.ask(checks, grpc_rogue)
+        assert (answer.verdict, answer.reason) == (verdict, reason), answer.detail
+        assert set(grpc_rogue.tokens) == {"TOKEN"}
+
+    def test_one_call_for_many(self, checks: GrpcChecks, grpc_rogue: RogueGrpc) -> None:
+        assert len(self.ask(checks, grpc_rogue, *map(str, range(200)))) == 200
+        assert grpc_rogue.calls == ["/tmc.v1.CheckService/CheckMany"]
+
+    def test_services_with_check_alone_are_remembered(self, checks: GrpcChecks, grpc_rogue: RogueGrpc) -> None:
+        grpc_rogue.mode = "single"
+        for _ in range(2):
+            answers = self.ask(checks, grpc_rogue, *map(str, range(50)))
+            assert {answer.verdict for answer in answers} == {COMMIT}
+        assert grpc_rogue.calls.count("/tmc.v1.CheckService/CheckMany") == 1
+        assert grpc_rogue.calls.count("/tmc.v1.CheckService/Check") == 100
+
+    def test_tried_out(self, checks: GrpcChecks, grpc_rogue: RogueGrpc) -> None:
+        target = CheckTarget("", "grpc", deadline_ms=DEADLINE_MS)
+        checks.examine(target, at(grpc_rogue.port), "T")
+        grpc_rogue.mode = "single"
+        checks.examine(target, at(grpc_rogue.port), "T")
+        grpc_rogue.mode = "no service"
+        with pytest.raises(CheckRefused, match=r"no tmc\.v1\.CheckService"):
+            checks.examine(target, at(grpc_rogue.port), "T")
+        with pytest.raises(CheckRefused, match="start the service"):
+            checks.examine(target, at(free_port()), "T")
+        with pytest.raises(CheckRefused, match="no options"):
+            checks.accept(CheckTarget("", "grpc", options={"path": "/"}))
+
+    def test_a_poisoned_message_is_found_and_its_neighbours_answered(
+        self, checks: GrpcChecks, grpc_rogue: RogueGrpc
+    ) -> None:
+        grpc_rogue.mode = "poison"
+        target = CheckTarget("", "grpc", deadline_ms=5_000)
+        questions = [a_question("poison" if number == 300 else str(number)) for number in range(500)]
+        answers = without_poison(lambda some: checks.ask(target, at(grpc_rogue.port), "T", some), questions)
+        assert [answer.verdict for answer in answers].count(COMMIT) == 499
+        assert answers[300].reason is R.FAILED
+        assert len(grpc_rogue.calls) <= 24
+
+    def test_a_service_that_always_fails_is_not_asked_for_each(self, checks: GrpcChecks, grpc_rogue: RogueGrpc) -> None:
+        grpc_rogue.mode = "internal"
+        target = CheckTarget("", "grpc", deadline_ms=5_000)
+        questions = [a_question(str(number)) for number in range(500)]
+        answers = without_poison(lambda some: checks.ask(target, at(grpc_rogue.port), "T", some), questions)
+        assert {answer.reason for answer in answers} == {R.FAILED}
+        assert len(answers) == 500
+        assert len(grpc_rogue.calls) <= 24
+
+
+OPTIONS = {
+    "method": "shop.v1.OrderService/GetOrder",
+    "request": '{"order_id": "{key}"}',
+    "verdict": "payment.status",
+    "COMMIT": "STATUS_PAID",
+    "ROLLBACK": "STATUS_CANCELLED",
+}
+
+
+def shop_target(**changes: str) -> CheckTarget:
+    return CheckTarget("", "reflection", options={**OPTIONS, **changes}, deadline_ms=DEADLINE_MS)
+
+
+class TestReflection:
+    @pytest.fixture
+    def checks(self, channels: Channels) -> ReflectionChecks:
+        return ReflectionChecks(channels)
+
+    def ask(self, checks: ReflectionChecks, rogue: RogueGrpc, target: CheckTarget, *keys: str) -> list[CheckAnswer]:
+        return checks.ask(target, at(rogue.port), "TOKEN", [a_question(key) for key in keys or ("paid-7",)])
+
+    @pytest.mark.parametrize("version", ["v1", "v1alpha"])
+    @pytest.mark.parametrize(
+        ("status", "verdict", "reason"),
+        [
+            (1, COMMIT, R.ANSWERED), (2, ROLLBACK, R.ANSWERED), (3, UNKNOWN, R.NOT_UNDERSTOOD), (0, UNKNOWN, R.FIELD_ABSENT),
+            (17, UNKNOWN, R.NOT_UNDERSTOOD),
+        ],
+    )  # fmt: skip
+    def test_a_method_without_stubs(
+        self, checks: ReflectionChecks, grpc_rogue: RogueGrpc, version: str, status: int, verdict: Verdict,
+        reason: CheckReason,
+    ) -> None:  # fmt: skip
+        grpc_rogue.describe, grpc_rogue.order = version, {"payment": status}
+        [answer] = self.ask(checks, grpc_rogue, shop_target())
+        assert (answer.verdict, answer.reason) == (verdict, reason)
+
+    def test_values_by_number_name_bool_and_well_known_types(
+        self, checks: ReflectionChecks, grpc_rogue: RogueGrpc
+    ) -> None:
+        cases = [
+            (shop_target(COMMIT="1"), {"payment": 1}, COMMIT),
+            (shop_target(UNKNOWN="STATUS_OPEN"), {"payment": 3}, UNKNOWN),
+            (shop_target(verdict="code", COMMIT="200, 201", ROLLBACK="410"), {"code": 201}, COMMIT),
+            (shop_target(verdict="done", COMMIT="true", ROLLBACK="never"), {"done": True}, COMMIT),
+            (shop_target(verdict="exact", COMMIT="1", ROLLBACK="0"), {"exact": 0}, ROLLBACK),
+            (shop_target(verdict="paid_at.seconds", COMMIT="12", ROLLBACK="13"), {"paid_at": 12}, COMMIT),
+        ]
+        for target, order, verdict in cases:
+            grpc_rogue.order = order
+            [answer] = self.ask(checks, grpc_rogue, target)
+            assert (answer.verdict, answer.reason) == (verdict, R.ANSWERED), (order, answer)
+
+    @pytest.mark.parametrize("order", [{}, {"code": 0}, {"done": False}])
+    def test_an_empty_answer_decides_nothing(
+        self, checks: ReflectionChecks, grpc_rogue: RogueGrpc, order: dict[str, Any]
+    ) -> None:
+        grpc_rogue.order = order
+        for path in ("payment.status", "code", "done", "exact", "paid_at.seconds"):
+            target = shop_target(verdict=path, COMMIT="0,false,STATUS_NONE", ROLLBACK="1")
+            [answer] = self.ask(checks, grpc_rogue, target)
+            assert answer.verdict is UNKNOWN, path
+
+    def test_an_echo_must_be_right(self, checks: ReflectionChecks, grpc_rogue: RogueGrpc) -> None:
+        target = shop_target(echo="order_id")
+        for echo, reason in (("paid-7", R.ANSWERED), ("paid-8", R.OTHER_MESSAGE), ("", R.OTHER_MESSAGE)):
+            grpc_rogue.order = {"payment": 1, "order_id": echo}
+            [answer] = self.ask(checks, grpc_rogue, target)
+            assert answer.reason is reason
+
+    @pytest.mark.parametrize(
+        ("mode", "reason"),
+        [
+            ("hang", R.TIMED_OUT), ("unimplemented", R.NO_METHOD), ("junk", R.NOT_UNDERSTOOD), ("large", R.TOO_LARGE),
+        ],
+    )  # fmt: skip
+    def test_bad_habits_of_the_method(
+        self, checks: ReflectionChecks, grpc_rogue: RogueGrpc, mode: str, reason: CheckReason
+    ) -> None:
+        grpc_rogue.mode = mode
+        [answer] = self.ask(checks, grpc_rogue, shop_target())
+        assert (answer.verdict, answer.reason) == (UNKNOWN, reason), answer.detail
+
+    @pytest.mark.parametrize(
+        ("describe", "reason"),
+        [
+            ("absent", R.NO_REFLECTION), ("hang", R.TIMED_OUT), ("breaks", R.NO_REFLECTION), ("junk", R.BAD_DESCRIPTION),
+            ("many files", R.BAD_DESCRIPTION), ("large", R.BAD_DESCRIPTION), ("deep", R.BAD_DESCRIPTION),
+            ("circle", R.BAD_DESCRIPTION), ("missing import", R.NO_METHOD),
+        ],
+    )  # fmt: skip
+    def test_bad_habits_of_the_description(
+        self, checks: ReflectionChecks, grpc_rogue: RogueGrpc, describe: str, reason: CheckReason
+    ) -> None:
+        grpc_rogue.describe = describe
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        [answer] = self.ask(checks, grpc_rogue, shop_target())
+        assert (answer.verdict, answer.reason) == (UNKNOWN, reason), answer.detail
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+    def test_a_service_deployed_anew_is_described_anew(self, checks: ReflectionChecks, grpc_rogue: RogueGrpc) -> None:
+        grpc_rogue.order = {"payment": 1}
+        for _ in range(3):
+            self.ask(checks, grpc_rogue, shop_target())
+        assert grpc_rogue.described == 1
+        grpc_rogue.mode = "unimplemented"
+        self.ask(checks, grpc_rogue, shop_target())
+        grpc_rogue.mode = "commit"
+        [answer] = self.ask(checks, grpc_rogue, shop_target())
+        assert answer.verdict is COMMIT
+        assert grpc_rogue.described == 2
+
+    @pytest.mark.parametrize(
+        ("changes", "why"),
+        [
+            ({"method": "shop.v1.OrderService/Watch"}, "streams"), ({"method": "shop.v1.OrderService/Nothing"}, "no method"),
+            ({"method": "shop.v1.Nobody/GetOrder"}, "no such symbol"), ({"verdict": "payment.state"}, "no single field"),
+            ({"verdict": "payment"}, "is a message"), ({"verdict": "notes"}, "no single field"),
+            ({"request": '{"number": "{key}"}'}, "does not fit"), ({"COMMIT": "STATUS_NONE"}, "empty answer"),
+            ({"verdict": "done", "COMMIT": "true", "ROLLBACK": "false"}, "empty answer"), ({"echo": "nothing"}, "echo"),
+        ],
+    )  # fmt: skip
+    def test_targets_that_cannot_work(
+        self, checks: ReflectionChecks, grpc_rogue: RogueGrpc, changes: dict[str, str], why: str
+    ) -> None:
+        target = shop_target(**changes)
+        checks.accept(target)
+        with pytest.raises(CheckRefused, match=why):
+            checks.examine(target, at(grpc_rogue.port), "T")
+
+    @pytest.mark.parametrize(
+        ("changes", "why"),
+        [
+            ({"method": "GetOrder"}, "Service/Method"), ({"request": "{"}, "no JSON"), ({"request": "[]"}, "JSON object"),
+            ({"COMMIT": ""}, "COMMIT and ROLLBACK"), ({"ROLLBACK": "STATUS_PAID"}, "one verdict only"),
+            ({"commit": "x"}, "no option commit"), ({"verdict": ""}, "needs the option verdict"),
+        ],
+    )  # fmt: skip
+    def test_options_that_cannot_work(self, checks: ReflectionChecks, changes: dict[str, str], why: str) -> None:
+        with pytest.raises(CheckRefused, match=why):
+            checks.accept(shop_target(**changes))
+
+    def test_it_looks_the_same_from_many_threads(self, checks: ReflectionChecks, grpc_rogue: RogueGrpc) -> None:
+        grpc_rogue.order = {"payment": 1}
+        found: list[CheckAnswer] = []
+
+        def ask() -> None:
+            found.extend(self.ask(checks, grpc_rogue, shop_target(), *map(str, range(20))))
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [answer.verdict for answer in found] == [COMMIT] * 160
