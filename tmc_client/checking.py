@@ -73,6 +73,7 @@ class Checks:
     """Answers for one app. engine: of the database with its ledger; without one only your own functions answer."""
 
     def __init__(self, center: Center, engine: Engine | None, outcomes: Mapping[str, Outcome]) -> None:
+        self.center = center
         self._token = CheckToken(center)
         self._outcomes = outcomes
         self._ledger: Any = None

@@ -56,8 +56,8 @@ def response_of(question: Question, answer: Answer) -> check_pb2.CheckResponse:
 class ChecksServer:
     """A gRPC server that answers checks and nothing else.
 
-    address: host:port, port 0 takes a free one.  agent, service, tag, advertise: register it in Consul under that name
-    (`tmc-center[consul]`), with the host:port that the center can reach.
+    address: host:port, port 0 takes a free one. Centers without discovery are told it with the messages.
+    advertise: host:port that the center can reach.  agent, service, tag: register it in Consul (`tmc-center[consul]`).
     """
 
     def __init__(
@@ -71,10 +71,12 @@ class ChecksServer:
         self.address = f"{address.rpartition(':')[0]}:{self.port}"
         self._agent, self._service, self._tag = agent, service, tag
         self._advertise = advertise or self.address
+        self._announce = checks.center.connection.announce
         self._registration: Any = None
 
     def start(self) -> None:
         self._server.start()
+        self._announce(self._advertise)
         if self._agent:
             from tmc_client.discovery import Registration
 

@@ -7,7 +7,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -116,6 +116,13 @@ class Connection:
             if self._channel is None:
                 self._channel = self._new_channel(self._find())
             return self._channel
+
+    def announce(self, check_address: str) -> None:
+        """From now on say with each call where this service answers checks, unless connect() was told another place."""
+        with self._lock:
+            if not self.identity.check_address:
+                self.identity = replace(self.identity, check_address=check_address)
+                self._methods = {}
 
     def _find(self) -> str:
         if self._consul is None:

@@ -64,11 +64,13 @@ class Addressing:
             place = parse_place(text)
         except ValueError as exc:
             return CheckAnswer.unknown(CheckReason.REFUSED_TARGET, f"{exc}.")
+        named = self._egress.lists(place) if listed is None else listed
+        if not self._egress.may_resolve(place, listed=named):
+            return CheckAnswer.unknown(CheckReason.REFUSED_TARGET, f"{place}: [checks] allow does not list it.")
         try:
             addresses = self._addresses(place)
         except (OSError, UnicodeError) as exc:
             return CheckAnswer.unknown(CheckReason.UNREACHABLE, f"{place.host} has no address: {exc}.")
-        named = self._egress.lists(place) if listed is None else listed
         for address in addresses:  # one that leads elsewhere makes the name suspicious as a whole
             if not self._egress.permits(address, place.port, listed=named):
                 return CheckAnswer.unknown(

@@ -87,6 +87,10 @@ class Egress:
             return self._in_networks(place.literal, place.port)
         return any(e.host == place.host and e.allows_port(place.port) for e in self._entries)
 
+    def may_resolve(self, place: Place, *, listed: bool) -> bool:
+        """Could any address of this name be permitted? If not, nobody is asked for them."""
+        return listed or any(e.network is not None and e.allows_port(place.port) for e in self._entries)
+
     def permits(self, address: Address, port: int, *, listed: bool) -> bool:
         """May this resolved address be connected to? listed: its name is, or discovery gave it."""
         if self._in_networks(address, port):
