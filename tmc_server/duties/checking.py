@@ -32,7 +32,7 @@ log = logging.getLogger("tmc.checking")
 _PAGES_AT_ONCE = 2
 _WORKERS = 64
 _ROUNDS = 8  # pages of single questions are as long as so many rounds
-_CLAIM_SPARE_MS = 10_000
+_CLAIM_SPARE_MS = 2_000
 _SINGLE_KINDS = {"http", "reflection"}
 
 

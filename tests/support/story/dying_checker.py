@@ -1,0 +1,57 @@
+"""`tmc serve`, killed by itself at one point of a check of a message whose key begins with `die-`.
+
+usage: TMC_DIE_AT=POINT dying_checker.py serve; points: before-claim, after-claim, after-answer, before-commit, after-commit
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from tmc_server.checks.asking import Kinds
+from tmc_server.store import due_checks
+from tmc_server.store.due_checks import DueMessages
+
+POINT = os.environ["TMC_DIE_AT"]
+
+
+def die_at(point, keys):
+    if point == POINT and any(key.startswith("die-") for key in keys):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+claim, ask, settle, stored = DueMessages.claim, Kinds.ask, due_checks.settle, DueMessages.settle
+
+
+def dying_claim(self, shard, pending, until_ms):
+    keys = [each.key for each in pending]
+    die_at("before-claim", keys)
+    claimed = claim(self, shard, pending, until_ms)
+    die_at("after-claim", keys)
+    return claimed
+
+
+def dying_ask(self, target, app, tag, questions):
+    answers = ask(self, target, app, tag, questions)
+    die_at("after-answer", [question.key for question in questions])
+    return answers
+
+
+def dying_settle(tx, answers):
+    settled = settle(tx, answers)
+    die_at("before-commit", [checked.pending.key for checked in answers])
+    return settled
+
+
+def dying_stored(self, shard, answers):
+    settled = stored(self, shard, answers)
+    die_at("after-commit", [checked.pending.key for checked in answers])
+    return settled
+
+
+DueMessages.claim, Kinds.ask, due_checks.settle, DueMessages.settle = dying_claim, dying_ask, dying_settle, dying_stored
+
+if __name__ == "__main__":
+    from tmc_server.cli import main
+
+    main()
