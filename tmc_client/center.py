@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from tmc_client.checking import Checks, Outcome
+    from tmc_client.checks_server import ChecksServer
     from tmc_client.transaction import Transaction
 
 T = TypeVar("T")
@@ -38,6 +39,7 @@ class Center:
         self.sender = Sender(self.connection)
         self.producer = Producer(self.sender)
         self.timeout = timeout
+        self.serving: set[ChecksServer] = set()
         self._outcomes: dict[str, Outcome] = {}
         self._settler: Any = None
         self._settler_lock = threading.Lock()
@@ -159,6 +161,8 @@ class Center:
 
     def close(self) -> None:
         """Finish what is queued, then close. What the center did not answer is settled by its ledger at the next start."""
+        for server in list(self.serving):
+            server.stop()
         self.sender.close()
         if self._settler is not None:
             self._settler.close()

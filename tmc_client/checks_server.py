@@ -71,12 +71,13 @@ class ChecksServer:
         self.address = f"{address.rpartition(':')[0]}:{self.port}"
         self._agent, self._service, self._tag = agent, service, tag
         self._advertise = advertise or self.address
-        self._announce = checks.center.connection.announce
+        self._center = checks.center
         self._registration: Any = None
 
     def start(self) -> None:
         self._server.start()
-        self._announce(self._advertise)
+        self._center.serving.add(self)  # nobody has to keep it: a server that is collected stops by itself
+        self._center.connection.announce(self._advertise)
         if self._agent:
             from tmc_client.discovery import Registration
 
@@ -84,6 +85,7 @@ class ChecksServer:
             self._registration.start()
 
     def stop(self, grace: float = 2.0) -> None:
+        self._center.serving.discard(self)
         if self._registration is not None:
             self._registration.stop()
         self._server.stop(grace).wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 import time
@@ -104,6 +105,18 @@ class TestEmbedded:
             eventually(lambda: any(question.key == "broken" for question in asked))
             assert state_of(center, broken) == PREPARED
         assert {question.topic for question in asked} == {"shop.booked"}
+
+    def test_a_server_that_nobody_keeps_goes_on_until_the_center_is_closed(
+        self, embedded: RunningCenter, business: sa.Engine
+    ) -> None:
+        center = tmc.connect(embedded.address, app="orders")
+        address = center.checks(business).serve().address
+        gc.collect()
+        with grpc.insecure_channel(address) as channel:
+            grpc.channel_ready_future(channel).result(10)
+        center.close()
+        with grpc.insecure_channel(address) as channel, pytest.raises(grpc.FutureTimeoutError):
+            grpc.channel_ready_future(channel).result(0.5)
 
     def test_a_stopped_service_is_asked_when_it_is_back(self, center: tmc.Center, business: sa.Engine) -> None:
         server = center.checks(business).serve(f"127.0.0.1:{free_port()}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateIndex, CreateTable
@@ -146,3 +149,26 @@ def test_declared_tables_compile_for_mysql_too() -> None:
         text = str(CreateTable(table).compile(dialect=mysql.dialect()))
         assert "COLLATE utf8mb4_bin" in text
         assert all(str(CreateIndex(index).compile(dialect=mysql.dialect())) for index in table.indexes)
+
+
+def test_many_threads_may_be_the_first_to_use_a_shard() -> None:
+    """Two that built the tables of one shard at once failed a call, now and then, right after a start."""
+    program = """
+import sys, threading
+sys.setswitchinterval(1e-6)
+from tmc_server.store.statements import statements_of
+failed, barrier = [], threading.Barrier(16)
+def use():
+    for shard in range(32):
+        barrier.wait()
+        try:
+            statements_of(shard)
+        except Exception as exc:
+            failed.append(exc)
+threads = [threading.Thread(target=use) for _ in range(16)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(len(failed))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "0"

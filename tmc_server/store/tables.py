@@ -7,8 +7,8 @@ only what is due.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -243,9 +243,20 @@ class ShardTables:
         return (self.message, self.consumption, self.attempt)
 
 
-@cache
+_shards: dict[int, ShardTables] = {}
+_building = threading.Lock()
+
+
 def shard_tables(shard: int) -> ShardTables:
-    """shard: 0 <= shard < 32."""
+    """shard: 0 <= shard < 32. Built at first use, by one thread: a table can be defined once only."""
+    if shard not in _shards:
+        with _building:
+            if shard not in _shards:
+                _shards[shard] = _build(shard)
+    return _shards[shard]
+
+
+def _build(shard: int) -> ShardTables:
     if not 0 <= shard < SHARDS:
         raise ValueError(f"no shard {shard}")
     nn = f"{shard:02d}"
