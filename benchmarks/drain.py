@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ import tmc_client as tmc
 from tests.support.cluster import Cluster
 from tests.support.eventually import eventually
 from tests.support.mariadb import free_port
+from tmc_client.producer import request_of
 from tmc_client.protocol import admin_pb2
 
 ROOT = Path(__file__).parents[1]
 PRODUCER = str(Path(__file__).parent / "drain_producer.py")
 SERVICES = 10
 TRANSACTION_MS = 1_000
+NO_DELAY = timedelta(0)
 
 
 class Drain:
@@ -175,10 +178,11 @@ def others(drain: Drain, count: int, *, hangs: bool) -> float:
 def late_ms(drain: Drain, n: int, seconds: float) -> list[int]:
     """From the end of the transaction time to the decision, for messages that arrive evenly and are never submitted."""
     center = tmc.connect(drain.cluster.addresses, app=f"orders{n}", key=drain.cluster.keys[f"orders{n}"])
-    until = time.monotonic() + seconds
+    until, ledger_id = time.monotonic() + seconds, bytes.fromhex(drain.ledger_id)
     numbers = []
     while time.monotonic() < until:
-        prepared = center.prepare(f"drain.{n}", b"x" * 256, key=f"late-{time.monotonic_ns()}1")
+        request = request_of(f"drain.{n}", b"x" * 256, f"late-{time.monotonic_ns()}", None, NO_DELAY, None, ledger_id)
+        prepared = center.producer.prepare(request, center.timeout).result(10)
         numbers.append(int(prepared.message_id.rpartition("-")[2]))
         time.sleep(0.005)
     center.close()
