@@ -189,6 +189,21 @@ class ChecksConfig(_Section):
         return self
 
 
+class AlertsConfig(_Section):
+    """[alerts]: besides the log."""
+
+    webhook: SecretStr = Field(
+        SecretStr(""), description="http:// or https:// address that takes alerts as JSON; empty: none"
+    )
+
+    @field_validator("webhook")
+    @classmethod
+    def _scheme(cls, value: SecretStr) -> SecretStr:
+        if value.get_secret_value() and not value.get_secret_value().startswith(("http://", "https://")):
+            raise ValueError("give an http:// or https:// address")
+        return value
+
+
 class TelemetryConfig(_Section):
     """[telemetry]"""
 
@@ -223,6 +238,7 @@ class Config(_Section):
     consul: ConsulConfig = ConsulConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
     checks: ChecksConfig = ChecksConfig()
+    alerts: AlertsConfig = AlertsConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     dev: DevConfig = DevConfig()
     log: LogConfig = LogConfig()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +61,40 @@ def test_the_programs_of_the_quickstart_page(programs: tuple[Path, str]) -> None
 def _tmc(address: str, *arguments: str) -> str:
     command = [TMC, "admin", "--address", address, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+
+
+def test_the_operators_lines_of_the_page_about_checks(tmp_path: Path) -> None:
+    """A foreign service, a message that nobody knows about, and every command that docs/checks.md shows operators."""
+    from examples.foreign_producer import grpc_service
+
+    port, center_port = free_port(), free_port()
+    service = grpc_service.serve(port)
+    address = f"127.0.0.1:{center_port}"
+    center = subprocess.Popen([TMC, "dev", "--port", str(center_port)], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        producer = "import tmc_client as tmc; c = tmc.connect({0!r}, app='orders'); print(c.prepare('order.paid', {{}}, key={1!r}).message_id)"
+
+        def prepared(key: str) -> str:
+            line = [sys.executable, "-c", producer.format(address, key)]
+            return subprocess.run(line, capture_output=True, text=True, timeout=30).stdout.strip()
+
+        eventually(lambda: prepared("o-1"), seconds=30)
+        options = re.search(r"--kind reflection (.*)", (ROOT / "docs" / "checks.md").read_text())
+        assert options is not None
+        arguments = shlex.split(options[1])
+        line = ["set-check", "order.paid", "--kind", "reflection", "--address", f"127.0.0.1:{port}", *arguments]
+        assert '"kind": "reflection"' in _tmc(address, *line, "--max-retry", "0")
+        assert "ORDER_STATUS_PAID" in _tmc(address, "get-check", "order.paid")
+        now = json.loads(_tmc(address, "check-now", prepared("o-3")))
+        assert (now["verdict"], now["state"]) == ("VERDICT_COMMIT", "MESSAGE_STATE_COMMITTED")
+        assert now["request"] == 'shop.v1.OrderService/GetOrder {"order_id": "o-3"}'
+        unknown = prepared("open")
+        assert json.loads(_tmc(address, "check-now", unknown))["reason"] == "NOT_UNDERSTOOD"
+        why = ["--reason", "producer mended"]
+        assert '"matched"' not in _tmc(address, "reactivate-checks", "order.paid", "--dry-run", *why)
+        assert "ROLLED_BACK" in _tmc(address, "decide", unknown, "ROLLBACK", "--reason", "seen in the books")
+        assert '"messages"' not in _tmc(address, "list-messages", "order.paid", "--state", "check_failed")
+    finally:
+        service.stop(0)
+        center.terminate()
+        center.wait(20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from tests.support.eventually import eventually
+from tests.support.rogue import RogueHttp
 from tests.support.store import RecordingOutlet
+from tmc_server.alerts.webhook import WebhookSink
 from tmc_server.domain.catalog import App, Catalog, Topic
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ports import Alert, Claimed, ServerRun
@@ -185,6 +188,30 @@ class TestAlerting:
             duty.run_once()
         sink.fails = False
         assert duty.run_once() == 3
+
+    def test_a_sink_that_fails_does_not_make_the_others_repeat_themselves(self) -> None:
+        outbox, log, webhook = _Outbox(list(self.ALERTS)), self.Sink(), self.Sink(fails=True)
+        duty = Alerting([outbox], [log, webhook], _Fixed())
+        for _ in range(3):
+            with pytest.raises(OSError, match="away"):
+                duty.run_once()
+        webhook.fails = False
+        assert duty.run_once() == 3
+        assert log.got == webhook.got == [0, 1, 2]
+
+    def test_a_webhook_gets_names_instead_of_numbers(self) -> None:
+        rogue = RogueHttp()
+        rogue.say("alerts", b"{}")
+        sink = WebhookSink(f"http://{rogue.address}/alerts")
+        sink.send(Alert(7, "check failed", 1, 5, 99, 0, 3, "nobody knew", 12), _Fixed.current)
+        assert json.loads(rogue.bodies[0]) == {
+            "kind": "check failed", "topic": "t", "message_id": "1-1-05-99", "subscriber": "", "tag": "", "attempt": 3,
+            "detail": "nobody knew", "created_ms": 12, "owner": "", "owner_email": "", "owner_phone": "",
+        }  # fmt: skip
+        for path in ("error", "gone", "noise"):
+            with pytest.raises(OSError, match=r".+"):
+                WebhookSink(f"http://{rogue.address}/{path}").send(self.ALERTS[0], _Fixed.current)
+        rogue.stop()
 
 
 class _Fixed:

@@ -13,12 +13,14 @@ from functools import partial
 import uvloop
 
 from tmc_server.alerts.log import LogSink
+from tmc_server.alerts.webhook import WebhookSink
 from tmc_server.app.checks import Checks
 from tmc_server.app.maintenance import CannotStart, open_shards
 from tmc_server.app.outlets import Outlets
 from tmc_server.app.surroundings import Surroundings
 from tmc_server.config import Config
 from tmc_server.delivery.window import UNCERTAIN_MS
+from tmc_server.domain.ports import AlertSink
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.alerting import Alerting
 from tmc_server.duties.checking import Checking
@@ -233,7 +235,9 @@ class Center:
         ]
         self._asking = [Periodic("checking", duty.run_once, _WOKEN_S) for duty in self._checking]
         self._rescuing = [Rescuing([work], self._nodes, self._uncertain_ms) for work in self._work]
-        alerting = [Alerting([outbox], [LogSink()], self._watch) for outbox in outboxes]
+        webhook = self._config.alerts.webhook.get_secret_value()
+        sinks: list[AlertSink] = [LogSink(), *([WebhookSink(webhook)] if webhook else [])]
+        alerting = [Alerting([outbox], sinks, self._watch) for outbox in outboxes]
         alone = self._shards.databases if self._alone else []
         return [
             Periodic("node", self._beat, beat_s),

@@ -33,6 +33,7 @@ _PAGES_AT_ONCE = 2
 _WORKERS = 64
 _ROUNDS = 8  # pages of single questions are as long as so many rounds
 _CLAIM_SPARE_MS = 2_000
+_LEAST_HOLD_MS = 15_000  # those that were asked try the service again; the others' rows are not written every second
 _SINGLE_KINDS = {"http", "reflection"}
 
 
@@ -50,9 +51,10 @@ class ServiceName:
 
 @dataclass(slots=True)
 class _Service:
-    """How one service does. size: questions of its next page.  quiet_until: monotonic seconds."""
+    """How one service does. size: questions of its next page.  most: pages at once.  quiet_until: monotonic seconds."""
 
     size: int
+    most: int
     busy: int = 0
     failures: int = 0
     quiet_until: float = 0.0
@@ -97,6 +99,7 @@ class Checking:
         self._run = run or self._pool.submit  # type: ignore[union-attr]
         self._lock = threading.Lock()
         self._services: dict[ServiceName, _Service] = {}
+        self._seen: dict[tuple[int, int], list[_Service]] = {}  # by shard and topic: whose messages were due last
 
     def run_once(self) -> bool:
         """Begin as many pages as services have room for. Returns: something was begun or moved, there may be more."""
@@ -111,16 +114,26 @@ class Checking:
             self._pool.shutdown(wait=True)
 
     def _turn(self, shard: int, topic: int) -> bool:
+        if self._all_busy(shard, topic):
+            return False
         catalog = self._catalog.current
         moved = False
+        seen = self._seen[shard, topic] = []
         for name, target, pending in self._by_service(catalog, shard, topic):
             service = self._service(name, target)
+            seen.append(service)
             pause = service.pause_ms(self._monotonic())
             if pause:
-                moved |= bool(self._work.hold(shard, pending, pause, f"{CheckReason.UNREACHABLE.name}: resting"))
-            elif service.busy < (_PAGES_AT_ONCE if target.concurrency > 1 else 1):
+                held_ms = max(pause, _LEAST_HOLD_MS)
+                moved |= bool(self._work.hold(shard, pending, held_ms, f"{CheckReason.UNREACHABLE.name}: resting"))
+            elif service.busy < service.most:
                 moved |= self._begin(shard, catalog.apps[name.app], target, service, pending)
         return moved
+
+    def _all_busy(self, shard: int, topic: int) -> bool:
+        """Everybody whose messages were due here last has as many pages as it may: a look would find the same ones."""
+        seen = self._seen.get((shard, topic), ())
+        return bool(seen) and all(service.busy >= service.most for service in seen)
 
     def _by_service(
         self, catalog: Catalog, shard: int, topic: int
@@ -137,7 +150,8 @@ class Checking:
 
     def _service(self, name: ServiceName, target: CheckTarget) -> _Service:
         if name not in self._services:
-            self._services[name] = _Service(_longest_page(target))
+            most = _PAGES_AT_ONCE if target.concurrency > 1 else 1
+            self._services[name] = _Service(_longest_page(target), most)
         return self._services[name]
 
     def _begin(self, shard: int, app: App, target: CheckTarget, service: _Service, pending: Sequence[Pending]) -> bool:

@@ -1,0 +1,72 @@
+"""The examples of producers without our SDK, as their README lines run them."""
+
+from __future__ import annotations
+
+import threading
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+import tmc_client as tmc
+from examples.foreign_producer import grpc_service, plain_http
+from tests.integration.test_checks import Operator
+from tests.support.center import RunningCenter
+from tests.support.eventually import eventually
+from tests.support.mariadb import free_port
+from tmc_client.protocol import admin_pb2, types_pb2
+
+COMMITTED, ROLLED_BACK = types_pb2.MESSAGE_STATE_COMMITTED, types_pb2.MESSAGE_STATE_ROLLED_BACK
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory) -> Iterator[RunningCenter]:
+    with RunningCenter(
+        f"sqlite:///{tmp_path_factory.mktemp('foreign')}/c.db",
+        discovery={"kind": "recorded"},
+        checks={"allow": ["127.0.0.1/32:*"]},
+        delivery={"scan_seconds": 0.05},
+    ) as made:
+        made.subscribe("foreign.paid", "coupons", topic_settings={"transaction_time_ms": 300})
+        yield made
+
+
+def test_plain_http(running: RunningCenter) -> None:
+    port = free_port()
+    server = plain_http.serve(running.address, port, "orders", running.keys["orders"])
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        target = admin_pb2.CheckTarget(kind="http", options={"path": "/verifyMessage"})
+        Operator(running).set_check(target, topic="foreign.paid", untried=True)
+        ids = {}
+        for number in range(1, 13):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/orders/{number}", data=b"") as answer:
+                ids[number] = answer.read().decode()
+        with tmc.connect(running.address, app="orders", key=running.keys["orders"]) as orders:
+            want = {number: ROLLED_BACK if number % 3 == 0 else COMMITTED for number in ids}
+            eventually(lambda: {n: orders.get_message(id_).state for n, id_ in ids.items()} == want, seconds=20)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_grpc_service_that_knows_nothing_of_us(running: RunningCenter) -> None:
+    port = free_port()
+    server = grpc_service.serve(port)
+    options = {
+        "method": "shop.v1.OrderService/GetOrder", "request": '{"order_id": "{key}"}', "verdict": "status",
+        "COMMIT": "ORDER_STATUS_PAID", "ROLLBACK": "ORDER_STATUS_CANCELLED", "UNKNOWN": "ORDER_STATUS_OPEN",
+        "echo": "order_id",
+    }  # fmt: skip
+    target = admin_pb2.CheckTarget(kind="reflection", address=f"127.0.0.1:{port}", options=options)
+    Operator(running).set_check(target, topic="foreign.paid")
+    with tmc.connect(running.address, app="orders", key=running.keys["orders"]) as orders:
+        paid, cancelled, open_ = (orders.prepare("foreign.paid", {}, key=key) for key in ("o-1", "o-2", "open"))
+        eventually(lambda: orders.get_message(paid.message_id).state == COMMITTED, seconds=20)
+        eventually(lambda: orders.get_message(cancelled.message_id).state == ROLLED_BACK, seconds=20)
+        report = Operator(running)("CheckNow", admin_pb2.CheckNowRequest(message_id=open_.message_id))
+        assert (report.verdict, report.answer) == (types_pb2.VERDICT_UNKNOWN, "status = 1/ORDER_STATUS_OPEN")
+        assert report.request == 'shop.v1.OrderService/GetOrder {"order_id": "open"}'
+    server.stop(0)

@@ -1,0 +1,28 @@
+"""What an alert tells, in names instead of numbers: the same for every sink. Documented in docs/operating.md."""
+
+from __future__ import annotations
+
+from tmc_server.domain.catalog import Catalog
+from tmc_server.domain.ids import MessageId
+from tmc_server.domain.ports import Alert
+
+
+def facts(alert: Alert, catalog: Catalog) -> dict[str, str | int]:
+    """Empty texts: it is not about one message, or not about one subscriber."""
+    topic = catalog.topics.get(alert.topic)
+    subscription = catalog.subscriptions.get(alert.subscription)
+    owner = catalog.apps.get(topic.owner) if topic is not None else None
+    producer = topic.owner if topic is not None else 0
+    return {
+        "kind": alert.kind,
+        "topic": topic.name if topic is not None else str(alert.topic),
+        "message_id": str(MessageId(alert.topic, producer, alert.shard, alert.number)) if alert.number else "",
+        "subscriber": catalog.apps[subscription.app].id if subscription is not None else "",
+        "tag": subscription.tag if subscription is not None else "",
+        "attempt": alert.attempt,
+        "detail": alert.detail,
+        "created_ms": alert.created_ms,
+        "owner": owner.id if owner is not None else "",
+        "owner_email": owner.alert_email if owner is not None else "",
+        "owner_phone": owner.alert_phone if owner is not None else "",
+    }

@@ -1,0 +1,71 @@
+"""The contract of a kind of check, as tests: whoever writes one for the entry point `tmc.checkers` runs these against it.
+
+    class TestCarrierPigeons(AskerContract):
+        def asker(self): return CarrierPigeons()
+        def endpoint(self, behaviour): ...      # a producer that behaves so, see BEHAVIOURS
+        def target(self): return CheckTarget("", "pigeon", options={...}, deadline_ms=500)
+
+It needs pytest, and nothing else of ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmc_server.domain.checks import CheckReason, CheckTarget, Question, Verdict
+from tmc_server.domain.ports import Asker, Endpoint
+
+BEHAVIOURS = ("commit", "rollback", "unknown", "hang", "refuse", "garbage", "away")
+_NOT_ANSWERS = ("hang", "refuse", "garbage", "away")
+
+
+class AskerContract:
+    """behaviour: what the producer at the endpoint does with every question; away: nobody listens there."""
+
+    def asker(self) -> Asker:
+        raise NotImplementedError
+
+    def endpoint(self, behaviour: str) -> Endpoint:
+        raise NotImplementedError
+
+    def target(self) -> CheckTarget:
+        """With a deadline of at most a second."""
+        raise NotImplementedError
+
+    def questions(self, count: int) -> list[Question]:
+        return [
+            Question(f"1-1-05-{number}", "order.paid", f"k-{number}", "orders", bytes(16), bytes(16), 1_800_000_000_000)
+            for number in range(count)
+        ]
+
+    def _ask(self, behaviour: str, count: int) -> list[Any]:
+        asker = self.asker()
+        asker.accept(self.target())
+        try:
+            return asker.ask(self.target(), self.endpoint(behaviour), "TOKEN", self.questions(count))
+        finally:
+            asker.close()
+
+    def test_what_is_said_is_the_verdict(self) -> None:
+        for behaviour, verdict in (
+            ("commit", Verdict.COMMIT), ("rollback", Verdict.ROLLBACK), ("unknown", Verdict.UNKNOWN),
+        ):  # fmt: skip
+            for answer in self._ask(behaviour, 3):
+                assert (answer.verdict, answer.reason) == (verdict, CheckReason.ANSWERED), behaviour
+
+    def test_there_is_one_answer_per_question(self) -> None:
+        for behaviour in BEHAVIOURS:
+            for count in (1, 2, 40):
+                assert len(self._ask(behaviour, count)) == count, behaviour
+
+    def test_what_is_no_answer_is_unknown_with_a_reason_and_counts_nothing(self) -> None:
+        for behaviour in _NOT_ANSWERS:
+            for answer in self._ask(behaviour, 3):
+                assert answer.verdict is Verdict.UNKNOWN, behaviour
+                assert not answer.reason.counts, behaviour
+
+    def test_nobody_there_is_told_apart_so_that_the_next_address_is_tried(self) -> None:
+        assert {answer.reason for answer in self._ask("away", 3)} == {CheckReason.UNREACHABLE}
+
+    def test_the_question_can_be_read(self) -> None:
+        assert "k-0" in self.asker().render(self.target(), self.questions(1)[0])
