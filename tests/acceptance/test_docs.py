@@ -72,7 +72,10 @@ def test_the_operators_lines_of_the_page_about_checks(tmp_path: Path) -> None:
     address = f"127.0.0.1:{center_port}"
     center = subprocess.Popen([TMC, "dev", "--port", str(center_port)], cwd=tmp_path, stderr=subprocess.DEVNULL)
     try:
-        producer = "import tmc_client as tmc; c = tmc.connect({0!r}, app='orders'); print(c.prepare('order.paid', {{}}, key={1!r}).message_id)"
+        producer = (
+            "import tmc_client as tmc; center = tmc.connect({0!r}, app='orders');"
+            " print(center.prepare('order.paid', {{}}, key={1!r}).message_id)"
+        )
 
         def prepared(key: str) -> str:
             line = [sys.executable, "-c", producer.format(address, key)]
