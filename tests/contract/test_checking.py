@@ -59,8 +59,8 @@ class TestWhenItIsAsked:
 
     def test_an_unreachable_producer_costs_no_check_and_alerts_once(self, store: StoreUnderTest) -> None:
         """N of them are as good as one: fifteen unreachable checks rolled messages back elsewhere."""
-        store.set_checks(RetryPolicy(interval_ms=1_000, max_retry=2))
-        numbers = [store.prepared().number for _ in range(5)]
+        store.set_checks(RetryPolicy(interval_ms=1_000, max_retry=2), CheckTarget("", "grpc", batch=10))
+        numbers = [store.prepared().number for _ in range(50)]
         asking = ScriptedAsking(AWAY)
         duty = store.checking(asking)
         for _ in range(4 * 3600):
@@ -70,7 +70,7 @@ class TestWhenItIsAsked:
         assert len(store.alerted("producer not reached")) == 1
         assert len(asking.pages) <= 4 * 60 + 10  # a page a minute, not one per message and second
         asking.usual = COMMIT
-        for _ in range(70):
+        for _ in range(130):
             store.clock.advance(1)
             duty.run_once()
         assert {store.state_of(number) for number in numbers} == {COMMITTED}
@@ -176,10 +176,10 @@ class TestRaces:
         store.clock.advance(1)
         [new] = store.checks.claim(store.shard, store.checks.read(store.shard, store.topic.number, 10), 1_000)
         before = store.message_row(due_message)
-        settled = store.checks.settle(store.shard, [Checked(old, late)])
+        settled = store.checks.settle(store.shard, [Checked(old, late)], False)
         assert settled.overtaken == 1
         assert store.message_row(due_message) == before
-        store.checks.settle(store.shard, [Checked(new, COMMIT)])
+        store.checks.settle(store.shard, [Checked(new, COMMIT)], False)
         assert store.state_of(due_message) is COMMITTED
 
     def test_a_claim_holds_only_with_the_lease(self, store: StoreUnderTest, due_message: int) -> None:

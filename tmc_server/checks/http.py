@@ -80,7 +80,7 @@ class HttpChecks:
         self._tls = tls or ssl.create_default_context()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by TLS or not
 
     def accept(self, target: CheckTarget) -> None:
         """See domain.ports.Asker."""
@@ -181,7 +181,7 @@ class HttpChecks:
         try:
             async with (
                 asyncio.timeout(target.deadline_ms / 1000),
-                self._opened().request(
+                self._opened(target.tls).request(
                     method, URL(f"{scheme}://{endpoint.pinned}{path}", encoded=True), data=body,
                     headers=headers, allow_redirects=False, ssl=self._tls if target.tls else True,
                     server_hostname=endpoint.host if target.tls else None,
@@ -195,24 +195,25 @@ class HttpChecks:
         except (aiohttp.ClientError, ValueError, OSError) as exc:
             return CheckAnswer.unknown(CheckReason.FAILED, f"{type(exc).__name__}: {exc}"[:300])
 
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
+    def _opened(self, tls: bool) -> aiohttp.ClientSession:
+        """A connection that proved one name must not be used for another at the same address: with TLS each is new."""
+        if tls not in self._sessions:
+            self._sessions[tls] = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, force_close=tls),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None),
                 auto_decompress=False,
                 trust_env=False,
             )
-        return self._session
+        return self._sessions[tls]
 
     def close(self) -> None:
         """See domain.ports.Asker."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None:
-            if self._session is not None:
-                asyncio.run_coroutine_threadsafe(self._session.close(), loop).result(5)
+            for session in self._sessions.values():
+                asyncio.run_coroutine_threadsafe(session.close(), loop).result(5)
             loop.call_soon_threadsafe(loop.stop)
             self._thread.join(5)
             loop.close()

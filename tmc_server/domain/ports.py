@@ -269,6 +269,7 @@ class Settled:
     failed: int = 0
     undecided: int = 0
     overtaken: int = 0
+    overdue: bool = False  # nobody was reached for too long, and the owner was told
 
 
 class DueChecks(Protocol):
@@ -289,8 +290,11 @@ class DueChecks(Protocol):
     def hold(self, shard: int, pending: Sequence[Pending], pause_ms: int, detail: str) -> int:
         """Their service cannot be asked now: due again later, uncounted. Returns: how many."""
 
-    def settle(self, shard: int, answers: Sequence[Checked]) -> Settled:
-        """Write down what came of claimed checks: decisions with their consumption rows, alerts with their cause."""
+    def settle(self, shard: int, answers: Sequence[Checked], tell_overdue: bool) -> Settled:
+        """Write down what came of claimed checks: decisions with their consumption rows, alerts with their cause.
+
+        tell_overdue: the owner was not told yet that his service cannot be reached.
+        """
 
 
 class SeenSenders(Protocol):

@@ -34,6 +34,7 @@ _WORKERS = 64
 _ROUNDS = 8  # pages of single questions are as long as so many rounds
 _CLAIM_SPARE_MS = 2_000
 _LEAST_HOLD_MS = 15_000  # those that were asked try the service again; the others' rows are not written every second
+_MOST_SERVICES = 1_000  # remembered
 _SINGLE_KINDS = {"http", "reflection"}
 
 
@@ -57,6 +58,7 @@ class _Service:
     most: int
     busy: int = 0
     failures: int = 0
+    told: bool = False  # its owner, that nobody reaches it
     quiet_until: float = 0.0
 
     def pause_ms(self, now: float) -> int:
@@ -150,6 +152,10 @@ class Checking:
 
     def _service(self, name: ServiceName, target: CheckTarget) -> _Service:
         if name not in self._services:
+            if len(self._services) >= _MOST_SERVICES:  # tags are the senders' choice
+                idle = [n for n, s in self._services.items() if not (s.busy or s.pause_ms(self._monotonic()))]
+                for each in idle:
+                    del self._services[each]
             most = _PAGES_AT_ONCE if target.concurrency > 1 else 1
             self._services[name] = _Service(_longest_page(target), most)
         return self._services[name]
@@ -193,7 +199,9 @@ class Checking:
         settled = page.work.settle(
             page.shard,
             [Checked(each, answer, pause_ms) for each, answer in zip(page.pending, answers, strict=True)],
+            not page.service.told,
         )
+        page.service.told |= settled.overdue
         count(topic.name, answers, settled)
 
     def _learn(self, page: _Page, answers: Sequence[CheckAnswer]) -> int:
@@ -206,7 +214,7 @@ class Checking:
         reached = any(answer.reached or answer.verdict is not Verdict.UNKNOWN for answer in answers)
         with self._lock:
             if reached:
-                service.failures = 0
+                service.failures, service.told = 0, False
                 service.size = min(longest, service.size + max(1, longest // 16))
             else:
                 service.failures += 1

@@ -56,7 +56,7 @@ def hold(tx: Transaction, pending: Sequence[Pending], pause_ms: int, detail: str
     return moved
 
 
-def settle(tx: Transaction, answers: Sequence[Checked]) -> Settled:
+def settle(tx: Transaction, answers: Sequence[Checked], tell_overdue: bool = False) -> Settled:
     """Each answer counts for the check it belongs to, and for no other."""
     rows = {row.id: row for row in tx.rows(tx.sql.lock_messages, ids=sorted(each.pending.number for each in answers))}
     tx.reach("locked")
@@ -80,10 +80,14 @@ def settle(tx: Transaction, answers: Sequence[Checked]) -> Settled:
             undecided.append((checked, _outcome(tx, checked)))
     write_decisions(tx, rows, moved)
     failed = _write_undecided(tx, undecided)
+    overdue = next((checked for checked, after in undecided if after.overdue), None) if tell_overdue else None
+    if overdue is not None:  # one message stands for all that wait for the same service
+        tx.alert_once([_alert(overdue, "producer not reached", attempt=0)])
     tx.alert_once(_alert(checked, "contradiction", attempt=0) for checked in contradicted)
     return Settled(
-        len(moved[MessageEvent.SUBMIT]), len(moved[MessageEvent.ROLLBACK]), failed, len(undecided) - failed, overtaken
-    )
+        len(moved[MessageEvent.SUBMIT]), len(moved[MessageEvent.ROLLBACK]), failed, len(undecided) - failed, overtaken,
+        overdue is not None,
+    )  # fmt: skip
 
 
 def _outcome(tx: Transaction, checked: Checked) -> Undecided:
@@ -129,9 +133,6 @@ def _write_undecided(tx: Transaction, undecided: Sequence[tuple[Checked, Undecid
         ],
     )
     tx.alert_once(_alert(checked, "check failed") for checked, after in undecided if after.failed)
-    overdue = next((checked for checked, after in undecided if after.overdue), None)
-    if overdue is not None:  # one message stands for all that wait for the same service
-        tx.alert_once([_alert(overdue, "producer not reached", attempt=0)])
     return sum(after.failed for _, after in undecided)
 
 

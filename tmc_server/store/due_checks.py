@@ -44,8 +44,8 @@ class DueMessages:
     def hold(self, shard: int, pending: Sequence[Pending], pause_ms: int, detail: str) -> int:
         return self._leased(shard, 0, lambda tx, lease: hold(tx, pending, pause_ms, detail, lease))
 
-    def settle(self, shard: int, answers: Sequence[Checked]) -> Settled:
-        return in_transaction(self._writer, shard, lambda tx: settle(tx, answers))
+    def settle(self, shard: int, answers: Sequence[Checked], tell_overdue: bool) -> Settled:
+        return in_transaction(self._writer, shard, lambda tx: settle(tx, answers, tell_overdue))
 
     def _leased(
         self, shard: int, nothing: Result, change: Callable[[Transaction, Mapping[str, int]], Result]

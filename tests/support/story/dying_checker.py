@@ -37,14 +37,14 @@ def dying_ask(self, target, app, tag, questions):
     return answers
 
 
-def dying_settle(tx, answers):
-    settled = settle(tx, answers)
+def dying_settle(tx, answers, tell_overdue):
+    settled = settle(tx, answers, tell_overdue)
     die_at("before-commit", [checked.pending.key for checked in answers])
     return settled
 
 
-def dying_stored(self, shard, answers):
-    settled = stored(self, shard, answers)
+def dying_stored(self, shard, answers, tell_overdue):
+    settled = stored(self, shard, answers, tell_overdue)
     die_at("after-commit", [checked.pending.key for checked in answers])
     return settled
 
