@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tmc_client.protocol import message_pb2
-from tmc_client.questions import Answer, Question, Verdict
+from tmc_client.questions import Answer, Denied, Question, Verdict
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -63,10 +63,6 @@ class CheckToken:
         except grpc.RpcError as exc:
             raise wire.from_rpc(exc) from exc
         return found
-
-
-class Denied(Exception):
-    """Whoever asks did not show the app's check token."""
 
 
 class Checks:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from tmc_client import errors
-from tmc_client.checking import Checks, Denied
 from tmc_client.protocol import check_pb2, check_pb2_grpc
-from tmc_client.questions import Answer, Question
+from tmc_client.questions import Answer, Denied, Question
+
+if TYPE_CHECKING:
+    from tmc_client.checking import Checks
 
 _MOST = 1_000
 _TOKEN_KEY = "tmc-check-token"  # noqa: S105 - the name of a metadata key

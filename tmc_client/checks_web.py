@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from tmc_client import errors
-from tmc_client.checking import Checks, Denied
-from tmc_client.questions import Question
+from tmc_client.questions import Denied, Question
+
+if TYPE_CHECKING:
+    from tmc_client.checking import Checks
 
 _MOST_BYTES = 4 << 20
 _MOST = 1_000

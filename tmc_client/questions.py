@@ -36,3 +36,7 @@ class Answer:
 
     verdict: Verdict
     detail: str = ""
+
+
+class Denied(Exception):
+    """Whoever asks did not show the app's check token."""
