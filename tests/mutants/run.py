@@ -6,11 +6,13 @@ results stands in docs/reliability.md; `--check` only compares it with the patch
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,11 +82,12 @@ def main() -> None:
     if turns_red(sorted({test for mutant in found for test in mutant.tests})):
         sys.exit("the tests are red without any mutant: mend them first")
     survived = []
-    for mutant in found:
-        red = turns_red(mutant.tests, mutant.path)
-        print(f"{'red  ' if red else 'GREEN'} {mutant.path.stem}: {mutant.guard}", flush=True)
-        if not red:
-            survived.append(mutant)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        reds = pool.map(lambda mutant: turns_red(mutant.tests, mutant.path), found)
+        for mutant, red in zip(found, reds, strict=True):
+            print(f"{'red  ' if red else 'GREEN'} {mutant.path.stem}: {mutant.guard}", flush=True)
+            if not red:
+                survived.append(mutant)
     PAGE.write_text(fresh)
     print(f"{len(found) - len(survived)} of {len(found)} mutants were caught")
     if survived:
