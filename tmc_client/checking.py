@@ -1,7 +1,7 @@
 """The producer's side of checks: answers from the ledger or from functions of your own, behind any door.
 
     checks = center.checks(engine)
-    checks.serve("0.0.0.0:50061")                # a gRPC server of its own; or one of the doors of a web application:
+    checks.serve("10.0.0.5:50061")               # a gRPC server of its own; or one of the doors of a web application:
     app.mount("/tmc", checks.asgi())             # FastAPI, Starlette
     app.wsgi_app = checks.beside(app.wsgi_app)   # Flask, Django, any WSGI application
 

@@ -73,6 +73,8 @@ class ChecksServer:
         self.address = f"{address.rpartition(':')[0]}:{self.port}"
         self._agent, self._service, self._tag = agent, service, tag
         self._advertise = advertise or self.address
+        if not advertise and self.address.rpartition(":")[0] in ("0.0.0.0", "[::]", ""):  # noqa: S104
+            raise ValueError("this address means nothing to the center: say advertise='HOST:PORT' that it can reach")
         self._center = checks.center
         self._registration: Any = None
 

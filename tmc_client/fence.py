@@ -28,6 +28,7 @@ log = logging.getLogger("tmc_client.fence")
 LEAST_AGE = timedelta(days=7)
 _CLOCKS_APART_MS = 3_600_000  # the center's clock tells when a message was prepared, ours when rows were cleaned
 _LOCK_WAIT_S = 1
+_BUDGET_S = 1.5  # for the fences of one call; the center waits three seconds by default
 _VERDICTS = {COMMITTED: Verdict.COMMIT, ROLLED_BACK: Verdict.ROLLBACK}
 
 
@@ -35,6 +36,9 @@ class LedgerAnswers:
     """Thread-safe. engine: of the business database; only its address and settings are used, not its connections."""
 
     def __init__(self, engine: sa.Engine) -> None:
+        """Raises ValueError for SQLite in memory: it has one connection, and a fence needs one beside the block's."""
+        if engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:"):
+            raise ValueError("a ledger that answers checks cannot live in SQLite's memory: give it a file")
         self._engine = engine
         self._lock = threading.Lock()
         self._own: sa.Engine | None = None
@@ -47,12 +51,13 @@ class LedgerAnswers:
 
     def answer(self, questions: Sequence[Question], *, fences: bool) -> list[Answer]:
         """One answer per question. fences: whoever asks has proved to be the center, so markers may be written."""
+        until = time.monotonic() + _BUDGET_S
         try:
             known, ledger_id, horizon_ms = self._look(questions)
         except sa.exc.SQLAlchemyError as exc:
             log.warning("the ledger cannot be read, checks are answered UNKNOWN: %s", exc)
             return [Answer(Verdict.UNKNOWN, "LEDGER_AWAY: the ledger cannot be read now.")] * len(questions)
-        return [self._one(question, known, ledger_id, horizon_ms, fences) for question in questions]
+        return [self._one(question, known, ledger_id, horizon_ms, fences, until) for question in questions]
 
     def _look(self, questions: Sequence[Question]) -> tuple[dict[str, int], bytes, int]:
         """States by message id, the ledger's id and its horizon."""
@@ -67,7 +72,7 @@ class LedgerAnswers:
         return known, info.ledger_id if info is not None else b"", info.horizon_ms if info is not None else 0
 
     def _one(
-        self, question: Question, known: dict[str, int], ledger_id: bytes, horizon_ms: int, fences: bool
+        self, question: Question, known: dict[str, int], ledger_id: bytes, horizon_ms: int, fences: bool, until: float
     ) -> Answer:
         if not question.ledger_id or question.ledger_id != ledger_id:
             which = "another ledger" if question.ledger_id else "no ledger"
@@ -79,6 +84,8 @@ class LedgerAnswers:
             return Answer(Verdict.UNKNOWN, "TOO_OLD: the ledger was cleaned since, its row may be gone.")
         if not fences:
             return Answer(Verdict.UNKNOWN, "NOT_THERE: this way of asking may not fence.")
+        if time.monotonic() > until:
+            return Answer(Verdict.UNKNOWN, "IN_FLIGHT: there was no time left to fence it.")
         return self._fence(question)
 
     def _fence(self, question: Question) -> Answer:
@@ -113,20 +120,19 @@ class LedgerAnswers:
         with self._lock:
             if self._own is None:
                 self._own = _engine_beside(self._engine)
-            return self._own.connect()
+            own = self._own
+        return own.connect()
 
     def close(self) -> None:
         with self._lock:
             own, self._own = self._own, None
-        if own is not None and own is not self._engine:
+        if own is not None:
             own.dispose()
 
 
 def _engine_beside(engine: sa.Engine) -> sa.Engine:
     """The same database by connections of our own: READ COMMITTED, short waits; nobody else's settings change."""
     dialect = engine.dialect.name
-    if dialect == "sqlite" and engine.url.database in (None, "", ":memory:"):
-        return engine  # it lives in its one connection
     isolation: dict[str, Any] = {} if dialect == "sqlite" else {"isolation_level": "READ COMMITTED"}
     own = sa.create_engine(engine.url, pool=engine.pool.recreate(), **isolation)
     waits = {

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.asking import AWAY, COMMIT, HANGS, ROLLBACK, UNKNOWN, ScriptedAsking
 from tests.support.store import StoreUnderTest
-from tmc_server.domain.checks import CheckTarget
+from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Stored
 from tmc_server.domain.ports import Checked
@@ -92,9 +92,9 @@ class TestWhenItIsAsked:
         kinds: dict[str, str] = {}
 
         class Noting(ScriptedAsking):
-            def ask(self, target, app, tag, questions):
+            def ask(self, target, app, tag, questions, seconds):
                 kinds.update({question.key: target.kind for question in questions})
-                return super().ask(target, app, tag, questions)
+                return super().ask(target, app, tag, questions, seconds)
 
         store.checking(Noting()).run_once()
         assert kinds == {"usual": "grpc", "named": "http", "gone": ""}
@@ -233,9 +233,9 @@ class TestOneDoesNotHoldUpTheOthers:
         store.clock.advance(10)
 
         class Half(ScriptedAsking):
-            def ask(self, target, app, tag, questions):
+            def ask(self, target, app, tag, questions, seconds):
                 self.usual = AWAY if tag == "away" else COMMIT
-                return super().ask(target, app, tag, questions)
+                return super().ask(target, app, tag, questions, seconds)
 
         asking = Half()
         duty = store.checking(asking)
@@ -249,9 +249,9 @@ class TestOneDoesNotHoldUpTheOthers:
         numbers = [store.prepared(key=f"k{number}").number for number in range(64)]
 
         class Hanging(ScriptedAsking):
-            def ask(self, target, app, tag, questions):
+            def ask(self, target, app, tag, questions, seconds):
                 self.usual = HANGS if any(question.key == "k13" for question in questions) else COMMIT
-                return super().ask(target, app, tag, questions)
+                return super().ask(target, app, tag, questions, seconds)
 
         asking = Hanging()
         duty = store.checking(asking)
@@ -262,12 +262,28 @@ class TestOneDoesNotHoldUpTheOthers:
         assert states.count(COMMITTED) == 63
         assert states[13] is PREPARED
 
+    def test_a_question_that_goes_wrong_alone_waits_alone(self, store: StoreUnderTest) -> None:
+        bad = store.prepared(key="bad").number
+        asking = ScriptedAsking(COMMIT)
+        asking.by_key["bad"] = CheckAnswer.unknown(CheckReason.FAILED, "status 500")
+        duty = store.checking(asking)
+        for _ in range(60):  # half an hour in which a message falls due every 30 s, and is asked about at once
+            good = store.prepared().number
+            store.clock.advance(10)
+            duty.run_once()
+            assert store.state_of(good) is COMMITTED
+            store.clock.advance(20)
+            duty.run_once()
+        assert store.state_of(bad) is PREPARED
+        assert store.message_row(bad).checked == 0
+        assert asking.asked.count("bad") <= 60
+
     def test_answers_that_cannot_be_stored_renew_nothing(self, store: StoreUnderTest, due_message: int) -> None:
         """W8, W10: a full executor renewed checks for ever; here a lost answer costs one claim and no count."""
 
         class Breaks(ScriptedAsking):
-            def ask(self, target, app, tag, questions):
-                super().ask(target, app, tag, questions)
+            def ask(self, target, app, tag, questions, seconds):
+                super().ask(target, app, tag, questions, seconds)
                 raise RuntimeError("no room")
 
         duty = store.checking(Breaks())

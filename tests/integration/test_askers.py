@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import resource
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +32,11 @@ COMMIT, ROLLBACK, UNKNOWN = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN
 
 def a_question(key: str = "paid-7") -> Question:
     return Question("1-2-05-99", "order.paid", key, "orders-biz", b"a" * 16, b"l" * 16, 1_800_000_000_000)
+
+
+def later() -> float:
+    """Time enough for a page."""
+    return time.monotonic() + 30
 
 
 def at(port: int) -> Endpoint:
@@ -60,7 +67,7 @@ def http() -> Iterator[HttpChecks]:
 
 def by_http(http: HttpChecks, rogue: RogueHttp, mode: str, **options: Any) -> CheckAnswer:
     target = CheckTarget("", "http", options={"path": f"/{mode}", **options}, deadline_ms=DEADLINE_MS)
-    [answer] = http.ask(target, at(rogue.port), "TOKEN", [a_question()])
+    [answer] = http.ask(target, at(rogue.port), "TOKEN", [a_question()], later())
     return answer
 
 
@@ -72,6 +79,7 @@ class TestHttp:
             (b'{"status": 2}', COMMIT), (b'{"status": "3"}', ROLLBACK), (b'{"status": "COMMIT"}', COMMIT),
             (b'{"status": "ROLLBACK", "messageKey": "paid-7", "bizID": "orders-biz"}', ROLLBACK),
             (b'{"status": "UNKNOWN", "detail": "still open"}', UNKNOWN),
+            ('{"status": "COMMIT", "detail": "bezahlt, Größe"}'.encode(), COMMIT),
         ],
     )  # fmt: skip
     def test_exact_answers(self, http: HttpChecks, http_rogue: RogueHttp, body: bytes, verdict: Verdict) -> None:
@@ -99,7 +107,7 @@ class TestHttp:
         [
             ("hang", R.TIMED_OUT), ("drip", R.TIMED_OUT), ("drip_head", R.TIMED_OUT), ("huge", R.TOO_LARGE),
             ("huge_chunked", R.TOO_LARGE), ("bomb", R.NOT_UNDERSTOOD), ("redirect", R.FAILED),
-            ("redirect_permanent", R.FAILED), ("error", R.FAILED), ("created", R.FAILED), ("gone", R.NO_METHOD),
+            ("redirect_permanent", R.FAILED), ("error", R.FAILED), ("created", R.FAILED), ("gone", R.FAILED),
             ("noise", R.FAILED), ("cut", R.FAILED), ("reset", R.FAILED),
         ],
     )  # fmt: skip
@@ -118,7 +126,7 @@ class TestHttp:
 
     def test_nobody_there(self, http: HttpChecks) -> None:
         target = CheckTarget("", "http", options={"path": "/v"}, deadline_ms=DEADLINE_MS)
-        [answer] = http.ask(target, at(free_port()), "TOKEN", [a_question()])
+        [answer] = http.ask(target, at(free_port()), "TOKEN", [a_question()], later())
         assert answer.reason is R.UNREACHABLE
 
     def test_another_messages_answer(self, http: HttpChecks, http_rogue: RogueHttp) -> None:
@@ -138,16 +146,37 @@ class TestHttp:
     def test_a_key_is_never_part_of_the_path(self, http: HttpChecks, http_rogue: RogueHttp) -> None:
         http_rogue.say("look", b"2")
         target = CheckTarget("", "http", options={"path": "/look"}, deadline_ms=DEADLINE_MS)
-        http.ask(target, at(http_rogue.port), "T", [a_question("a&bizID=other#/../x y")])
+        http.ask(target, at(http_rogue.port), "T", [a_question("a&bizID=other#/../x y")], later())
         line = http_rogue.asked[-1]
         assert line == "GET /look?bizID=orders-biz&messageKey=a%26bizID%3Dother%23%2F..%2Fx+y HTTP/1.1"
 
     def test_a_service_that_fails_a_whole_round_is_not_asked_on(self, http: HttpChecks, http_rogue: RogueHttp) -> None:
-        target = CheckTarget("", "http", options={"path": "/error"}, deadline_ms=DEADLINE_MS, concurrency=4)
+        target = CheckTarget("", "http", options={"path": "/hang"}, deadline_ms=DEADLINE_MS, concurrency=4)
         before = len(http_rogue.asked)
-        answers = http.ask(target, at(http_rogue.port), "T", [a_question(str(n)) for n in range(100)])
-        assert {answer.reason for answer in answers} == {R.FAILED}
+        answers = http.ask(target, at(http_rogue.port), "T", [a_question(str(n)) for n in range(100)], later())
+        assert {answer.reason for answer in answers} == {R.TIMED_OUT, R.NOT_ASKED}
         assert 4 <= len(http_rogue.asked) - before <= 8
+
+    def test_questions_that_go_wrong_do_not_stop_the_others(self, http: HttpChecks, http_rogue: RogueHttp) -> None:
+        """A whole round of them in front: each is about one key, not about the service."""
+
+        def answer(connection, _body):
+            key = http_rogue.asked[-1].rpartition("messageKey=")[2].split(" ")[0]
+            connection.sendall(b"HTTP/1.1 404 X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" if int(key) < 20 else
+                               b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nConnection: close\r\n\r\n2")  # fmt: skip
+
+        http_rogue.answers["some"] = answer
+        target = CheckTarget("", "http", options={"path": "/some"}, deadline_ms=DEADLINE_MS, concurrency=1)
+        answers = http.ask(target, at(http_rogue.port), "T", [a_question(str(n)) for n in range(60)], later())
+        assert Counter(answer.reason for answer in answers) == {R.FAILED: 20, R.ANSWERED: 40}
+
+    def test_what_there_is_no_time_for_is_not_asked_and_not_counted(
+        self, http: HttpChecks, http_rogue: RogueHttp
+    ) -> None:
+        target = CheckTarget("", "http", options={"path": "/hang"}, deadline_ms=DEADLINE_MS, concurrency=4)
+        answers = http.ask(target, at(http_rogue.port), "T", [a_question(str(n)) for n in range(9)], time.monotonic())
+        assert {answer.reason for answer in answers} == {R.NOT_ASKED}
+        assert not any(answer.reason.counts for answer in answers)
 
     def test_a_batch(self, http: HttpChecks, http_rogue: RogueHttp) -> None:
         http_rogue.say(
@@ -156,11 +185,11 @@ class TestHttp:
             b' {"status": "COMMIT"}]}',
         )
         target = CheckTarget("", "http", options={"path": "/batch", "batch": "true"}, deadline_ms=DEADLINE_MS)
-        answers = http.ask(target, at(http_rogue.port), "T", [a_question(), a_question(), a_question()])
+        answers = http.ask(target, at(http_rogue.port), "T", [a_question(), a_question(), a_question()], later())
         assert [answer.reason for answer in answers] == [R.ANSWERED, R.OTHER_MESSAGE, R.NOT_UNDERSTOOD]
         assert answers[0].verdict is COMMIT
         assert b'"messageKey": "paid-7"' in http_rogue.bodies[-1]
-        [alone] = http.ask(target, at(http_rogue.port), "T", [a_question()])
+        [alone] = http.ask(target, at(http_rogue.port), "T", [a_question()], later())
         assert alone.reason is R.NOT_UNDERSTOOD  # three answers to one question
 
     @pytest.mark.parametrize(
@@ -204,7 +233,7 @@ class TestGrpc:
 
     def ask(self, checks: GrpcChecks, rogue: RogueGrpc, *keys: str) -> list[CheckAnswer]:
         target = CheckTarget("", "grpc", deadline_ms=DEADLINE_MS)
-        return checks.ask(target, at(rogue.port), "TOKEN", [a_question(key) for key in keys or ("k",)])
+        return checks.ask(target, at(rogue.port), "TOKEN", [a_question(key) for key in keys or ("k",)], later())
 
     @pytest.mark.parametrize(
         ("mode", "verdict", "reason"),
@@ -213,7 +242,8 @@ class TestGrpc:
             ("unspecified", UNKNOWN, R.ANSWERED), ("seven", UNKNOWN, R.NOT_UNDERSTOOD), ("other", UNKNOWN, R.OTHER_MESSAGE),
             ("hang", UNKNOWN, R.TIMED_OUT), ("denied", UNKNOWN, R.DENIED), ("internal", UNKNOWN, R.FAILED),
             ("unavailable", UNKNOWN, R.UNREACHABLE), ("exhausted", UNKNOWN, R.FAILED), ("junk", UNKNOWN, R.NOT_UNDERSTOOD),
-            ("one less", UNKNOWN, R.NOT_UNDERSTOOD), ("large", UNKNOWN, R.TOO_LARGE), ("no service", UNKNOWN, R.NO_METHOD),
+            ("one less", UNKNOWN, R.NOT_UNDERSTOOD),
+            ("nameless", UNKNOWN, R.NOT_UNDERSTOOD), ("large", UNKNOWN, R.TOO_LARGE), ("no service", UNKNOWN, R.NO_METHOD),
         ],
     )  # fmt: skip
     def test_answers(
@@ -255,7 +285,9 @@ class TestGrpc:
         grpc_rogue.mode = "poison"
         target = CheckTarget("", "grpc", deadline_ms=5_000)
         questions = [a_question("poison" if number == 300 else str(number)) for number in range(500)]
-        answers = without_poison(lambda some: checks.ask(target, at(grpc_rogue.port), "T", some), questions)
+        answers = without_poison(
+            lambda some: checks.ask(target, at(grpc_rogue.port), "T", some, later()), questions, later()
+        )
         assert [answer.verdict for answer in answers].count(COMMIT) == 499
         assert answers[300].reason is R.FAILED
         assert len(grpc_rogue.calls) <= 24
@@ -264,7 +296,9 @@ class TestGrpc:
         grpc_rogue.mode = "internal"
         target = CheckTarget("", "grpc", deadline_ms=5_000)
         questions = [a_question(str(number)) for number in range(500)]
-        answers = without_poison(lambda some: checks.ask(target, at(grpc_rogue.port), "T", some), questions)
+        answers = without_poison(
+            lambda some: checks.ask(target, at(grpc_rogue.port), "T", some, later()), questions, later()
+        )
         assert {answer.reason for answer in answers} == {R.FAILED}
         assert len(answers) == 500
         assert len(grpc_rogue.calls) <= 24
@@ -289,7 +323,7 @@ class TestReflection:
         return ReflectionChecks(channels)
 
     def ask(self, checks: ReflectionChecks, rogue: RogueGrpc, target: CheckTarget, *keys: str) -> list[CheckAnswer]:
-        return checks.ask(target, at(rogue.port), "TOKEN", [a_question(key) for key in keys or ("paid-7",)])
+        return checks.ask(target, at(rogue.port), "TOKEN", [a_question(key) for key in keys or ("paid-7",)], later())
 
     @pytest.mark.parametrize("version", ["v1", "v1alpha"])
     @pytest.mark.parametrize(
@@ -313,6 +347,7 @@ class TestReflection:
         cases = [
             (shop_target(COMMIT="1"), {"payment": 1}, COMMIT),
             (shop_target(UNKNOWN="STATUS_OPEN"), {"payment": 3}, UNKNOWN),
+            (shop_target(UNKNOWN="STATUS_NONE"), {"payment": 0}, UNKNOWN),
             (shop_target(verdict="code", COMMIT="200, 201", ROLLBACK="410"), {"code": 201}, COMMIT),
             (shop_target(verdict="done", COMMIT="true", ROLLBACK="never"), {"done": True}, COMMIT),
             (shop_target(verdict="exact", COMMIT="1", ROLLBACK="0"), {"exact": 0}, ROLLBACK),
@@ -332,6 +367,10 @@ class TestReflection:
             target = shop_target(verdict=path, COMMIT="0,false,STATUS_NONE", ROLLBACK="1")
             [answer] = self.ask(checks, grpc_rogue, target)
             assert answer.verdict is UNKNOWN, path
+
+    def test_braces_in_a_key_are_no_placeholders(self, checks: ReflectionChecks) -> None:
+        asked = checks.render(shop_target(), a_question("k{attempt_id}{key}"))
+        assert asked == 'shop.v1.OrderService/GetOrder {"order_id": "k{attempt_id}{key}"}'
 
     def test_an_echo_must_be_right(self, checks: ReflectionChecks, grpc_rogue: RogueGrpc) -> None:
         target = shop_target(echo="order_id")
@@ -403,7 +442,8 @@ class TestReflection:
     @pytest.mark.parametrize(
         ("changes", "why"),
         [
-            ({"method": "GetOrder"}, "Service/Method"), ({"request": "{"}, "no JSON"), ({"request": "[]"}, "JSON object"),
+            ({"method": "GetOrder"}, "Service/Method"), ({"request": "{"}, "no JSON"),
+            ({"request": "[" * 3000}, "no JSON"), ({"request": "[]"}, "JSON object"),
             ({"COMMIT": ""}, "COMMIT and ROLLBACK"), ({"ROLLBACK": "STATUS_PAID"}, "one verdict only"),
             ({"commit": "x"}, "no option commit"), ({"verdict": ""}, "needs the option verdict"),
         ],

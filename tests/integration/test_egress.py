@@ -96,7 +96,7 @@ def test_hostile_addresses_reach_nobody(trap: TrapListener, text: str) -> None:
         kinds(["10.0.0.0/8:*"], own, [address], trusted=False),
     ):
         for target in [*targets(address), *targets("")]:
-            [answer] = asking.ask(target, ORDERS, "default", [QUESTION])
+            [answer] = asking.ask(target, ORDERS, "default", [QUESTION], 5)
             assert answer.verdict is Verdict.UNKNOWN
             assert answer.reason in (CheckReason.REFUSED_TARGET, CheckReason.NO_INSTANCE), answer
         asking.close()
@@ -107,7 +107,7 @@ def test_hostile_addresses_reach_nobody(trap: TrapListener, text: str) -> None:
 def test_a_listed_name_that_leads_elsewhere_reaches_nobody(trap: TrapListener, found: list[str]) -> None:
     asking = kinds(["shop.internal:*"], Resolver(found), ["shop.internal:" + str(trap.port)])
     for target in [*targets(f"shop.internal:{trap.port}"), *targets("")]:
-        [answer] = asking.ask(target, ORDERS, "default", [QUESTION])
+        [answer] = asking.ask(target, ORDERS, "default", [QUESTION], 5)
         assert answer.verdict is Verdict.UNKNOWN
         assert answer.reason in (CheckReason.REFUSED_TARGET, CheckReason.UNREACHABLE), answer
     asking.close()
@@ -130,7 +130,7 @@ def test_redirects_reach_nobody(trap: TrapListener, mode: str) -> None:
     rogue = RogueHttp(trap.port)
     asking = kinds(["127.0.0.1/32:*"], Resolver([]))
     target = CheckTarget("", "http", rogue.address, {"path": f"/{mode}"}, deadline_ms=500)
-    [answer] = asking.ask(target, ORDERS, "default", [QUESTION])
+    [answer] = asking.ask(target, ORDERS, "default", [QUESTION], 5)
     assert (answer.verdict, answer.reason) == (Verdict.UNKNOWN, CheckReason.FAILED)
     asking.close()
     rogue.stop()
@@ -146,8 +146,8 @@ def test_proxies_of_the_environment_are_not_used(
     rogue.say("verify", b"2")
     asking = kinds(["127.0.0.1/32:*"], Resolver([]))
     http, grpc = targets(rogue.address)
-    assert asking.ask(http, ORDERS, "default", [QUESTION])[0].verdict is Verdict.COMMIT
-    assert asking.ask(grpc, ORDERS, "default", [QUESTION])[0].verdict is Verdict.UNKNOWN
+    assert asking.ask(http, ORDERS, "default", [QUESTION], 5)[0].verdict is Verdict.COMMIT
+    assert asking.ask(grpc, ORDERS, "default", [QUESTION], 5)[0].verdict is Verdict.UNKNOWN
     asking.close()
     rogue.stop()
     assert trap.connections == 0

@@ -70,13 +70,16 @@ def table(found: list[Mutant]) -> str:
     return f"{BEGIN}\n| mutant | the guard that is taken out | turns red |\n| --- | --- | --- |\n{rows}\n{END}"
 
 
+def with_table(found: list[Mutant]) -> str:
+    """The page as it is now, with this table."""
+    before, rest = PAGE.read_text().split(BEGIN)
+    return before + table(found) + rest.split(END)[1]
+
+
 def main() -> None:
     found = mutants()
-    page = PAGE.read_text()
-    before, rest = page.split(BEGIN)
-    fresh = before + table(found) + rest.split(END)[1]
     if "--check" in sys.argv:
-        if fresh != page:
+        if with_table(found) != PAGE.read_text():
             sys.exit("docs/reliability.md does not list the mutants as they are: run scripts/mutants")
         return
     if turns_red(sorted({test for mutant in found for test in mutant.tests})):
@@ -88,7 +91,7 @@ def main() -> None:
             print(f"{'red  ' if red else 'GREEN'} {mutant.path.stem}: {mutant.guard}", flush=True)
             if not red:
                 survived.append(mutant)
-    PAGE.write_text(fresh)
+    PAGE.write_text(with_table(found))
     print(f"{len(found) - len(survived)} of {len(found)} mutants were caught")
     if survived:
         sys.exit(1)

@@ -23,7 +23,9 @@ class ScriptedAsking:
         self.tags: list[str] = []
         self.meanwhile: Callable[[], None] = lambda: None
 
-    def ask(self, target: CheckTarget, app: App, tag: str, questions: Sequence[Question]) -> list[CheckAnswer]:
+    def ask(
+        self, target: CheckTarget, app: App, tag: str, questions: Sequence[Question], seconds: float
+    ) -> list[CheckAnswer]:
         self.pages.append(list(questions))
         self.tags.append(tag)
         self.meanwhile()

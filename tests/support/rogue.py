@@ -275,7 +275,7 @@ class RogueGrpc:
             }[self.mode]
             context.abort(code, "rogue")
         verdict = {"rollback": 2, "unknown": 3, "unspecified": 0, "seven": 7}.get(self.mode, 1)
-        other = "9-9-09-9" if self.mode == "other" else item.message_id
+        other = {"other": "9-9-09-9", "nameless": ""}.get(self.mode, item.message_id)
         return check_pb2.CheckResponse(verdict=verdict, message_id=other)  # type: ignore[arg-type]
 
     # -- a foreign method -----------------------------------------------------------------------------------------

@@ -208,7 +208,10 @@ class TestAlerting:
             "kind": "check failed", "topic": "t", "message_id": "1-1-05-99", "subscriber": "", "tag": "", "attempt": 3,
             "detail": "nobody knew", "created_ms": 12, "owner": "", "owner_email": "", "owner_phone": "",
         }  # fmt: skip
-        for path in ("error", "gone", "noise"):
+        WebhookSink(f"http://{rogue.address}/gone").send(
+            self.ALERTS[0], _Fixed.current
+        )  # refused for good: told in the log
+        for path in ("error", "noise", "redirect"):
             with pytest.raises(OSError, match=r".+"):
                 WebhookSink(f"http://{rogue.address}/{path}").send(self.ALERTS[0], _Fixed.current)
         rogue.stop()

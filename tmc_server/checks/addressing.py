@@ -16,6 +16,7 @@ from tmc_server.domain.egress import Address, Egress, Place, parse_place
 from tmc_server.domain.ports import Endpoint, Instances
 from tmc_server.errors import Unavailable
 
+_ENOUGH = 2  # a first one and the next
 Resolver = Callable[[str, int], Sequence[str]]
 """(name, port) -> addresses. Raises OSError."""
 
@@ -47,6 +48,7 @@ class Addressing:
             if not texts:
                 where = f"No instance of {app.service_name!r} in environment {tag!r} is known."
                 return CheckAnswer.unknown(CheckReason.NO_INSTANCE, where)
+        random.shuffle(texts)
         good: list[Endpoint] = []
         problem = CheckAnswer.unknown(CheckReason.NO_INSTANCE)
         for text in texts:
@@ -55,6 +57,8 @@ class Addressing:
                 problem = found
             else:
                 good += found
+            if len(good) >= _ENOUGH:
+                break
         random.shuffle(good)
         return good or problem
 

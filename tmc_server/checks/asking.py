@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from tmc_server.checks.addressing import Addressing
@@ -25,8 +26,11 @@ class Kinds:
         self._askers = askers
         self._addressing = addressing
 
-    def ask(self, target: CheckTarget, app: App, tag: str, questions: Sequence[Question]) -> list[CheckAnswer]:
+    def ask(
+        self, target: CheckTarget, app: App, tag: str, questions: Sequence[Question], seconds: float
+    ) -> list[CheckAnswer]:
         """See domain.ports.Asking."""
+        until = time.monotonic() + seconds
         asker = self._askers.get(target.kind)
         if asker is None:
             return [CheckAnswer.unknown(CheckReason.NO_TARGET, f"This server has no kind {target.kind!r}.")] * len(
@@ -37,7 +41,7 @@ class Kinds:
             return [endpoints] * len(questions)
         answers: list[CheckAnswer] = []
         for endpoint in endpoints[:_ADDRESSES_TRIED]:
-            answers = _guarded(asker, target, endpoint, app.check_token, questions)
+            answers = _guarded(asker, target, endpoint, app.check_token, questions, until)
             if any(answer.reason is not CheckReason.UNREACHABLE for answer in answers):
                 break
         return answers
@@ -54,18 +58,29 @@ class Kinds:
         asker = self._askers.get(target.kind)
         if asker is None:
             raise CheckRefused(f"There is no kind {target.kind!r}: take one of {', '.join(sorted(self._askers))}.")
-        asker.accept(target)
+        _tried(lambda: asker.accept(target))
         endpoints = self._addressing.endpoints(target, app, tag)
         if isinstance(endpoints, CheckAnswer):
             if endpoints.reason is CheckReason.REFUSED_TARGET or not untried:
                 raise CheckRefused(f"{endpoints.detail or endpoints.reason.value}{_hint(endpoints.reason)}")
             return
         if not untried:
-            asker.examine(target, endpoints[0], app.check_token)
+            _tried(lambda: asker.examine(target, endpoints[0], app.check_token))
 
     def close(self) -> None:
         for asker in self._askers.values():
             asker.close()
+
+
+def _tried(attempt: Callable[[], None]) -> None:
+    """An asker of somebody else may raise anything: to the operator it is a refusal."""
+    try:
+        attempt()
+    except CheckRefused:
+        raise
+    except Exception as exc:
+        log.exception("trying out a check failed")
+        raise CheckRefused(f"Trying it out failed: {exc!r}"[:300]) from exc
 
 
 def _hint(reason: CheckReason) -> str:
@@ -75,11 +90,11 @@ def _hint(reason: CheckReason) -> str:
 
 
 def _guarded(
-    asker: Asker, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question]
+    asker: Asker, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question], until: float
 ) -> list[CheckAnswer]:
     def ask(some: Sequence[Question]) -> list[CheckAnswer]:
         try:
-            answers = asker.ask(target, endpoint, token, some)
+            answers = asker.ask(target, endpoint, token, some, until)
             if len(answers) != len(some):
                 raise ValueError(f"{len(answers)} answers to {len(some)} questions")
             return answers
@@ -87,13 +102,16 @@ def _guarded(
             log.exception("asking %s failed", endpoint)
             return [CheckAnswer.unknown(CheckReason.ASKER_FAILED, repr(exc)[:300])] * len(some)
 
-    return without_poison(ask, questions)
+    return without_poison(ask, questions, until - target.deadline_ms / 1000)
 
 
 def without_poison(
-    ask: Callable[[Sequence[Question]], list[CheckAnswer]], questions: Sequence[Question]
+    ask: Callable[[Sequence[Question]], list[CheckAnswer]], questions: Sequence[Question], last_start: float
 ) -> list[CheckAnswer]:
-    """One question that spoils a whole batch is found by halves, so that its neighbours get their answers."""
+    """One question that spoils a whole batch is found by halves, so that its neighbours get their answers.
+
+    last_start: monotonic seconds, no call begins after that.
+    """
     left = _CALLS_FOR_POISON
 
     def part(some: Sequence[Question]) -> list[CheckAnswer]:
@@ -101,7 +119,7 @@ def without_poison(
         left -= 1
         answers = ask(some)
         spoiled = len(set(answers)) == 1 and answers[0].reason in _POISON
-        if not spoiled or len(some) == 1 or left < 2:
+        if not spoiled or len(some) == 1 or left < 2 or time.monotonic() > last_start:
             return answers
         middle = len(some) // 2
         first = part(some[:middle])

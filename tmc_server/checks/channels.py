@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -97,40 +97,53 @@ def call_one(method: Any, request: bytes, target: CheckTarget, token: str, longe
     return answer if len(answer) <= longest else CheckAnswer.unknown(CheckReason.TOO_LARGE, f"{len(answer)} bytes")
 
 
-def call_each(method: Any, requests: Sequence[bytes], target: CheckTarget, token: str) -> list[bytes | CheckAnswer]:
-    """A call per question, `concurrency` of them at once. A service that fails a whole round is not asked on."""
-    calls: deque[Any] = deque()
+class Page:
+    """The course of a page of single questions: goes on until the service fails a whole round, or the time is over."""
+
+    def __init__(self, target: CheckTarget, until: float) -> None:
+        self._round = target.concurrency
+        self._last_start = until - target.deadline_ms / 1000
+        self._failed = 0
+
+    @property
+    def goes_on(self) -> bool:
+        return self._failed < self._round and time.monotonic() <= self._last_start
+
+    def note(self, answer: object) -> None:
+        """What came of one question: an answer, or anything that the service said."""
+        of_service = isinstance(answer, CheckAnswer) and answer.reason.of_service
+        self._failed = self._failed + 1 if of_service else 0
+
+
+NOT_ASKED = CheckAnswer.unknown(CheckReason.NOT_ASKED)
+
+
+def call_each(
+    method: Any, requests: Sequence[bytes], target: CheckTarget, token: str, until: float
+) -> list[bytes | CheckAnswer]:
+    """A call per question, `concurrency` of them at once."""
+    page, calls = Page(target, until), deque[Any]()
     answers: list[bytes | CheckAnswer] = []
-    failed = 0
 
     def finish() -> None:
-        nonlocal failed
         try:
             answer: bytes | CheckAnswer = calls.popleft().result()
         except grpc.RpcError as exc:
             answer = problem_of(exc)
         if isinstance(answer, bytes) and len(answer) > LONGEST_SINGLE:
             answer = CheckAnswer.unknown(CheckReason.TOO_LARGE, f"{len(answer)} bytes")
-        failed = failed + 1 if isinstance(answer, CheckAnswer) else 0
+        page.note(answer)
         answers.append(answer)
 
     for request in requests:
         if len(calls) >= target.concurrency:
             finish()
-        if failed >= target.concurrency:
+        if not page.goes_on:
             break
         calls.append(method.future(request, timeout=target.deadline_ms / 1000, metadata=((TOKEN_KEY, token),)))
     while calls:
         finish()
-    return [*answers, *not_asked(len(requests) - len(answers), answers)]
-
-
-def not_asked(count: int, answers: Sequence[object]) -> Iterator[CheckAnswer]:
-    """For the rest of a page, once a service failed a whole round: the same reason."""
-    for _ in range(count):
-        last = answers[-1]
-        reason = last.reason if isinstance(last, CheckAnswer) else CheckReason.FAILED
-        yield CheckAnswer.unknown(reason, "Not asked: the calls before it failed.")
+    return [*answers, *[NOT_ASKED] * (len(requests) - len(answers))]
 
 
 def _as_it_is(data: bytes) -> bytes:

@@ -10,6 +10,7 @@ It needs pytest, and nothing else of ours.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from tmc_server.domain.checks import CheckReason, CheckTarget, Question, Verdict
@@ -42,7 +43,9 @@ class AskerContract:
         asker = self.asker()
         asker.accept(self.target())
         try:
-            return asker.ask(self.target(), self.endpoint(behaviour), "TOKEN", self.questions(count))
+            return asker.ask(
+                self.target(), self.endpoint(behaviour), "TOKEN", self.questions(count), time.monotonic() + 10
+            )
         finally:
             asker.close()
 

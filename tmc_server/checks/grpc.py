@@ -16,6 +16,7 @@ from tmc_server.errors import CheckRefused
 
 _ONE = "/tmc.v1.CheckService/Check"
 _MANY = "/tmc.v1.CheckService/CheckMany"
+_NAMELESS = CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, "A result of CheckMany has to name its message_id.")
 _SINGLE_FOR_S = 600.0  # how long a service counts as one without CheckMany
 
 
@@ -70,7 +71,7 @@ class GrpcChecks:
         return f"{_MANY[1:]} {text_format.MessageToString(request_of(question), as_one_line=True)}"
 
     def ask(
-        self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question]
+        self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question], until: float
     ) -> list[CheckAnswer]:
         """See domain.ports.Asker."""
         place = (endpoint, target.tls)
@@ -78,8 +79,9 @@ class GrpcChecks:
             answers = self._ask_together(target, endpoint, token, questions)
             if answers is not None:
                 return answers
-            self._single[place] = time.monotonic() + _SINGLE_FOR_S
-        return self._ask_each(target, endpoint, token, questions)
+            now = time.monotonic()
+            self._single = {name: end for name, end in self._single.items() if end > now} | {place: now + _SINGLE_FOR_S}
+        return self._ask_each(target, endpoint, token, questions, until)
 
     def _ask_together(
         self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question]
@@ -99,14 +101,17 @@ class GrpcChecks:
         if len(results) != len(questions):
             wrong = f"{len(results)} answers to {len(questions)} questions."
             return [CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, wrong)] * len(questions)
-        return [answer_of(question, result) for question, result in zip(questions, results, strict=True)]
+        return [
+            answer_of(question, result) if result.message_id else _NAMELESS
+            for question, result in zip(questions, results, strict=True)
+        ]
 
     def _ask_each(
-        self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question]
+        self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question], until: float
     ) -> list[CheckAnswer]:
         call = self._channels.method(target, endpoint, _ONE)
         requests = [request_of(question).SerializeToString() for question in questions]
-        raw = call_each(call, requests, target, token)
+        raw = call_each(call, requests, target, token, until)
         return [
             answer if isinstance(answer, CheckAnswer) else _parse_one(question, answer)
             for question, answer in zip(questions, raw, strict=True)

@@ -11,6 +11,7 @@ import asyncio
 import json
 import ssl
 import threading
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -18,7 +19,7 @@ from urllib.parse import urlencode
 import aiohttp
 from yarl import URL
 
-from tmc_server.checks.channels import LONGEST_ANSWER, LONGEST_SINGLE, not_asked
+from tmc_server.checks.channels import LONGEST_ANSWER, LONGEST_SINGLE, NOT_ASKED, Page
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question, Verdict
 from tmc_server.domain.ports import Endpoint
 from tmc_server.errors import CheckRefused
@@ -30,13 +31,14 @@ _STATUS = {
 }  # fmt: skip
 _ECHOES = {"messageKey": "key", "bizID": "biz_id", "messageId": "message_id"}
 _OPTIONS = {"path", "batch"}
+_SPARE_S = 5.0
 _NOTHING: Mapping[str, str] = {}
 
 
 def answer_of(question: Question, body: bytes) -> CheckAnswer:
     """What one answer means."""
     try:
-        text = body.decode("ascii").strip("\r\n ")
+        text = body.decode().strip("\r\n ")
         if text in ("1", "2", "3", "4"):
             return _said(text)
         return answer_of_object(question, json.loads(text, object_pairs_hook=_once))
@@ -96,12 +98,13 @@ class HttpChecks:
     def examine(self, target: CheckTarget, endpoint: Endpoint, token: str) -> None:
         """See domain.ports.Asker."""
         question = Question("0-0-0-0", "tmc.examine", "tmc-examine", "", b"", b"", 0)
-        answer = self.ask(target, endpoint, token, [question])[0]
+        until = time.monotonic() + 2 * target.deadline_ms / 1000
+        answer = self.ask(target, endpoint, token, [question], until)[0]
         if answer.reason in (CheckReason.UNREACHABLE, CheckReason.TIMED_OUT):
             raise CheckRefused(
                 f"{endpoint} does not answer ({answer.detail}): start the service, or correct the address."
             )
-        if answer.reason is CheckReason.NO_METHOD:
+        if answer.detail in ("status 404", "status 405"):
             raise CheckRefused(f"{endpoint} has no {target.options['path']} ({answer.detail}): correct the path.")
 
     def render(self, target: CheckTarget, question: Question) -> str:
@@ -111,43 +114,39 @@ class HttpChecks:
         return f"GET {_path(target, question)}"
 
     def ask(
-        self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question]
+        self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question], until: float
     ) -> list[CheckAnswer]:
         """See domain.ports.Asker."""
-        ask = self._ask_together if _is_batch(target) else self._ask_each
-        return self._run(ask(target, endpoint, token, questions))
+        if _is_batch(target):
+            return self._run(self._ask_together(target, endpoint, token, questions), target.deadline_ms / 1000)
+        return self._run(self._ask_each(target, endpoint, token, questions, until), until - time.monotonic())
 
-    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+    def _run(self, work: Coroutine[Any, Any, Result], seconds: float) -> Result:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._loop.run_forever, name="tmc-http-checks", daemon=True)
                 self._thread.start()
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds + _SPARE_S)
 
     async def _ask_each(
-        self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question]
+        self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question], until: float
     ) -> list[CheckAnswer]:
-        """A few workers share the page; once a whole round failed nobody begins another question."""
-        answers: list[CheckAnswer | None] = [None] * len(questions)
+        """A few workers share the page."""
+        answers: list[CheckAnswer] = [NOT_ASKED] * len(questions)
         waiting = iter(enumerate(questions))
-        failed = 0
+        page = Page(target, until)
 
         async def work() -> None:
-            nonlocal failed
-            for index, question in waiting:
-                if failed >= target.concurrency:
-                    return
+            while page.goes_on and (one := next(waiting, None)) is not None:
+                index, question = one
                 path, about = _path(target, question), _about(question)
                 got = await self._call(target, endpoint, token, "GET", path, None, LONGEST_SINGLE, about)
-                answer = got if isinstance(got, CheckAnswer) else answer_of(question, got)
-                failed = 0 if answer.reached else failed + 1
-                answers[index] = answer
+                answers[index] = got if isinstance(got, CheckAnswer) else answer_of(question, got)
+                page.note(answers[index])
 
         await asyncio.gather(*(work() for _ in range(min(target.concurrency, len(questions)))))
-        made = [answer for answer in answers if answer is not None]
-        rest = not_asked(len(answers) - len(made), made[-1:])
-        return [next(rest) if answer is None else answer for answer in answers]
+        return answers
 
     async def _ask_together(
         self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question]
@@ -221,7 +220,7 @@ class HttpChecks:
 
 async def _read(response: aiohttp.ClientResponse, most: int) -> bytes | CheckAnswer:
     if response.status != 200:
-        reason = {401: CheckReason.DENIED, 403: CheckReason.DENIED, 404: CheckReason.NO_METHOD}.get(response.status)
+        reason = {401: CheckReason.DENIED, 403: CheckReason.DENIED}.get(response.status)  # 404 may be about one key
         where = " (redirects are not followed)" if 300 <= response.status < 400 else ""
         return CheckAnswer.unknown(reason or CheckReason.FAILED, f"status {response.status}{where}")
     if response.headers.get("Content-Encoding", "identity") != "identity":

@@ -9,6 +9,7 @@ is set, and UNKNOWN when it comes.
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from tmc_server.errors import CheckRefused
 _FRESH_S = 600.0
 _NEEDED = ("method", "request", "verdict")
 _VERDICTS = ("COMMIT", "ROLLBACK", "UNKNOWN")
-_PLACEHOLDERS = ("message_id", "topic", "key", "biz_id", "attempt_id")
+_PLACEHOLDER = re.compile(r"\{(message_id|topic|key|biz_id|attempt_id)\}")
 _SAMPLE = Question("1-1-0-1", "topic", "key", "biz", b"\0" * 16, b"", 0)
 _REDEPLOYED = {CheckReason.NO_METHOD, CheckReason.NOT_UNDERSTOOD, CheckReason.FAILED}
 
@@ -53,7 +54,7 @@ class ReflectionChecks:
             raise CheckRefused("The option method is package.Service/Method.")
         try:
             template = json.loads(target.options["request"])
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise CheckRefused(f"The option request is no JSON: {exc}.") from exc
         if not isinstance(template, dict):
             raise CheckRefused('The option request is a JSON object, for example {"order_id": "{key}"}.')
@@ -80,7 +81,7 @@ class ReflectionChecks:
         return f"{target.options['method']} {json.dumps(_filled(json.loads(target.options['request']), question))}"
 
     def ask(
-        self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question]
+        self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question], until: float
     ) -> list[CheckAnswer]:
         """See domain.ports.Asker."""
         try:
@@ -91,7 +92,7 @@ class ReflectionChecks:
         except CheckRefused as exc:  # the service took other fields when the target was set
             self._forget(target, endpoint)
             return [CheckAnswer.unknown(CheckReason.BAD_DESCRIPTION, exc.sentence)] * len(questions)
-        raw = call_each(self._channels.method(target, endpoint, method.path), requests, target, token)
+        raw = call_each(self._channels.method(target, endpoint, method.path), requests, target, token, until)
         answers = [
             answer if isinstance(answer, CheckAnswer) else _read(target, method, question, answer)
             for question, answer in zip(questions, raw, strict=True)
@@ -140,11 +141,13 @@ def _filled(template: Any, question: Question) -> Any:
         return {name: _filled(value, question) for name, value in template.items()}
     if isinstance(template, list):
         return [_filled(value, question) for value in template]
-    if isinstance(template, str):
-        for name in _PLACEHOLDERS:
-            value = getattr(question, name)
-            template = template.replace(f"{{{name}}}", value.hex() if isinstance(value, bytes) else value)
+    if isinstance(template, str):  # in one go: what stands in a key is never a placeholder
+        return _PLACEHOLDER.sub(lambda found: _written(getattr(question, found[1])), template)
     return template
+
+
+def _written(value: str | bytes) -> str:
+    return value.hex() if isinstance(value, bytes) else value
 
 
 def _field(response: type[Message], path: str, option: str) -> FieldDescriptor:
@@ -197,6 +200,8 @@ def _read(target: CheckTarget, method: Method, question: Question, data: bytes) 
                 CheckReason.OTHER_MESSAGE, f"It is about {sorted(echo or {'nothing'})[0][:128]!r}."
             )
     said = _value(response, target.options["verdict"])
+    if said is None and _default(response, target.options["verdict"]) & set(_values(target, "UNKNOWN")):
+        return CheckAnswer.unknown(CheckReason.ANSWERED, f"{target.options['verdict']} is at its default.")
     if said is None:
         return CheckAnswer.unknown(CheckReason.FIELD_ABSENT, f"{target.options['verdict']} is not set.")
     shown = "/".join(sorted(said))[:128]
@@ -219,3 +224,15 @@ def _value(response: Message, path: str) -> set[str] | None:
     if isinstance(current, Message) or (not field.has_presence and current == field.default_value):
         return None
     return _text(field, current)
+
+
+def _default(response: Message, path: str) -> set[str]:
+    """How the default of a field without presence is written, if the message around it is there: it may mean UNKNOWN."""
+    around, _, name = path.rpartition(".")
+    current: Any = response
+    for part in around.split(".") if around else ():
+        if not current.HasField(part):
+            return set()
+        current = getattr(current, part)
+    field = current.DESCRIPTOR.fields_by_name.get(name)
+    return set() if field is None or field.has_presence else _text(field, field.default_value)

@@ -32,7 +32,7 @@ class CheckReason(Enum):
     NOT_UNDERSTOOD = "The answer is none of the enumerated ones: compare the endpoint with docs/checks.md."
     OTHER_MESSAGE = "The answer is about another message: the endpoint mixes up its answers."
     FIELD_ABSENT = "The field of the verdict is not set in the answer: an empty answer decides nothing."
-    NO_TARGET = "The topic has no such target: `tmc admin topic set-check`."
+    NO_TARGET = "The topic has no such target: `tmc admin set-check`."
     NO_INSTANCE = (
         "Discovery knows no instance of the producer's service in that environment: start one, or check its tag."
     )
@@ -46,11 +46,24 @@ class CheckReason(Enum):
     NO_REFLECTION = "The service does not offer reflection, or broke down while it was described."
     BAD_DESCRIPTION = "What the service says about its own method cannot be used: too large, circular, or streaming."
     ASKER_FAILED = "The center could not put the question: its log says why."
+    NOT_ASKED = "The page's time was over, or the service failed the questions before it: its turn comes."
 
     @property
     def counts(self) -> bool:
         """An answer, so the try is one of those that the limit means. Garbage is none."""
         return self is CheckReason.ANSWERED
+
+    @property
+    def of_service(self) -> bool:
+        """The service as a whole cannot be asked; other reasons are about one question."""
+        return self in _OF_SERVICE
+
+
+_OF_SERVICE = {
+    CheckReason.NO_TARGET, CheckReason.NO_INSTANCE, CheckReason.REFUSED_TARGET, CheckReason.UNREACHABLE,
+    CheckReason.TIMED_OUT, CheckReason.DENIED, CheckReason.NO_METHOD, CheckReason.NO_REFLECTION,
+    CheckReason.BAD_DESCRIPTION, CheckReason.ASKER_FAILED, CheckReason.NOT_ASKED,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +118,11 @@ class CheckAnswer:
     reason: CheckReason = CheckReason.ANSWERED
     detail: str = ""
 
+    @property
+    def said(self) -> bool:
+        """The service said something, if only nonsense: it is there."""
+        return not self.reason.of_service
+
     @classmethod
     def unknown(cls, reason: CheckReason, detail: str = "") -> CheckAnswer:
         return cls(Verdict.UNKNOWN, reason, detail)
@@ -140,11 +158,14 @@ class Undecided:
 def decide_undecided(row: CheckState, answer: CheckAnswer, policy: RetryPolicy, pause_ms: int, now: int) -> Undecided:
     """After an UNKNOWN answer: again later, or a human.
 
-    pause_ms: how long the service is left in peace when it could not be asked.
+    pause_ms: how long the service is left in peace; 0: it can be asked, and only this question went wrong.
     """
+    if answer.reason is CheckReason.NOT_ASKED:
+        return Undecided(CheckState(row.attempt, row.checked, row.unreached_ms, now + pause_ms))
     if not answer.reached:
         since = now if row.unreached_ms is None else row.unreached_ms
-        state = CheckState(row.attempt, row.checked, since, now + pause_ms)
+        own_ms = min(LONGEST_BACK_OFF_MS, max(FIRST_BACK_OFF_MS, now - since))  # doubles by itself
+        state = CheckState(row.attempt, row.checked, since, now + max(pause_ms, own_ms))
         return Undecided(state, overdue=now - since >= UNREACHED_ALERT_MS)
     checked = row.checked + 1
     if checked > policy.max_retry:

@@ -1,8 +1,8 @@
 """Which addresses the center may ask: an allow-list, checked on every address that a name resolves to.
 
 An entry is HOST:PORT or NETWORK/BITS:PORT, with * for any port. A target that names its host must be listed. Instances
-that discovery gives need no entry, unless they live where nobody should be sent by mistake: loopback, link-local (the
-metadata services of clouds), multicast, reserved ranges, and forms of IPv6 that hide an IPv4 address. Such addresses are
+that discovery gives need no entry, unless they live where nobody should be sent by mistake: loopback, link-local, the
+metadata services of clouds, multicast, reserved ranges, and forms of IPv6 that hide an IPv4 address. Such addresses are
 refused unless a network entry names them, whatever the way they were found.
 """
 
@@ -21,9 +21,9 @@ _NEVER = [
     ipaddress.ip_network(text)
     for text in (
         "0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15",
-        "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4",
+        "198.51.100.0/24", "203.0.113.0/24", "100.100.100.200/32", "168.63.129.16/32", "224.0.0.0/4", "240.0.0.0/4",
         "::/128", "::1/128", "::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "100::/64",
-        "2001::/23", "2001:db8::/32", "2002::/16", "fe80::/10", "fec0::/10", "ff00::/8",
+        "2001::/23", "2001:db8::/32", "2002::/16", "fe80::/10", "fec0::/10", "ff00::/8", "fd00:ec2::254/128",
     )
 ]  # fmt: skip
 _NAME = re.compile(

@@ -133,6 +133,9 @@ class CatalogEditor(Protocol):
     def add_key(self, actor: str, id_: str, replace_newest: bool) -> tuple[str, int]:
         """Returns: key, time of effect. Raises AppUnknown, RotationOpen."""
 
+    def make_check_token(self, actor: str, id_: str) -> str:
+        """For an app without one. Returns: its token."""
+
     def drop_old_key(self, actor: str, id_: str) -> int:
         """Returns: time of effect. Raises AppUnknown."""
 
@@ -208,9 +211,12 @@ class Asker(Protocol):
         """What would be asked, as text."""
 
     def ask(
-        self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question]
+        self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question], until: float
     ) -> list[CheckAnswer]:
-        """One answer per question, in order. Never raises for anything that the other side does, and never guesses."""
+        """One answer per question, in order. Never raises for anything that the other side does, and never guesses.
+
+        until: monotonic seconds; what cannot be asked within the deadline before that is NOT_ASKED.
+        """
 
     def close(self) -> None:
         """Nobody will ask any more."""
@@ -219,8 +225,10 @@ class Asker(Protocol):
 class Asking(Protocol):
     """All kinds of checks, with discovery and the allow-list in front of them. Blocks."""
 
-    def ask(self, target: CheckTarget, app: App, tag: str, questions: Sequence[Question]) -> list[CheckAnswer]:
-        """One answer per question, in order."""
+    def ask(
+        self, target: CheckTarget, app: App, tag: str, questions: Sequence[Question], seconds: float
+    ) -> list[CheckAnswer]:
+        """One answer per question, in order, after so many seconds at most."""
 
     def describe(self, target: CheckTarget, app: App, tag: str, question: Question) -> tuple[str, str]:
         """Who would be asked, and what, as text."""

@@ -11,7 +11,7 @@ class Alerting:
     """page: alerts per outbox and run."""
 
     def __init__(
-        self, outboxes: Sequence[AlertOutbox], sinks: Sequence[AlertSink], catalog: CatalogSource, page: int = 100
+        self, outboxes: Sequence[AlertOutbox], sinks: Sequence[AlertSink], catalog: CatalogSource, page: int = 1_000
     ) -> None:
         self._outboxes = outboxes
         self._sinks = sinks
@@ -24,12 +24,13 @@ class Alerting:
         sent = 0
         failures: dict[AlertSink, Exception] = {}
         for outbox in self._outboxes:
-            done = [alert for alert in outbox.unsent(self._page) if self._tell(outbox, alert, failures)]
+            alerts = outbox.unsent(self._page)
+            done = [alert for alert in alerts if self._tell(outbox, alert, failures)]
             if done:
                 outbox.mark_sent(done)
                 sent += len(done)
-                ids = {alert.id for alert in done}
-                self._told = {told for told in self._told if told[0] is not outbox or told[1] not in ids}
+            open_ = {alert.id for alert in alerts} - {alert.id for alert in done}
+            self._told = {told for told in self._told if told[0] is not outbox or told[1] in open_}
         for failure in failures.values():
             raise failure
         return sent

@@ -22,7 +22,6 @@ from tmc_server.domain.checks import (
     CheckAnswer,
     CheckReason,
     CheckTarget,
-    Verdict,
 )
 from tmc_server.domain.ports import Asking, CatalogSource, Checked, DueChecks, Pending, Settled
 from tmc_server.metrics import METRICS
@@ -32,6 +31,8 @@ log = logging.getLogger("tmc.checking")
 _PAGES_AT_ONCE = 2
 _WORKERS = 64
 _ROUNDS = 8  # pages of single questions are as long as so many rounds
+_PAGE_SPARE_S = 1.0
+_LOOK_AGAIN_S = 0.5
 _CLAIM_SPARE_MS = 2_000
 _LEAST_HOLD_MS = 15_000  # those that were asked try the service again; the others' rows are not written every second
 _MOST_SERVICES = 1_000  # remembered
@@ -76,6 +77,11 @@ class _Page:
     service: _Service
     pending: Sequence[Pending]
 
+    @property
+    def at_once(self) -> CheckTarget:
+        """The target as one of several pages may use it."""
+        return replace(self.target, concurrency=max(1, self.target.concurrency // self.service.most))
+
 
 class Checking:
     """One database's checks. wake: called when a worker has become free.
@@ -101,7 +107,8 @@ class Checking:
         self._run = run or self._pool.submit  # type: ignore[union-attr]
         self._lock = threading.Lock()
         self._services: dict[ServiceName, _Service] = {}
-        self._seen: dict[tuple[int, int], list[_Service]] = {}  # by shard and topic: whose messages were due last
+        # By shard and topic: whose messages were due when it was last looked at, and when that was.
+        self._seen: dict[tuple[int, int], tuple[float, list[_Service]]] = {}
 
     def run_once(self) -> bool:
         """Begin as many pages as services have room for. Returns: something was begun or moved, there may be more."""
@@ -111,16 +118,17 @@ class Checking:
         return moved
 
     def stop(self) -> None:
-        """Finish the pages that are under way."""
+        """Finish the pages that are under way: each has its time."""
         if self._pool is not None:
-            self._pool.shutdown(wait=True)
+            self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _turn(self, shard: int, topic: int) -> bool:
-        if self._all_busy(shard, topic):
-            return False
         catalog = self._catalog.current
+        if topic not in catalog.topics or self._all_busy(shard, topic):
+            return False
         moved = False
-        seen = self._seen[shard, topic] = []
+        seen: list[_Service] = []
+        self._seen[shard, topic] = (self._monotonic(), seen)
         for name, target, pending in self._by_service(catalog, shard, topic):
             service = self._service(name, target)
             seen.append(service)
@@ -133,9 +141,10 @@ class Checking:
         return moved
 
     def _all_busy(self, shard: int, topic: int) -> bool:
-        """Everybody whose messages were due here last has as many pages as it may: a look would find the same ones."""
-        seen = self._seen.get((shard, topic), ())
-        return bool(seen) and all(service.busy >= service.most for service in seen)
+        """A moment ago only messages of services were due here that have as many pages as they may."""
+        looked, seen = self._seen.get((shard, topic), (0.0, []))
+        recent = self._monotonic() - looked < _LOOK_AGAIN_S
+        return bool(seen) and recent and all(service.busy >= service.most for service in seen)
 
     def _by_service(
         self, catalog: Catalog, shard: int, topic: int
@@ -173,8 +182,7 @@ class Checking:
                 METRICS.first_check_late_seconds.observe(late_ms / 1000)
         with self._lock:
             service.busy += 1
-        at_once = max(1, target.concurrency // _PAGES_AT_ONCE)
-        self._run(_Job(self, _Page(self._work, shard, app, replace(target, concurrency=at_once), service, claimed)))
+        self._run(_Job(self, _Page(self._work, shard, app, target, service, claimed)))
         return True
 
     def ask(self, page: _Page) -> None:
@@ -193,7 +201,8 @@ class Checking:
         topic = catalog.topics[page.pending[0].topic]
         questions = [each.question(page.app, topic.name) for each in page.pending]
         began = time.monotonic()
-        answers = self._asking.ask(page.target, page.app, page.pending[0].producer_tag, questions)
+        tag, seconds = page.pending[0].producer_tag, _page_s(page.target)
+        answers = self._asking.ask(page.at_once, page.app, tag, questions, seconds)
         METRICS.check_seconds.labels(page.target.kind).observe(time.monotonic() - began)
         pause_ms = self._learn(page, answers)
         settled = page.work.settle(
@@ -211,7 +220,7 @@ class Checking:
         page comes after those who were not.
         """
         service, longest = page.service, _longest_page(page.target)
-        reached = any(answer.reached or answer.verdict is not Verdict.UNKNOWN for answer in answers)
+        reached = any(answer.said for answer in answers)
         with self._lock:
             if reached:
                 service.failures, service.told = 0, False
@@ -223,7 +232,7 @@ class Checking:
             pause_ms = min(LONGEST_BACK_OFF_MS, FIRST_BACK_OFF_MS << min(max(0, service.failures - 1), 10))
             if not reached:
                 service.quiet_until = self._monotonic() + pause_ms / 1000
-        return 2 * pause_ms
+        return 0 if reached else 2 * pause_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +263,11 @@ def _longest_page(target: CheckTarget) -> int:
     return target.concurrency * _ROUNDS if _asks_singly(target) else target.batch
 
 
+def _page_s(target: CheckTarget) -> float:
+    """How long a page may take, seconds; what is not asked by then comes in another one."""
+    return 2 * target.deadline_ms / 1000 + _PAGE_SPARE_S
+
+
 def _claim_ms(target: CheckTarget) -> int:
-    """How long a page may take; then its messages are asked about again, by whoever looks after the shard."""
-    rounds = _ROUNDS // 2 if _asks_singly(target) else 1
-    return target.deadline_ms * (1 + rounds) + _CLAIM_SPARE_MS
+    """When its messages are asked about again: after the page, and time to store its answers."""
+    return round(_page_s(target) * 1000) + _CLAIM_SPARE_MS

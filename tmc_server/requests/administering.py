@@ -98,6 +98,10 @@ class Administering:
     async def add_app_key(self, actor: str, id_: str, replace_newest: bool) -> tuple[str, int]:
         return await self.change(self._editor.add_key, actor, validation.app_id(id_), replace_newest)
 
+    async def check_token(self, app: App) -> str:
+        """What checks of this app's messages carry."""
+        return app.check_token or await self.change(self._editor.make_check_token, app.id, app.id)
+
     async def drop_old_app_key(self, actor: str, id_: str) -> int:
         return await self.change(self._editor.drop_old_key, actor, validation.app_id(id_))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from tmc_server.domain.catalog import App, Catalog, Topic
+from tmc_server.domain.catalog import Catalog, Topic
 from tmc_server.domain.checks import CheckAnswer, CheckPolicy, CheckReason, CheckTarget, Verdict
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.message import MessageState
@@ -88,7 +88,7 @@ class Undecided:
 
     def _check_now(self, wanted: MessageId) -> CheckReport:
         view = self._existing(wanted)
-        topic, app = self._owner(view)
+        topic, app = self.catalog.topics[view.topic], self.catalog.apps[view.producer]
         target = topic.checks.targets.get(view.check.target) or CheckTarget(view.check.target, "")
         pending = self._desk.begin(wanted.shard, wanted.number, 2 * target.deadline_ms + _SPARE_MS)
         if pending is None:
@@ -97,7 +97,8 @@ class Undecided:
         question = pending.question(app, topic.name)
         where, text = self._asking.describe(target, app, view.producer_tag, question)
         began = time.monotonic()
-        answer = self._asking.ask(replace(target, concurrency=1), app, view.producer_tag, [question])[0]
+        seconds = 2 * target.deadline_ms / 1000
+        answer = self._asking.ask(target, app, view.producer_tag, [question], seconds)[0]
         elapsed_ms = round((time.monotonic() - began) * 1000)
         self._desk.settle(wanted.shard, [Checked(pending, answer, topic.checks.retry.distance_ms(1))])
         return CheckReport(where, text, answer, elapsed_ms, self._existing(wanted).state)
@@ -148,9 +149,6 @@ class Undecided:
         if found is None or found.topic != wanted.topic:
             raise MessageUnknown("There is no such message: check the id.")
         return found
-
-    def _owner(self, view: MessageView) -> tuple[Topic, App]:
-        return self.catalog.topics[view.topic], self.catalog.apps[view.producer]
 
 
 def _by_shard(found: Sequence[tuple[int, int]]) -> Mapping[int, list[int]]:

@@ -101,6 +101,16 @@ class CatalogStore:
             return _app_from(row_values), key, effective
 
     @_repeating
+    def make_check_token(self, actor: str, id_: str) -> str:
+        """For an app that an older server registered. Returns: its token, the one it has by now."""
+        with self._change(actor, "make check token", id_) as (connection, _):
+            fresh = (
+                app.update().where(app.c.id == id_, app.c.check_token == "").values(check_token=secrets.token_hex(32))
+            )
+            connection.execute(fresh)
+            return str(connection.execute(sa.select(app.c.check_token).where(app.c.id == id_)).scalar_one())
+
+    @_repeating
     def add_key(self, actor: str, id_: str, replace_newest: bool) -> tuple[str, int]:
         """A second key; the first goes on working. Returns: key, time of effect. Raises AppUnknown, RotationOpen."""
         key = new_key()

@@ -31,8 +31,8 @@ def dying_claim(self, shard, pending, until_ms):
     return claimed
 
 
-def dying_ask(self, target, app, tag, questions):
-    answers = ask(self, target, app, tag, questions)
+def dying_ask(self, target, app, tag, questions, seconds):
+    answers = ask(self, target, app, tag, questions, seconds)
     die_at("after-answer", [question.key for question in questions])
     return answers
 
