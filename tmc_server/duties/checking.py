@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tmc_server.domain.catalog import App, Catalog
 from tmc_server.domain.checks import (
@@ -135,7 +136,9 @@ class Checking:
             pause = service.pause_ms(self._monotonic())
             if pause:
                 held_ms = max(pause, _LEAST_HOLD_MS)
-                moved |= bool(self._work.hold(shard, pending, held_ms, f"{CheckReason.UNREACHABLE.name}: resting"))
+                moved |= bool(
+                    self._work.hold(shard, pending, held_ms, f"{CheckReason.NOT_ASKED.name}: its service rests")
+                )
             elif service.busy < service.most:
                 moved |= self._begin(shard, catalog.apps[name.app], target, service, pending)
         return moved
@@ -151,13 +154,16 @@ class Checking:
     ) -> list[tuple[ServiceName, CheckTarget, list[Pending]]]:
         """What is due, each service's own part. A target that the topic has not is asked nowhere, and so rests."""
         targets = catalog.topics[topic].checks.targets
-        parts: dict[ServiceName, tuple[CheckTarget, list[Pending]]] = {}
+        parts: dict[tuple[int, str, str], list[Pending]] = {}
         for each in self._work.read(shard, topic, 4 * max((t.batch for t in targets.values()), default=100)):
-            target = targets.get(each.target) or CheckTarget(each.target, "")
+            parts.setdefault((each.producer, each.producer_tag, each.target), []).append(each)
+        found = []
+        for (app, tag, named), pending in parts.items():
+            target = targets.get(named) or CheckTarget(named, "")
             options = tuple(sorted(target.options.items()))
-            name = ServiceName(each.producer, each.producer_tag, target.kind, target.address, options, target.tls)
-            parts.setdefault(name, (target, []))[1].append(each)
-        return [(name, target, pending) for name, (target, pending) in parts.items()]
+            name = ServiceName(app, tag, target.kind, target.address, options, target.tls)
+            found.append((name, target, pending))
+        return found
 
     def _service(self, name: ServiceName, target: CheckTarget) -> _Service:
         if name not in self._services:
@@ -182,7 +188,7 @@ class Checking:
                 METRICS.first_check_late_seconds.observe(late_ms / 1000)
         with self._lock:
             service.busy += 1
-        self._run(_Job(self, _Page(self._work, shard, app, target, service, claimed)))
+        self._run(partial(self.ask, _Page(self._work, shard, app, target, service, claimed)))
         return True
 
     def ask(self, page: _Page) -> None:
@@ -233,15 +239,6 @@ class Checking:
             if not reached:
                 service.quiet_until = self._monotonic() + pause_ms / 1000
         return 0 if reached else 2 * pause_ms
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    duty: Checking
-    page: _Page
-
-    def __call__(self) -> None:
-        self.duty.ask(self.page)
 
 
 def count(topic: str, answers: Sequence[CheckAnswer], settled: Settled) -> None:
