@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tmc_client import errors
 from tmc_client.protocol import message_pb2
 from tmc_client.questions import Answer, Denied, Question, Verdict
 
@@ -52,6 +53,17 @@ class CheckToken:
                 self._asked = time.monotonic()
         return bool(self._token) and hmac.compare_digest(shown.encode(), self._token.encode())
 
+    def learn(self) -> bool:
+        """Ask the center, which also tells it where we answer. Returns: it said."""
+        try:
+            token = self._ask()
+        except errors.TmcError as exc:
+            log.info("the center is told later where checks are answered: %s", exc)
+            return False
+        with self._lock:
+            self._token, self._asked = token, time.monotonic()
+        return True
+
     def _ask(self) -> str:
         import grpc
 
@@ -70,7 +82,7 @@ class Checks:
 
     def __init__(self, center: Center, engine: Engine | None, outcomes: Mapping[str, Outcome]) -> None:
         self.center = center
-        self._token = CheckToken(center)
+        self.token = CheckToken(center)
         self._outcomes = outcomes
         self._ledger: Any = None
         if engine is not None:
@@ -83,7 +95,7 @@ class Checks:
 
         Raises Denied; Unavailable: the center did not tell the token yet.
         """
-        if not self._token.is_right(token):
+        if not self.token.is_right(token):
             raise Denied
         answers: dict[int, Answer] = {}
         of_ledger = [(i, q) for i, q in enumerate(questions) if q.topic not in self._outcomes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from tmc_client.checking import Checks
 
 _MOST = 1_000
+_ANNOUNCE_S = 600.0
+_RETRY_S = 5.0
 _TOKEN_KEY = "tmc-check-token"  # noqa: S105 - the name of a metadata key
 
 
@@ -72,24 +75,32 @@ class ChecksServer:
         self.port: int = add(address, *([credentials] if credentials is not None else []))
         self.address = f"{address.rpartition(':')[0]}:{self.port}"
         self._agent, self._service, self._tag = agent, service, tag
-        self._advertise = advertise or self.address
+        self.advertised = advertise or self.address
         if not advertise and self.address.rpartition(":")[0] in ("0.0.0.0", "[::]", ""):  # noqa: S104
             raise ValueError("this address means nothing to the center: say advertise='HOST:PORT' that it can reach")
-        self._center = checks.center
+        self._center, self._token = checks.center, checks.token
+        self._stopping = threading.Event()
         self._registration: Any = None
 
     def start(self) -> None:
         self._server.start()
         self._center.serving.add(self)  # nobody has to keep it: a server that is collected stops by itself
-        self._center.connection.announce(self._advertise)
+        self._center.connection.announce(self.advertised)
+        threading.Thread(target=self._announce, name="tmc-checks-announce", daemon=True).start()
         if self._agent:
             from tmc_client.discovery import Registration
 
-            self._registration = Registration(self._agent, self._service, self._advertise, tag=self._tag, check="tcp")
+            self._registration = Registration(self._agent, self._service, self.advertised, tag=self._tag, check="tcp")
             self._registration.start()
+
+    def _announce(self) -> None:
+        """Tell the center now, and again before it forgets: senders are remembered for an hour."""
+        while not self._stopping.is_set():
+            self._stopping.wait(_ANNOUNCE_S if self._token.learn() else _RETRY_S)
 
     def stop(self, grace: float = 2.0) -> None:
         self._center.serving.discard(self)
+        self._stopping.set()
         if self._registration is not None:
             self._registration.stop()
         self._server.stop(grace).wait()

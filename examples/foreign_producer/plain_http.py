@@ -49,9 +49,10 @@ class Orders:
 
     def outcome(self, key: str) -> str:
         """What became of the order; for the center."""
-        found = self._database.execute(
-            "SELECT state FROM orders WHERE number = ?", (int(key.removeprefix("order-")),)
-        ).fetchone()
+        number = key.removeprefix("order-")
+        if not number.isdigit():
+            return UNKNOWN  # no order of ours; the center tries an endpoint out with the key tmc-examine
+        found = self._database.execute("SELECT state FROM orders WHERE number = ?", (int(number),)).fetchone()
         return {None: UNKNOWN, ("paid",): COMMIT, ("cancelled",): ROLLBACK}[found]
 
 
@@ -64,8 +65,11 @@ def serve(address: str, port: int, app: str, key: str) -> ThreadingHTTPServer:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked = parse_qs(urlsplit(self.path).query)
-            self._answer(orders.outcome(asked["messageKey"][0]))
+            asked = urlsplit(self.path)
+            if asked.path != "/verifyMessage":
+                self.send_error(404)
+                return
+            self._answer(orders.outcome(parse_qs(asked.query)["messageKey"][0]))
 
         def do_POST(self) -> None:
             number = int(self.path.rpartition("/")[2])

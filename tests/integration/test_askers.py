@@ -428,6 +428,7 @@ class TestReflection:
             ({"method": "shop.v1.Nobody/GetOrder"}, "no such symbol"), ({"verdict": "payment.state"}, "no single field"),
             ({"verdict": "payment"}, "is a message"), ({"verdict": "notes"}, "no single field"),
             ({"request": '{"number": "{key}"}'}, "does not fit"), ({"COMMIT": "STATUS_NONE"}, "empty answer"),
+            ({"COMMIT": "PAID"}, "has no PAID"),
             ({"verdict": "done", "COMMIT": "true", "ROLLBACK": "false"}, "empty answer"), ({"echo": "nothing"}, "echo"),
         ],
     )  # fmt: skip
@@ -444,6 +445,7 @@ class TestReflection:
         [
             ({"method": "GetOrder"}, "Service/Method"), ({"request": "{"}, "no JSON"),
             ({"request": "[" * 3000}, "no JSON"), ({"request": "[]"}, "JSON object"),
+            ({"request": '{"order_id": "{kye}"}'}, "knows no {kye}"), ({"request": '{"order_id": "x"}'}, "needs {key}"),
             ({"COMMIT": ""}, "COMMIT and ROLLBACK"), ({"ROLLBACK": "STATUS_PAID"}, "one verdict only"),
             ({"commit": "x"}, "no option commit"), ({"verdict": ""}, "needs the option verdict"),
         ],

@@ -118,6 +118,17 @@ class TestEmbedded:
         with grpc.insecure_channel(address) as channel, pytest.raises(grpc.FutureTimeoutError):
             grpc.channel_ready_future(channel).result(0.5)
 
+    def test_a_service_is_known_before_it_sends_anything(self, embedded: RunningCenter, business: sa.Engine) -> None:
+        """After a crash nobody may have a reason to send: its endpoint says by itself where it is."""
+        with (
+            tmc.connect(embedded.address, app="silent") as silent,
+            silent.checks(business).serve() as server,
+            grpc.insecure_channel(embedded.address) as channel,
+        ):
+            request = admin_pb2.ListInstancesRequest(app="silent", tag="default")
+            admin = embedded.admin(channel)
+            eventually(lambda: server.advertised in admin.ListInstances(request).addresses)
+
     def test_a_stopped_service_is_asked_when_it_is_back(self, center: tmc.Center, business: sa.Engine) -> None:
         server = center.checks(business).serve(f"127.0.0.1:{free_port()}")
         address = server.address

@@ -29,7 +29,7 @@ def checks(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Checks]:
     engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
     tmc.create_tables(engine)
     made = tmc.connect("127.0.0.1:1", app="orders").checks(engine)
-    monkeypatch.setattr(made._token, "_ask", lambda: TOKEN)
+    monkeypatch.setattr(made.token, "_ask", lambda: TOKEN)
     yield made
     made.close()
     engine.dispose()

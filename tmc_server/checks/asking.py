@@ -49,7 +49,7 @@ class Kinds:
     def describe(self, target: CheckTarget, app: App, tag: str, question: Question) -> tuple[str, str]:
         """See domain.ports.Asking."""
         endpoints = self._addressing.endpoints(target, app, tag)
-        where = endpoints.detail if isinstance(endpoints, CheckAnswer) else ", ".join(map(str, endpoints))
+        where = "nowhere" if isinstance(endpoints, CheckAnswer) else ", ".join(map(str, endpoints))
         asker = self._askers.get(target.kind)
         return f"{target.kind} {where}", asker.render(target, question) if asker is not None else ""
 
@@ -86,7 +86,7 @@ def _tried(attempt: Callable[[], None]) -> None:
 def _hint(reason: CheckReason) -> str:
     if reason is CheckReason.REFUSED_TARGET:
         return ""
-    return " Start it first, or say --untried."
+    return " Start it first, give --address, or say --untried."
 
 
 def _guarded(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
 from tmc_client.protocol import check_pb2
@@ -68,7 +67,10 @@ class GrpcChecks:
 
     def render(self, target: CheckTarget, question: Question) -> str:
         """See domain.ports.Asker."""
-        return f"{_MANY[1:]} {text_format.MessageToString(request_of(question), as_one_line=True)}"
+        return (
+            f"{_MANY[1:]} message_id={question.message_id} topic={question.topic} key={question.key}"
+            f" attempt_id={question.attempt_id.hex()} ledger_id={question.ledger_id.hex()} created_ms={question.created_ms}"
+        )
 
     def ask(
         self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question], until: float

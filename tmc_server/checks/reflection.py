@@ -28,6 +28,8 @@ from tmc_server.errors import CheckRefused
 _FRESH_S = 600.0
 _NEEDED = ("method", "request", "verdict")
 _VERDICTS = ("COMMIT", "ROLLBACK", "UNKNOWN")
+_PLACEHOLDERS = {"message_id", "topic", "key", "biz_id", "attempt_id"}
+_BRACES = re.compile(r"\{(\w+)\}")
 _PLACEHOLDER = re.compile(r"\{(message_id|topic|key|biz_id|attempt_id)\}")
 _SAMPLE = Question("1-1-0-1", "topic", "key", "biz", b"\0" * 16, b"", 0)
 _REDEPLOYED = {CheckReason.NO_METHOD, CheckReason.NOT_UNDERSTOOD, CheckReason.FAILED}
@@ -58,6 +60,16 @@ class ReflectionChecks:
             raise CheckRefused(f"The option request is no JSON: {exc}.") from exc
         if not isinstance(template, dict):
             raise CheckRefused('The option request is a JSON object, for example {"order_id": "{key}"}.')
+        named = set(_BRACES.findall(target.options["request"]))
+        if not named <= _PLACEHOLDERS:
+            known = ", ".join(sorted(f"{{{name}}}" for name in _PLACEHOLDERS))
+            raise CheckRefused(
+                f"The option request knows no {{{sorted(named - _PLACEHOLDERS)[0]}}}: take one of {known}."
+            )
+        if not named & {"key", "message_id"}:
+            raise CheckRefused(
+                "The option request needs {key} or {message_id}: without it every message gets the same answer."
+            )
         meanings = [value for name in _VERDICTS for value in _values(target, name)]
         if not (_values(target, "COMMIT") and _values(target, "ROLLBACK")):
             raise CheckRefused("reflection needs the options COMMIT and ROLLBACK: the values that mean them.")
@@ -73,6 +85,7 @@ class ReflectionChecks:
         self._request(target, method, _SAMPLE)
         verdict = _field(method.response, target.options["verdict"], "verdict")
         _refuse_defaults(target, verdict)
+        _refuse_strangers(target, verdict)
         if target.options.get("echo"):
             _field(method.response, target.options["echo"], "echo")
 
@@ -176,6 +189,18 @@ def _refuse_defaults(target: CheckTarget, field: FieldDescriptor) -> None:
                 f"{verdict} cannot be {'/'.join(sorted(empty))} of {field.name}: an empty answer looks the same. Make the "
                 "field optional, or let another value say it."
             )
+
+
+def _refuse_strangers(target: CheckTarget, field: FieldDescriptor) -> None:
+    """The values of an enum are known: one that it has not is a mistake."""
+    if field.enum_type is None:
+        return
+    known = {value.name for value in field.enum_type.values} | {str(value.number) for value in field.enum_type.values}
+    for verdict in _VERDICTS:
+        for value in _values(target, verdict):
+            if value not in known:
+                names = ", ".join(value.name for value in field.enum_type.values)
+                raise CheckRefused(f"{field.enum_type.full_name} has no {value}: take one of {names[:200]}.")
 
 
 def _text(field: FieldDescriptor, value: Any) -> set[str]:

@@ -33,9 +33,7 @@ class CheckReason(Enum):
     OTHER_MESSAGE = "The answer is about another message: the endpoint mixes up its answers."
     FIELD_ABSENT = "The field of the verdict is not set in the answer: an empty answer decides nothing."
     NO_TARGET = "The topic has no such target: `tmc admin set-check`."
-    NO_INSTANCE = (
-        "Discovery knows no instance of the producer's service in that environment: start one, or check its tag."
-    )
+    NO_INSTANCE = "Discovery knows no instance in that environment: start one, check its tag, or set an address."
     REFUSED_TARGET = "The address is outside [checks] allow: allow it, or correct the target."
     UNREACHABLE = "Nobody could be connected to at the address."
     TIMED_OUT = "There was no complete answer within the deadline."

@@ -118,6 +118,13 @@ class Preparing:
         count_each(METRICS.submitted, ((operation.topic.name,) for operation in fresh if operation.publish))
         return answers
 
+    def announce(self, caller: Caller) -> None:
+        """A service says where it answers checks before it sends anything."""
+        if caller.check_address:
+            own = {t.default_tag for t in self._catalog.current.topics.values() if t.owner == caller.app.number}
+            for tag in {caller.tag} if caller.tag else own or {"default"}:
+                self._senders.saw(caller.app, tag, caller.check_address)
+
     def _note_sender(self, caller: Caller, items: Sequence[Item]) -> None:
         if caller.check_address:
             for tag in _tags(items):

@@ -22,6 +22,7 @@ from tmc_server.requests import validation
 _MOST_TARGETS = 16
 _PAGE = 200
 _SPARE_MS = 10_000
+_NO_SUCH = "There is no such message: check the id."
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Undecided:
 
     async def check_now(self, message_id: str) -> CheckReport:
         """Ask about one message, and act on the answer. Raises MessageUnknown."""
-        return await asyncio.to_thread(self._check_now, validation.message_id(message_id))
+        return await asyncio.to_thread(self._check_now, _parsed(message_id))
 
     def _check_now(self, wanted: MessageId) -> CheckReport:
         view = self._existing(wanted)
@@ -92,7 +93,7 @@ class Undecided:
         target = topic.checks.targets.get(view.check.target) or CheckTarget(view.check.target, "")
         pending = self._desk.begin(wanted.shard, wanted.number, 2 * target.deadline_ms + _SPARE_MS)
         if pending is None:
-            nobody = CheckAnswer.unknown(CheckReason.ANSWERED, "It is decided: nobody was asked.")
+            nobody = CheckAnswer.unknown(CheckReason.NOT_ASKED, "It is decided: nobody was asked.")
             return CheckReport("", "", nobody, 0, self._existing(wanted).state)
         question = pending.question(app, topic.name)
         where, text = self._asking.describe(target, app, view.producer_tag, question)
@@ -105,7 +106,7 @@ class Undecided:
 
     async def reactivate(self, actor: str, message_id: str, reason: str) -> MessageView:
         """CHECK_FAILED -> PREPARED. Raises MessageUnknown, CheckRefused."""
-        wanted = validation.message_id(message_id)
+        wanted = _parsed(message_id)
         reason = validation.line(reason, "reason", validation.ERROR_CHARACTERS, least=1)
         before = await asyncio.to_thread(self._existing, wanted)
         if not await asyncio.to_thread(self._desk.reactivate, actor, wanted.shard, [wanted.number], reason):
@@ -137,7 +138,7 @@ class Undecided:
         """A human decides. Raises MessageUnknown, AlreadyCommitted, AlreadyRolledBack."""
         if verdict not in (Verdict.COMMIT, Verdict.ROLLBACK):
             raise InvalidField("verdict", "be COMMIT or ROLLBACK")
-        wanted = validation.message_id(message_id)
+        wanted = _parsed(message_id)
         reason = validation.line(reason, "reason", validation.ERROR_CHARACTERS, least=1)
         await asyncio.to_thread(self._existing, wanted)
         commit = verdict == Verdict.COMMIT
@@ -147,8 +148,15 @@ class Undecided:
     def _existing(self, wanted: MessageId) -> MessageView:
         found = self._reader.message(wanted.shard, wanted.number)
         if found is None or found.topic != wanted.topic:
-            raise MessageUnknown("There is no such message: check the id.")
+            raise MessageUnknown(_NO_SUCH)
         return found
+
+
+def _parsed(message_id: str) -> MessageId:
+    found = MessageId.parse(message_id)
+    if found is None:
+        raise MessageUnknown(_NO_SUCH)
+    return found
 
 
 def _by_shard(found: Sequence[tuple[int, int]]) -> Mapping[int, list[int]]:

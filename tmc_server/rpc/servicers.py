@@ -130,6 +130,7 @@ class MessageServicer:
         return await self._decide_many(caller, request, commit=False)
 
     async def DescribeChecks(self, caller: Caller, _request: Any) -> Any:
+        self._preparing.announce(caller)
         return message_pb2.DescribeChecksResponse(check_token=await self._administering.check_token(caller.app))
 
     async def GetMessage(self, caller: Caller, request: message_pb2.GetMessageRequest) -> Any:

@@ -78,7 +78,7 @@ def settle(tx: Transaction, answers: Sequence[Checked], tell_overdue: bool = Fal
             moved[MessageEvent.ROLLBACK].append(row.id)
         elif MessageState(row.state) is MessageState.PREPARED:
             undecided.append((checked, _outcome(tx, checked)))
-    write_decisions(tx, rows, moved)
+    write_decisions(tx, rows, moved, told="decided by this check")
     failed = _write_undecided(tx, undecided)
     overdue = next((checked for checked, after in undecided if after.overdue), None) if tell_overdue else None
     if overdue is not None:  # one message stands for all that wait for the same service

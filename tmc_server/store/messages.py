@@ -250,12 +250,16 @@ def _decide_one(
     operation.answer = Stored(row.id, outcome.state, outcome.changes)
 
 
-def write_decisions(tx: Transaction, rows: dict[int, Any], moved: dict[MessageEvent, list[int]]) -> None:
-    """Submit and roll back locked rows (of `lock_messages`), by number."""
+def write_decisions(
+    tx: Transaction, rows: dict[int, Any], moved: dict[MessageEvent, list[int]], told: str = ""
+) -> None:
+    """Submit and roll back locked rows (of `lock_messages`), by number. told: who decided, if not the producer."""
     submitted, rolled_back = moved[MessageEvent.SUBMIT], moved[MessageEvent.ROLLBACK]
     if submitted:
         tx.change(tx.sql.submit, len(submitted), ids=sorted(submitted), now=tx.now)
         _schedule(tx, [_Submitted.stored(rows[number]) for number in sorted(submitted)])
+    if told and (decided := sorted([*submitted, *rolled_back])):
+        tx.change(tx.sql.tell, len(decided), ids=decided, told=told)
     if rolled_back:
         tx.change(tx.sql.roll_back, len(rolled_back), ids=sorted(rolled_back), now=tx.now)
         buried = (rows[number] for number in rolled_back)

@@ -340,6 +340,8 @@ class ShardStatements:
                 check_answer=sa.bindparam("new_answer"),
             )
         )
+        # ids, told: who decided.
+        self.tell = ByIds(message.update().where(_in(message.c.id)).values(check_answer=sa.bindparam("told")))
         # ids, now: an operator has them asked again; numbers of checks go on.
         self.reactivate_checks = ByIds(
             _by_primary(
