@@ -102,21 +102,19 @@ def _outcome(tx: Transaction, checked: Checked) -> Undecided:
 def _write_undecided(tx: Transaction, undecided: Sequence[tuple[Checked, Undecided]]) -> int:
     """Returns: how many are CHECK_FAILED now."""
     failed = MessageState.CHECK_FAILED
-    tx.change_each(
-        tx.sql.after_check,
-        [
-            {
-                "number": checked.pending.number,
-                "old_attempt": checked.pending.state.attempt,
-                "new_state": int(failed if after.failed else MessageState.PREPARED),
-                "new_checked": after.state.checked,
-                "new_unreached_ms": after.state.unreached_ms,
-                "new_due_ms": after.state.due_ms,
-                "new_answer": _told(checked.answer),
-            }
-            for checked, after in undecided
-        ],
-    )
+    groups: dict[tuple[tuple[str, Any], ...], list[int]] = {}  # most of a page gets the same values
+    for checked, after in undecided:
+        values = {
+            "old_attempt": checked.pending.state.attempt,
+            "new_state": int(failed if after.failed else MessageState.PREPARED),
+            "new_checked": after.state.checked,
+            "new_unreached_ms": after.state.unreached_ms,
+            "new_due_ms": after.state.due_ms,
+            "new_answer": _told(checked.answer),
+        }
+        groups.setdefault(tuple(values.items()), []).append(checked.pending.number)
+    for same, numbers in groups.items():
+        tx.change(tx.sql.after_check, len(numbers), ids=sorted(numbers), **dict(same))
     tx.insert(
         tx.sql.insert_attempts,
         [

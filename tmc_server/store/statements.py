@@ -324,11 +324,11 @@ class ShardStatements:
                 message,
             )
         )
-        # id, old_attempt; new values: what an answer that decides nothing leaves behind.
-        self.after_check = (
+        # ids, old_attempt; new values: what answers that decide nothing leave behind.
+        after_check = (
             message.update()
             .where(
-                message.c.id == sa.bindparam("number"),
+                _in(message.c.id),
                 prepared,
                 message.c.check_attempt == sa.bindparam("old_attempt"),
             )
@@ -340,6 +340,7 @@ class ShardStatements:
                 check_answer=sa.bindparam("new_answer"),
             )
         )
+        self.after_check = ByIds(_by_primary(after_check, message))
         # ids, told: who decided.
         self.tell = ByIds(message.update().where(_in(message.c.id)).values(check_answer=sa.bindparam("told")))
         # ids, now: an operator has them asked again; numbers of checks go on.
