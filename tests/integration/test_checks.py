@@ -129,12 +129,14 @@ class TestEmbedded:
             admin = embedded.admin(channel)
             eventually(lambda: server.advertised in admin.ListInstances(request).addresses)
 
-    def test_a_stopped_service_is_asked_when_it_is_back(self, center: tmc.Center, business: sa.Engine) -> None:
+    def test_a_stopped_service_is_asked_when_it_is_back(
+        self, embedded: RunningCenter, center: tmc.Center, business: sa.Engine
+    ) -> None:
         server = center.checks(business).serve(f"127.0.0.1:{free_port()}")
         address = server.address
-        message = prepared_with(center, business, "shop.paid", "later", committed=True)
         server.stop()
-        time.sleep(1)
+        message = prepared_with(center, business, "shop.paid", "later", committed=True)
+        eventually(lambda: embedded.detail("shop.paid", "later").check.unreached_ms > 0)
         assert state_of(center, message) == PREPARED
         with center.checks(business).serve(address):
             eventually(lambda: state_of(center, message) == COMMITTED, seconds=20)
@@ -155,7 +157,6 @@ def running(tmp_path_factory) -> Iterator[RunningCenter]:
         checks={"allow": ["127.0.0.0/8:*"]},
         delivery={"scan_seconds": 0.05},
     ) as made:
-        made.checks_port = port  # type: ignore[attr-defined]
         made.subscribe("web.paid", "coupons", topic_settings={"transaction_time_ms": 1})
         yield made
 

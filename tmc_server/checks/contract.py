@@ -11,6 +11,7 @@ It needs pytest, and nothing else of ours.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from typing import Any
 
 from tmc_server.domain.checks import CheckReason, CheckTarget, Question, Verdict
@@ -20,18 +21,20 @@ BEHAVIOURS = ("commit", "rollback", "unknown", "hang", "refuse", "garbage", "awa
 _NOT_ANSWERS = ("hang", "refuse", "garbage", "away")
 
 
-class AskerContract:
+class AskerContract(ABC):
     """behaviour: what the producer at the endpoint does with every question; away: nobody listens there."""
 
+    @abstractmethod
     def asker(self) -> Asker:
-        raise NotImplementedError
+        """A new one."""
 
+    @abstractmethod
     def endpoint(self, behaviour: str) -> Endpoint:
-        raise NotImplementedError
+        """Where a producer behaves so."""
 
+    @abstractmethod
     def target(self) -> CheckTarget:
         """With a deadline of at most a second."""
-        raise NotImplementedError
 
     def questions(self, count: int) -> list[Question]:
         return [

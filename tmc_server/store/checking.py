@@ -56,8 +56,8 @@ def hold(tx: Transaction, pending: Sequence[Pending], pause_ms: int, detail: str
     return moved
 
 
-def settle(tx: Transaction, answers: Sequence[Checked], tell_overdue: bool = False) -> Settled:
-    """Each answer counts for the check it belongs to, and for no other."""
+def settle(tx: Transaction, answers: Sequence[Checked], tell_overdue: bool) -> Settled:
+    """Each answer counts for the check it belongs to, and for no other. tell_overdue: see domain.ports.DueChecks."""
     rows = {row.id: row for row in tx.rows(tx.sql.lock_messages, ids=sorted(each.pending.number for each in answers))}
     tx.reach("locked")
     moved: dict[MessageEvent, list[int]] = {MessageEvent.SUBMIT: [], MessageEvent.ROLLBACK: []}

@@ -82,7 +82,7 @@ class UndecidedMessages:
         return in_transaction(self._writers[shard], shard, change)
 
     def settle(self, shard: int, answers: Sequence[Checked]) -> Settled:
-        return in_transaction(self._writers[shard], shard, lambda tx: settle(tx, answers))
+        return in_transaction(self._writers[shard], shard, lambda tx: settle(tx, answers, tell_overdue=False))
 
     def reactivate(self, actor: str, shard: int, numbers: Sequence[int], reason: str) -> int:
         def change(tx: Transaction) -> int:
