@@ -220,7 +220,11 @@ def test_a_broker_that_is_away_delays_and_counts_nothing(note: Callable[[str], N
                 after = [server.rss_mb() for server in cluster.servers]
                 assert cluster.consumptions() == {"SCHEDULED": sent}
                 cluster.broker.start()
-                eventually(lambda: cluster.consumptions() == {"ACKED": sent}, seconds=120)
+                eventually(
+                    lambda: cluster.consumptions() == {"ACKED": sent},
+                    seconds=120,
+                    describe=lambda: f"{sent} sent, {len(keys)} handled, {cluster.open_rows(subscription.number)}",
+                )
         assert len(keys) == sent
         # What was in flight when the broker died may have arrived twice; nothing was counted while it was away.
         assert {row.tried for row in cluster.rows(subscription.number)} == {1}

@@ -194,6 +194,12 @@ class Cluster:
                 found += connection.execute(sa.select(table).where(table.c.subscription_no == subscription)).fetchall()
         return found
 
+    def open_rows(self, subscription: int) -> str:
+        """Rows by (state, attempt, tried) and what the broker says of its queues: for the message of a failed test."""
+        rows = Counter((ConsumptionState(row.state).name, row.attempt, row.tried) for row in self.rows(subscription))
+        queues = self.broker.control("list_queues", "name", "state", "messages", "consumers", "--quiet")
+        return f"{dict(rows)}, queues: {queues}"
+
     def live_servers(self) -> list[Any]:
         """Alive by their heartbeats, with the shards each holds."""
         answer = self.admin("ListServers", admin_pb2.ListServersRequest())
