@@ -8,7 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
+import pika
 import pytest
 import sqlalchemy as sa
 
@@ -191,6 +193,34 @@ def test_a_queue_deleted_under_its_consumer_is_healed(
             eventually(lambda: got == ["before", "after"], seconds=40)
     eventually(lambda: center.detail(topic, "after").consumptions[0].closed_ms)
     assert center.detail(topic, "after").consumptions[0].tried == 1  # the returned copies were not counted
+
+
+def test_a_consumer_whom_the_broker_never_answers_begins_anew(
+    center: RunningCenter, orders: tmc.Center, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tmc_client.transports.rabbitmq._PATIENCE_S", 0.5)
+    asked: list[str] = []
+    consume = pika.channel.Channel.basic_consume
+
+    def swallowed_once(channel: pika.channel.Channel, queue: str, *args: Any, **kwargs: Any) -> Any:
+        asked.append(queue)
+        return consume(channel, queue, *args, **kwargs) if len(asked) > 1 else None
+
+    monkeypatch.setattr("pika.channel.Channel.basic_consume", swallowed_once)
+    app, topic = f"app{next(_names)}", _topic()
+    center.subscribe(topic, app, retry=FAST)
+    got: list[str] = []
+    with _connect(center, app) as connection:
+        consumer = tmc.Consumer(connection)
+
+        @consumer.listener(topic)
+        def handle(body: bytes, message: tmc.Message) -> None:
+            got.append(message.key)
+
+        with consumer:
+            orders.publish(topic, b"x", key="k")
+            eventually(lambda: got == ["k"])
+    assert len(asked) == 2
 
 
 def test_nobody_reads_for_a_while(center: RunningCenter, orders: tmc.Center, rabbitmq: RabbitMQ) -> None:

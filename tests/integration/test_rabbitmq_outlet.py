@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pika
 import pytest
@@ -211,6 +212,25 @@ def test_a_blocked_broker_pauses_and_counts_nothing(monkeypatch: pytest.MonkeyPa
     bench.outlet.stop(1)
     bench.queues.close()
     broker.stop()
+
+
+def test_a_broker_that_never_answers_is_connected_anew(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tmc_server.delivery.rabbitmq.PATIENCE_S", 0.5)
+    asked: list[int] = []
+    confirm = pika.channel.Channel.confirm_delivery
+
+    def swallowed_once(channel: pika.channel.Channel, *args: Any, **kwargs: Any) -> None:
+        asked.append(1)
+        if len(asked) > 1:
+            confirm(channel, *args, **kwargs)
+
+    monkeypatch.setattr("pika.channel.Channel.confirm_delivery", swallowed_once)
+    bench = Bench(rabbitmq)
+    bench.send(1)  # waits until there is room, so until the channel is ready
+    bench.settled()
+    assert len(asked) == 2
+    bench.outlet.stop(1)
+    bench.queues.close()
 
 
 def test_a_permission_that_is_revoked_stops_publishing_and_comes_back() -> None:

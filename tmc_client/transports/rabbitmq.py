@@ -20,6 +20,7 @@ from tmc_client.received import Message, OnMessage
 log = logging.getLogger("tmc_client.rabbitmq")
 
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+_PATIENCE_S = 15.0  # a broker that just started may take our connection and never answer on it
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class RabbitTransport:
         self._generation = 0
         self._failures = 0
         self._queues: Sequence[str] = ()
+        self._unanswered = 0  # queues of this connection that the broker has not begun to send from
         self._connection: Any = None
         self._channel: Any = None
         self._thread = threading.Thread(target=self._run, name="tmc-rabbitmq", daemon=True)
@@ -181,7 +183,16 @@ class RabbitTransport:
         if self._stopping.is_set():
             connection.close()
             return
+        self._unanswered = len(self._queues)
+        connection.ioloop.call_later(_PATIENCE_S, lambda: self._give_up_waiting(connection))
         connection.channel(on_open_callback=self._on_channel)
+
+    def _give_up_waiting(self, connection: Any) -> None:
+        if self._unanswered and connection is self._connection and not self._stopping.is_set():
+            self._note(f"no answer in {_PATIENCE_S:g} s")
+            if connection.is_open:
+                connection.close()
+            connection.ioloop.call_later(_PATIENCE_S / 3, connection.ioloop.stop)  # it may not answer that either
 
     def _on_channel(self, channel: Any) -> None:
         self._channel = channel
@@ -197,6 +208,7 @@ class RabbitTransport:
             channel.basic_consume(queue, self._on_copy, callback=self._on_consuming)
 
     def _on_consuming(self, _frame: object) -> None:
+        self._unanswered -= 1
         if self._failures:
             log.info("copies come again")
             self._failures = 0

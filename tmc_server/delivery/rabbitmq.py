@@ -35,6 +35,7 @@ from tmc_server.metrics import METRICS
 log = logging.getLogger("tmc.rabbitmq")
 
 _RECONNECT_S = (0.2, 1.0, 2.0, 5.0)
+PATIENCE_S = 15.0
 _CHANNEL_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _REFUSALS = (403, 404)  # not allowed, no such exchange: about what was published, not about the broker
 
@@ -175,6 +176,7 @@ class RabbitOutlet:
         self._connection: Any = None
         self._channels: dict[str, _Channel] = {}
         self._blocked = False
+        self._answered = False  # on this connection
         self._stopping = threading.Event()
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name="tmc-publisher", daemon=True)
@@ -272,11 +274,21 @@ class RabbitOutlet:
             return
         connection.add_on_connection_blocked_callback(lambda *_: self._set_blocked(True))
         connection.add_on_connection_unblocked_callback(lambda *_: self._set_blocked(False))
+        self._answered = False
         self._channels = {"": _Channel(self, "")}
         self._channels[""].open(connection)
         with self._lock:
             self._connection = connection
+        connection.ioloop.call_later(PATIENCE_S, lambda: self._give_up_waiting(connection))
         self._tick()
+
+    def _give_up_waiting(self, connection: Any) -> None:
+        """A broker that just started may take our connection and never answer on it."""
+        if connection is self._connection and not self._answered and not self._stopping.is_set():
+            self._note_failure(f"no answer in {PATIENCE_S:g} s")
+            if connection.is_open:
+                connection.close()
+            connection.ioloop.call_later(PATIENCE_S / 3, connection.ioloop.stop)  # it may not answer that either
 
     def _on_open_error(self, connection: Any, error: object) -> None:
         self._note_failure(error)
@@ -342,6 +354,7 @@ class RabbitOutlet:
             self._channels = self._channels | {exchange: channel}
 
     def channel_ready(self, channel: _Channel) -> None:
+        self._answered = True
         METRICS.publisher_connected.set(1)
         if self._failures and channel.exchange == "":
             log.info("the broker is back")
