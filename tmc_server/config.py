@@ -5,39 +5,21 @@ TMC_SERVER__LISTEN=0.0.0.0:50051 sets [server] listen. docs/configuration.md lis
 
 from __future__ import annotations
 
-import difflib
-import json
 import os
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from tmc_server.domain.egress import Egress
 from tmc_server.domain.placement import SHARDS
 from tmc_server.domain.retry import DAY_MS
+from tmc_server.settings import ConfigError, Section, read
+
+__all__ = ["Config", "ConfigError", "load"]
 
 
-class ConfigError(Exception):
-    """The configuration cannot be used; the text names each key, its value and what is allowed."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-
-class ServerConfig(_Section):
+class ServerConfig(Section):
     """[server]"""
 
     listen: str = Field("127.0.0.1:50051", description="host:port; port 0 takes a free one")
@@ -54,7 +36,7 @@ class ServerConfig(_Section):
         return value
 
 
-class TlsConfig(_Section):
+class TlsConfig(Section):
     """[tls]: PEM files; all empty: plaintext."""
 
     certificate: str | None = Field(None, description="certificate chain of this server, PEM file")
@@ -80,7 +62,7 @@ def _address_or_nothing(value: str) -> str:
 Address = Annotated[str, AfterValidator(_address_or_nothing)]
 
 
-class ShardRange(_Section):
+class ShardRange(Section):
     """[[store.shards]]: which database holds which shards."""
 
     url: SecretStr
@@ -88,7 +70,7 @@ class ShardRange(_Section):
     last: Annotated[int, Field(ge=0, lt=SHARDS)] = SHARDS - 1
 
 
-class StoreConfig(_Section):
+class StoreConfig(Section):
     """[store]"""
 
     catalog: SecretStr = Field(SecretStr("sqlite:///tmc.db"), description="SQLAlchemy URL of the catalog")
@@ -103,7 +85,7 @@ class StoreConfig(_Section):
         return self
 
 
-class LimitsConfig(_Section):
+class LimitsConfig(Section):
     """[limits]"""
 
     body_bytes: int = Field(262_144, ge=1024, le=8 << 20, description="longest body of a message")
@@ -118,7 +100,7 @@ class LimitsConfig(_Section):
     items_per_second: int = Field(50_000, ge=0, le=10_000_000, description="per app; 0: no limit")
 
 
-class DeliveryConfig(_Section):
+class DeliveryConfig(Section):
     """[delivery]"""
 
     kind: Literal["builtin", "rabbitmq"] = Field(
@@ -127,7 +109,7 @@ class DeliveryConfig(_Section):
     scan_seconds: float = Field(0.5, ge=0.01, le=60, description="longest sleep between looks at what is due")
 
 
-class RabbitmqConfig(_Section):
+class RabbitmqConfig(Section):
     """[rabbitmq]"""
 
     url: SecretStr = Field(SecretStr(""), description="amqp://user:password@host:5672/%2F, or amqps://; empty: none")
@@ -144,7 +126,7 @@ class RabbitmqConfig(_Section):
         return value
 
 
-class ConsulConfig(_Section):
+class ConsulConfig(Section):
     """[consul]"""
 
     agent: Address = Field("", description="host:port of the agent; empty: this server is not registered")
@@ -154,7 +136,7 @@ class ConsulConfig(_Section):
     advertise: Address = Field("", description="host:port given to callers; empty: the address of listen")
 
 
-class DiscoveryConfig(_Section):
+class DiscoveryConfig(Section):
     """[discovery]: where producers' services are found."""
 
     kind: Literal["static", "recorded", "consul"] = Field(
@@ -170,7 +152,7 @@ def _egress_entries(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-class ChecksConfig(_Section):
+class ChecksConfig(Section):
     """[checks]: asking producers what became of their transactions."""
 
     allow: Annotated[tuple[str, ...], AfterValidator(_egress_entries)] = Field(
@@ -189,7 +171,7 @@ class ChecksConfig(_Section):
         return self
 
 
-class AlertsConfig(_Section):
+class AlertsConfig(Section):
     """[alerts]: besides the log."""
 
     webhook: SecretStr = Field(
@@ -204,7 +186,7 @@ class AlertsConfig(_Section):
         return value
 
 
-class TelemetryConfig(_Section):
+class TelemetryConfig(Section):
     """[telemetry]"""
 
     listen: Address = Field(
@@ -212,21 +194,21 @@ class TelemetryConfig(_Section):
     )
 
 
-class DevConfig(_Section):
+class DevConfig(Section):
     """[dev]: what `tmc dev` gives to names it meets for the first time."""
 
     retry_interval_ms: int = Field(10_000, ge=10, le=DAY_MS, description="retry interval of new subscriptions")
     transaction_time_ms: int = Field(10_000, ge=1, le=DAY_MS, description="transaction time of new topics")
 
 
-class LogConfig(_Section):
+class LogConfig(Section):
     """[log]"""
 
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity written")
     format: Literal["auto", "json", "text"] = Field("auto", description="auto: text on a terminal, else JSON lines")
 
 
-class Config(_Section):
+class Config(Section):
     """Everything; each field is a section of the file."""
 
     server: ServerConfig = ServerConfig()
@@ -259,50 +241,4 @@ class Config(_Section):
 
 def load(path: str | None = None, environment: Mapping[str, str] = os.environ) -> Config:
     """Raises ConfigError."""
-    values: dict[str, Any] = {}
-    if path is not None:
-        try:
-            values = tomllib.loads(Path(path).read_text())
-        except OSError as exc:
-            raise ConfigError(f"Cannot read {path}: {exc.strerror}.") from exc
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-            raise ConfigError(f"{path} is not TOML: {exc}.") from exc
-    _add_environment(values, environment)
-    try:
-        return Config.model_validate(values)
-    except ValidationError as exc:
-        raise ConfigError("\n".join(_explain(error) for error in exc.errors(include_url=False))) from exc
-
-
-def _add_environment(values: dict[str, Any], environment: Mapping[str, str]) -> None:
-    for name, text in environment.items():
-        section, separator, key = name.removeprefix("TMC_").lower().partition("__")
-        if name.startswith("TMC_") and separator:
-            part = values.setdefault(section, {})
-            try:
-                part[key] = json.loads(text) if text.startswith(("[", "{")) else text
-            except ValueError as exc:
-                raise ConfigError(f"{name} starts as JSON but is none: {exc}.") from exc
-
-
-def _explain(error: Any) -> str:
-    path = [str(part) for part in error["loc"]]
-    if error["type"] == "extra_forbidden":
-        known = _keys_of(path[:-1])
-        near = difflib.get_close_matches(path[-1], known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(sorted(known))}."
-        return f"{'.'.join(path)}: there is no such key; {hint}"
-    return f"{'.'.join(path)}: {error['msg']}."
-
-
-def _keys_of(path: list[str]) -> list[str]:
-    model: type[BaseModel] = Config
-    for part in path:
-        if part.isdigit():
-            continue
-        annotation = model.model_fields[part].annotation
-        nested = ShardRange if part == "shards" else annotation
-        if not (isinstance(nested, type) and issubclass(nested, BaseModel)):
-            return []
-        model = nested
-    return list(model.model_fields)
+    return read(Config, "TMC_", path, environment)
