@@ -60,6 +60,10 @@ class NotFound(TmcError):
     """No such topic, message or subscription that you may use."""
 
 
+class Gone(NotFound):
+    """The message was closed so long ago that the center has removed it: there is nothing left to do."""
+
+
 class KeyCommitted(TmcError):
     """The key was used by a message that was submitted: do not run the transaction again."""
 
@@ -120,6 +124,7 @@ BY_REASON: dict[str, type[TmcError]] = {
     "ADMIN_ONLY": NotAuthenticated,
     "TOPIC_UNKNOWN": NotFound,
     "MESSAGE_UNKNOWN": NotFound,
+    "MESSAGE_GONE": Gone,
     "SUBSCRIPTION_UNKNOWN": NotFound,
     "APP_UNKNOWN": NotFound,
     "KEY_COMMITTED": KeyCommitted,

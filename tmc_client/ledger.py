@@ -117,6 +117,8 @@ def resume(producer: Producer, engine: sa.Engine, timeout: timedelta = timedelta
         for id_, future in futures.items():
             try:
                 wait(future, timeout)
+            except errors.Gone:
+                answered.append(id_)  # closed long ago, so it was decided: only its mark was lost
             except errors.TmcError as exc:
                 refused(id_, exc)
             else:

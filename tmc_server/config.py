@@ -171,6 +171,19 @@ class ChecksConfig(Section):
         return self
 
 
+class RetentionConfig(Section):
+    """[retention]"""
+
+    kind: Literal["none", "archive", "age"] = Field(
+        "none", description="which closed messages are removed: none; archived ones; all that are old enough"
+    )
+    archive: str = Field("", description="folder of the archive that `tmc pipeline archive` writes, for kind archive")
+    keep_hours: float = Field(
+        168, ge=1, le=87_600, description="closed messages stay at least so long: the replay window"
+    )
+    rows_per_second: int = Field(2000, ge=10, le=1_000_000, description="messages removed at most, per database")
+
+
 class AlertsConfig(Section):
     """[alerts]: besides the log."""
 
@@ -221,6 +234,7 @@ class Config(Section):
     discovery: DiscoveryConfig = DiscoveryConfig()
     checks: ChecksConfig = ChecksConfig()
     alerts: AlertsConfig = AlertsConfig()
+    retention: RetentionConfig = RetentionConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     dev: DevConfig = DevConfig()
     log: LogConfig = LogConfig()
@@ -236,6 +250,8 @@ class Config(Section):
             raise ValueError("listen names no address that callers could use: set [consul] advertise to host:port")
         if self.server.workers > 1 and self.delivery.kind == "builtin":
             raise ValueError("built-in delivery is for one process: set server.workers to 1, or delivery.kind rabbitmq")
+        if self.retention.kind == "archive" and not self.retention.archive:
+            raise ValueError("retention.kind archive needs [retention] archive, the folder that the pipeline writes")
         return self
 
 

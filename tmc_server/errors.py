@@ -5,7 +5,7 @@
     |                         AppUnknown, NameTaken, ContentDiffers
     |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly
     |-- Accept the outcome    CheckRefused, KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale, ConsumptionClosed,
-    |                         RotationOpen, NotBuiltIn
+    |                         MessageGone, RotationOpen, NotBuiltIn
     |-- Repeat later          Retryable
     |   |                     KeyInProgress, RowLocked, QueueFull, RateLimited, OpenLimit
     |   `-- Unavailable       StoreUnavailable, CatalogStale, ShuttingDown, NoIdentity, DiscoveryUnavailable
@@ -59,6 +59,12 @@ class MessageUnknown(TmcError):
     """There is no such message of yours: prepare it first, or check the id."""
 
     reason = "MESSAGE_UNKNOWN"
+
+
+class MessageGone(TmcError):
+    """It was closed so long ago that it is not kept any more: there is nothing left to do."""
+
+    reason = "MESSAGE_GONE"
 
 
 class SubscriptionUnknown(TmcError):

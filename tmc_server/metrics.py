@@ -32,6 +32,7 @@ class Metrics:
         self.nacked = counter("nacked", "failed tries stored", "topic", "app")
         self.failed = counter("failed", "deliveries given up by the redelivering duty")
         self.redelivered = counter("redelivered", "due deliveries handed over by the redelivering duty")
+        self.removed = counter("removed", "closed messages removed by the retention duty")
         self.held = counter("held", "due deliveries that waited for an earlier copy in their queue")
         self.rescued = counter("rescued", "deliveries of a server that is gone, made due again")
         self.checked = counter("checked", "answers to checks", "topic", "verdict", "reason")

@@ -29,6 +29,7 @@ ALLOWED = {
     "delivery": {"delivery", "domain", "errors", "metrics"},
     "discovery": {"discovery", "domain", "errors"},
     "alerts": {"alerts", "domain", "errors"},
+    "archives": {"archives", "domain", "errors"},
     "requests": {"requests", "domain", "errors", "metrics"},
     "duties": {"duties", "domain", "errors", "metrics"},
     "rpc": {"rpc", "requests", "domain", "errors", "config", "metrics"},

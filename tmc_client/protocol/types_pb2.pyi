@@ -60,6 +60,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NOT_BUILT_IN: _ClassVar[Reason]
     DISCOVERY_UNAVAILABLE: _ClassVar[Reason]
     CHECK_REFUSED: _ClassVar[Reason]
+    MESSAGE_GONE: _ClassVar[Reason]
     INTERNAL_FAULT: _ClassVar[Reason]
 
 class QueueMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -117,6 +118,7 @@ ROTATION_OPEN: Reason
 NOT_BUILT_IN: Reason
 DISCOVERY_UNAVAILABLE: Reason
 CHECK_REFUSED: Reason
+MESSAGE_GONE: Reason
 INTERNAL_FAULT: Reason
 QUEUE_MODE_UNSPECIFIED: QueueMode
 QUEUE_MODE_SINGLE: QueueMode

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 from functools import partial
+from pathlib import Path
 
 import uvloop
 
@@ -18,6 +19,7 @@ from tmc_server.app.checks import Checks
 from tmc_server.app.maintenance import CannotStart, open_shards
 from tmc_server.app.outlets import Outlets
 from tmc_server.app.surroundings import Surroundings
+from tmc_server.archives.local import LocalArchive
 from tmc_server.config import Config
 from tmc_server.delivery.window import UNCERTAIN_MS
 from tmc_server.domain.ports import AlertSink
@@ -28,6 +30,7 @@ from tmc_server.duties.counting import Counting
 from tmc_server.duties.periodic import Periodic
 from tmc_server.duties.redelivering import Redelivering
 from tmc_server.duties.rescuing import Rescuing
+from tmc_server.duties.retention import Retention
 from tmc_server.errors import Retryable, StoreUnavailable, TmcError
 from tmc_server.metrics import METRICS
 from tmc_server.requests.acking import Acking
@@ -51,11 +54,13 @@ from tmc_server.store.leases import ShardLeases
 from tmc_server.store.migrate import migrate
 from tmc_server.store.nodes import NodeSlots
 from tmc_server.store.reading import Reader
+from tmc_server.store.retention import ClosedMessages
 from tmc_server.store.scanning import Look, earliest_check, earliest_delivery
 from tmc_server.telemetry import MetricsEndpoint
 
 log = logging.getLogger("tmc.app")
 
+_RETENTION_S = 60.0
 _WOKEN_S = 30.0  # the scan wakes these duties; by themselves they look so often
 SAME_SIGNAL_S = 1.0  # a terminal and a supervisor may both pass on one wish to stop
 
@@ -249,10 +254,25 @@ class Center:
             *self._asking,
             *(Periodic("scanning", partial(self._scan, look), scan_s) for look in self._looks),
             *(Periodic("alerting", duty.run_once, 5.0) for duty in alerting),
+            *self._retaining(),
             *(Periodic("alone", partial(self._stay_alone, database), 5.0) for database in alone),
             Periodic("catalog", self._watch.run_once, self._watch.period_s),
             Periodic("counting", self._counting.run_once, 2.0),
         ]
+
+    def _retaining(self) -> list[Periodic]:
+        """One per database; none where nothing is to be removed."""
+        retention = self._config.retention
+        if retention.kind == "none":
+            return []
+        lists = LocalArchive(Path(retention.archive)) if retention.kind == "archive" else None
+        keep_ms = round(retention.keep_hours * 3_600_000)
+        held = zip((work.database for work in self._work), self._leases, strict=True)
+        duties = [
+            Retention([ClosedMessages(database, leases)], lists, keep_ms, retention.rows_per_second)
+            for database, leases in held
+        ]
+        return [Periodic("retention", duty.run_once, _RETENTION_S) for duty in duties]
 
     @property
     def _uncertain_ms(self) -> int | None:

@@ -46,6 +46,11 @@ class MessageId:
         return cls(topic, app, shard, number)
 
 
+def first_number(ms: int) -> int:
+    """The least message number that can be made in that millisecond since the Unix epoch."""
+    return max(0, ms - EPOCH_MS) << 22
+
+
 class IdGenerator:
     """Makes numbers for one leased slot; never goes back, stops at the lease's end.
 

@@ -10,6 +10,7 @@ from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscrip
 from tmc_server.domain.checks import CheckAnswer, CheckPolicy, CheckState, CheckTarget, Question
 from tmc_server.domain.consumption import ConsumptionState, QueueLook
 from tmc_server.domain.ids import MessageId
+from tmc_server.domain.manifest import Manifest
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Operation
 from tmc_server.domain.retry import RetryPolicy
@@ -413,6 +414,49 @@ class DueWork(Protocol):
 
         Returns: how many rows; None: the lease of the shard is over, nothing was done.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far the lists of an archive were worked off. run: "": none yet.  number: the last one looked at; 0: none."""
+
+    run: str
+    number: int
+
+
+class ClosedWork(Protocol):
+    """Closed messages of the shards of one database that this server holds, for the retention duty. All block."""
+
+    def held_shards(self) -> Sequence[int]: ...
+    def now(self) -> int:
+        """Milliseconds by the database's clock."""
+
+    def position(self, shard: int) -> Position: ...
+    def old(self, shard: int, after: int, before_ms: int, limit: int) -> Sequence[int]:
+        """Numbers above `after` of messages closed before that moment, ascending, at most `limit`."""
+
+    def remove(self, shard: int, numbers: Sequence[int], before_ms: int, then: Position | None = None) -> int:
+        """Remove these, as far as they are closed and were before that moment, with all that belongs to them; keep `then`.
+
+        One commit. Returns: how many messages went; who was not closed stays, and is nobody's error.
+        """
+
+    def forget(self, before_ms: int, limit: int) -> int:
+        """Remove what is kept for late callers only and is older, at most `limit` of each kind. Returns: how many."""
+
+
+class RemovalLists(Protocol):
+    """What archive runs say may be removed. Blocks; raises ListUnreadable."""
+
+    def runs(self) -> Sequence[Manifest]:
+        """Published runs in the order of their names."""
+
+    def numbers(self, run: str, shard: int) -> Sequence[int]:
+        """Of one run and shard, ascending."""
+
+
+class ListUnreadable(Exception):
+    """A manifest, or a list that it promises, is missing or damaged: nothing of that run is removed. The text says which."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ CODES: dict[type[errors.TmcError], grpc.StatusCode] = {
     errors.AdminOnly: grpc.StatusCode.PERMISSION_DENIED,
     errors.TopicUnknown: grpc.StatusCode.NOT_FOUND,
     errors.MessageUnknown: grpc.StatusCode.NOT_FOUND,
+    errors.MessageGone: grpc.StatusCode.NOT_FOUND,
     errors.SubscriptionUnknown: grpc.StatusCode.NOT_FOUND,
     errors.AppUnknown: grpc.StatusCode.NOT_FOUND,
     errors.KeyCommitted: grpc.StatusCode.ALREADY_EXISTS,

@@ -10,7 +10,7 @@ from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.consumption import ConsumptionState, Decision, QueueLook, Row
 from tmc_server.domain.operations import DONE, LOCKED, Ack, Consume, Extend, GiveBack, Nack, Reactivate
 from tmc_server.domain.ports import Claimed, Copy
-from tmc_server.errors import SubscriptionUnknown, TmcError
+from tmc_server.errors import MessageGone, SubscriptionUnknown, TmcError
 from tmc_server.store.messages import parse_headers
 from tmc_server.store.transaction import Transaction
 
@@ -26,7 +26,7 @@ def consume(tx: Transaction, operations: Sequence[Consume]) -> None:
         pair = (operation.subscription, operation.number)
         row = after.get(pair)
         if row is None:
-            operation.answer = LOCKED if pair in locked else SubscriptionUnknown()
+            operation.answer = LOCKED if pair in locked else _missing(tx, operation.number)
             continue
         decision = _decide(operation, row, tx.now)
         if isinstance(decision, TmcError):
@@ -43,6 +43,10 @@ def consume(tx: Transaction, operations: Sequence[Consume]) -> None:
     _journal(tx, accepted)
     errors = {(o.subscription, o.number): o.error for o in accepted if isinstance(o, Nack)}
     _alert_failed(tx, before, after, errors)
+
+
+def _missing(tx: Transaction, number: int) -> TmcError:
+    return MessageGone() if tx.is_gone(number) else SubscriptionUnknown()
 
 
 def _lock(tx: Transaction, operations: Sequence[Consume]) -> tuple[dict[_Pair, Row], dict[_Pair, int], set[_Pair]]:

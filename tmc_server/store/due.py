@@ -25,6 +25,7 @@ class DueConsumptions:
     """domain.ports.DueWork over the shards of one database, as far as this server holds their leases."""
 
     def __init__(self, writer: ShardWriter, leases: ShardLeases, catalog: CatalogSource) -> None:
+        self.database = writer.database
         self._writer = writer
         self._leases = leases
         self._catalog = catalog

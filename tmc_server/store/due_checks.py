@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from tmc_server.domain.ids import EPOCH_MS
+from tmc_server.domain.ids import first_number
 from tmc_server.domain.message import MessageEvent, MessageState, decide
 from tmc_server.domain.ports import CatalogSource, Checked, Pending, Settled
 from tmc_server.errors import CatalogStale, MessageUnknown, TmcError
@@ -98,7 +98,7 @@ class UndecidedMessages:
         self, shards: Sequence[int], topic: int, from_ms: int, to_ms: int, limit: int
     ) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
-        which = {"topic": topic, "first": _first_number(from_ms), "last": _first_number(to_ms) if to_ms else 1 << 62}
+        which = {"topic": topic, "first": first_number(from_ms), "last": first_number(to_ms) if to_ms else 1 << 62}
         for shard in shards:
             if len(found) < limit:
                 sql = statements_of(shard)
@@ -127,8 +127,3 @@ class UndecidedMessages:
         refused = in_transaction(self._writers[shard], shard, change)
         if refused is not None:
             raise refused
-
-
-def _first_number(ms: int) -> int:
-    """The least message number of that millisecond."""
-    return max(0, ms - EPOCH_MS) << 22

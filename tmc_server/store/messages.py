@@ -26,6 +26,7 @@ from tmc_server.errors import (
     ContentDiffers,
     KeyCommitted,
     KeyInProgress,
+    MessageGone,
     MessageUnknown,
 )
 from tmc_server.store.engines import StoreConflict
@@ -222,7 +223,7 @@ def settle(tx: Transaction, operations: Sequence[Decide]) -> None:
         elif number is None:
             operation.answer = _answer_unknown_attempt(tx, operation)
         elif row is None or row.topic_no != operation.topic.number:
-            operation.answer = MessageUnknown()
+            operation.answer = MessageGone() if row is None and tx.is_gone(number) else MessageUnknown()
         elif operation.commit and tx.catalog_is_stale:
             operation.answer = CatalogStale()
         else:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain import consumption as c
 from tmc_server.domain import message as m
-from tmc_server.store.tables import alert, audit, lease, shard_tables, tombstone
+from tmc_server.store.tables import alert, audit, lease, retention, shard_tables, tombstone
 
 
 def _in(column: sa.Column[Any], name: str = "ids") -> sa.ColumnElement[bool]:
@@ -109,6 +109,7 @@ class ShardStatements:
         self._for_consumptions(self.tables.consumption)
         self._for_claims(self.tables.message, self.tables.consumption)
         self._for_checks(self.tables.message)
+        self._for_retention()
         self._for_notes()
 
     def _for_messages(self, message: sa.Table) -> None:
@@ -376,6 +377,59 @@ class ShardStatements:
             .order_by(message.c.id)
             .limit(sa.bindparam("limit"))
         )
+
+    def _for_retention(self) -> None:
+        """Only what is closed, and was before a moment, is ever removed: state and closing times are the guard."""
+        message, consumption = self.tables.message, self.tables.consumption
+        before: sa.BindParameter[int] = sa.bindparam("before")
+        closed = (int(c.ConsumptionState.ACKED), int(c.ConsumptionState.CANCELLED))
+        open_or_late = sa.exists().where(
+            consumption.c.message_id == message.c.id,
+            sa.or_(
+                sa.not_(_states(consumption.c.state, closed)),
+                consumption.c.closed_ms.is_(None),
+                consumption.c.closed_ms >= before,
+            ),
+        )
+        removable = (
+            message.c.decided_ms < before,
+            sa.or_(
+                message.c.state == int(m.MessageState.ROLLED_BACK),
+                sa.and_(message.c.state == int(m.MessageState.COMMITTED), sa.not_(open_or_late)),
+            ),
+        )
+        # ids, before
+        self.remove_messages = ByIds(message.delete().where(_in(message.c.id), *removable))
+        # ids: what belongs to messages that are not there any more.
+        self.remove_orphans = [
+            ByIds(
+                table.delete().where(
+                    _in(table.c.message_id), sa.not_(sa.exists().where(message.c.id == table.c.message_id))
+                )
+            )
+            for table in (consumption, self.tables.attempt)
+        ]
+        # after, last, before, limit: in the order of their numbers.
+        self.removable = (
+            sa.select(message.c.id)
+            .where(message.c.id > sa.bindparam("after"), message.c.id < sa.bindparam("last"), *removable)
+            .order_by(message.c.id)
+            .limit(sa.bindparam("limit"))
+        )
+        here = retention.c.shard == self.shard
+        self.retained = sa.select(retention.c.horizon_ms, retention.c.run, retention.c.position).where(here)
+        self.lock_retention = self.retained.with_for_update()
+        # horizon, new_run, new_position
+        self.note_retention = (
+            retention.update()
+            .where(here)
+            .values(
+                horizon_ms=sa.bindparam("horizon"),
+                run=sa.bindparam("new_run"),
+                position=sa.bindparam("new_position"),
+            )
+        )
+        self.first_retention = retention.insert().values(shard=self.shard, horizon_ms=0, run="", position=0)
 
     def _leased(self) -> sa.ColumnElement[bool]:
         """Claims hold only while the lease does: owner, epoch, now."""

@@ -193,6 +193,18 @@ tombstone = sa.Table(
     **_OPTIONS,
 )
 
+# What the retention duty has removed. horizon_ms: closed messages from before it may be gone, never goes back.
+# run, position: of the archive's lists, how far; "" and 0: none yet.
+retention = sa.Table(
+    "tmc_retention",
+    METADATA,
+    sa.Column("shard", sa.SmallInteger, primary_key=True, autoincrement=False),
+    _ms("horizon_ms"),
+    sa.Column("run", _text(64), nullable=False),
+    sa.Column("position", sa.BigInteger, nullable=False),
+    **_OPTIONS,
+)
+
 # Alert outbox: written with the change it tells of, sent by duties/alerting.
 alert = sa.Table(
     "tmc_alert",
@@ -226,7 +238,7 @@ audit = sa.Table(
 )
 
 CATALOG_TABLES = (meta, operator, app, topic, check_target, subscription, node_slot, server, sender, audit)
-DATABASE_TABLES = (lease, tombstone, alert, audit)  # once in every database that holds shards
+DATABASE_TABLES = (lease, retention, tombstone, alert, audit)  # once in every database that holds shards
 
 
 @dataclass(frozen=True)

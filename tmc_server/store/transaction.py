@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_server.domain.catalog import Catalog
+from tmc_server.domain.ids import first_number
 from tmc_server.domain.ports import Copy, Outlet
 from tmc_server.store.statements import ByIds, InsertRows, ShardStatements
 
@@ -44,6 +45,7 @@ class Transaction:
     copies: list[Copy] = field(default_factory=list)
     reserved: Counter[int] = field(default_factory=Counter)
     came_out: Counter[int] = field(default_factory=Counter)
+    _horizon: int | None = None
 
     def rows(self, statement: sa.Executable | ByIds, **parameters: Any) -> Sequence[sa.Row[Any]]:
         return self.execute(statement, **parameters).fetchall()
@@ -53,6 +55,13 @@ class Transaction:
         if isinstance(statement, ByIds):
             return statement.run(self.connection, **parameters)
         return self.connection.execute(statement, parameters)
+
+    def is_gone(self, number: int) -> bool:
+        """Whether a message that is not there may have been removed by the retention duty: it is older than the horizon."""
+        if self._horizon is None:
+            found = self.rows(self.sql.retained)
+            self._horizon = first_number(found[0].horizon_ms) if found else 0
+        return number < self._horizon
 
     def insert(self, statement: InsertRows, rows: Sequence[Mapping[str, Any]]) -> None:
         if rows:

@@ -1,0 +1,272 @@
+"""Retention: closed messages are removed with all that belongs to them, everything else stays, late callers are told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from tests.support.store import POLICY, StoreUnderTest
+from tmc_server.archives.local import LocalArchive
+from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.manifest import ArchivedShard, Manifest, manifest_name, removal_folder
+from tmc_server.domain.message import MessageState
+from tmc_server.domain.operations import DONE, Stored
+from tmc_server.domain.ports import ListUnreadable, Position
+from tmc_server.duties.retention import Retention
+from tmc_server.errors import MessageGone, MessageUnknown, SubscriptionUnknown
+from tmc_server.store.retention import ClosedMessages
+from tmc_server.store.tables import shard_tables, tombstone
+
+DAY_MS = 86_400_000
+
+
+class Kept:
+    """The duty over one store, and an archive as the pipeline leaves it."""
+
+    def __init__(self, store: StoreUnderTest, folder: Path, keep_ms: int = DAY_MS) -> None:
+        self.store = store
+        self.folder = folder
+        self.keep_ms = keep_ms
+        self.slept: list[float] = []
+        self.work = ClosedMessages(store.database, store.leases)
+
+    def archive(self, run: str, numbers: Sequence[int], before_ms: int | None = None) -> None:
+        """Publish a list of these, whatever they are."""
+        shard = self.store.shard
+        listed = [ArchivedShard(shard, min(numbers), max(numbers), len(numbers), 0, "00")] if numbers else []
+        before = self.store.clock() if before_ms is None else before_ms
+        manifest = Manifest(run, 0, before, before, tuple(listed), (), {})
+        if numbers:
+            folder = self.folder / removal_folder(run, shard)
+            folder.mkdir(parents=True)
+            (folder / "part-0").write_text("\n".join(map(str, numbers)) + "\n")
+        path = self.folder / manifest_name(run)
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(manifest.to_json())
+
+    def sweep(self, by_age: bool = False, work: Any = None) -> int:
+        """Run until nothing moves. Returns: passes."""
+        lists = None if by_age else LocalArchive(self.folder)
+        duty = Retention([work or self.work], lists, self.keep_ms, rate=1000, sleep=self.slept.append)
+        passes = 1
+        while duty.run_once():
+            passes += 1
+        return passes
+
+    def left(self) -> list[int]:
+        table = shard_tables(self.store.shard).message
+        with self.store.database.reading() as connection:
+            return list(connection.execute(sa.select(table.c.id).order_by(table.c.id)).scalars())
+
+    def belongings(self) -> set[int]:
+        """Messages that consumption or attempt rows belong to."""
+        tables = shard_tables(self.store.shard)
+        with self.store.database.reading() as connection:
+            return {
+                number
+                for table in (tables.consumption, tables.attempt)
+                for number in connection.execute(sa.select(table.c.message_id)).scalars()
+            }
+
+
+@pytest.fixture
+def kept(store: StoreUnderTest, tmp_path: Path) -> Kept:
+    return Kept(store, tmp_path / "archive")
+
+
+def _acked(store: StoreUnderTest) -> int:
+    number = store.submitted(room=1)
+    assert store.perform(store.nack_of(number, 1), store.ack_of(number)) == [DONE, DONE]
+    return number
+
+
+def _rolled_back(store: StoreUnderTest) -> int:
+    prepared = store.prepared()
+    store.perform(store.rollback_of(prepared.number))
+    return prepared.number
+
+
+def _failed(store: StoreUnderTest) -> int:
+    number = store.submitted(room=1)
+    store.perform(store.nack_of(number, 1, reject=True))
+    assert store.consumption_state(number) is ConsumptionState.FAILED
+    return number
+
+
+def _check_failed(store: StoreUnderTest) -> int:
+    number = store.prepared().number
+    table = shard_tables(store.shard).message
+    with store.database.transaction() as connection:
+        values = {"state": int(MessageState.CHECK_FAILED), "due_ms": None, "decided_ms": None}
+        connection.execute(table.update().where(table.c.id == number).values(values))
+    return number
+
+
+def _of_every_kind(store: StoreUnderTest) -> tuple[list[int], list[int]]:
+    """(closed, not closed)"""
+    closed = [_acked(store), _rolled_back(store), _acked(store)]
+    return closed, [store.prepared().number, store.submitted(room=1), _failed(store), _check_failed(store)]
+
+
+@pytest.mark.parametrize("by_age", [False, True])
+def test_what_is_closed_goes_and_everything_else_stays(kept: Kept, by_age: bool) -> None:
+    closed, others = _of_every_kind(kept.store)
+    kept.store.clock.advance(1)
+    kept.archive("r1", closed + others)  # a list that says too much
+    kept.store.clock.advance(DAY_MS / 1000 + 1)
+    kept.sweep(by_age)
+    assert kept.left() == sorted(others)
+    assert kept.belongings() == {others[1], others[2]}
+    kept.store.clock.advance(400 * DAY_MS / 1000)  # however old: nobody decided about these
+    kept.sweep(by_age)
+    assert kept.left() == sorted(others)
+
+
+@pytest.mark.parametrize("by_age", [False, True])
+def test_nothing_goes_inside_the_replay_window(kept: Kept, by_age: bool) -> None:
+    number = _acked(kept.store)
+    kept.store.clock.advance(1)
+    kept.archive("r1", [number])
+    kept.store.clock.advance(DAY_MS / 1000 - 2)
+    kept.sweep(by_age)
+    assert kept.left() == [number]
+    kept.store.clock.advance(2)
+    kept.sweep(by_age)
+    assert kept.left() == []
+
+
+def test_what_was_not_archived_stays(kept: Kept) -> None:
+    first, second = _acked(kept.store), _acked(kept.store)
+    kept.store.clock.advance(1)
+    kept.archive("r1", [first])
+    kept.store.clock.advance(10 * DAY_MS / 1000)
+    kept.sweep()
+    assert kept.left() == [second]
+
+
+def test_a_row_that_moved_after_it_was_archived_survives(kept: Kept) -> None:
+    """Closed again later, but after the moment that the run looked at: the archive has another state of it."""
+    gone, moved = _acked(kept.store), _failed(kept.store)
+    kept.store.clock.advance(1)
+    kept.archive("r1", [gone, moved])
+    kept.store.perform(kept.store.reactivate_of(moved))
+    kept.store.clock.advance(5)
+    assert kept.store.perform(kept.store.ack_of(moved)) == [DONE]
+    kept.store.clock.advance(2 * DAY_MS / 1000)
+    kept.sweep()
+    assert kept.left() == [moved]
+    assert kept.store.consumption_state(moved) is ConsumptionState.ACKED
+
+
+def test_two_subscribers_one_of_them_late(kept: Kept) -> None:
+    store = kept.store
+    store.catalog_store.register_app("test", "mails", "mails", "mails", "", "")
+    late = store.catalog_store.register_subscription("test", "order.paid", "mails", "", POLICY)
+    store.watch.run_once()
+    number = _acked(store)
+    store.clock.advance(DAY_MS / 1000 * 3)
+    kept.archive("r1", [number])
+    kept.sweep(by_age=True)
+    assert kept.left() == [number]  # the second one has not acked
+    ack = store.ack_of(number)
+    ack.subscription = late.number
+    assert store.perform(ack) == [DONE]
+    kept.sweep(by_age=True)
+    assert kept.left() == [number]  # it was closed just now
+    store.clock.advance(DAY_MS / 1000 + 1)
+    kept.sweep(by_age=True)
+    assert kept.left() == []
+
+
+def test_late_callers_are_told_that_it_is_gone(kept: Kept) -> None:
+    store = kept.store
+    number = _acked(store)
+    store.clock.advance(2 * DAY_MS / 1000)
+    kept.sweep(by_age=True)
+    store.clock.advance(DAY_MS / 1000)
+    ack, submit, nack = store.perform(store.ack_of(number), store.submit_of(number), store.nack_of(number, 1))
+    assert isinstance(ack, MessageGone)
+    assert isinstance(nack, MessageGone)
+    assert isinstance(submit, MessageGone)
+    unborn = store.ids.next()
+    ack, submit = store.perform(store.ack_of(unborn), store.submit_of(unborn))
+    assert isinstance(ack, SubscriptionUnknown)
+    assert isinstance(submit, MessageUnknown)
+
+
+def test_where_nothing_was_removed_nobody_is_told_that_it_is_gone(kept: Kept) -> None:
+    (ack,) = kept.store.perform(kept.store.ack_of(5))
+    assert isinstance(ack, SubscriptionUnknown)
+
+
+def test_the_next_server_goes_on_where_the_last_one_stopped(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tmc_server.duties.retention._BATCH", 2)
+    numbers = [_acked(kept.store) for _ in range(5)]
+    kept.store.clock.advance(1)
+    kept.archive("r1", numbers)
+    kept.archive("r2", [])  # of other shards only
+    kept.store.clock.advance(2 * DAY_MS / 1000)
+    Retention([kept.work], LocalArchive(kept.folder), DAY_MS, 1000, kept.slept.append).run_once()
+    assert kept.left() == numbers[2:]
+    assert kept.work.position(kept.store.shard) == Position("r1", numbers[1])
+    assert kept.sweep() == 4  # two batches, the second run, and one that finds nothing
+    assert kept.left() == []
+    assert kept.work.position(kept.store.shard) == Position("r2", -1)
+    assert kept.slept == [0.002, 0.002, 0.001]  # a thousand a second
+
+
+def test_a_removal_that_is_repeated_changes_nothing(kept: Kept) -> None:
+    number = _acked(kept.store)
+    before = kept.store.clock() + 1
+    assert [kept.work.remove(kept.store.shard, [number], before) for _ in range(2)] == [1, 0]
+
+
+@pytest.mark.parametrize("damage", ["short", "no list", "words", "no manifest"])
+def test_a_damaged_list_removes_nothing(kept: Kept, damage: str) -> None:
+    numbers = [_acked(kept.store) for _ in range(2)]
+    kept.store.clock.advance(1)
+    kept.archive("r1", numbers)
+    part = kept.folder / removal_folder("r1", kept.store.shard) / "part-0"
+    match damage:
+        case "short":
+            part.write_text(f"{numbers[0]}\n")
+        case "no list":
+            part.unlink()
+        case "words":
+            part.write_text("one\ntwo\n")
+        case "no manifest":
+            (kept.folder / manifest_name("r1")).write_text(json.dumps({"format": 99}))
+    kept.store.clock.advance(2 * DAY_MS / 1000)
+    with pytest.raises(ListUnreadable):
+        kept.sweep()
+    assert kept.left() == numbers
+
+
+def test_tombstones_and_told_alerts_are_forgotten_after_the_window(kept: Kept) -> None:
+    store = kept.store
+    prepared = store.a_prepare()
+    store.perform(store.decide_attempt(prepared, commit=False))
+    _failed(store)
+    store.alerts.mark_sent(store.alerts.unsent(10))
+    store.clock.advance(DAY_MS / 1000 - 1)
+    kept.sweep(by_age=True)
+    (refused,) = store.perform(prepared)
+    assert not isinstance(refused, Stored)  # its tombstone is still there
+    store.clock.advance(2)
+    kept.sweep(by_age=True)
+    with store.database.reading() as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(tombstone)).scalar_one() == 0
+        assert connection.exec_driver_sql("SELECT COUNT(*) FROM tmc_alert").scalar_one() == 0
+
+
+def test_a_shard_of_another_server_is_left_alone(kept: Kept) -> None:
+    number = _acked(kept.store)
+    kept.store.clock.advance(2 * DAY_MS / 1000)
+    nobodys = kept.store.new_leases(incarnation=99)  # the first one holds it
+    kept.sweep(by_age=True, work=ClosedMessages(kept.store.database, nobodys))
+    assert kept.left() == [number]

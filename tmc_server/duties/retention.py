@@ -1,0 +1,97 @@
+"""Keep the hot tables small: remove closed messages that were archived, or that are old where nobody archives.
+
+FAILED and CHECK_FAILED are not closed, so they stay whatever their age. Nothing goes inside the replay window. The store
+removes only what is closed, and was before the moment that the archive run looked at: whatever moved since then stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+from tmc_server.domain.manifest import Manifest
+from tmc_server.domain.ports import ClosedWork, Position, RemovalLists
+from tmc_server.metrics import METRICS
+
+log = logging.getLogger("tmc.retention")
+
+_BATCH = 500  # messages of one transaction
+_FORGET = 2000
+
+
+class Retention:
+    """lists: what was archived; None: age alone decides.  keep_ms: the replay window.  rate: messages per second at most."""
+
+    def __init__(
+        self,
+        work: Sequence[ClosedWork],
+        lists: RemovalLists | None,
+        keep_ms: int,
+        rate: int,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._work = work
+        self._lists = lists
+        self._keep_ms = keep_ms
+        self._rate = rate
+        self._sleep = sleep
+        self._after: dict[int, int] = {}  # by shard: how far this sweep has come, where age decides
+        self._cached: tuple[tuple[str, int], Sequence[int]] = (("", 0), ())
+
+    def run_once(self) -> bool:
+        """One batch of every shard. Returns: there may be more."""
+        runs = self._lists.runs() if self._lists is not None else ()
+        more = False
+        for work in self._work:
+            before_ms = work.now() - self._keep_ms
+            more |= work.forget(before_ms, _FORGET) >= _FORGET
+            for shard in work.held_shards():
+                more |= self._turn(work, shard, before_ms, runs)
+        return more
+
+    def _turn(self, work: ClosedWork, shard: int, before_ms: int, runs: Sequence[Manifest]) -> bool:
+        if self._lists is None:
+            return self._by_age(work, shard, before_ms)
+        at = work.position(shard)
+        for run in runs:
+            done = run.run < at.run or (run.run == at.run and at.number < 0)
+            if not done and run.before_ms <= before_ms:
+                return self._by_list(work, shard, run, at.number if run.run == at.run else 0)
+        return False
+
+    def _by_age(self, work: ClosedWork, shard: int, before_ms: int) -> bool:
+        numbers = work.old(shard, self._after.get(shard, 0), before_ms, _BATCH)
+        self._after[shard] = numbers[-1] if numbers else 0  # the next sweep begins at the beginning
+        if numbers:
+            self._count(work.remove(shard, numbers, before_ms))
+        return bool(numbers)
+
+    def _by_list(self, work: ClosedWork, shard: int, run: Manifest, after: int) -> bool:
+        """Position -1: this run is done."""
+        if all(each.shard != shard for each in run.shards):
+            work.remove(shard, (), 0, Position(run.run, -1))
+            return True
+        listed = self._listed(run.run, shard)
+        start = bisect_right(listed, after)
+        numbers = listed[start : start + _BATCH]
+        end = start + len(numbers) >= len(listed)
+        removed = work.remove(shard, numbers, run.before_ms, Position(run.run, -1 if end else numbers[-1]))
+        self._count(removed)
+        if removed < len(numbers):
+            log.warning(
+                "%d of %d messages of shard %d stay: they moved after run %s had archived them, or were gone before",
+                len(numbers) - removed, len(numbers), shard, run.run,
+            )  # fmt: skip
+        return True
+
+    def _listed(self, run: str, shard: int) -> Sequence[int]:
+        if self._cached[0] != (run, shard):
+            assert self._lists is not None
+            self._cached = ((run, shard), self._lists.numbers(run, shard))
+        return self._cached[1]
+
+    def _count(self, removed: int) -> None:
+        METRICS.removed.inc(removed)
+        self._sleep(removed / self._rate)

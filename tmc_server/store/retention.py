@@ -1,0 +1,86 @@
+"""Closed messages of one database, as the retention duty removes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from tmc_server.domain.ids import first_number
+from tmc_server.domain.ports import Position
+from tmc_server.store.engines import Database, StoreConflict, repeated
+from tmc_server.store.leases import ShardLeases
+from tmc_server.store.statements import statements_of
+from tmc_server.store.tables import alert, tombstone
+
+_OLD_TOMBSTONES = sa.select(tombstone.c.attempt_id).where(tombstone.c.created_ms < sa.bindparam("before"))
+_OLD_ALERTS = sa.select(alert.c.id).where(alert.c.sent_ms < sa.bindparam("before"))
+
+
+class ClosedMessages:
+    """domain.ports.ClosedWork over the shards of one database, as far as this server holds their leases."""
+
+    def __init__(self, database: Database, leases: ShardLeases) -> None:
+        self._database = database
+        self._leases = leases
+
+    def held_shards(self) -> Sequence[int]:
+        return sorted(self._leases.held())
+
+    def now(self) -> int:
+        with self._database.reading() as connection:
+            return self._database.now(connection)
+
+    def position(self, shard: int) -> Position:
+        with self._database.reading() as connection:
+            row = connection.execute(statements_of(shard).retained).one_or_none()
+            return Position(row.run, row.position) if row is not None else Position("", 0)
+
+    def old(self, shard: int, after: int, before_ms: int, limit: int) -> Sequence[int]:
+        which = {"after": after, "last": first_number(before_ms), "before": before_ms, "limit": limit}
+        with self._database.reading() as connection:
+            return list(connection.execute(statements_of(shard).removable, which).scalars())
+
+    def remove(self, shard: int, numbers: Sequence[int], before_ms: int, then: Position | None = None) -> int:
+        sql = statements_of(shard)
+
+        def run() -> int:
+            with self._database.transaction() as connection:
+                removed = 0
+                known = self._lock(connection, shard)
+                at = then or Position(known.run, known.position)
+                horizon = max(known.horizon_ms, before_ms)
+                connection.execute(
+                    sql.note_retention, {"horizon": horizon, "new_run": at.run, "new_position": at.number}
+                )
+                if numbers:
+                    removed = sql.remove_messages.run(connection, sorted(numbers), before=before_ms).rowcount
+                    for orphans in sql.remove_orphans:
+                        orphans.run(connection, sorted(numbers))
+                return removed
+
+        return repeated(run)
+
+    def _lock(self, connection: sa.Connection, shard: int) -> Any:
+        """The shard's row, made at its first use."""
+        sql = statements_of(shard)
+        found = connection.execute(sql.lock_retention).one_or_none()
+        if found is None:
+            try:
+                connection.execute(sql.first_retention)
+            except sa.exc.IntegrityError as exc:
+                raise StoreConflict("another server began with this shard at the same moment") from exc
+            found = connection.execute(sql.lock_retention).one()
+        return found
+
+    def forget(self, before_ms: int, limit: int) -> int:
+        """Tombstones and sent alerts from before: nobody asks for them any more. Returns: how many went."""
+        total = 0
+        for query, column in ((_OLD_TOMBSTONES, tombstone.c.attempt_id), (_OLD_ALERTS, alert.c.id)):
+            with self._database.reading() as connection:
+                found = list(connection.execute(query.limit(limit), {"before": before_ms}).scalars())
+            if found:
+                with self._database.transaction() as connection:
+                    total += connection.execute(column.table.delete().where(column.in_(found))).rowcount
+        return total
