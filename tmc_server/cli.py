@@ -9,6 +9,7 @@ import typer
 
 from tmc_client.consume import run as run_consumer
 from tmc_client.supervisor import Supervisor
+from tmc_pipeline import cli as pipeline
 from tmc_server import admin_cli
 from tmc_server.app import CannotStart, diagnose, initialise, serve
 from tmc_server.config import Config, ConfigError, load
@@ -18,6 +19,7 @@ from tmc_server.workers import worker_commands
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Transaction message center."
 )
+app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(admin_cli.app, name="admin", help="Register apps, topics, subscriptions; look at messages.")
 
 ConfigFile = Annotated[str | None, typer.Option("--config", "-c", help="TOML file; TMC_ environment variables win.")]

@@ -214,6 +214,25 @@ def test_a_blocked_broker_pauses_and_counts_nothing(monkeypatch: pytest.MonkeyPa
     broker.stop()
 
 
+def test_a_queue_that_lost_its_leader_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RabbitMQ 3.10, killed right after a queue was declared, forgets whose log it is; nothing else mends that."""
+    monkeypatch.setattr("tmc_server.delivery.rabbitmq.CONFIRM_TIMEOUT_S", 1.0)
+    broker = RabbitMQ()
+    bench = Bench(broker)
+    broker.kill()
+    broker.start()
+
+    def confirmed() -> bool:
+        bench.queues.run_once()
+        bench.send(1, wait=False)
+        return bench.outlet._route(1).destination.failures == 0 and bool(bench.messages(bench.queue(1)))
+
+    eventually(confirmed, seconds=60)
+    bench.outlet.stop(1)
+    bench.queues.close()
+    broker.stop()
+
+
 def test_a_broker_that_never_answers_is_connected_anew(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tmc_server.delivery.rabbitmq.PATIENCE_S", 0.5)
     asked: list[int] = []

@@ -1,4 +1,6 @@
-"""A pika connection whose frames leave together: one system call for many, where the library makes three per message."""
+"""What pika's connections lack: frames that leave together, one system call for many where the library makes three per message;
+and an end that does not wait for the other side.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from pika.adapters.select_connection import SelectConnection
+
+
+def hang_up(connection: Any) -> None:
+    """End a connection whose other side does not take part any more; its callbacks are told as of any lost one."""
+    if not connection.is_closed:
+        connection._adapter_disconnect_stream()
 
 
 class CorkedConnection(SelectConnection):  # type: ignore[misc]  # the library has no types

@@ -16,6 +16,7 @@ import pika
 from pika.adapters.select_connection import IOLoop, SelectConnection
 
 from tmc_client.received import Message, OnMessage
+from tmc_client.transports.corked import hang_up
 
 log = logging.getLogger("tmc_client.rabbitmq")
 
@@ -192,7 +193,7 @@ class RabbitTransport:
             self._note(f"no answer in {_PATIENCE_S:g} s")
             if connection.is_open:
                 connection.close()
-            connection.ioloop.call_later(_PATIENCE_S / 3, connection.ioloop.stop)  # it may not answer that either
+            connection.ioloop.call_later(_PATIENCE_S / 3, lambda: hang_up(connection))  # nor may it answer that
 
     def _on_channel(self, channel: Any) -> None:
         self._channel = channel

@@ -23,7 +23,7 @@ from pika.adapters.select_connection import IOLoop
 from pika.exceptions import ShortStringTooLong, UnsupportedAMQPFieldException
 from pika.spec import Basic, BasicProperties
 
-from tmc_client.transports.corked import CorkedConnection
+from tmc_client.transports.corked import CorkedConnection, hang_up
 from tmc_server.delivery.window import CONFIRM_TIMEOUT_S, Destination, Window
 from tmc_server.domain.catalog import FORWARD_KEY
 from tmc_server.domain.consumption import QueueLook
@@ -46,8 +46,8 @@ class Queues(Protocol):
     def look(self, queue: str) -> tuple[int, int] | None:
         """(consumers, ready messages). None: the broker does not answer. Blocks."""
 
-    def heal(self, queue: str) -> None:
-        """It seems to be missing: declare it again soon. Does not block."""
+    def heal(self, queue: str, silent: bool = False) -> None:
+        """It seems to be missing, or, silent, to be there and to answer nothing: declare it again soon. Does not block."""
 
 
 Alarm = Callable[[str, int, str], None]
@@ -288,7 +288,7 @@ class RabbitOutlet:
             self._note_failure(f"no answer in {PATIENCE_S:g} s")
             if connection.is_open:
                 connection.close()
-            connection.ioloop.call_later(PATIENCE_S / 3, connection.ioloop.stop)  # it may not answer that either
+            connection.ioloop.call_later(PATIENCE_S / 3, lambda: hang_up(connection))  # nor may it answer that
 
     def _on_open_error(self, connection: Any, error: object) -> None:
         self._note_failure(error)
@@ -451,7 +451,7 @@ class RabbitOutlet:
         self._answers.give_back(copies, after_ms=round(pause_s * 1000))
         if alert and not channel.exchange:
             log.warning("%s refuses messages (%s), declaring it again", destination.name, why)
-            self._queues.heal(destination.name)
+            self._queues.heal(destination.name, silent=not refused)
             self._alarm("queue refuses", copies[0].subscription, f"{destination.name}: {why}")
 
     def _settle(self, sent: _Sent) -> None:

@@ -41,6 +41,7 @@ class RabbitQueues:
         self._channel: BlockingChannel | None = None
         self._declared: set[str] = set()
         self._refused: set[str] = set()
+        self._silent: set[str] = set()
         self._heard = 0.0
         self._looks: dict[str, tuple[float, tuple[int, int] | None]] = {}
 
@@ -79,6 +80,9 @@ class RabbitQueues:
     def _declare(self, name: str, subscription: int) -> None:
         channel = self._open()
         try:
+            if name in self._silent:
+                self._silent.discard(name)
+                self._renew(channel, name)
             channel.queue_declare(name, durable=True, arguments=self.arguments())
         except ChannelClosedByBroker as exc:
             self._channel = None
@@ -94,9 +98,22 @@ class RabbitQueues:
             self._refused.discard(name)
         self._declared.add(name)
 
-    def heal(self, queue: str) -> None:
-        """It seems to be missing: declare it at the next run."""
+    def heal(self, queue: str, silent: bool = False) -> None:
+        """It seems to be missing: declare it at the next run. silent: it is there and answers nothing."""
+        if silent:
+            self._silent.add(queue)
         self._declared.discard(queue)
+
+    def _renew(self, channel: BlockingChannel, name: str) -> None:
+        """Remove a queue that takes nothing, holds nothing and serves nobody, so that it is made anew.
+
+        A quorum queue whose broker was killed within half a second of its declaration stands without a leader for ever. Should a
+        copy be in it after all, the center delivers it again.
+        """
+        found = channel.queue_declare(name, passive=True).method
+        if found.message_count == 0 and found.consumer_count == 0:
+            log.warning("queue %s takes nothing and is empty: it is made anew", name)
+            channel.queue_delete(name)
 
     def look(self, queue: str) -> tuple[int, int] | None:
         """(consumers, ready messages), at most a second old. None: the broker does not answer."""

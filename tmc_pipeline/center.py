@@ -1,0 +1,206 @@
+"""The center's tables as DataFrames: all shards of all databases in parallel, read only.
+
+A message comes with its consumptions and failed attempts in one row, made by one statement: whatever moves meanwhile, each
+row shows one moment. Two rows may show different ones; jobs use only what has been final for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from tmc_pipeline.dialects import Database, database
+from tmc_pipeline.errors import CannotRun
+from tmc_pipeline.frames import ATTEMPT, ATTEMPTS, CONSUMPTION, CONSUMPTIONS, MESSAGE, STORED, names
+from tmc_pipeline.session import SLICE
+from tmc_server.config import StoreConfig
+from tmc_server.domain.placement import SHARDS
+
+SCHEMA = "0004"  # the revision whose columns are read here; newer ones only add
+
+
+@dataclass(frozen=True)
+class Names:
+    """The catalog as people know it, by number. subscriptions: (topic name, subscriber as app.tag, removed)."""
+
+    topics: Mapping[int, str]
+    apps: Mapping[int, str]
+    subscriptions: Mapping[int, tuple[str, str, bool]]
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a shard holds. low, high: its message numbers, both included; None: it is empty."""
+
+    low: int | None
+    high: int | None
+    rows: int
+
+    def slices(self, size: int = SLICE) -> list[tuple[int, int]]:
+        """Ranges (from, before) of about `size` rows that cover every number, also those that are added meanwhile."""
+        count = max(1, -(-self.rows // size))
+        low, high = self.low or 0, self.high or 0
+        edges = [low + (high - low) * n // count for n in range(1, count)]
+        return list(zip([0, *edges], [*edges, (1 << 63) - 1], strict=True))
+
+
+class CenterTables:
+    """fetch: rows per round trip."""
+
+    def __init__(self, spark: SparkSession, databases: StoreDatabases, fetch: int) -> None:
+        self._spark = spark
+        self._databases = databases
+        self._fetch = fetch
+
+    def check(self) -> None:
+        """Before anything is read. Raises CannotRun: the schema is another, or the driver hands over column names."""
+        for place in self._databases.each:
+            (row,) = self._rows(place, "(SELECT version_num FROM tmc_schema_version) q", "version_num STRING")
+            if row.version_num == "version_num":
+                raise CannotRun(
+                    f"The driver reads column names instead of values from {place.name}: use MariaDB's driver with jdbc:mysql."
+                )
+            if row.version_num < SCHEMA:
+                raise CannotRun(
+                    f"{place.name} has schema {row.version_num}, this pipeline reads {SCHEMA}: run tmc init with this version."
+                )
+
+    def now_ms(self) -> int:
+        """The earliest of the databases' clocks."""
+        clocks = (f"(SELECT {place.clock} AS now) q" for place in self._databases.each)
+        return min(
+            int(self._rows(place, clock, "now BIGINT")[0].now)
+            for place, clock in zip(self._databases.each, clocks, strict=True)
+        )
+
+    @cached_property
+    def names(self) -> Names:
+        """As of the first use."""
+        place = self._databases.catalog
+        apps = self._rows(place, "(SELECT app_no, id FROM tmc_app) q", "app_no INT, id STRING")
+        topics = self._rows(place, "(SELECT topic_no, name FROM tmc_topic) q", "topic_no INT, name STRING")
+        subscribed = self._rows(
+            place,
+            "(SELECT subscription_no, topic_no, app_no, tag, removed_ms FROM tmc_subscription) q",
+            "subscription_no INT, topic_no INT, app_no INT, tag STRING, removed_ms BIGINT",
+        )
+        by_topic = {row.topic_no: row.name for row in topics}
+        by_app = {row.app_no: row.id for row in apps}
+        return Names(
+            by_topic,
+            by_app,
+            {
+                row.subscription_no: (
+                    by_topic.get(row.topic_no, f"topic-{row.topic_no}"),
+                    f"{by_app.get(row.app_no, f'app-{row.app_no}')}.{row.tag}",
+                    row.removed_ms is not None,
+                )
+                for row in subscribed
+            },
+        )
+
+    def messages(self, changed_since_ms: int = 0, decided_before_ms: int | None = None, body: bool = True) -> DataFrame:
+        """One row per message: MESSAGE of frames.py. No order.
+
+        changed_since_ms: leave out what was decided and closed earlier.  decided_before_ms: decided ones only, and earlier.
+        body: False gives null bodies, which are then not read.
+        """
+        spans = self._spans()
+        parts = []
+        for shard in range(SHARDS):
+            place = self._databases.shards[shard]
+            query = _messages_of(place, shard, changed_since_ms, decided_before_ms, body)
+            ranges = [f"id >= {low} AND id < {high}" for low, high in spans[shard].slices()]
+            schema = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in STORED.fields)
+            part = self._spark.read.jdbc(
+                place.url,
+                query,
+                predicates=ranges,
+                properties=place.options(self._fetch)
+                | {"customSchema": f"{schema}, consumptions_json STRING, attempts_json STRING"},
+            )
+            parts.append(part.withColumn("shard", f.lit(shard).cast("smallint")))
+        return _parsed(reduce(DataFrame.unionByName, parts))
+
+    def _spans(self) -> dict[int, Span]:
+        """Of every shard, with one query per database."""
+        found: dict[int, Span] = {}
+        for place in self._databases.each:
+            mine = [shard for shard, holder in enumerate(self._databases.shards) if holder == place]
+            parts = [
+                f"SELECT {shard} AS shard, MIN(id) AS low, MAX(id) AS high, COUNT(*) AS found FROM tmc_message_{shard:02d}"
+                for shard in mine
+            ]
+            if parts:
+                rows = self._rows(
+                    place, f"({' UNION ALL '.join(parts)}) q", "shard INT, low BIGINT, high BIGINT, found BIGINT"
+                )
+                found |= {row.shard: Span(row.low, row.high, row.found) for row in rows}
+        return found
+
+    def _rows(self, place: Database, query: str, schema: str) -> Sequence[Any]:
+        """A small result, here in the driver."""
+        options = {**place.options(self._fetch), "dbtable": query, "customSchema": schema}
+        rows: Sequence[Any] = self._spark.read.format("jdbc").options(**options).load().collect()
+        return rows
+
+
+@dataclass(frozen=True)
+class StoreDatabases:
+    """Which database holds the catalog and which holds each shard."""
+
+    catalog: Database
+    shards: Sequence[Database]
+
+    @property
+    def each(self) -> list[Database]:
+        """Every database once."""
+        return list({place.url: place for place in (self.catalog, *self.shards)}.values())
+
+
+def databases_of(store: StoreConfig) -> StoreDatabases:
+    """Raises CannotRun."""
+    catalog = database(store.catalog.get_secret_value())
+    shards = [catalog] * SHARDS
+    for part in store.shards:
+        place = database(part.url.get_secret_value())
+        shards[part.first : part.last + 1] = [place] * (part.last + 1 - part.first)
+    return StoreDatabases(catalog, shards)
+
+
+def _messages_of(place: Database, shard: int, since_ms: int, before_ms: int | None, body: bool) -> str:
+    """A query of one shard; Spark adds the range of ids, and the database carries it into the primary key."""
+    consumption, attempt = f"tmc_consumption_{shard:02d}", f"tmc_attempt_{shard:02d}"
+    wanted = [f"m.{name}" if body or name != "body" else "NULL AS body" for name in names(STORED)]
+    consumptions = place.rows_as_json(consumption, "c", "c.message_id = m.id", names(CONSUMPTION))
+    attempts = place.rows_as_json(attempt, "a", "a.message_id = m.id", names(ATTEMPT))
+    conditions = ["1 = 1"]
+    if before_ms is not None:
+        conditions.append(f"m.decided_ms < {int(before_ms)}")
+    if since_ms > 0:
+        later = f"(l.closed_ms IS NULL OR l.closed_ms >= {int(since_ms)})"
+        late = f"EXISTS (SELECT 1 FROM {consumption} l WHERE l.message_id = m.id AND {later})"
+        conditions.append(f"(m.decided_ms IS NULL OR m.decided_ms >= {int(since_ms)} OR {late})")
+    return (
+        f"(SELECT {', '.join(wanted)}, {consumptions} AS consumptions_json, {attempts} AS attempts_json "
+        f"FROM tmc_message_{shard:02d} m WHERE {' AND '.join(conditions)}) q"
+    )
+
+
+def _parsed(stored: DataFrame) -> DataFrame:
+    """STORED with shard and two JSON columns -> MESSAGE. JSON that cannot be read fails the job: a row must not lose parts."""
+
+    def array(column: str, schema: Any) -> Any:
+        text = f.coalesce(f.col(column), f.lit("[]"))
+        return f.from_json(text, schema, {"mode": "FAILFAST"})
+
+    return stored.select(
+        *names(MESSAGE, but=("consumptions", "attempts")),
+        array("consumptions_json", CONSUMPTIONS).alias("consumptions"),
+        array("attempts_json", ATTEMPTS).alias("attempts"),
+    )

@@ -1,0 +1,167 @@
+"""`tmc pipeline`: archive, restore, reconcile, report. Spark is imported when a job begins, not before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tmc_pipeline.errors import CannotRun, PipelineError
+from tmc_pipeline.runs import Figures, figures, tell_progress
+from tmc_pipeline.settings import Settings, load
+from tmc_server.settings import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tmc_pipeline.archive import Archive
+    from tmc_pipeline.center import CenterTables
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Archive closed messages, restore them, reconcile ledgers, report. Runs on Spark, reads only.",
+)
+ConfigFile = Annotated[str, typer.Option("--config", "-c", help="pipeline.toml; docs/pipeline.md lists its keys")]
+Master = Annotated[str, typer.Option(help="instead of spark.master: local[2], spark://host:7077")]
+Profile = Annotated[str, typer.Option(help="instead of spark.profile: polite or fast")]
+SkipMissing = Annotated[bool, typer.Option("--skip-missing", help="go on without archive folders that are gone")]
+
+
+@dataclass
+class Job:
+    """What a job works with while it runs."""
+
+    settings: Settings
+    spark: SparkSession
+    figures: Figures
+
+    @property
+    def center(self) -> CenterTables:
+        from tmc_pipeline.center import CenterTables, databases_of
+        from tmc_pipeline.session import FETCH
+
+        return CenterTables(self.spark, databases_of(self.settings.store), FETCH[self.settings.spark.profile])
+
+    @property
+    def archive(self) -> Archive:
+        """Raises CannotRun: none is configured."""
+        from tmc_pipeline.archive import Archive
+
+        if not self.settings.archive.path:
+            raise CannotRun(
+                "No archive is configured: set [archive] path to a folder or URL that every worker reaches."
+            )
+        return Archive(self.spark, self.settings.archive.path)
+
+
+@contextmanager
+def _job(name: str, config: str, master: str, profile: str) -> Iterator[Job]:
+    """Settings, session and figures of one run; whatever is wrong is one line and exit code 2."""
+    from tmc_pipeline.session import session
+
+    try:
+        settings = _overridden(load(config), master, profile)
+        tell_progress()
+        with (
+            figures(settings.metrics.textfile, name) as kept,
+            session(settings.spark, _families(settings), name) as spark,
+        ):
+            yield Job(settings, spark, kept)
+    except (PipelineError, ConfigError) as exc:
+        typer.echo(f"tmc pipeline {name}: {exc}", err=True)
+        raise typer.Exit(2) from exc
+
+
+def _overridden(settings: Settings, master: str, profile: str) -> Settings:
+    if profile and profile not in ("polite", "fast"):
+        raise ConfigError(f"--profile {profile}: give polite or fast.")
+    changes = {name: value for name, value in (("master", master), ("profile", profile)) if value}
+    return settings.model_copy(update={"spark": settings.spark.model_copy(update=changes)})
+
+
+def _families(settings: Settings) -> set[str]:
+    """Of every database that may be read, the center's and the ledgers'."""
+    from tmc_pipeline.center import databases_of
+    from tmc_pipeline.dialects import database
+
+    ledgers = [each.url.get_secret_value() for each in (*settings.producers, *settings.consumers)]
+    return {place.family for place in databases_of(settings.store).each} | {
+        database(url).family for url in ledgers if url
+    }
+
+
+@app.command()
+def archive(
+    config: ConfigFile,
+    everything: Annotated[
+        bool, typer.Option("--everything", help="look through all closing times, not only the last ones")
+    ] = False,
+    master: Master = "",
+    profile: Profile = "",
+) -> None:
+    """Copy closed messages with their consumptions to Parquet, verify, publish. Removes nothing."""
+    with _job("archive", config, master, profile) as job:
+        from tmc_pipeline.archiving import HOUR_MS, Archiving
+
+        wanted = job.settings.archive
+        lag_ms, lookback_ms = round(wanted.lag_minutes * 60_000), round(wanted.lookback_hours * HOUR_MS)
+        manifest = Archiving(job.spark, job.center, job.archive, lag_ms, lookback_ms).run(everything)
+        job.figures.set("archived_messages", "messages of the last archive run", manifest.messages)
+        job.figures.set("archived_consumptions", "consumptions of the last archive run", manifest.consumptions)
+        job.figures.set(
+            "archived_before_timestamp_seconds", "closing times before this are archived", manifest.before_ms / 1000
+        )
+        typer.echo(f"run {manifest.run}: {manifest.messages} messages, {manifest.consumptions} consumptions")
+
+
+@app.command()
+def restore(
+    config: ConfigFile,
+    ids: Annotated[list[str] | None, typer.Argument(help="message ids")] = None,
+    topic: Annotated[str, typer.Option(help="instead of ids: the topic, with --key")] = "",
+    key: Annotated[str, typer.Option(help="instead of ids: the message key, with --topic")] = "",
+    replay: Annotated[
+        bool, typer.Option("--replay", help="send them again, as new messages of their producer")
+    ] = False,
+    address: Annotated[str, typer.Option(envvar="TMC_ADDRESS", help="of the center, for --replay")] = "127.0.0.1:50051",
+    app_key: Annotated[str, typer.Option(envvar="TMC_APP_KEY", help="of the producer, for --replay")] = "",
+    skip_missing: SkipMissing = False,
+    master: Master = "",
+    profile: Profile = "",
+) -> None:
+    """Print archived messages, one JSON line each; exit code 1 when nothing was found."""
+    with _job("restore", config, master, profile) as job:
+        from tmc_pipeline.restoring import Restoring, wanted_ids
+
+        if bool(ids) == bool(topic and key):
+            raise CannotRun("Say which: message ids, or --topic and --key.")
+        restoring = Restoring(job.archive, skip_missing)
+        found = list(restoring.by_id(wanted_ids(ids)) if ids else restoring.by_key(topic, key))
+        for message in found:
+            typer.echo(json.dumps(message, ensure_ascii=False))
+        if replay:
+            _replay(found, address, app_key)
+    if not found:
+        typer.echo("No archived message was found.", err=True)
+        raise typer.Exit(1)
+
+
+def _replay(messages: list[dict[str, Any]], address: str, key: str) -> None:
+    import tmc_client
+    from tmc_pipeline.restoring import replay
+
+    for message in messages:
+        try:
+            with tmc_client.connect(address, app=message["producer"], key=key, tag=message["tag"]) as center:
+                typer.echo(f"{message['id']} was sent again as {replay(message, center)}", err=True)
+        except tmc_client.TmcError as exc:
+            raise CannotRun(f"{message['id']} was not sent again: {exc}") from exc
+
+
+def main() -> None:
+    """Entry point of `python -m tmc_pipeline` and of spark-submit."""
+    app(prog_name="tmc pipeline")

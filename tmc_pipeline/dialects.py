@@ -1,0 +1,99 @@
+"""Every fact about SQL and JDBC that differs between the databases, in one place.
+
+MariaDB and MySQL: `jdbc:mysql:` with MariaDB's driver. Spark has a dialect for that prefix only; with `jdbc:mariadb:` it quotes
+columns in a way that MariaDB reads as text, and every row would hold the column names. SQLite: the xerial driver, whose
+types depend on the first row, so every read says its types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from tmc_pipeline.errors import CannotRun
+
+DRIVERS = {"mysql": "org.mariadb.jdbc.Driver", "sqlite": "org.sqlite.JDBC"}
+JARS = {"mysql": "mariadb-java-client.jar", "sqlite": "sqlite-jdbc.jar"}
+_LONGEST_JSON = 64 << 20  # bytes of one message's consumptions; the default of 1 MiB would cut them off in silence
+
+
+@dataclass(frozen=True)
+class Database:
+    """One database as Spark reads it. family: mysql or sqlite.  name: for people, without the password."""
+
+    family: str
+    name: str
+    url: str
+    properties: Mapping[str, str] = field(repr=False)
+
+    def rows_as_json(self, table: str, alias: str, where: str, columns: Sequence[str]) -> str:
+        """An expression: the matching rows of a table as one JSON array of objects; NULL or [] when there are none."""
+        pairs = ", ".join(f"'{column}', {alias}.{column}" for column in columns)
+        gather, make = (
+            ("json_group_array", "json_object") if self.family == "sqlite" else ("JSON_ARRAYAGG", "JSON_OBJECT")
+        )
+        return f"(SELECT {gather}({make}({pairs})) FROM {table} {alias} WHERE {where})"
+
+    @property
+    def clock(self) -> str:
+        """An expression: epoch milliseconds by this database's clock."""
+        if self.family == "sqlite":
+            return "CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)"
+        return "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)"
+
+    def options(self, fetch: int) -> dict[str, str]:
+        """Of a read. fetch: rows that the driver keeps in memory at a time; without it, the whole result."""
+        options = {"url": self.url, "driver": DRIVERS[self.family], "fetchsize": str(fetch), **self.properties}
+        if self.family == "mysql":
+            options["sessionInitStatement"] = "SET SESSION TRANSACTION READ ONLY"
+        return options
+
+
+def database(url: str) -> Database:
+    """url: as SQLAlchemy writes it. Raises CannotRun."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError as exc:
+        raise CannotRun(
+            f"{url.split('@')[-1][:80]!r} is no database URL: write it as in the center's [store]."
+        ) from exc
+    family = parsed.get_backend_name()
+    if family in ("mysql", "mariadb"):
+        return _mysql(parsed)
+    if family == "sqlite":
+        return _sqlite(parsed)
+    raise CannotRun(f"The pipeline reads MariaDB, MySQL and SQLite, not {family}: use Parquet or CSV for this ledger.")
+
+
+def _mysql(parsed: URL) -> Database:
+    if not parsed.database:
+        raise CannotRun(f"{parsed.render_as_string()} names no database: add /name.")
+    options = {
+        "permitMysqlScheme": "true",
+        "useServerPrepStmts": "false",
+        "tcpKeepAlive": "true",
+        "connectTimeout": "10000",
+        "sessionVariables": f"group_concat_max_len={_LONGEST_JSON}",
+    }
+    authority = parsed.query.get("ssl_ca")
+    if authority:
+        options |= {"useSsl": "true", "serverSslCert": str(authority)}
+    host = f"{parsed.host or '127.0.0.1'}:{parsed.port or 3306}"
+    return Database(
+        "mysql",
+        f"{host}/{parsed.database}",
+        f"jdbc:mysql://{host}/{parsed.database}?{'&'.join(f'{name}={value}' for name, value in options.items())}",
+        {"user": parsed.username or "", "password": str(parsed.password or "")},
+    )
+
+
+def _sqlite(parsed: URL) -> Database:
+    path = Path(parsed.database or "").absolute()
+    if not path.is_file():
+        raise CannotRun(f"There is no SQLite file {path}: check the URL.")
+    return Database("sqlite", str(path), f"jdbc:sqlite:file:{quote(str(path))}?mode=ro", {})

@@ -1,0 +1,102 @@
+"""Why a job cannot go on: one line that says what to do. The command prints it and exits with 2.
+
+PipelineError
+|-- CannotRun        this machine or these settings: Java, drivers, addresses, rights, a mapping
+|-- AnotherRun       the archive is being written by another run
+|-- ArchiveDamaged   files that a manifest lists are gone or differ
+`-- JobFailed        Spark or a disk gave up in the middle: nothing was published, run it again
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class PipelineError(Exception):
+    """The base: its text is the one line."""
+
+
+class CannotRun(PipelineError):
+    """Something has to be mended first."""
+
+
+class AnotherRun(PipelineError):
+    """One run at a time writes an archive."""
+
+
+class ArchiveDamaged(PipelineError):
+    """What the manifests promise is not there."""
+
+
+class JobFailed(PipelineError):
+    """Nothing was published."""
+
+
+# What drivers and Spark say, in the order of looking -> what to do. `{}`: the first group.
+_TOLD: tuple[tuple[str, type[PipelineError], str], ...] = (
+    (r"Access denied for user ('\S+')", CannotRun, "The database refuses {}: check user and password in the URL."),
+    (
+        r"(SELECT|SHOW VIEW) command denied to user ('\S+') for table (\S+)",
+        CannotRun,
+        "The account may not read: GRANT SELECT on the center's databases to it ({} denied).",
+    ),
+    (r"Unknown database '([^']+)'", CannotRun, "There is no database {}: check the URL, or run tmc init first."),
+    (
+        r"(?:ClassNotFoundException|No suitable driver)[: ]*(\S*)",
+        CannotRun,
+        "The JDBC driver {} was not found: set spark.drivers, or apt-get install libmariadb-java libxerial-sqlite-jdbc-java.",
+    ),
+    (
+        r"(?:Socket fail to connect to host:|Could not connect to address=\(host=)([^\s,)]+)",
+        CannotRun,
+        "No database answers at {}: check the URL, and that the database is running.",
+    ),
+    (
+        r"Table '([^']+)' doesn't exist|no such table: (\S+)",
+        CannotRun,
+        "There is no table {}: check the URL and the name, or run tmc init with this version first.",
+    ),
+    (r"Unknown column '([^']+)'|no such column: (\S+)", CannotRun, "There is no column {}: check the mapping."),
+    (
+        r"\[(?:PATH_NOT_FOUND)\][^:]*: *(\S+?)\.(?:\s|$)",
+        CannotRun,
+        "There is nothing at {}: check the path.",
+    ),
+    (
+        r"(No space left on device|File too large|Disk quota exceeded)",
+        JobFailed,
+        "{}: make room, then run it again; nothing was published.",
+    ),
+    (r"(Permission denied|Read-only file system)", JobFailed, "{} where the job writes: choose another path or mend its rights."),
+    (
+        r"(?:OutOfMemoryError|GC overhead limit exceeded)[: ]*([^\n]*)",
+        JobFailed,
+        "Out of memory ({}): raise spark.memory, or use the polite profile; nothing was published.",
+    ),
+)  # fmt: skip
+
+
+def told(text: str) -> PipelineError:
+    """The error for what Spark or a driver said."""
+    for pattern, kind, sentence in _TOLD:
+        found = re.search(pattern, text)
+        if found:
+            return kind(sentence.format(next((group for group in found.groups() if group), "")))
+    causes = re.findall(r"^Caused by: (.+)$", text, re.M) or [line for line in text.splitlines() if line.strip()]
+    return JobFailed(f"Spark gave up: {(causes or ['no reason given'])[-1].strip()[:300]}. Nothing was published.")
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """What Spark, its JVM and the drivers raise inside becomes a PipelineError; the cause keeps the whole."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as exc:
+        raise told(f"{exc}\n{getattr(exc, '_stackTrace', '')}") from exc  # the trace holds the causes
+    except ConnectionError as exc:  # the gateway to the JVM is gone: it was killed
+        raise JobFailed("Spark's process ended: nothing was published, run it again.") from exc

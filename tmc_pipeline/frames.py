@@ -1,0 +1,84 @@
+"""The columns that jobs hand to each other, as Spark types.
+
+Times are epoch milliseconds; states are the numbers of docs/states.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import types as t
+
+from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.message import MessageState
+
+MESSAGE_CLOSED = (int(MessageState.ROLLED_BACK),)  # by itself; COMMITTED ones when all their consumptions are
+CONSUMPTION_CLOSED = (int(ConsumptionState.ACKED), int(ConsumptionState.CANCELLED))
+
+
+def _struct(*fields: tuple[str, t.DataType]) -> t.StructType:
+    return t.StructType([t.StructField(name, kind) for name, kind in fields])
+
+
+# One delivery duty of a message.
+CONSUMPTION = _struct(
+    ("subscription_no", t.IntegerType()),
+    ("state", t.ShortType()),
+    ("attempt", t.IntegerType()),  # tries made in all
+    ("tried", t.IntegerType()),  # those that counted since submit or reactivation
+    ("created_ms", t.LongType()),
+    ("closed_ms", t.LongType()),  # null: open
+    ("tried_ms", t.LongType()),  # when the last copy was handed over
+    ("due_ms", t.LongType()),
+)
+# One try that a consumer refused.
+ATTEMPT = _struct(
+    ("subscription_no", t.IntegerType()),
+    ("attempt", t.IntegerType()),
+    ("at_ms", t.LongType()),
+    ("error", t.StringType()),
+)
+# One row per message, as read from a shard.
+STORED = _struct(
+    ("id", t.LongType()),  # the number inside the public id
+    ("topic_no", t.IntegerType()),
+    ("producer_no", t.IntegerType()),
+    ("producer_tag", t.StringType()),
+    ("message_key", t.StringType()),
+    ("attempt_id", t.BinaryType()),
+    ("digest", t.BinaryType()),
+    ("state", t.ShortType()),
+    ("content_type", t.StringType()),
+    ("headers", t.StringType()),  # JSON object; null: none
+    ("body", t.BinaryType()),
+    ("delay_ms", t.LongType()),
+    ("created_ms", t.LongType()),
+    ("decided_ms", t.LongType()),  # null: undecided
+    ("check_attempt", t.IntegerType()),  # checks made
+    ("check_answer", t.StringType()),
+)
+CONSUMPTIONS = t.ArrayType(CONSUMPTION)
+ATTEMPTS = t.ArrayType(ATTEMPT)
+# One row per message with all that belongs to it: what jobs work on, and what the archive keeps.
+MESSAGE = t.StructType(
+    [
+        t.StructField("shard", t.ShortType()),
+        *STORED.fields,
+        t.StructField("consumptions", CONSUMPTIONS),  # never null; empty: nobody had subscribed, or not committed
+        t.StructField("attempts", ATTEMPTS),  # never null
+    ]
+)
+# As MESSAGE; closed_ms: when the last thing about it was closed. day, topic: what the files are partitioned by.
+ARCHIVED = t.StructType(
+    [
+        *MESSAGE.fields,
+        t.StructField("closed_ms", t.LongType()),
+        t.StructField("day", t.StringType()),
+        t.StructField("topic", t.StringType()),
+    ]
+)
+
+
+def names(schema: t.StructType, but: Sequence[str] = ()) -> list[str]:
+    """Column names in order, without those of `but`."""
+    return [field.name for field in schema.fields if field.name not in but]

@@ -1,0 +1,133 @@
+"""Bring archived messages back: to look at, or to send them again as new messages."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from tmc_client import Center
+from tmc_client.producer import request_of, wait
+from tmc_pipeline.archive import Archive, subscriber_names
+from tmc_pipeline.errors import CannotRun, translated
+from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.ids import MessageId
+from tmc_server.domain.manifest import Manifest
+from tmc_server.domain.message import MessageState
+
+REPLAY_OF = "tmc-replay-of"
+_PATIENCE = timedelta(seconds=20)
+
+
+def wanted_ids(texts: Sequence[str]) -> list[MessageId]:
+    """Raises CannotRun: a text is no message id."""
+    found = [(text, MessageId.parse(text)) for text in texts]
+    bad = [text for text, parsed in found if parsed is None]
+    if bad:
+        raise CannotRun(f"{bad[0]!r} is no message id: copy it whole, as in 3-1-07-123456789.")
+    return [parsed for _, parsed in found if parsed is not None]
+
+
+def with_ids(messages: DataFrame, ids: Sequence[MessageId]) -> DataFrame:
+    """Rows of ARCHIVED whose shard and id are among these."""
+    by_shard = {shard: [each.number for each in ids if each.shard == shard] for shard in {each.shard for each in ids}}
+    some = f.lit(False)
+    for shard, numbers in by_shard.items():
+        some = some | ((f.col("shard") == shard) & f.col("id").isin(numbers))
+    return messages.where(some)
+
+
+def with_key(messages: DataFrame, topic: str, key: str) -> DataFrame:
+    """Rows of ARCHIVED with that topic and message key."""
+    return messages.where((f.col("topic") == topic) & (f.col("message_key") == key))
+
+
+class Restoring:
+    """Looks into every run whose numbers may hold what is wanted."""
+
+    def __init__(self, archive: Archive, skip_missing: bool = False) -> None:
+        self._archive = archive
+        self._skip_missing = skip_missing
+
+    def by_id(self, ids: Sequence[MessageId]) -> Iterator[dict[str, Any]]:
+        """Messages as values for JSON; the body in base64, and as text where it is one."""
+        runs = [manifest for manifest in self._archive.manifests() if _may_hold(manifest, ids)]
+        return self._shown(with_ids(self._archive.messages(runs, self._skip_missing), ids), runs)
+
+    def by_key(self, topic: str, key: str) -> Iterator[dict[str, Any]]:
+        """As by_id."""
+        runs = [each for each in self._archive.manifests() if any(part.topic == topic for part in each.partitions)]
+        return self._shown(with_key(self._archive.messages(runs, self._skip_missing), topic, key), runs)
+
+    def _shown(self, messages: DataFrame, runs: Sequence[Manifest]) -> Iterator[dict[str, Any]]:
+        subscribers = subscriber_names(runs)
+        apps = {int(number): name for run in runs for number, name in run.names["apps"].items()}
+        with translated():
+            rows = messages.orderBy("id").collect()
+        for row in rows:
+            yield _as_values(row, subscribers, apps)
+
+
+def _may_hold(manifest: Manifest, ids: Sequence[MessageId]) -> bool:
+    return any(
+        part.shard == each.shard and part.low <= each.number <= part.high for part in manifest.shards for each in ids
+    )
+
+
+def _as_values(row: Any, subscribers: dict[int, tuple[str, str]], apps: dict[int, str]) -> dict[str, Any]:
+    body = bytes(row.body)
+    return {
+        "id": str(MessageId(row.topic_no, row.producer_no, row.shard, row.id)),
+        "topic": row.topic,
+        "key": row.message_key,
+        "producer": apps.get(row.producer_no, f"app-{row.producer_no}"),
+        "tag": row.producer_tag,
+        "state": MessageState(row.state).name,
+        "content_type": row.content_type,
+        "headers": json.loads(row.headers or "{}"),
+        "created_ms": row.created_ms,
+        "decided_ms": row.decided_ms,
+        "closed_ms": row.closed_ms,
+        "consumptions": [
+            {
+                "subscriber": subscribers.get(each.subscription_no, ("", f"subscription-{each.subscription_no}"))[1],
+                "state": ConsumptionState(each.state).name,
+                "attempt": each.attempt,
+                "closed_ms": each.closed_ms,
+            }
+            for each in row.consumptions
+        ],
+        "attempts": [{"attempt": each.attempt, "at_ms": each.at_ms, "error": each.error} for each in row.attempts],
+        "body_base64": base64.b64encode(body).decode(),
+        "body": _text(body),
+    }
+
+
+def _text(body: bytes) -> str | None:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def replay(message: dict[str, Any], center: Center) -> str:
+    """Send an archived message again, as a new one to everybody who is subscribed now. Returns: the new id.
+
+    Its key and its attempt id are made of the old id, so a replay that is repeated sends nothing twice. Inboxes know it by its
+    new id: handlers run. center: connected as the message's producer. Raises CannotRun, tmc_client.TmcError.
+    """
+    old = message["id"]
+    if message["state"] != MessageState.COMMITTED.name:
+        raise CannotRun(f"{old} was rolled back: nobody may see it.")
+    headers = {**message["headers"], REPLAY_OF: old}
+    attempt = hashlib.sha256(f"replay of {old}".encode()).digest()[:16]
+    body = base64.b64decode(message["body_base64"])
+    request = request_of(message["topic"], body, f"replay.{old}", headers, timedelta(0), attempt)
+    request.content_type = message["content_type"]
+    return str(wait(center.producer.publish(request, _PATIENCE), _PATIENCE).message_id)

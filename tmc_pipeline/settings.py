@@ -1,0 +1,121 @@
+"""pipeline.toml, and TMCPIPELINE_ environment variables on top. docs/pipeline.md lists every key.
+
+The store is written as in the center's own file, with an account that may only read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, model_validator
+
+from tmc_server.config import StoreConfig
+from tmc_server.settings import Section, read
+
+
+class SparkSettings(Section):
+    """[spark]"""
+
+    master: str = Field(
+        "", description="spark://host:7077 for a cluster; empty: this machine, or what spark-submit says"
+    )
+    profile: Literal["polite", "fast"] = Field(
+        "polite", description="polite: one connection per database and the lowest priority; fast: every core"
+    )
+    memory: str = Field(
+        "1g", pattern=r"^[0-9]+[mg]$", description="heap of the driver, and of each executor of a cluster"
+    )
+    drivers: tuple[str, ...] = Field((), description="paths of JDBC driver jars; empty: where Debian puts them")
+    options: Mapping[str, str] = Field({}, description="further Spark settings, spark.* = value")
+
+
+class ArchiveSettings(Section):
+    """[archive]"""
+
+    path: str = Field("", description="folder or URL of the archive, the same for every worker; empty: no archive")
+    lag_minutes: float = Field(
+        15, ge=1, le=10_080, description="what closed later than so long ago waits for the next run"
+    )
+    lookback_hours: float = Field(
+        24,
+        ge=0,
+        le=8760,
+        description="so far before the last run closing times are looked through again: late commits, clocks set back",
+    )
+
+
+class ReconcileSettings(Section):
+    """[reconcile]"""
+
+    path: str = Field("reconcile", description="where a run writes its summary and details, in a folder of its own")
+    tolerance_minutes: float = Field(
+        15, ge=0, le=10_080, description="what moved later than so long ago may still differ"
+    )
+
+
+class ReportSettings(Section):
+    """[report]"""
+
+    path: str = Field("report", description="where a run writes its page and tables, in a folder of its own")
+
+
+class MetricsSettings(Section):
+    """[metrics]"""
+
+    textfile: str = Field(
+        "", description="folder that a Prometheus node exporter collects *.prom files from; empty: none"
+    )
+
+
+Column = Annotated[str, Field(min_length=1)]
+
+
+class LedgerSource(Section):
+    """[[producers]] and [[consumers]]: what one app noted of its own transactions, row by row."""
+
+    app: str = Field(min_length=1, description="the app's id")
+    tag: str = Field("default", description="consumers: the client tag of its subscriptions")
+    url: SecretStr = Field(SecretStr(""), description="SQLAlchemy URL of a database, with table")
+    table: str = Field("", description="of the database; default: the SDK's own, tmc_ledger or tmc_inbox")
+    parquet: str = Field("", description="or the path of Parquet files")
+    csv: str = Field("", description="or the path of CSV files with a header line")
+    columns: Mapping[str, Column] = Field(
+        {},
+        description="message_id, state, at_ms, body_sha256, subscriber = the column's name; those left out keep the SDK's",
+    )
+    states: Mapping[str, Literal["COMMITTED", "ROLLED_BACK"]] = Field(
+        {"1": "COMMITTED", "2": "ROLLED_BACK"}, description="producers: what a value of the state column means"
+    )
+
+    @model_validator(mode="after")
+    def _one_place(self) -> LedgerSource:
+        given = [name for name in ("url", "parquet", "csv") if self._text(name)]
+        if len(given) != 1:
+            raise ValueError("give exactly one of url, parquet and csv")
+        if self.table and given != ["url"]:
+            raise ValueError("table goes with url")
+        return self
+
+    def _text(self, name: str) -> str:
+        value = getattr(self, name)
+        return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+
+
+class Settings(Section):
+    """Everything; each field is a table of the file."""
+
+    store: StoreConfig = StoreConfig()
+    spark: SparkSettings = SparkSettings()
+    archive: ArchiveSettings = ArchiveSettings()
+    reconcile: ReconcileSettings = ReconcileSettings()
+    report: ReportSettings = ReportSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    producers: tuple[LedgerSource, ...] = Field((), description="ledgers of producers")
+    consumers: tuple[LedgerSource, ...] = Field((), description="inboxes, or other effects, of consumers")
+
+
+def load(path: str | None, environment: Mapping[str, str] = os.environ) -> Settings:
+    """Raises ConfigError."""
+    return read(Settings, "TMCPIPELINE_", path, environment)
