@@ -104,6 +104,12 @@ class CenterTables:
             },
         )
 
+    def horizon_ms(self) -> int:
+        """Messages closed earlier may have been removed by the retention duty."""
+        query = "(SELECT MAX(horizon_ms) AS horizon FROM tmc_retention) q"
+        rows = [row for place in self._databases.each for row in self._rows(place, query, "horizon BIGINT")]
+        return max((int(row.horizon) for row in rows if row.horizon is not None), default=0)
+
     def messages(self, changed_since_ms: int = 0, decided_before_ms: int | None = None, body: bool = True) -> DataFrame:
         """One row per message: MESSAGE of frames.py. No order.
 
@@ -112,7 +118,7 @@ class CenterTables:
         """
         spans = self._spans()
         parts = []
-        for shard in range(SHARDS):
+        for shard in (shard for shard in range(SHARDS) if spans[shard].rows):
             place = self._databases.shards[shard]
             query = _messages_of(place, shard, changed_since_ms, decided_before_ms, body)
             ranges = [f"id >= {low} AND id < {high}" for low, high in spans[shard].slices()]
@@ -125,6 +131,8 @@ class CenterTables:
                 | {"customSchema": f"{schema}, consumptions_json STRING, attempts_json STRING"},
             )
             parts.append(part.withColumn("shard", f.lit(shard).cast("smallint")))
+        if not parts:
+            return self._spark.createDataFrame([], MESSAGE)
         return _parsed(reduce(DataFrame.unionByName, parts))
 
     def _spans(self) -> dict[int, Span]:

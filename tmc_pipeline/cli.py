@@ -150,6 +150,41 @@ def restore(
         raise typer.Exit(1)
 
 
+@app.command()
+def reconcile(
+    config: ConfigFile,
+    skip_missing: SkipMissing = False,
+    master: Master = "",
+    profile: Profile = "",
+) -> None:
+    """Compare ledgers, center and inboxes; exit code 1 when they do not agree. Writes details and a summary."""
+    with _job("reconcile", config, master, profile) as job:
+        from tmc_pipeline.files import HadoopFolder
+        from tmc_pipeline.ledgers import Ledgers
+        from tmc_pipeline.reconciliation import Reconciliation
+        from tmc_pipeline.session import FETCH
+
+        settings = job.settings
+        summary = Reconciliation(
+            job.spark,
+            job.center,
+            job.archive if settings.archive.path else None,
+            Ledgers(job.spark, FETCH[settings.spark.profile]),
+            HadoopFolder(job.spark, settings.reconcile.path),
+            round(settings.reconcile.tolerance_minutes * 60_000),
+            skip_missing,
+        ).run(settings.producers, settings.consumers)
+        for verdict, count in summary.verdicts.items():
+            job.figures.set("messages", "messages of the last reconciliation", count, verdict=verdict)
+            typer.echo(f"{verdict:18}{count:12}")
+        for each in summary.relations:
+            numbers = " ".join(f"{name}={each[name]}" for name in ("committed", "consumed", "unconfirmed", "open"))
+            typer.echo(f"{'ok ' if each['holds'] else 'BAD'} {each['topic']} -> {each['subscriber']}: {numbers}")
+        typer.echo(f"details: {summary.path}")
+    if not summary.well:
+        raise typer.Exit(1)
+
+
 def _replay(messages: list[dict[str, Any]], address: str, key: str) -> None:
     import tmc_client
     from tmc_pipeline.restoring import replay

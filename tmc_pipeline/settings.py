@@ -85,6 +85,7 @@ class LedgerSource(Section):
         {},
         description="message_id, state, at_ms, body_sha256, subscriber = the column's name; those left out keep the SDK's",
     )
+    since_ms: int = Field(0, ge=0, description="epoch milliseconds; rows of messages prepared earlier may be gone")
     states: Mapping[str, Literal["COMMITTED", "ROLLED_BACK"]] = Field(
         {"1": "COMMITTED", "2": "ROLLED_BACK"}, description="producers: what a value of the state column means"
     )

@@ -1,0 +1,330 @@
+"""Archive runs: what goes in, what does not, what survives crashes and damage."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
+from tests.pipeline.running import Jobs, keys
+from tests.support.filled import START_MS, FilledCenter
+from tmc_pipeline import archiving
+from tmc_pipeline.errors import AnotherRun, ArchiveDamaged, CannotRun, JobFailed
+from tmc_server.archives.local import LocalArchive
+from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.message import MessageState
+from tmc_server.store.engines import Database
+from tmc_server.store.leases import ShardLeases
+from tmc_server.store.retention import ClosedMessages
+
+pytestmark = pytest.mark.mariadb
+Fill = Callable[..., FilledCenter]
+DAY_MS = 86_400_000
+_COLUMNS = (
+    "topic_no, producer_no, producer_tag, {key}, live, attempt_id, ledger_id, digest, {state}, content_type, headers, body,"
+    " delay_ms, due_ms, created_ms, {decided}, check_target, check_attempt, checked, unreached_ms, check_answer"
+)
+_CONSUMPTIONS = "UPDATE tmc_consumption_{nn} c JOIN tmc_message_{nn} m ON m.id = message_id"
+# A rolled-back twin of the first message.
+_COPY = (
+    "INSERT INTO tmc_message_{nn} SELECT id + 1, "
+    + _COLUMNS.format(key="CONCAT(message_key, 'x')", state="3", decided="%(decided_ms)d")
+    + " FROM tmc_message_{nn} WHERE id = (SELECT MIN(id) FROM tmc_message_{nn})"
+)
+
+
+def _as_stored(center: FilledCenter) -> list[tuple[Any, ...]]:
+    return sorted(
+        (shard, row.id, row.topic_no, row.message_key, row.attempt_id, row.digest, row.state, row.body, row.decided_ms)
+        for shard in range(32)
+        for row in center.rows("SELECT * FROM tmc_message_{nn}", [shard])
+    )
+
+
+def _as_archived(jobs: Jobs) -> list[tuple[Any, ...]]:
+    return sorted(
+        (
+            r.shard,
+            r.id,
+            r.topic_no,
+            r.message_key,
+            bytes(r.attempt_id),
+            bytes(r.digest),
+            r.state,
+            bytes(r.body),
+            r.decided_ms,
+        )
+        for r in jobs.archived().collect()
+    )
+
+
+class TestWhatGoesIn:
+    def test_everything_closed_is_archived_as_it_is_stored(
+        self, spark: SparkSession, filled: Fill, folder: Path
+    ) -> None:
+        jobs = Jobs(spark, filled(20, range(32)), folder)
+        manifest = jobs.run_archive()
+        assert _as_archived(jobs) == _as_stored(jobs.center)
+        assert (manifest.messages, manifest.consumptions) == (32 * 20, 32 * (20 + 6 + 7))
+        assert [part.shard for part in manifest.shards] == list(range(32))
+        assert {part.topic for part in manifest.partitions} == {"orders.paid", "orders.shipped", "stock.moved"}
+        row = jobs.archived().where("shard = 3 and topic_no = 1").first()
+        assert row is not None
+        assert sorted((c.subscription_no, c.state, c.attempt) for c in row.consumptions) == [(1, 2, 1), (4, 2, 1)]
+        assert row.closed_ms == row.decided_ms + 25
+
+    def test_a_second_run_takes_only_what_is_new(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
+        jobs = Jobs(spark, filled(5), folder)
+        first = jobs.run_archive()
+        assert jobs.run_archive().messages == 0
+        now = jobs.tables.now_ms()
+        jobs.center.change(4, _COPY % {"decided_ms": now - 120_000})
+        third = jobs.run_archive()
+        assert [(part.shard, part.messages) for part in third.shards] == [(4, 1)]
+        assert jobs.archived().count() == first.messages + 1
+
+    def test_what_is_open_failed_undecided_or_too_young_stays_out(
+        self, spark: SparkSession, filled: Fill, folder: Path
+    ) -> None:
+        jobs = Jobs(spark, filled(9), folder)
+        now = jobs.tables.now_ms()
+        message, consumption = (
+            "UPDATE tmc_message_{nn} SET ",
+            "UPDATE tmc_consumption_{nn} c JOIN tmc_message_{nn} m ON m.id = message_id SET ",
+        )
+        for key, change in {
+            "k07-1": consumption + f"c.state = {int(ConsumptionState.SCHEDULED)}, closed_ms = NULL",
+            "k07-2": consumption + f"c.state = {int(ConsumptionState.FAILED)}",
+            "k07-3": message + f"state = {int(MessageState.CHECK_FAILED)}, decided_ms = NULL",
+            "k07-4": message + f"state = {int(MessageState.PREPARED)}, decided_ms = NULL",
+            "k07-5": consumption + f"closed_ms = {now - 30_000}",
+            "k07-6": message + f"decided_ms = {now - 30_000}",
+        }.items():
+            assert jobs.center.change(7, f"{change} WHERE message_key = '{key}'")
+        jobs.run_archive()
+        assert keys(jobs.archived().where("shard = 7").collect()) == ["k07-7", "k07-8", "k07-9"]
+
+    def test_closing_times_decide_not_numbers(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
+        """A message prepared long ago and decided after the last run belongs to the next one."""
+        jobs = Jobs(spark, filled(3), folder)
+        undecided = "UPDATE tmc_message_{nn} SET state = 1, decided_ms = NULL WHERE message_key = 'k07-1'"
+        jobs.center.change(7, undecided)
+        jobs.center.change(
+            7, "DELETE FROM tmc_consumption_{nn} WHERE message_id = (SELECT MIN(id) FROM tmc_message_{nn})"
+        )
+        jobs.run_archive(lookback_ms=0)
+        late_ms = jobs.tables.now_ms() - 1000
+        jobs.center.change(
+            7, f"UPDATE tmc_message_{{nn}} SET state = 3, decided_ms = {late_ms} WHERE message_key = 'k07-1'"
+        )
+        assert jobs.run_archive(lag_ms=0, lookback_ms=0).messages == 1
+
+    def test_a_clock_that_was_set_back(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
+        """Closed before the last run by its own time, stored after it: inside the look back the next run finds it."""
+        jobs = Jobs(spark, filled(4), folder)
+        now = jobs.tables.now_ms()
+        hidden = {"k07-1": now - 30 * 60_000, "k07-2": now - 3 * archiving.HOUR_MS}
+        for key in hidden:
+            jobs.center.change(7, f"UPDATE tmc_message_{{nn}} SET state = 1 WHERE message_key = '{key}'")
+        jobs.run_archive()
+        for key, at in hidden.items():
+            jobs.center.change(
+                7, f"UPDATE tmc_message_{{nn}} SET state = 3, decided_ms = {at} WHERE message_key = '{key}'"
+            )
+            jobs.center.change(
+                7,
+                f"{_CONSUMPTIONS} SET closed_ms = {at} WHERE message_key = '{key}'",
+            )
+        assert [part.messages for part in jobs.run_archive(lookback_ms=archiving.HOUR_MS).shards] == [1]
+        assert jobs.run_archive(lookback_ms=archiving.HOUR_MS).messages == 0
+        assert [part.messages for part in jobs.run_archive(everything=True).shards] == [1]
+        assert keys(jobs.archived().where("shard = 7").collect()) == ["k07-1", "k07-2", "k07-3", "k07-4"]
+
+    def test_days_are_those_of_closing_in_utc(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
+        midnight = START_MS - START_MS % DAY_MS + DAY_MS
+        jobs = Jobs(
+            spark, filled(4, start_ms=midnight - 2_030), folder
+        )  # closes 1,030 and 30 ms before, and after midnight
+        manifest = jobs.run_archive()
+        day = lambda ms: datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d")  # noqa: E731
+        found = dict(jobs.archived().groupBy("day").agg(f.count("*")).collect())
+        assert found == {day(midnight - 1): 4, day(midnight): 12}
+        assert sum(part.messages for part in manifest.partitions) == 16
+
+    def test_an_empty_center_and_empty_shards(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
+        jobs = Jobs(spark, filled(0), folder)
+        assert jobs.run_archive().messages == 0
+        assert jobs.archived().count() == 0
+        jobs.center.fill_shard(31, 3)
+        assert [part.shard for part in jobs.run_archive(everything=True).shards] == [31]
+
+    def test_a_topic_that_is_gone_keeps_its_number(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
+        jobs = Jobs(spark, filled(3), folder)
+        with jobs.center.sql() as run:
+            run.exec_driver_sql("DELETE FROM tmc_topic WHERE topic_no = 2")
+        assert {part.topic for part in jobs.run_archive().partitions} == {"orders.paid", "topic-2", "stock.moved"}
+
+    def test_text_that_json_has_to_escape_comes_through(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
+        jobs = Jobs(spark, filled(3), folder)
+        error = 'a "quote", a \\ and\na line, tab\t, ☃ and 𝄞'
+        with jobs.center.sql(jobs.center.database_of(4)) as run:
+            number = run.exec_driver_sql("SELECT MIN(id) FROM tmc_message_04").scalar_one()
+            values = (number, 1, 1, 1, 1, error)
+            run.exec_driver_sql(
+                "INSERT INTO tmc_attempt_04 (message_id, subscription_no, attempt, at_ms, incarnation, error)"
+                " VALUES (%s, %s, %s, %s, %s, %s)",
+                values,
+            )
+        jobs.run_archive()
+        row = jobs.archived().where(f"shard = 4 and id = {number}").first()
+        assert row is not None
+        assert [each.error for each in row.attempts] == [error]
+
+    def test_rows_that_move_while_they_are_read(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
+        """Acks arrive during the run: whatever is archived is final, older than the lag, and as it is stored."""
+        jobs = Jobs(spark, filled(60), folder)
+        for shard in range(32):
+            jobs.center.change(
+                shard, "UPDATE tmc_consumption_{nn} SET state = 1, closed_ms = NULL WHERE message_id MOD 2 = 0"
+            )
+        stop = threading.Event()
+
+        def ack() -> None:
+            while not stop.is_set():
+                for shard in range(32):
+                    now = int(datetime.now(UTC).timestamp() * 1000)
+                    jobs.center.change(
+                        shard,
+                        f"UPDATE tmc_consumption_{{nn}} SET state = 2, closed_ms = {now} WHERE state = 1 LIMIT 3",
+                    )
+
+        thread = threading.Thread(target=ack)
+        thread.start()
+        try:
+            manifest = jobs.run_archive(lag_ms=0)
+        finally:
+            stop.set()
+            thread.join()
+        rows = jobs.archived().collect()
+        stored = {
+            (shard, row.message_id, row.subscription_no): (row.state, row.closed_ms)
+            for shard in range(32)
+            for row in jobs.center.rows("SELECT * FROM tmc_consumption_{nn}", [shard])
+        }
+        assert len(rows) > 0
+        for row in rows:
+            assert row.closed_ms < manifest.before_ms
+            for each in row.consumptions:
+                assert (each.state, each.closed_ms) == stored[row.shard, row.id, each.subscription_no]
+                assert each.state == int(ConsumptionState.ACKED)
+
+
+class TestRetention:
+    def test_the_center_removes_what_a_run_lists_and_nothing_else(
+        self, spark: SparkSession, filled: Fill, folder: Path
+    ) -> None:
+        jobs = Jobs(spark, filled(6), folder)
+        manifest = jobs.run_archive()
+        jobs.center.change(
+            7, "UPDATE tmc_consumption_{nn} SET state = 1 WHERE message_id = (SELECT MIN(id) FROM tmc_message_{nn})"
+        )
+        lists = LocalArchive(folder / "archive")
+        assert [run.run for run in lists.runs()] == [manifest.run]
+        for url, shards in zip(jobs.center.urls, (range(16), range(16, 32)), strict=True):
+            database = Database(url)
+            work = ClosedMessages(database, ShardLeases(database, list(shards), lambda: 1, lambda: [1], 1 << 40))
+            for shard in shards:
+                work.remove(shard, lists.numbers(manifest.run, shard), manifest.before_ms)
+            database.close()
+        assert [row.message_key for row in jobs.center.rows("SELECT message_key FROM tmc_message_{nn}")] == ["k07-1"]
+        assert jobs.archived().count() == 4 * 6
+        assert jobs.run_archive().messages == 0
+
+
+class TestDamage:
+    def test_what_killed_runs_left_is_swept_away(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
+        jobs = Jobs(spark, filled(3), folder)
+        archive = folder / "archive"
+        for name in (
+            "_staging/20200101T000000-dead/messages",
+            "messages/run=20200101T000000-dead/day=2020-01-01",
+            "removal/20200101T000000-dead",
+        ):
+            (archive / name).mkdir(parents=True)
+            (archive / name / "part-0").write_text("junk")
+        jobs.run_archive()
+        assert _as_archived(jobs) == _as_stored(jobs.center)
+        assert not [path for path in archive.rglob("*") if "dead" in path.name]
+
+    def test_one_run_at_a_time(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
+        jobs = Jobs(spark, filled(1), folder)
+        with jobs.archive.folder.alone("another"), pytest.raises(AnotherRun, match="Another run writes to"):
+            jobs.run_archive()
+        assert jobs.archive.manifests() == []
+        assert jobs.run_archive().messages == 4
+
+    def test_files_that_differ_from_what_was_read_are_not_published(
+        self, spark: SparkSession, filled: Fill, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        jobs = Jobs(spark, filled(3), folder)
+        write = archiving.Archiving._write
+
+        def losing_a_file(self: Any, chosen: Any, path: str) -> Any:
+            written = write(self, chosen, path)
+            next(Path(path).rglob("part-*.parquet")).unlink()
+            return written
+
+        monkeypatch.setattr(archiving.Archiving, "_write", losing_a_file)
+        with pytest.raises(JobFailed, match="differ from what was written"):
+            jobs.run_archive()
+        assert jobs.archive.manifests() == []
+        assert not list((folder / "archive").rglob("*.parquet"))
+
+    def test_a_folder_that_disappeared_is_named(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
+        jobs = Jobs(spark, filled(3), folder)
+        manifest = jobs.run_archive()
+        day = manifest.partitions[0].day
+        shutil.rmtree(folder / "archive" / "messages" / f"run={manifest.run}" / f"day={day}" / "topic=orders.paid")
+        with pytest.raises(
+            ArchiveDamaged, match=rf"1 folders of run {manifest.run} are gone, the first is {day} orders.paid with 4"
+        ):
+            jobs.archived()
+        left = jobs.archive.messages(jobs.archive.manifests(), skip_missing=True)
+        assert left.count() == 8
+
+    def test_a_manifest_that_cannot_be_read_is_named(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
+        jobs = Jobs(spark, filled(1), folder)
+        manifest = jobs.run_archive()
+        (folder / "archive" / "manifests" / f"{manifest.run}.json").unlink()
+        (folder / "archive" / "manifests" / ".crc").touch()
+        (folder / "archive" / "manifests" / "broken.json").write_text("{")
+        with pytest.raises(ArchiveDamaged, match=r"broken\.json"):
+            jobs.run_archive()
+
+    def test_files_of_an_older_version_lack_columns(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
+        jobs = Jobs(spark, filled(2), folder)
+        manifest = jobs.run_archive()
+        path = f"{folder}/archive/messages/run={manifest.run}"
+        older = spark.read.parquet(path).drop("check_answer", "attempts")
+        older.write.partitionBy("day", "topic").parquet(f"{folder}/older")
+        shutil.rmtree(path)
+        shutil.move(f"{folder}/older", path)
+        row = jobs.archived().first()
+        assert row is not None
+        assert (row.check_answer, row.attempts) == (None, None)
+        assert row.message_key
+
+    def test_a_schema_that_is_too_old_is_refused(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
+        jobs = Jobs(spark, filled(1), folder)
+        with jobs.center.sql() as run:
+            run.exec_driver_sql("UPDATE tmc_schema_version SET version_num = '0003'")
+        with pytest.raises(CannotRun, match="has schema 0003, this pipeline reads 0004: run tmc init"):
+            jobs.run_archive()
+        assert not (folder / "archive" / "manifests").exists()

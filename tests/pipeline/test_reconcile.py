@@ -1,0 +1,407 @@
+"""Reconciliation: a verdict for every case, and planted discrepancies all found, none invented."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.pipeline.running import Jobs
+from tests.support.filled import START_MS, FilledCenter
+from tests.support.mariadb import MariaDB
+from tmc_pipeline.errors import CannotRun
+from tmc_pipeline.reconciling import CLAIM, Audited, by_message, judged
+from tmc_pipeline.settings import LedgerSource
+from tmc_server.domain.consumption import ConsumptionState as C
+from tmc_server.domain.ids import EPOCH_MS
+from tmc_server.domain.message import MessageState as M
+
+pytestmark = pytest.mark.mariadb
+LONG = bool(os.environ.get("TMC_TEST_LONG"))
+NOW_MS = START_MS + 86_400_000
+AUDITED = Audited({"orders": 0}, {"coupons.default": 0})
+
+
+def an_id(at_ms: int = START_MS) -> str:
+    return f"1-1-00-{(at_ms - EPOCH_MS) << 22}"
+
+
+def a_claim(**values: Any) -> dict[str, Any]:
+    base = {each.name: None for each in CLAIM.fields} | {"committed": 0, "rolled_back": 0, "effects": 0}
+    return {**base, "message_id": an_id(), "subscriber": "", "at_ms": START_MS, **values}
+
+
+def here(state: M, **values: Any) -> dict[str, Any]:
+    """What the center says of a message."""
+    return a_claim(state=int(state), topic="order.paid", producer="orders", **values)
+
+
+def delivery(state: C, **values: Any) -> dict[str, Any]:
+    """What the center says of a delivery."""
+    values = {"subscriber": "coupons.default", **values}
+    return a_claim(state=int(state), topic="order.paid", producer="orders", **values)
+
+
+def effect(**values: Any) -> dict[str, Any]:
+    return a_claim(**{"subscriber": "coupons.default", "effects": 1, **values})
+
+
+def committed(**values: Any) -> dict[str, Any]:
+    return a_claim(committed=1, **values)
+
+
+def rolled_back(**values: Any) -> dict[str, Any]:
+    return a_claim(rolled_back=1, **values)
+
+
+CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "everybody agrees": ([here(M.COMMITTED), committed(), delivery(C.ACKED), effect()], "agreed"),
+    "rolled back, and a marker": ([here(M.ROLLED_BACK), rolled_back()], "agreed"),
+    "rolled back, no row": ([here(M.ROLLED_BACK)], "agreed"),
+    "a marker of something never stored": ([rolled_back()], "agreed"),
+    "nobody had subscribed": ([here(M.COMMITTED), committed()], "agreed"),
+    "cancelled, with or without an effect": ([here(M.COMMITTED), committed(), delivery(C.CANCELLED)], "agreed"),
+    "the same row read twice": ([here(M.COMMITTED), here(M.COMMITTED), committed(), committed()], "agreed"),
+    "undecided": ([here(M.PREPARED), committed()], "pending"),
+    "nobody knew": ([here(M.CHECK_FAILED)], "pending"),
+    "not delivered yet": ([here(M.COMMITTED), committed(), delivery(C.SCHEDULED)], "pending"),
+    "handled, its ack under way": ([here(M.COMMITTED), committed(), delivery(C.SCHEDULED), effect()], "pending"),
+    "given up": ([here(M.COMMITTED), committed(), delivery(C.FAILED)], "pending"),
+    "never submitted": ([committed()], "lost"),
+    "acked, and nothing came of it": ([here(M.COMMITTED), committed(), delivery(C.ACKED)], "lost"),
+    "no transaction behind it": ([here(M.COMMITTED)], "ghost"),
+    "an effect of nothing": ([effect()], "ghost"),
+    "an effect of what was rolled back": ([here(M.ROLLED_BACK), effect()], "ghost"),
+    "handled twice": ([here(M.COMMITTED), committed(), delivery(C.ACKED), effect(), effect()], "duplicate effect"),
+    "handled twice, not acked": (
+        [here(M.COMMITTED), committed(), delivery(C.SCHEDULED), effect(), effect()],
+        "duplicate effect",
+    ),
+    "committed there, rolled back here": ([here(M.ROLLED_BACK), committed()], "state differs"),
+    "rolled back there, committed here": ([here(M.COMMITTED), rolled_back()], "state differs"),
+    "two ways in one ledger": ([here(M.COMMITTED), committed(), rolled_back()], "state differs"),
+    "another body was stored": ([here(M.COMMITTED, center_body="aa"), committed(noted_body="bb")], "body differs"),
+    "another body was handled": (
+        [here(M.COMMITTED), committed(), delivery(C.ACKED, center_body="aa"), effect(noted_body="bb")],
+        "body differs",
+    ),
+    "bodies agree": (
+        [
+            here(M.COMMITTED, center_body="aa"),
+            committed(noted_body="aa"),
+            delivery(C.ACKED, center_body="aa"),
+            effect(),
+        ],
+        "agreed",
+    ),
+    "a subscriber without notes": (
+        [here(M.COMMITTED), committed(), delivery(C.ACKED, subscriber="mails.default")],
+        "agreed",
+    ),
+    "a producer without notes": ([here(M.COMMITTED) | {"producer": "stock"}], "agreed"),
+    "lost, but a moment ago": ([committed(at_ms=NOW_MS - 1000)], "pending"),
+    "a ghost, but its ledger was read a moment too early": ([here(M.COMMITTED, at_ms=NOW_MS - 1000)], "pending"),
+}
+
+
+def _verdicts(spark: SparkSession, claims: list[dict[str, Any]], audited: Audited = AUDITED) -> dict[str, str]:
+    frame = spark.createDataFrame([tuple(each[name] for name in CLAIM.names) for each in claims], CLAIM)
+    rows = judged(frame, audited, NOW_MS, tolerance_ms=60_000, partitions=2)
+    return {row.message_id: row.verdict for row in by_message(rows).collect()}
+
+
+def test_every_case_has_its_verdict(spark: SparkSession) -> None:
+    ids = {name: f"1-1-{n:02d}-{(START_MS - EPOCH_MS) << 22}" for n, name in enumerate(CASES)}
+    claims = [{**claim, "message_id": ids[name]} for name, (said, _) in CASES.items() for claim in said]
+    random.Random(5).shuffle(claims)
+    found = _verdicts(spark, claims)
+    assert {name: found[ids[name]] for name in CASES} == {name: verdict for name, (_, verdict) in CASES.items()}
+
+
+def test_what_may_have_been_cleaned_away_is_nobodys_loss(spark: SparkSession) -> None:
+    audited = Audited({"orders": START_MS + 1}, {"coupons.default": START_MS + 1}, center_ms=START_MS + 1)
+    for said in ([here(M.COMMITTED)], [committed()], [effect()], [here(M.COMMITTED), delivery(C.ACKED)]):
+        assert _verdicts(spark, said, audited) == {an_id(): "agreed"}
+    later = [{**claim, "message_id": an_id(START_MS + 1)} for claim in (here(M.COMMITTED), delivery(C.ACKED))]
+    assert _verdicts(spark, later, audited) == {an_id(START_MS + 1): "ghost"}
+
+
+class Planted:
+    """Discrepancies of every kind, `many` of each, in a filled center and its honest ledgers."""
+
+    def __init__(self, center: FilledCenter, many: int, folder: Path, spark: SparkSession, each: int) -> None:
+        self.center = center
+        # Bodies are noted by p1 and doubles by c1, so those two kinds are planted in the first topic.
+        first = random.Random(7).sample([place for place in range(32 * each) if (1 + place // 32) % 3 == 0], 2 * many)
+        others = random.Random(8).sample(sorted(set(range(32 * each)) - set(first)), 7 * many)
+        self._chosen = iter([others[start : start + many] for start in range(0, len(others), many)])
+        self.body, self.twice = self._located(first[:many]), self._located(first[many:])
+        messages = {"lost": self._lose(), "lost by a consumer": self._lose_effects()}
+        messages |= {"ghost": self._forget(), "ghost effect": self._invent_effects(), "state": self._contradict()}
+        messages |= {"undecided": self._undecided(), "given up": self._give_up()}
+        self.planted = messages
+        self._write_files(folder, spark)
+
+    def _places(self) -> list[tuple[int, int]]:
+        """(shard, seq) of the next `many` messages."""
+        return self._located(next(self._chosen))
+
+    @staticmethod
+    def _located(places: list[int]) -> list[tuple[int, int]]:
+        return [(place % 32, 1 + place // 32) for place in places]
+
+    def _by_shard(self, places: list[tuple[int, int]]) -> dict[int, str]:
+        found: dict[int, list[int]] = {}
+        for shard, seq in places:
+            found.setdefault(shard, []).append(seq)
+        return {shard: ", ".join(f"'k{shard:02d}-{seq}'" for seq in seqs) for shard, seqs in found.items()}
+
+    def _where(self, keys: str) -> str:
+        return f"(SELECT id FROM tmc_message_{{nn}} WHERE message_key IN ({keys}))"
+
+    def _ledgers(self, names: tuple[str, ...], statement: str) -> None:
+        for name in names:
+            with self.center.sql(self.center.ledger(name)) as run:
+                run.exec_driver_sql(statement)
+
+    def _ids(self, shard: int, keys: str) -> list[str]:
+        query = f"SELECT topic_no, producer_no, id FROM tmc_message_{{nn}} WHERE message_key IN ({keys})"
+        return [f"'{r.topic_no}-{r.producer_no}-{shard:02d}-{r.id}'" for r in self.center.rows(query, [shard])]
+
+    def _each_shard(self, change: Callable[[int, str, list[str]], None]) -> list[tuple[int, int]]:
+        places = self._places()
+        for shard, keys in self._by_shard(places).items():
+            change(shard, keys, self._ids(shard, keys))
+        return places
+
+    def _lose(self) -> list[tuple[int, int]]:
+        def change(shard: int, keys: str, ids: list[str]) -> None:
+            self._ledgers(CONSUMERS, f"DELETE FROM tmc_inbox WHERE message_id IN ({', '.join(ids)})")
+            self.center.change(shard, f"DELETE FROM tmc_consumption_{{nn}} WHERE message_id IN {self._where(keys)}")
+            self.center.change(shard, f"DELETE FROM tmc_message_{{nn}} WHERE message_key IN ({keys})")
+
+        return self._each_shard(change)
+
+    def _lose_effects(self) -> list[tuple[int, int]]:
+        return self._each_shard(
+            lambda _shard, _keys, ids: self._ledgers(
+                CONSUMERS, f"DELETE FROM tmc_inbox WHERE message_id IN ({', '.join(ids)})"
+            )
+        )
+
+    def _forget(self) -> list[tuple[int, int]]:
+        return self._each_shard(
+            lambda _shard, _keys, ids: self._ledgers(
+                PRODUCERS, f"DELETE FROM tmc_ledger WHERE message_id IN ({', '.join(ids)})"
+            )
+        )
+
+    def _invent_effects(self) -> list[tuple[int, int]]:
+        """The center never had the message, and neither had its producer."""
+
+        def change(shard: int, keys: str, ids: list[str]) -> None:
+            self._ledgers(PRODUCERS, f"DELETE FROM tmc_ledger WHERE message_id IN ({', '.join(ids)})")
+            self.center.change(shard, f"DELETE FROM tmc_consumption_{{nn}} WHERE message_id IN {self._where(keys)}")
+            self.center.change(shard, f"DELETE FROM tmc_message_{{nn}} WHERE message_key IN ({keys})")
+
+        return self._each_shard(change)
+
+    def _contradict(self) -> list[tuple[int, int]]:
+        """Rolled back in the center, so nobody got it; committed by its producer."""
+
+        def change(shard: int, keys: str, ids: list[str]) -> None:
+            self._ledgers(CONSUMERS, f"DELETE FROM tmc_inbox WHERE message_id IN ({', '.join(ids)})")
+            self.center.change(shard, f"DELETE FROM tmc_consumption_{{nn}} WHERE message_id IN {self._where(keys)}")
+            self.center.change(shard, f"UPDATE tmc_message_{{nn}} SET state = 3 WHERE message_key IN ({keys})")
+
+        return self._each_shard(change)
+
+    def _undecided(self) -> list[tuple[int, int]]:
+        def change(shard: int, keys: str, ids: list[str]) -> None:
+            self._ledgers(CONSUMERS, f"DELETE FROM tmc_inbox WHERE message_id IN ({', '.join(ids)})")
+            self.center.change(shard, f"DELETE FROM tmc_consumption_{{nn}} WHERE message_id IN {self._where(keys)}")
+            self.center.change(
+                shard, f"UPDATE tmc_message_{{nn}} SET state = 1, decided_ms = NULL WHERE message_key IN ({keys})"
+            )
+
+        return self._each_shard(change)
+
+    def _give_up(self) -> list[tuple[int, int]]:
+        def change(shard: int, keys: str, ids: list[str]) -> None:
+            self._ledgers(CONSUMERS, f"DELETE FROM tmc_inbox WHERE message_id IN ({', '.join(ids)})")
+            self.center.change(
+                shard, f"UPDATE tmc_consumption_{{nn}} SET state = 3 WHERE message_id IN {self._where(keys)}"
+            )
+
+        return self._each_shard(change)
+
+    def _write_files(self, folder: Path, spark: SparkSession) -> None:
+        """p1 keeps Parquet with digests, c1 CSV without a unique key: the ledgers of people without our SDK."""
+        where = f"jdbc:mysql://127.0.0.1:{self.center.server.port}"
+        jdbc = {"driver": "org.mariadb.jdbc.Driver", "user": "root", "password": ""}
+        jdbc["url"] = f"{where}/{self.center.ledger('p1')}"
+        ledger = spark.read.format("jdbc").options(**jdbc, dbtable="tmc_ledger").load()
+        rows = {row.message_id: row for row in ledger.collect()}
+        bodies = self._digests(1)
+        wrong = self._public(self.body, topic=1)
+        noted = [
+            (
+                id_,
+                "done" if row.state == 1 else "undone",
+                row.created_ms,
+                "ff" * 32 if id_ in wrong else bodies.get(id_),
+            )
+            for id_, row in rows.items()
+        ]
+        spark.createDataFrame(noted, "msg string, outcome string, at bigint, sha string").write.parquet(f"{folder}/p1")
+        jdbc["url"] = f"{where}/{self.center.ledger('c1')}"
+        inbox = spark.read.format("jdbc").options(**jdbc, dbtable="tmc_inbox").load().collect()
+        twice = self._public(self.twice, topic=1)
+        lines = [
+            f"{row.message_id},{row.received_ms}" for row in inbox for _ in range(2 if row.message_id in twice else 1)
+        ]
+        lines += [",1790000000000", "what is this,1790000000000"]
+        (folder / "c1.csv").write_text("\n".join(["message,when", *lines]) + "\n")
+
+    def _public(self, places: list[tuple[int, int]], topic: int) -> set[str]:
+        found: set[str] = set()
+        for shard, keys in self._by_shard(places).items():
+            found |= {id_.strip("'") for id_ in self._ids(shard, keys) if id_.startswith(f"'{topic}-")}
+        return found
+
+    def _digests(self, topic: int) -> dict[str, str]:
+        query = f"SELECT id, producer_no, SHA2(body, 256) AS digest FROM tmc_message_{{nn}} WHERE topic_no = {topic}"
+        return {
+            f"{topic}-{row.producer_no}-{shard:02d}-{row.id}": row.digest
+            for shard in range(32)
+            for row in self.center.rows(query, [shard])
+        }
+
+    def settings(self, folder: Path) -> dict[str, Any]:
+        p1 = {
+            "app": "p1", "parquet": f"{folder}/p1", "states": {"done": "COMMITTED", "undone": "ROLLED_BACK"},
+            "columns": {"message_id": "msg", "state": "outcome", "at_ms": "at", "body_sha256": "sha"},
+        }  # fmt: skip
+        c1 = {"app": "c1", "csv": f"{folder}/c1.csv", "columns": {"message_id": "message", "at_ms": "when"}}
+        url = lambda name: {"app": name, "url": self.center.server.url(self.center.ledger(name))}  # noqa: E731
+        return {"producers": [p1, url("p2"), url("p3")], "consumers": [c1, *(url(name) for name in CONSUMERS[1:])]}
+
+
+PRODUCERS, CONSUMERS = ("p1", "p2", "p3"), ("c1", "c2", "c3", "c4", "c5")
+
+
+@pytest.mark.timeout(1800)
+def test_planted_discrepancies_are_all_found_and_none_is_invented(
+    spark: SparkSession, mariadb: MariaDB, folder: Path, note: Callable[[str], None]
+) -> None:
+    """Half of the center's rows are in the archive, and half of those were removed from the hot tables."""
+    each, many = (31_250, 500) if LONG else (3_125, 50)
+    center = FilledCenter(mariadb, prefix="truth")
+    center.fill(each)
+    center.fill_ledgers()
+    planted = Planted(center, many, folder, spark, each)
+    jobs = Jobs(spark, center, folder, **planted.settings(folder))
+    manifest = jobs.run_archive(lag_ms=jobs.tables.now_ms() - START_MS - each * 500)
+    assert 0 < manifest.messages < 32 * each * 0.6
+    archived = f"m.decided_ms < {manifest.before_ms} AND m.state = 2"
+    both = "tmc_message_{nn} m LEFT JOIN tmc_consumption_{nn} c ON m.id = c.message_id"
+    for shard in range(16):
+        center.change(
+            shard, f"DELETE c FROM {both} WHERE {archived} AND c.closed_ms < {manifest.before_ms} AND c.state = 2"
+        )
+        center.change(shard, f"DELETE m FROM {both} WHERE {archived} AND c.message_id IS NULL")
+    summary = jobs.run_reconcile()
+    total = 32 * each
+    expected = {
+        "lost": 2 * many,
+        "ghost": 2 * many,
+        "state differs": many,
+        "pending": 2 * many,
+        "body differs": many,
+        "duplicate effect": many,
+    }
+    expected["agreed"] = total - sum(expected.values())
+    assert summary.verdicts == expected
+    found = {row.message_id: row.verdict for row in jobs.details(summary) if row.verdict != "pending"}
+    for kind, verdict in {"lost by a consumer": "lost", "ghost": "ghost", "state": "state differs"}.items():
+        for topic in (1, 2, 3):
+            assert {found.get(id_) for id_ in planted._public(planted.planted[kind], topic)} <= {verdict}
+    kept = {each["app"]: each for each in summary.sources}
+    assert kept["c1"]["rows_without_a_message_id"] == 2
+    assert not summary.well
+    written = json.loads(Path(summary.path, "summary.json").read_text())
+    assert written["verdicts"] == expected
+    assert len(list(Path(summary.path, "details.csv").glob("part-*.csv"))) == 1
+    note(f"{total} messages reconciled: {summary.discrepancies} discrepancies, all planted")
+
+
+def test_honest_ledgers_agree_and_both_relations_are_told(spark: SparkSession, filled: Any, folder: Path) -> None:
+    jobs = Jobs(spark, filled(6), folder)
+    jobs.center.fill_ledgers()
+    summary = jobs.run_reconcile()
+    assert summary.well
+    assert summary.verdicts["agreed"] == 24
+    assert [
+        (each["subscriber"], each["committed"], each["consumed"], each["relation"]) for each in summary.relations
+    ] == [
+        ("c1.default", 8, 8, "committed = consumed"),
+        ("c4.default", 8, 8, "committed = consumed"),
+        ("c2.default", 8, 8, "committed = consumed"),
+        ("c5.default", 8, 8, "committed = consumed"),
+        ("c3.default", 8, 8, "committed = consumed"),
+    ]
+    jobs.center.change(7, "UPDATE tmc_message_{nn} SET state = 1, decided_ms = NULL WHERE message_key = 'k07-1'")
+    jobs.center.change(
+        7,
+        "DELETE FROM tmc_consumption_{nn} WHERE message_id = (SELECT id FROM tmc_message_{nn} WHERE message_key = 'k07-1')",
+    )
+    with jobs.center.sql(jobs.center.ledger("c2")) as run:
+        run.exec_driver_sql(
+            "DELETE FROM tmc_inbox WHERE message_id LIKE '2-2-07-%' ORDER BY message_id LIMIT 1".replace("%", "%%")
+        )
+    with jobs.center.sql(jobs.center.ledger("c5")) as run:
+        run.exec_driver_sql(
+            "DELETE FROM tmc_inbox WHERE message_id LIKE '2-2-07-%' ORDER BY message_id LIMIT 1".replace("%", "%%")
+        )
+    summary = jobs.run_reconcile()
+    assert summary.well
+    (shipped,) = [each for each in summary.relations if each["subscriber"] == "c2.default"]
+    assert shipped["relation"] == "committed <= consumed <= committed + unconfirmed"
+    assert (shipped["committed"], shipped["unconfirmed"], shipped["consumed"]) == (7, 1, 7)
+
+
+class TestMappings:
+    @pytest.mark.parametrize(
+        ("columns", "said"),
+        [
+            ({"mesage_id": "id"}, "there is no such column to map, mesage_id: did you mean message_id"),
+            ({"message_id": "nowhere"}, "has no column nowhere for message_id: it has a, b. Map it"),
+            ({"message_id": "a"}, "has no column state for state"),
+        ],
+    )
+    def test_a_column_that_is_not_there(
+        self, spark: SparkSession, folder: Path, columns: dict[str, str], said: str
+    ) -> None:
+        from tmc_pipeline.ledgers import Ledgers
+
+        (folder / "ledger.csv").write_text("a,b\n1,2\n")
+        source = LedgerSource(app="orders", csv=str(folder / "ledger.csv"), columns=columns)
+        with pytest.raises(CannotRun, match=said):
+            Ledgers(spark, 100).produced(source)
+
+    def test_a_file_or_table_that_is_not_there(self, spark: SparkSession, mariadb: MariaDB, folder: Path) -> None:
+        from tmc_pipeline.ledgers import Ledgers
+
+        url = mariadb.create("no_ledger")
+        with pytest.raises(CannotRun, match=r"There is nothing at .*missing"):
+            Ledgers(spark, 100).produced(LedgerSource(app="orders", parquet=str(folder / "missing")))
+        with pytest.raises(CannotRun, match=r"There is no table no_ledger\.tmc_ledger"):
+            Ledgers(spark, 100).produced(LedgerSource(app="orders", url=url))
+        with pytest.raises(CannotRun, match="is no table name"):
+            Ledgers(spark, 100).produced(LedgerSource(app="orders", url=url, table="x; drop table y"))

@@ -1,0 +1,140 @@
+"""What producers and consumers noted themselves: ledgers and inboxes, from databases, Parquet or CSV, in one shape.
+
+The SDK's own tables need no mapping; others say which column is which.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
+
+from tmc_pipeline.dialects import Database, database
+from tmc_pipeline.errors import CannotRun, translated
+from tmc_pipeline.settings import LedgerSource
+
+# message_id string (null: the row names no message), subscriber string ("" in producers' ledgers), committed int 1 or 0 and
+# rolled_back int 1 or 0 (producers), effects int 1 (consumers), at_ms bigint, body_sha256 string of 64 hexadecimal digits or null
+NOTED = t.StructType(
+    [
+        t.StructField("message_id", t.StringType()),
+        t.StructField("subscriber", t.StringType()),
+        t.StructField("committed", t.IntegerType()),
+        t.StructField("rolled_back", t.IntegerType()),
+        t.StructField("effects", t.IntegerType()),
+        t.StructField("at_ms", t.LongType()),
+        t.StructField("body_sha256", t.StringType()),
+    ]
+)
+_PRODUCERS = {"message_id": "message_id", "state": "state", "at_ms": "created_ms"}
+_CONSUMERS = {"message_id": "message_id", "subscriber": "subscriber", "at_ms": "received_ms"}
+_ID = r"^\d+-\d+-\d\d-\d+$"
+_OPTIONAL = {"body_sha256", "at_ms", "subscriber"}
+PRODUCERS_TABLE, CONSUMERS_TABLE = "tmc_ledger", "tmc_inbox"
+
+
+class Ledgers:
+    """Reads the configured sources. fetch: rows per round trip."""
+
+    def __init__(self, spark: SparkSession, fetch: int) -> None:
+        self._spark = spark
+        self._fetch = fetch
+
+    def produced(self, source: LedgerSource) -> DataFrame:
+        """NOTED of one producer. A state that the mapping does not name counts as neither. Raises CannotRun."""
+        table = source.table or PRODUCERS_TABLE
+        rows, columns = self._opened(source, table, _PRODUCERS, {"body_sha256"})
+        state = f.col(columns["state"]).cast("string")
+
+        def meaning(verdict: str) -> Column:
+            values = [value for value, meant in source.states.items() if meant == verdict]
+            return f.coalesce(state.isin(values), f.lit(False)).cast("int")
+
+        return _shaped(rows, columns, f.lit(""), meaning("COMMITTED"), meaning("ROLLED_BACK"), f.lit(0))
+
+    def consumed(self, source: LedgerSource) -> DataFrame:
+        """NOTED of one consumer, one row per effect. Raises CannotRun."""
+        table = source.table or CONSUMERS_TABLE
+        rows, columns = self._opened(source, table, _CONSUMERS, {"body_sha256", "subscriber"})
+        own = f.lit(f"{source.app}.{source.tag}")
+        subscriber = f.coalesce(f.col(columns["subscriber"]).cast("string"), own) if "subscriber" in columns else own
+        return _shaped(rows, columns, subscriber, f.lit(0), f.lit(0), f.lit(1))
+
+    def horizon_ms(self, source: LedgerSource) -> int:
+        """Rows of messages prepared earlier may have been cleaned away: what the SDK's ledger says of itself, else 0."""
+        url = source.url.get_secret_value()
+        if not url or source.table:
+            return 0
+        place = database(url)
+        options = {**place.options(self._fetch), "dbtable": "(SELECT horizon_ms FROM tmc_ledger_info) q"}
+        with translated():
+            read = self._spark.read.format("jdbc").options(**options, customSchema="horizon_ms BIGINT").load()
+            return max((int(row.horizon_ms) for row in read.collect()), default=0)
+
+    def _opened(
+        self, source: LedgerSource, table: str, usual: Mapping[str, str], free: set[str]
+    ) -> tuple[DataFrame, dict[str, str]]:
+        """The rows, and which of their columns is which. free: may be missing when the mapping does not name them."""
+        unknown = sorted(set(source.columns) - set(usual) - free)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], [*usual, *free], n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted({*usual, *free}))}."
+            raise CannotRun(f"{source.app}: there is no such column to map, {unknown[0]}: {hint}")
+        where, rows = self._rows(source, table)
+        wanted = {**usual, **source.columns}
+        columns = {name: column for name, column in wanted.items() if column in rows.columns}
+        for name, column in wanted.items():
+            if name not in columns and (name in source.columns or name not in _OPTIONAL):
+                raise CannotRun(f"{where} has no column {column} for {name}: it has {', '.join(rows.columns)}. Map it.")
+        return rows, columns
+
+    def _rows(self, source: LedgerSource, table: str) -> tuple[str, DataFrame]:
+        with translated():
+            if source.parquet:
+                return source.parquet, self._spark.read.parquet(source.parquet)
+            if source.csv:
+                return source.csv, self._spark.read.option("header", True).csv(source.csv)
+            place = database(source.url.get_secret_value())
+            return f"{table} in {place.name}", self._table(place, table)
+
+    def _table(self, place: Database, table: str) -> DataFrame:
+        if not table.replace("_", "").replace(".", "").isalnum():
+            raise CannotRun(f"{table!r} is no table name: letters, digits, _ and one dot.")
+        return self._spark.read.format("jdbc").options(**place.options(self._fetch), dbtable=table).load()
+
+
+def _shaped(
+    rows: DataFrame,
+    columns: Mapping[str, str],
+    subscriber: Column,
+    committed: Column,
+    rolled_back: Column,
+    effects: Column,
+) -> DataFrame:
+    def named(name: str) -> Column:
+        return f.col(columns[name]) if name in columns else f.lit(None)
+
+    text = named("message_id").cast("string")
+    digest = named("body_sha256")
+    if "body_sha256" in columns and isinstance(rows.schema[columns["body_sha256"]].dataType, t.BinaryType):
+        digest = f.hex(digest)
+    return rows.select(
+        f.when(text.rlike(_ID), text).alias("message_id"),
+        subscriber.alias("subscriber"),
+        committed.alias("committed"),
+        rolled_back.alias("rolled_back"),
+        effects.alias("effects"),
+        named("at_ms").try_cast("bigint").alias("at_ms"),
+        f.lower(digest.cast("string")).alias("body_sha256"),
+    )
+
+
+def together(parts: Sequence[DataFrame], spark: SparkSession) -> DataFrame:
+    """All rows of NOTED frames."""
+    total = spark.createDataFrame([], NOTED)
+    for part in parts:
+        total = total.unionByName(part)
+    return total

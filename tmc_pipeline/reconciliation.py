@@ -1,0 +1,184 @@
+"""One reconciliation: read everybody's rows, judge, write details and a summary.
+
+The hot tables are read whole before the archive's manifests are listed: whatever the retention duty removes meanwhile was
+archived before, so no message falls between the two.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import reduce
+from typing import Any
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from tmc_pipeline.archive import Archive
+from tmc_pipeline.center import CenterTables
+from tmc_pipeline.errors import translated
+from tmc_pipeline.files import HadoopFolder
+from tmc_pipeline.ledgers import Ledgers
+from tmc_pipeline.reconciling import (
+    AGREED,
+    PENDING,
+    VERDICTS,
+    Audited,
+    by_message,
+    center_claims,
+    judged,
+    noted_claims,
+    relations,
+)
+from tmc_pipeline.settings import LedgerSource
+
+log = logging.getLogger("tmc.pipeline")
+
+_PARTITIONS = 16
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run found. verdicts: messages by verdict.  well: no discrepancy, and every relation holds."""
+
+    run: str
+    path: str
+    verdicts: Mapping[str, int]
+    by_topic: Sequence[Mapping[str, Any]]
+    relations: Sequence[Mapping[str, Any]]
+    sources: Sequence[Mapping[str, Any]]
+
+    @property
+    def discrepancies(self) -> int:
+        return sum(count for verdict, count in self.verdicts.items() if verdict not in (AGREED, PENDING))
+
+    @property
+    def well(self) -> bool:
+        return not self.discrepancies and all(each["holds"] for each in self.relations)
+
+    def to_json(self) -> str:
+        values = {
+            "run": self.run,
+            "well": self.well,
+            "discrepancies": self.discrepancies,
+            "verdicts": self.verdicts,
+            "by_topic": self.by_topic,
+            "relations": self.relations,
+            "sources": self.sources,
+        }
+        return json.dumps(values, indent=1, ensure_ascii=False)
+
+
+class Reconciliation:
+    """archive: None: there is none.  folder: where results go."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        center: CenterTables,
+        archive: Archive | None,
+        ledgers: Ledgers,
+        folder: HadoopFolder,
+        tolerance_ms: int,
+        skip_missing: bool = False,
+    ) -> None:
+        self._spark = spark
+        self._center = center
+        self._archive = archive
+        self._ledgers = ledgers
+        self._folder = folder
+        self._tolerance_ms = tolerance_ms
+        self._skip_missing = skip_missing
+
+    def run(self, producers: Sequence[LedgerSource], consumers: Sequence[LedgerSource]) -> Summary:
+        """Raises PipelineError."""
+        with translated():
+            self._center.check()
+            now = self._center.now_ms()
+            run = f"{datetime.fromtimestamp(now / 1000, UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+            noted = [(source, self._ledgers.produced(source)) for source in producers]
+            noted += [(source, self._ledgers.consumed(source)) for source in consumers]
+            bodies = any("body_sha256" in source.columns for source, _ in noted)
+            hot = self._claims(self._center.messages(body=bodies), bodies).persist(StorageLevel.DISK_ONLY)
+            log.info("run %s: %d rows of the center's tables", run, hot.count())
+            claims = [hot, *self._archived(bodies), *(noted_claims(frame) for _, frame in noted)]
+            audited = self._audited(producers, consumers)
+            every = reduce(DataFrame.unionByName, claims)
+            rows = judged(every, audited, now, self._tolerance_ms, _PARTITIONS).persist(StorageLevel.DISK_ONLY)
+            summary = self._summary(run, rows, audited, noted)
+            self._write(run, rows, summary)
+            rows.unpersist()
+            hot.unpersist()
+        return summary
+
+    def _claims(self, messages: DataFrame, bodies: bool) -> DataFrame:
+        names = self._center.names
+        topics = self._spark.createDataFrame(list(names.topics.items()), "topic_no int, topic string")
+        apps = self._spark.createDataFrame(list(names.apps.items()), "producer_no int, producer string")
+        subscribers = [(number, subscriber) for number, (_, subscriber, _) in names.subscriptions.items()]
+        subscribed = self._spark.createDataFrame(subscribers, "subscription_no int, subscriber string")
+        return center_claims(messages, topics, apps, subscribed, bodies)
+
+    def _archived(self, bodies: bool) -> list[DataFrame]:
+        if self._archive is None:
+            return []
+        messages = self._archive.messages(self._archive.manifests(), self._skip_missing)
+        return [self._claims(messages.drop("topic"), bodies)]
+
+    def _audited(self, producers: Sequence[LedgerSource], consumers: Sequence[LedgerSource]) -> Audited:
+        removed_ms = self._center.horizon_ms() if self._archive is None else 0
+        return Audited(
+            {source.app: max(source.since_ms, self._ledgers.horizon_ms(source)) for source in producers},
+            {f"{source.app}.{source.tag}": source.since_ms for source in consumers},
+            removed_ms,
+        )
+
+    def _summary(
+        self, run: str, rows: DataFrame, audited: Audited, noted: Sequence[tuple[LedgerSource, DataFrame]]
+    ) -> Summary:
+        counted = by_message(rows).groupBy("topic", "verdict").count().orderBy("topic", "verdict").collect()
+        totals = {verdict: sum(row["count"] for row in counted if row.verdict == verdict) for verdict in VERDICTS}
+        related = relations(rows).where(f.col("subscriber").isin(list(audited.subscribers)))
+        return Summary(
+            run,
+            self._folder.path(run),
+            totals,
+            [{"topic": row.topic, "verdict": row.verdict, "messages": row["count"]} for row in counted],
+            [_relation(row.asDict()) for row in related.orderBy("topic", "subscriber").collect()],
+            [self._source(source, frame) for source, frame in noted],
+        )
+
+    def _source(self, source: LedgerSource, frame: DataFrame) -> Mapping[str, Any]:
+        seen = frame.agg(
+            f.count(f.lit(1)).alias("rows"), f.count(f.when(f.col("message_id").isNull(), 1)).alias("without_id")
+        ).collect()[0]
+        return {"app": source.app, "tag": source.tag, "rows": seen.rows, "rows_without_a_message_id": seen.without_id}
+
+    def _write(self, run: str, rows: DataFrame, summary: Summary) -> None:
+        """Details of whatever is not agreed as Parquet, of discrepancies as CSV too; the summary last, under its final name."""
+        staging = f"_staging/{run}"
+        found = rows.where(f.col("verdict") != AGREED).orderBy("verdict", "message_id", "subscriber")
+        try:
+            found.write.parquet(self._folder.path(f"{staging}/details.parquet"))
+            plain = found.where(f.col("verdict") != PENDING).coalesce(1)
+            plain.write.option("header", True).csv(self._folder.path(f"{staging}/details.csv"))
+            self._folder.write(f"{staging}/summary.json", summary.to_json())
+            self._folder.move(staging, run)
+        finally:
+            self._folder.remove(staging)
+
+
+def _relation(row: dict[str, Any]) -> dict[str, Any]:
+    """The relation that has to hold, and whether it does. Deliveries under way count on neither side."""
+    if row["unconfirmed"]:
+        relation = "committed <= consumed <= committed + unconfirmed"
+        holds = row["committed"] <= row["consumed"] <= row["committed"] + row["unconfirmed"]
+    else:
+        relation = "committed = consumed"
+        holds = row["committed"] == row["consumed"]
+    return {**row, "relation": relation, "holds": holds}

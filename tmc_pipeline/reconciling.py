@@ -1,0 +1,256 @@
+"""Compare what producers, the center and consumers say of each message, and find one verdict for it.
+
+Everything that anybody says becomes a row of CLAIM; one shuffle by message brings them together; a verdict is a pure function of
+the sums. Nothing is joined, so rows that are missing on one side, doubled, or without a key need no care of their own.
+
+    agreed            everybody says the same
+    pending           undecided, not delivered yet, given up and waiting for a human, or moved a moment ago
+    body differs      two sides saw different bodies
+    state differs     decided one way here and the other way there
+    lost              committed by its producer and unknown to the center, or acked and without an effect
+    ghost             committed in the center without its producer, or an effect that nobody sent
+    duplicate effect  one message, more than one effect at one subscriber
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
+
+from tmc_pipeline.frames import CONSUMPTION_CLOSED
+from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.ids import EPOCH_MS
+from tmc_server.domain.message import UNDECIDED, MessageState
+
+AGREED, PENDING = "agreed", "pending"
+VERDICTS = (AGREED, PENDING, "body differs", "state differs", "lost", "ghost", "duplicate effect")
+"""The last one that any row of a message has is the message's."""
+
+# What somebody says. subscriber "": about the message itself; else about its delivery to that subscriber.
+CLAIM = t.StructType(
+    [
+        t.StructField("message_id", t.StringType()),
+        t.StructField("subscriber", t.StringType()),
+        t.StructField("topic", t.StringType()),
+        t.StructField("producer", t.StringType()),
+        t.StructField("message_key", t.StringType()),
+        t.StructField("state", t.ShortType()),  # the center's: of the message, or of the consumption
+        t.StructField("center_body", t.StringType()),  # SHA-256, hexadecimal; null: nobody asks for it
+        t.StructField("committed", t.IntegerType()),
+        t.StructField("rolled_back", t.IntegerType()),
+        t.StructField("effects", t.IntegerType()),
+        t.StructField("noted_body", t.StringType()),
+        t.StructField("at_ms", t.LongType()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Audited:
+    """Whose notes are here. producers, subscribers: name -> since when (epoch ms) its notes are complete.
+
+    center_ms: since when the center's rows are complete; older ones may have been removed unarchived.
+    """
+
+    producers: Mapping[str, int] = field(default_factory=dict)
+    subscribers: Mapping[str, int] = field(default_factory=dict)
+    center_ms: int = 0
+
+
+# -- claims -------------------------------------------------------------------------------------------------------
+
+
+def center_claims(
+    messages: DataFrame, topics: DataFrame, apps: DataFrame, subscribers: DataFrame, bodies: bool
+) -> DataFrame:
+    """MESSAGE -> CLAIM: one row per message and one per consumption.
+
+    topics: topic_no, topic.  apps: producer_no, producer.  subscribers: subscription_no, subscriber.  bodies: with their digests.
+    """
+    body = f.sha2("body", 256) if bodies else f.lit(None).cast("string")
+    named = (
+        messages.join(f.broadcast(topics), "topic_no", "left")
+        .join(f.broadcast(apps), "producer_no", "left")
+        .select(
+            f.concat_ws("-", "topic_no", "producer_no", f.lpad(f.col("shard").cast("string"), 2, "0"), "id").alias(
+                "message_id"
+            ),
+            f.coalesce("topic", f.concat(f.lit("topic-"), "topic_no")).alias("topic"),
+            f.coalesce("producer", f.concat(f.lit("app-"), "producer_no")).alias("producer"),
+            "message_key",
+            "state",
+            body.alias("center_body"),
+            f.greatest("created_ms", "decided_ms").alias("at_ms"),
+            f.explode(
+                f.concat(
+                    f.array(_no_consumption()),
+                    f.transform(
+                        "consumptions",
+                        lambda each: f.struct(
+                            each["subscription_no"].alias("subscription_no"),
+                            each["state"].alias("state"),
+                            f.greatest(each["created_ms"], each["closed_ms"], each["tried_ms"]).alias("at_ms"),
+                        ),
+                    ),
+                )
+            ).alias("each"),
+        )
+        .withColumn("subscription_no", f.col("each.subscription_no"))
+        .join(f.broadcast(subscribers), "subscription_no", "left")
+    )
+    of_message = f.col("subscription_no").isNull()
+    return _as_claims(
+        named.select(
+            "message_id",
+            f.when(of_message, f.lit(""))
+            .otherwise(f.coalesce("subscriber", f.concat(f.lit("subscription-"), "subscription_no")))
+            .alias("subscriber"),
+            "topic",
+            "producer",
+            "message_key",
+            f.when(of_message, f.col("state")).otherwise(f.col("each.state")).alias("state"),
+            "center_body",
+            f.when(of_message, f.col("at_ms")).otherwise(f.greatest("at_ms", "each.at_ms")).alias("at_ms"),
+        )
+    )
+
+
+def _no_consumption() -> Column:
+    return f.struct(
+        f.lit(None).cast("int").alias("subscription_no"),
+        f.lit(None).cast("smallint").alias("state"),
+        f.lit(None).cast("bigint").alias("at_ms"),
+    )
+
+
+def noted_claims(noted: DataFrame) -> DataFrame:
+    """NOTED (ledgers.py) with producer string -> CLAIM; rows without a message id are left out."""
+    return _as_claims(noted.where(f.col("message_id").isNotNull()).withColumnRenamed("body_sha256", "noted_body"))
+
+
+def _as_claims(rows: DataFrame) -> DataFrame:
+    """Columns that are missing become null, or 0 where they are counted."""
+    counted = ("committed", "rolled_back", "effects")
+
+    def column(name: str) -> Column:
+        return f.col(name) if name in rows.columns else f.lit(0 if name in counted else None)
+
+    return rows.select(*[column(each.name).cast(each.dataType).alias(each.name) for each in CLAIM.fields])
+
+
+# -- verdicts -----------------------------------------------------------------------------------------------------
+
+
+def judged(claims: DataFrame, audited: Audited, now_ms: int, tolerance_ms: int, partitions: int) -> DataFrame:
+    """CLAIM -> one row per (message_id, subscriber), with verdict string and the sums it was found from.
+
+    Columns: those of CLAIM, with sums of committed, rolled_back, effects; least_body, most_body string; verdict string.
+    """
+    sums = (
+        claims.repartition(partitions, "message_id")  # one shuffle serves both groupings
+        .groupBy("message_id", "subscriber")
+        .agg(
+            *[
+                f.max(name).alias(name)
+                for name in ("topic", "producer", "message_key", "state", "center_body", "at_ms")
+            ],
+            *[f.sum(name).alias(name) for name in ("committed", "rolled_back", "effects")],
+            f.min("noted_body").alias("least_body"),
+            f.max("noted_body").alias("most_body"),
+        )
+    )
+    number = f.try_element_at(f.split("message_id", "-"), f.lit(4)).try_cast("bigint")
+    made = f.shiftright(number, 22) + f.lit(EPOCH_MS)  # a message number carries its time
+    of_message = f.col("subscriber") == ""
+    verdict = f.when(of_message, _of_message(audited, made)).otherwise(_of_delivery(audited, made))
+    settled = f.when(
+        ~verdict.isin(AGREED, PENDING) & (f.coalesce("at_ms", f.lit(0)) > f.lit(now_ms - tolerance_ms)), f.lit(PENDING)
+    ).otherwise(verdict)
+    return sums.withColumn("verdict", settled)
+
+
+def _complete(names: Mapping[str, int], column: str, made: Column) -> Column:
+    """Whether the notes of whoever `column` names are here and reach back to this message."""
+    known = f.lit(False)
+    for name, since_ms in names.items():
+        known = known | ((f.col(column) == name) & (made >= since_ms))
+    return f.coalesce(known, f.lit(False))
+
+
+def _bodies_differ() -> Column:
+    among_notes = f.col("least_body") != f.col("most_body")
+    from_center = (f.col("center_body") != f.col("least_body")) | (f.col("center_body") != f.col("most_body"))
+    return f.coalesce(among_notes, f.lit(False)) | f.coalesce(from_center, f.lit(False))
+
+
+def _of_message(audited: Audited, made: Column) -> Column:
+    state, committed, rolled_back = f.col("state"), f.col("committed") > 0, f.col("rolled_back") > 0
+    here = state == int(MessageState.COMMITTED)
+    return (
+        f.when(state.isNull() & committed & (made < audited.center_ms), AGREED)  # removed long ago
+        .when(state.isNull() & committed, "lost")
+        .when(state.isNull(), AGREED)  # a rollback of something the center never stored, or has forgotten
+        .when(state.isin(*[int(each) for each in UNDECIDED]), PENDING)
+        .when(committed & rolled_back, "state differs")
+        .when(here & rolled_back, "state differs")
+        .when(~here & committed, "state differs")
+        .when(here & ~committed & _complete(audited.producers, "producer", made), "ghost")
+        .when(here & _bodies_differ(), "body differs")
+        .otherwise(AGREED)
+    )
+
+
+def _of_delivery(audited: Audited, made: Column) -> Column:
+    state, effects = f.col("state"), f.col("effects")
+    return (
+        f.when(effects > 1, "duplicate effect")
+        .when(state.isNull() & (made < audited.center_ms), AGREED)
+        .when(state.isNull(), "ghost")
+        .when(~state.isin(*CONSUMPTION_CLOSED), PENDING)
+        .when(
+            (state == int(ConsumptionState.ACKED))
+            & (effects == 0)
+            & _complete(audited.subscribers, "subscriber", made),
+            "lost",
+        )
+        .when(_bodies_differ(), "body differs")
+        .otherwise(AGREED)
+    )
+
+
+def by_message(rows: DataFrame) -> DataFrame:
+    """Judged rows -> message_id string, topic string, verdict string; one row per message, its worst verdict."""
+    rank = f.array_position(f.array(*[f.lit(each) for each in VERDICTS]), f.col("verdict"))
+    worst = rows.groupBy("message_id").agg(f.max(rank).alias("rank"), f.max("topic").alias("topic"))
+    named = f.element_at(f.array(*[f.lit(each) for each in VERDICTS]), f.col("rank").cast("int"))
+    return worst.select("message_id", "topic", named.alias("verdict"))
+
+
+def relations(rows: DataFrame) -> DataFrame:
+    """Judged rows -> the F5 numbers, one row per topic and subscriber.
+
+    topic, subscriber string; committed bigint: deliveries the center counts as done; consumed bigint: those with an effect;
+    open bigint: deliveries under way, with or without an effect; unconfirmed bigint: undecided messages of the topic.
+    """
+    here = rows.where(f.col("topic").isNotNull())
+    undecided = f.col("state").isin(*[int(each) for each in UNDECIDED])
+    waiting = (
+        here.where((f.col("subscriber") == "") & undecided).groupBy("topic").agg(f.count(f.lit(1)).alias("unconfirmed"))
+    )
+    done = f.col("state") == int(ConsumptionState.ACKED)
+    underway = ~f.col("state").isin(*CONSUMPTION_CLOSED)
+    return (
+        here.where(f.col("subscriber") != "")
+        .groupBy("topic", "subscriber")
+        .agg(
+            f.count(f.when(done, 1)).alias("committed"),
+            f.count(f.when(done & (f.col("effects") > 0), 1)).alias("consumed"),
+            f.count(f.when(underway, 1)).alias("open"),
+        )
+        .join(waiting, "topic", "left")
+        .fillna(0, ["unconfirmed"])
+    )
