@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,6 +30,8 @@ ConfigFile = Annotated[str, typer.Option("--config", "-c", help="pipeline.toml; 
 Master = Annotated[str, typer.Option(help="instead of spark.master: local[2], spark://host:7077")]
 Profile = Annotated[str, typer.Option(help="instead of spark.profile: polite or fast")]
 SkipMissing = Annotated[bool, typer.Option("--skip-missing", help="go on without archive folders that are gone")]
+
+_WEEK_MS = 7 * 86_400_000
 
 
 @dataclass
@@ -183,6 +186,45 @@ def reconcile(
         typer.echo(f"details: {summary.path}")
     if not summary.well:
         raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    config: ConfigFile,
+    since: Annotated[
+        str, typer.Option(help="messages prepared from then on, UTC: 2026-11-21 or 2026-11-21T08:00; empty: a week")
+    ] = "",
+    until: Annotated[str, typer.Option(help="and before then; empty: now")] = "",
+    skip_missing: SkipMissing = False,
+    master: Master = "",
+    profile: Profile = "",
+) -> None:
+    """Write one HTML page and Parquet tables: volumes, latencies, attempts, failures, what is open, skew."""
+    with _job("report", config, master, profile) as job:
+        from tmc_pipeline.files import HadoopFolder
+        from tmc_pipeline.report import Report
+
+        settings = job.settings
+        from_ms, to_ms = _moment("--since", since), _moment("--until", until)
+        made = Report(
+            job.spark,
+            job.center,
+            job.archive if settings.archive.path else None,
+            HadoopFolder(job.spark, settings.report.path),
+            skip_missing,
+        ).run(from_ms if from_ms is not None else job.center.now_ms() - _WEEK_MS, to_ms)
+        job.figures.set("reported_messages", "messages of the last report", made.messages)
+        typer.echo(f"{made.path}/report.html")
+
+
+def _moment(option: str, text: str) -> int | None:
+    """Epoch milliseconds; None: nothing was given. Raises CannotRun."""
+    if not text:
+        return None
+    try:
+        return round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000)
+    except ValueError as exc:
+        raise CannotRun(f"{option} {text}: give a time as 2026-11-21 or 2026-11-21T08:00, in UTC.") from exc
 
 
 def _replay(messages: list[dict[str, Any]], address: str, key: str) -> None:

@@ -84,8 +84,8 @@ def told(text: str) -> PipelineError:
         found = re.search(pattern, text)
         if found:
             return kind(sentence.format(next((group for group in found.groups() if group), "")))
-    causes = re.findall(r"^Caused by: (.+)$", text, re.M) or [line for line in text.splitlines() if line.strip()]
-    return JobFailed(f"Spark gave up: {(causes or ['no reason given'])[-1].strip()[:300]}. Nothing was published.")
+    causes = re.findall(r"^Caused by: (.+)$", text, re.M)[-1:] + [line for line in text.splitlines() if line.strip()]
+    return JobFailed(f"Spark gave up: {(causes or ['no reason given'])[0].strip()[:300]}. Nothing was published.")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -87,6 +88,8 @@ def session(settings: SparkSettings, families: Iterable[str], name: str) -> Iter
         **(_on_loopback() if not settings.master or settings.master.startswith("local") else {}),
         **settings.options,
     }
+    for name_of_logger in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):  # errors are told in one line
+        logging.getLogger(name_of_logger).setLevel(logging.CRITICAL)
     for key, value in options.items():
         builder = builder.config(key, value)
     with translated():

@@ -17,6 +17,10 @@ FIRST_BACK_OFF_MS = 1_000
 LONGEST_BACK_OFF_MS = 60_000
 
 
+DECIDED_BY_CHECK = "decided by this check"
+"""What stands beside a message that a check decided; the pipeline's report counts it."""
+
+
 class Verdict(IntEnum):
     """Numbers are sent; never reuse one."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tmc_server.domain.checks import CheckAnswer, CheckState, Undecided, Verdict, decide_undecided
+from tmc_server.domain.checks import DECIDED_BY_CHECK, CheckAnswer, CheckState, Undecided, Verdict, decide_undecided
 from tmc_server.domain.message import UNDECIDED, MessageEvent, MessageState
 from tmc_server.domain.ports import Checked, Pending, Settled
 from tmc_server.store.messages import write_decisions
@@ -78,7 +78,7 @@ def settle(tx: Transaction, answers: Sequence[Checked], tell_overdue: bool) -> S
             moved[MessageEvent.ROLLBACK].append(row.id)
         elif MessageState(row.state) is MessageState.PREPARED:
             undecided.append((checked, _outcome(tx, checked)))
-    write_decisions(tx, rows, moved, told="decided by this check")
+    write_decisions(tx, rows, moved, told=DECIDED_BY_CHECK)
     failed = _write_undecided(tx, undecided)
     overdue = next((checked for checked, after in undecided if after.overdue), None) if tell_overdue else None
     if overdue is not None:  # one message stands for all that wait for the same service

@@ -1,0 +1,181 @@
+"""The report: every figure by hand, every message once, and a page that loads nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StringType, StructField, StructType
+
+from tests.pipeline.running import Jobs
+from tests.support.filled import START_MS
+from tmc_pipeline import page, reporting
+from tmc_pipeline.files import HadoopFolder
+from tmc_pipeline.frames import ATTEMPT, CONSUMPTION, MESSAGE
+from tmc_pipeline.report import Report
+from tmc_server.domain.checks import DECIDED_BY_CHECK
+from tmc_server.domain.consumption import ConsumptionState as C
+from tmc_server.domain.message import MessageState as M
+
+pytestmark = pytest.mark.mariadb
+HOUR_MS = reporting.HOUR_MS
+TEN = 10 * HOUR_MS  # ten o'clock on the first day
+
+
+def a_message(number: int, state: M = M.COMMITTED, created_ms: int = TEN, **values: Any) -> dict[str, Any]:
+    base = dict.fromkeys(MESSAGE.names) | {
+        "shard": 1,
+        "id": number,
+        "delay_ms": 0,
+        "check_answer": "",
+        "state": int(state),
+    }
+    base |= {
+        "created_ms": created_ms,
+        "decided_ms": created_ms + 10,
+        "consumptions": [],
+        "attempts": [],
+        "topic": "order.paid",
+    }
+    return {**base, **values}
+
+
+def a_consumption(
+    state: C = C.ACKED, attempt: int = 1, after_ms: int = 100, of: int = TEN, subscription: int = 1
+) -> tuple[Any, ...]:
+    closed = of + 10 + after_ms if state in (C.ACKED, C.CANCELLED) else None
+    values = {"subscription_no": subscription, "state": int(state), "attempt": attempt, "closed_ms": closed}
+    return tuple(values.get(name) for name in CONSUMPTION.names)
+
+
+def an_attempt(error: str) -> tuple[Any, ...]:
+    values = {"subscription_no": 1, "attempt": 1, "at_ms": TEN, "error": error}
+    return tuple(values.get(name) for name in ATTEMPT.names)
+
+
+@pytest.fixture
+def messages(spark: SparkSession) -> Any:
+    rows = [
+        a_message(1, consumptions=[a_consumption(after_ms=100)]),
+        a_message(
+            2,
+            consumptions=[a_consumption(after_ms=300, attempt=3)],
+            attempts=[an_attempt("code 17"), an_attempt("code 4")],
+        ),
+        a_message(3, consumptions=[a_consumption(C.FAILED, attempt=6)], attempts=[an_attempt("boom")]),
+        a_message(
+            4, consumptions=[a_consumption(C.CANCELLED), a_consumption(C.SCHEDULED, subscription=2)], delay_ms=50
+        ),
+        a_message(5, M.ROLLED_BACK, check_answer=DECIDED_BY_CHECK, decided_ms=TEN + 70),
+        a_message(6, M.PREPARED, decided_ms=None, created_ms=TEN + HOUR_MS),
+        a_message(7, M.CHECK_FAILED, decided_ms=None, created_ms=TEN + HOUR_MS - 1, shard=9),
+        a_message(8, delay_ms=40, consumptions=[a_consumption(after_ms=1040)], topic="stock.moved"),
+    ]
+    schema = StructType([*MESSAGE.fields, StructField("topic", StringType())])
+    return spark.createDataFrame([tuple(row[name] for name in schema.names) for row in rows], schema)
+
+
+@pytest.fixture
+def subscribers(spark: SparkSession) -> Any:
+    return spark.createDataFrame([(1, "coupons.default")], "subscription_no int, subscriber string")
+
+
+def test_production(messages: Any) -> None:
+    paid, stock = reporting.production(messages).collect()
+    assert (paid.topic, paid.messages, paid.committed, paid.rolled_back, paid.undecided, paid.by_check) == (
+        "order.paid",
+        7,
+        4,
+        1,
+        2,
+        1,
+    )
+    assert (paid.decide_p50, paid.decide_p95, paid.decide_max) == (10, 70, 70)
+    assert (stock.messages, stock.by_check) == (1, 0)
+    hours = reporting.production(messages, "hour_ms").where("topic = 'order.paid'").collect()
+    assert [(row.hour_ms, row.messages) for row in hours] == [(TEN, 6), (TEN + HOUR_MS, 1)]
+
+
+def test_consumption(messages: Any, subscribers: Any) -> None:
+    rows = {
+        (r.topic, r.subscriber): r for r in reporting.consumption(reporting.deliveries(messages, subscribers)).collect()
+    }
+    paid = rows["order.paid", "coupons.default"]
+    assert (paid.deliveries, paid.acked, paid.failed, paid.cancelled, paid.open, paid.first_try) == (4, 2, 1, 1, 0, 1)
+    assert (paid.attempts, paid.deliver_p50, paid.deliver_max, paid.life_max) == (11, 100, 300, 310)
+    assert rows["order.paid", "subscription-2"].open == 1
+    assert rows["order.paid", "subscription-2"].deliver_p50 is None
+    assert rows["stock.moved", "coupons.default"].deliver_max == 1000  # the delay is not the delivery's
+
+
+def test_failures_open_and_skew(messages: Any, subscribers: Any) -> None:
+    assert [tuple(row) for row in reporting.failures(messages, subscribers).collect()] == [
+        ("order.paid", "coupons.default", "code #", 2),
+        ("order.paid", "coupons.default", "boom", 1),
+    ]
+    assert [tuple(row) for row in reporting.oldest_open(messages, subscribers).collect()] == [
+        ("order.paid", "coupons.default", 1, TEN),
+        ("order.paid", "subscription-2", 1, TEN),
+        ("order.paid", "", 2, TEN + HOUR_MS - 1),
+    ]
+    assert [tuple(row) for row in reporting.skew(messages).collect()] == [(1, 7, 6), (9, 1, 0)]
+
+
+def _report(jobs: Jobs) -> Report:
+    return Report(jobs.spark, jobs.tables, jobs.archive, HadoopFolder(jobs.spark, jobs.settings.report.path))
+
+
+def test_each_message_counts_once_wherever_it_is(spark: SparkSession, filled: Any, folder: Path) -> None:
+    """Archived and still hot, archived and removed, never archived."""
+    jobs = Jobs(spark, filled(30), folder)
+    jobs.run_archive(lag_ms=jobs.tables.now_ms() - START_MS - 15_000)
+    jobs.center.change(7, f"DELETE FROM tmc_message_{{nn}} WHERE decided_ms < {START_MS + 10_000}")
+    made = _report(jobs).run(START_MS)
+    assert made.messages == 4 * 30
+    assert sum(row["messages"] for row in made.tables["production"]) == 4 * 30
+    kept = spark.read.parquet(f"{made.path}/consumption.parquet").collect()
+    assert {(row.topic, row.subscriber): row.acked for row in kept} == {
+        ("orders.paid", "c1.default"): 40, ("orders.paid", "c4.default"): 40, ("orders.shipped", "c2.default"): 40,
+        ("orders.shipped", "c5.default"): 40, ("stock.moved", "c3.default"): 40,
+    }  # fmt: skip
+    assert _report(jobs).run(START_MS + 11_000, START_MS + 21_000).messages == 4 * 10
+
+
+def test_the_page_is_whole_and_loads_nothing(spark: SparkSession, filled: Any, folder: Path) -> None:
+    jobs = Jobs(spark, filled(3), folder)
+    text = Path(_report(jobs).run(START_MS).path, "report.html").read_text()
+    assert text.count("<svg") == 4
+    assert not re.findall(r'(?:src|href)="(?!#)', text)
+    assert "orders.shipped" in text
+    assert "c5.default" in text
+
+
+def test_an_empty_time_has_a_page_too(spark: SparkSession, filled: Any, folder: Path) -> None:
+    jobs = Jobs(spark, filled(0), folder)
+    made = _report(jobs).run(START_MS)
+    assert made.messages == 0
+    assert "No messages in this time." in Path(made.path, "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("ms", "shown"), [(None, ""), (0, "0 ms"), (999, "999 ms"), (1000, "1.0 s"), (119_999, "120 s"), (120_000, "2.0 min"),
+                      (7_200_000, "2.0 h"), (172_800_000, "2.0 d")],
+)  # fmt: skip
+def test_durations_for_people(ms: int | None, shown: str) -> None:
+    assert page.span(ms) == shown
+
+
+def test_a_share_does_not_round_to_everything() -> None:
+    assert [page.share(*each) for each in ((0, 0), (0, 5), (5, 5), (9999, 10_000))] == ["", "0 %", "100 %", "99.99 %"]
+
+
+def test_names_on_the_page_are_text(spark: SparkSession) -> None:
+    tables: dict[str, Any] = {
+        name: []
+        for name in ("production", "production_by_hour", "consumption", "consumption_by_hour", "skew", "oldest_open")
+    }
+    failed = {"topic": "t", "subscriber": "s", "reason": "<script>alert(1)</script>", "tries": 1}
+    assert "<script" not in page.page("t", {}, {**tables, "failures": [failed]})

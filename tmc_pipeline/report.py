@@ -1,0 +1,114 @@
+"""One report: read the time asked for, aggregate, write tables as Parquet and the page as HTML."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from tmc_pipeline import page, reporting
+from tmc_pipeline.archive import Archive, subscriber_names
+from tmc_pipeline.archiving import with_topic, without
+from tmc_pipeline.center import CenterTables
+from tmc_pipeline.errors import translated
+from tmc_pipeline.files import HadoopFolder
+from tmc_pipeline.frames import MESSAGE
+
+log = logging.getLogger("tmc.pipeline")
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What a run wrote. tables: rows by name, as in reporting.py."""
+
+    path: str
+    messages: int
+    tables: Mapping[str, page.Rows]
+
+
+class Report:
+    """archive: None: the hot tables alone."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        center: CenterTables,
+        archive: Archive | None,
+        folder: HadoopFolder,
+        skip_missing: bool = False,
+    ) -> None:
+        self._spark = spark
+        self._center = center
+        self._archive = archive
+        self._folder = folder
+        self._skip_missing = skip_missing
+
+    def run(self, from_ms: int, to_ms: int | None = None) -> Reported:
+        """Messages prepared in [from_ms, to_ms), None: now. Raises PipelineError."""
+        with translated():
+            self._center.check()
+            now = self._center.now_ms()
+            to_ms = now if to_ms is None else to_ms
+            run = f"{datetime.fromtimestamp(now / 1000, UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+            messages = self._messages(from_ms, to_ms).persist(StorageLevel.DISK_ONLY)
+            frames = self._frames(messages)
+            staging = f"_staging/{run}"
+            try:
+                tables = {name: self._kept(frame, f"{staging}/{name}.parquet") for name, frame in frames.items()}
+                seen = sum(row["messages"] for row in tables["skew"])
+                facts = {
+                    "prepared": f"from {page.at(from_ms)} to {page.at(to_ms)} UTC",
+                    "messages": f"{seen:,}",
+                    "run": run,
+                }
+                self._folder.write(f"{staging}/report.html", page.page("Transaction messages", facts, tables))
+                self._folder.move(staging, run)
+            finally:
+                self._folder.remove(staging)
+            messages.unpersist()
+        log.info("report about %d messages: %s/report.html", seen, self._folder.path(run))
+        return Reported(self._folder.path(run), seen, tables)
+
+    def _messages(self, from_ms: int, to_ms: int) -> DataFrame:
+        """MESSAGE with topic, without bodies; each message once."""
+        topics = self._spark.createDataFrame(list(self._center.names.topics.items()), "topic_no int, topic string")
+        hot = with_topic(self._center.messages(changed_since_ms=from_ms, body=False), topics)
+        wanted = [*MESSAGE.names, "topic"]
+        every = hot.select(*wanted)
+        if self._archive is not None:
+            runs = [manifest for manifest in self._archive.manifests() if manifest.before_ms > from_ms]
+            kept = self._archive.messages(runs, self._skip_missing).withColumn("body", f.lit(None).cast("binary"))
+            kept = kept.withColumn("attempts", f.coalesce("attempts", f.array().cast(MESSAGE["attempts"].dataType)))
+            every = every.unionByName(without(kept, hot).select(*wanted))
+        return every.where((f.col("created_ms") >= from_ms) & (f.col("created_ms") < to_ms))
+
+    def _frames(self, messages: DataFrame) -> Mapping[str, DataFrame]:
+        names = (
+            {number: name for number, (_, name) in subscriber_names(self._archive.manifests()).items()}
+            if self._archive
+            else {}
+        )
+        names |= {number: name for number, (_, name, _) in self._center.names.subscriptions.items()}
+        subscribers = self._spark.createDataFrame(list(names.items()), "subscription_no int, subscriber string")
+        delivered = reporting.deliveries(messages, subscribers)
+        return {
+            "production": reporting.production(messages),
+            "production_by_hour": reporting.production(messages, "hour_ms"),
+            "consumption": reporting.consumption(delivered),
+            "consumption_by_hour": reporting.consumption(delivered, "hour_ms"),
+            "failures": reporting.failures(messages, subscribers),
+            "oldest_open": reporting.oldest_open(messages, subscribers),
+            "skew": reporting.skew(messages),
+        }
+
+    def _kept(self, frame: DataFrame, name: str) -> page.Rows:
+        """Write a small table, and hand its rows over in their order."""
+        rows = [row.asDict() for row in frame.collect()]
+        self._spark.createDataFrame(rows, frame.schema).coalesce(1).write.parquet(self._folder.path(name))
+        return rows

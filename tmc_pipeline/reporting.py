@@ -1,0 +1,141 @@
+"""The figures of a report, each a pure function of messages: volumes, latencies, attempts, failures, what is open, skew.
+
+Hours are those in which messages were prepared, as epoch milliseconds of their beginning. Latencies are milliseconds; percentiles
+are approximate to a thousandth of the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from tmc_pipeline.frames import CONSUMPTION_CLOSED
+from tmc_server.domain.checks import DECIDED_BY_CHECK
+from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.message import UNDECIDED, MessageState
+
+HOUR_MS = 3_600_000
+_QUANTILES = (0.5, 0.95, 0.99)
+_REASON_LENGTH = 80
+
+
+def _hour(column: str = "created_ms") -> Column:
+    return (f.col(column) - f.pmod(f.col(column), f.lit(HOUR_MS))).alias("hour_ms")
+
+
+def _count(condition: Column, name: str) -> Column:
+    return f.count(f.when(condition, 1)).alias(name)
+
+
+def _latencies(column: Column, name: str) -> Sequence[Column]:
+    """name_p50, name_p95, name_p99, name_max bigint; null where nothing was measured."""
+    quantiles = f.percentile_approx(column, f.array(*[f.lit(q) for q in _QUANTILES]), f.lit(1000))
+    return (
+        *[quantiles[n].alias(f"{name}_p{round(q * 100)}") for n, q in enumerate(_QUANTILES)],
+        f.max(column).alias(f"{name}_max"),
+    )
+
+
+def production(messages: DataFrame, *by: str) -> DataFrame:
+    """MESSAGE with topic string -> one row per topic and `by` (hour_ms or nothing), in their order.
+
+    messages, committed, rolled_back, undecided, by_check bigint; decide_p50 ... decide_max: from prepare to decision.
+    """
+    state = f.col("state")
+    return (
+        messages.withColumn("hour_ms", _hour())
+        .groupBy("topic", *by)
+        .agg(
+            f.count(f.lit(1)).alias("messages"),
+            _count(state == int(MessageState.COMMITTED), "committed"),
+            _count(state == int(MessageState.ROLLED_BACK), "rolled_back"),
+            _count(state.isin(*[int(each) for each in UNDECIDED]), "undecided"),
+            _count(f.col("check_answer") == DECIDED_BY_CHECK, "by_check"),
+            *_latencies(f.col("decided_ms") - f.col("created_ms"), "decide"),
+        )
+        .orderBy("topic", *by)
+    )
+
+
+def deliveries(messages: DataFrame, subscribers: DataFrame) -> DataFrame:
+    """MESSAGE with topic -> one row per consumption, with its columns and those below.
+
+    topic, subscriber string; hour_ms, prepared_ms, decided_ms, delay_ms bigint.
+    subscribers: subscription_no int, subscriber string.
+    """
+    return (
+        messages.select(
+            "topic", "created_ms", "decided_ms", "delay_ms", f.explode("consumptions").alias("each"), _hour().alias("hour_ms")
+        )
+        .select(
+            "topic", "hour_ms", "decided_ms", "delay_ms", f.col("created_ms").alias("prepared_ms"), "each.*"
+        )
+        .join(f.broadcast(subscribers), "subscription_no", "left")
+        .withColumn("subscriber", f.coalesce("subscriber", f.concat(f.lit("subscription-"), "subscription_no")))
+    )  # fmt: skip
+
+
+def consumption(delivered: DataFrame, *by: str) -> DataFrame:
+    """Rows of `deliveries` -> one row per topic, subscriber and `by`, in their order.
+
+    deliveries, acked, failed, cancelled, open, first_try, attempts bigint; deliver_p50 ...: from decision (and delay) to
+    stored ack; life_p50 ...: from prepare to stored ack. first_try: acked after one try.
+    """
+    state = f.col("state")
+    acked = state == int(ConsumptionState.ACKED)
+    return (
+        delivered.groupBy("topic", "subscriber", *by)
+        .agg(
+            f.count(f.lit(1)).alias("deliveries"),
+            _count(acked, "acked"),
+            _count(state == int(ConsumptionState.FAILED), "failed"),
+            _count(state == int(ConsumptionState.CANCELLED), "cancelled"),
+            _count(state == int(ConsumptionState.SCHEDULED), "open"),
+            _count(acked & (f.col("attempt") <= 1), "first_try"),
+            f.sum("attempt").alias("attempts"),
+            *_latencies(f.when(acked, f.col("closed_ms") - f.col("decided_ms") - f.col("delay_ms")), "deliver"),
+            *_latencies(f.when(acked, f.col("closed_ms") - f.col("prepared_ms")), "life"),
+        )
+        .orderBy("topic", "subscriber", *by)
+    )
+
+
+def failures(messages: DataFrame, subscribers: DataFrame) -> DataFrame:
+    """MESSAGE with topic -> topic, subscriber, reason string, tries bigint; most first. Digits of a reason become #."""
+    tries = messages.select("topic", f.explode("attempts").alias("each")).select("topic", "each.*")
+    reason = f.substring(f.regexp_replace("error", r"\d+", "#"), 1, _REASON_LENGTH)
+    named = tries.join(f.broadcast(subscribers), "subscription_no", "left")
+    return (
+        named.groupBy("topic", "subscriber", reason.alias("reason"))
+        .agg(f.count(f.lit(1)).alias("tries"))
+        .orderBy(f.desc("tries"), "topic", "subscriber", "reason")
+    )
+
+
+def oldest_open(messages: DataFrame, subscribers: DataFrame) -> DataFrame:
+    """MESSAGE with topic -> topic, subscriber string, open bigint, oldest_ms bigint: prepared then; oldest first.
+
+    subscriber "": messages nobody decided.
+    """
+    undecided = messages.where(f.col("state").isin(*[int(each) for each in UNDECIDED])).select(
+        "topic", f.lit("").alias("subscriber"), f.col("created_ms").alias("prepared_ms")
+    )
+    waiting = (
+        deliveries(messages, subscribers)
+        .where(~f.col("state").isin(*CONSUMPTION_CLOSED))
+        .select("topic", "subscriber", "prepared_ms")
+    )
+    return (
+        undecided.unionByName(waiting)
+        .groupBy("topic", "subscriber")
+        .agg(f.count(f.lit(1)).alias("open"), f.min("prepared_ms").alias("oldest_ms"))
+        .orderBy("oldest_ms", "topic", "subscriber")
+    )
+
+
+def skew(messages: DataFrame) -> DataFrame:
+    """MESSAGE -> shard smallint, messages bigint, consumptions bigint; by shard."""
+    sums = (f.count(f.lit(1)).alias("messages"), f.sum(f.size("consumptions")).alias("consumptions"))
+    return messages.groupBy("shard").agg(*sums).orderBy("shard")
