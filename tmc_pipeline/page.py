@@ -18,7 +18,8 @@ Rows = Sequence[Mapping[str, Any]]
 _MOST_LINES = 8  # in one picture; the rest is added up or left to the tables
 _COLOURS = ("#2f6fab", "#d9822b", "#3f8f5b", "#b8433f", "#7a5aa6", "#8c6d46", "#c2679f", "#6b7280")
 _STYLE = {
-    "axes.grid": True, "axes.spines.right": False, "axes.spines.top": False, "font.size": 9, "grid.color": "#e5e7eb",
+    "axes.axisbelow": True, "axes.grid": True, "axes.spines.right": False, "axes.spines.top": False, "font.size": 9,
+    "grid.color": "#e5e7eb",
     "svg.fonttype": "none", "svg.hashsalt": "tmc",
 }  # fmt: skip
 

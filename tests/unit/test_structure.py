@@ -13,6 +13,7 @@ import pytest
 import tmc_client
 from tmc_client import errors as client_errors
 from tmc_client.protocol import types_pb2
+from tmc_pipeline.settings import Settings
 from tmc_server import errors
 from tmc_server.config import Config
 from tmc_server.domain import consumption, message
@@ -127,6 +128,35 @@ def test_the_configuration_page_lists_every_key_with_its_default() -> None:
         for key in type(getattr(Config(), section)).model_fields
     ]
     assert rows == expected
+
+
+def test_the_pipeline_page_lists_every_key_with_its_default_and_meaning() -> None:
+    page = (ROOT / "docs" / "pipeline.md").read_text()
+    settings = Settings()
+    expected = [
+        (f"{section}.{key}", _shown(getattr(part, key)), field.description)
+        for section in ("spark", "archive", "reconcile", "report", "metrics")
+        for part in (getattr(settings, section),)
+        for key, field in type(part).model_fields.items()
+    ]
+    assert re.findall(r"^\| `(\w+\.\w+)` \| `([^`]*)` \| (.*) \|$", page, re.M) == expected
+
+
+def test_the_pipeline_stands_on_the_domain_and_nobody_on_the_pipeline() -> None:
+    for path in (ROOT / "tmc_pipeline").rglob("*.py"):
+        for name in _imports(path):
+            if name.startswith("tmc_server."):
+                assert name.split(".")[1] in {"domain", "config", "settings"}, f"{path.name} imports {name}"
+    for package in ("tmc_client", "tmc_server"):
+        for path in (ROOT / package).rglob("*.py"):
+            if path.name != "cli.py":
+                assert not any(name.startswith("tmc_pipeline") for name in _imports(path)), path
+
+
+def test_the_command_line_starts_without_spark() -> None:
+    script = "import sys, tmc_server.cli; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
+    assert not {"pyspark", "matplotlib", "jinja2"} & set(loaded)
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,43 @@
+"""One pipeline job in a process of its own, its session up before the clock starts.
+
+usage: pipeline_job.py archive|reconcile SETTINGS.json     prints one JSON line: seconds, messages, verdicts
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from tmc_pipeline.archive import Archive
+from tmc_pipeline.archiving import HOUR_MS, Archiving
+from tmc_pipeline.center import CenterTables, databases_of
+from tmc_pipeline.files import HadoopFolder
+from tmc_pipeline.ledgers import Ledgers
+from tmc_pipeline.reconciliation import Reconciliation
+from tmc_pipeline.session import FETCH, session
+from tmc_pipeline.settings import Settings
+
+
+def main(job: str, path: str) -> None:
+    settings = Settings.model_validate_json(Path(path).read_text())
+    with session(settings.spark, ["mysql"], job) as spark:
+        center = CenterTables(spark, databases_of(settings.store), FETCH[settings.spark.profile])
+        archive = Archive(spark, settings.archive.path)
+        center.check()  # the driver is loaded
+        print("ready", flush=True)
+        began = time.monotonic()
+        if job == "archive":
+            manifest = Archiving(spark, center, archive, 60_000, HOUR_MS).run()
+            told = {"messages": manifest.messages, "consumptions": manifest.consumptions}
+        else:
+            ledgers = Ledgers(spark, FETCH[settings.spark.profile])
+            folder = HadoopFolder(spark, settings.reconcile.path)
+            found = Reconciliation(spark, center, archive, ledgers, folder, 60_000)
+            told = dict(found.run(settings.producers, settings.consumers).verdicts)
+        print(json.dumps({"seconds": time.monotonic() - began, **told}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

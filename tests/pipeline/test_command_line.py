@@ -1,0 +1,244 @@
+"""`tmc pipeline` as operators run it: one line and exit code 2 for whatever is wrong, nothing half published."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline.running import Jobs
+from tests.support.filled import START_MS, FilledCenter
+from tests.support.mariadb import MariaDB, free_port
+from tmc_pipeline.dialects import database
+from tmc_pipeline.errors import CannotRun, JobFailed, told
+from tmc_pipeline.session import check_java, driver_jars
+from tmc_pipeline.settings import SparkSettings
+
+pytestmark = pytest.mark.mariadb
+TMC = str(Path(sys.executable).parent / "tmc")
+
+
+def toml_of(values: dict[str, Any]) -> str:
+    """Settings as a file would have them: JSON's scalars and inline tables are TOML's."""
+    lines: list[str] = []
+    for section, content in values.items():
+        if isinstance(content, list):
+            lines += [line for each in content for line in (f"[[{section}]]", *_pairs(each))]
+        else:
+            nested = {
+                key: value
+                for key, value in content.items()
+                if isinstance(value, list) and value and isinstance(value[0], dict)
+            }
+            lines += [f"[{section}]", *_pairs({key: value for key, value in content.items() if key not in nested})]
+            for key, tables in nested.items():
+                lines += [line for each in tables for line in (f"[[{section}.{key}]]", *_pairs(each))]
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(values: dict[str, Any]) -> list[str]:
+    return [
+        f"{key} = {{ {', '.join(f'{k} = {json.dumps(v)}' for k, v in value.items())} }}" if isinstance(value, dict)
+        else f"{key} = {json.dumps(value)}"
+        for key, value in values.items()
+    ]  # fmt: skip
+
+
+def run(folder: Path, job: str, *arguments: str, settings: dict[str, Any] | None = None, prefix: list[str] | None = None,
+        **environment: str) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Run `tmc pipeline JOB` with these settings."""
+    command = [*(prefix or []), TMC, "pipeline", job]
+    if settings is not None:
+        (folder / "pipeline.toml").write_text(toml_of(settings))
+        command += ["--config", str(folder / "pipeline.toml")]
+    return subprocess.run(
+        [*command, *arguments], env=os.environ | environment, capture_output=True, text=True, timeout=170, check=False
+    )
+
+
+def refusal(result: subprocess.CompletedProcess[str]) -> str:
+    """The one line of a refused run: it is the last, and no stack trace is before it."""
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    assert "\tat " not in result.stderr
+    return result.stderr.strip().splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def center(mariadb: MariaDB) -> FilledCenter:
+    made = FilledCenter(mariadb, prefix="commands")
+    made.fill(6, [4, 31])
+    made.fill_ledgers()
+    return made
+
+
+class TestBeforeSparkStarts:
+    def test_a_configuration_with_a_typo(self, tmp_path: Path) -> None:
+        said = refusal(run(tmp_path, "archive", settings={"archive": {"pth": "x"}}))
+        assert "archive.pth: there is no such key; did you mean 'path'?" in said
+
+    def test_no_configuration(self, tmp_path: Path) -> None:
+        assert "Cannot read" in refusal(run(tmp_path, "archive", "--config", str(tmp_path / "none.toml")))
+
+    def test_two_places_for_one_ledger(self, tmp_path: Path) -> None:
+        source = {"app": "p1", "csv": "a.csv", "parquet": "b"}
+        assert "exactly one of url, parquet and csv" in refusal(
+            run(tmp_path, "reconcile", settings={"producers": [source]})
+        )
+
+    def test_no_java(self, tmp_path: Path, center: FilledCenter) -> None:
+        said = refusal(run(tmp_path, "archive", settings=center.settings(tmp_path), JAVA_HOME=str(tmp_path)))
+        assert (
+            "Spark needs Java, and JAVA_HOME has none: install Java 17: apt-get install openjdk-17-jre-headless."
+            in said
+        )
+
+    def test_an_old_java(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        java = tmp_path / "bin" / "java"
+        java.parent.mkdir()
+        java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
+        java.chmod(java.stat().st_mode | stat.S_IEXEC)
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+        with pytest.raises(CannotRun, match=r"Spark needs Java 17 or newer, .* is 8: install Java 17"):
+            check_java()
+
+    def test_a_driver_that_is_missing(self, tmp_path: Path) -> None:
+        settings = SparkSettings(drivers=(str(tmp_path / "no.jar"),))
+        with pytest.raises(CannotRun, match=r"The JDBC driver .*no\.jar is missing: apt-get install libmariadb-java"):
+            driver_jars(settings, ["mysql"])
+
+    @pytest.mark.parametrize(
+        ("url", "said"),
+        [
+            ("what", "is no database URL"),
+            ("postgresql://u@h/db", "reads MariaDB, MySQL and SQLite, not postgresql"),
+            ("mysql://u@h", "names no database"),
+            ("sqlite:////no/such/file.db", "There is no SQLite file"),
+        ],
+    )
+    def test_a_url_that_cannot_be(self, url: str, said: str) -> None:
+        with pytest.raises(CannotRun, match=said):
+            database(url)
+
+    def test_no_password_in_what_is_said(self) -> None:
+        assert "secret" not in repr(database("mysql://u:secret@h/db"))
+        with pytest.raises(CannotRun) as caught:
+            database("mysql://u:secret@h")
+        assert "secret" not in str(caught.value)
+
+
+class TestRefusals:
+    def test_nobody_answers(self, tmp_path: Path, center: FilledCenter) -> None:
+        settings = center.settings(tmp_path, store={"catalog": f"mysql://root@127.0.0.1:{free_port()}/tmc"})
+        said = refusal(run(tmp_path, "archive", settings=settings))
+        assert "No database answers at 127.0.0.1: check the URL, and that the database is running." in said
+
+    def test_no_rights(self, tmp_path: Path, center: FilledCenter) -> None:
+        with center.sql() as sql:
+            sql.exec_driver_sql("CREATE USER IF NOT EXISTS 'poor'@'%%' IDENTIFIED BY 'pw'")
+            sql.exec_driver_sql("CREATE USER IF NOT EXISTS 'poor'@'localhost' IDENTIFIED BY 'pw'")
+            for user in ("'poor'@'%%'", "'poor'@'localhost'"):
+                sql.exec_driver_sql(f"GRANT SELECT ON {center.prefix}_0.tmc_schema_version TO {user}")
+        where = f"poor:pw@127.0.0.1:{center.server.port}/{center.prefix}_0"
+        said = refusal(
+            run(tmp_path, "archive", settings=center.settings(tmp_path, store={"catalog": f"mysql://{where}"}))
+        )
+        assert "The account may not read: GRANT SELECT on the center's databases to it" in said
+        wrong = f"mysql://{where.replace(':pw', ':wrong')}"
+        said = refusal(run(tmp_path, "archive", settings=center.settings(tmp_path, store={"catalog": wrong})))
+        assert "The database refuses 'poor'" in said
+        assert "wrong" not in said
+        assert not (tmp_path / "archive" / "manifests").exists()
+
+    def test_a_driver_that_hands_over_column_names(
+        self, tmp_path: Path, center: FilledCenter, monkeypatch: pytest.MonkeyPatch, spark: Any
+    ) -> None:
+        """What jdbc:mariadb: makes of every row."""
+        jobs = Jobs(spark, center, tmp_path)
+        monkeypatch.setattr(jobs.tables, "_rows", lambda *_: [type("Row", (), {"version_num": "version_num"})()])
+        with pytest.raises(CannotRun, match="The driver reads column names instead of values"):
+            jobs.tables.check()
+
+    def test_a_disk_that_is_full(self, tmp_path: Path, center: FilledCenter) -> None:
+        """No file may grow beyond some kilobytes, which the JVM is told as it is of a full disk."""
+        limited = ["bash", "-c", 'trap "" XFSZ; ulimit -f 8; exec "$@"', "limited"]
+        said = refusal(
+            run(tmp_path, "archive", settings=center.settings(tmp_path), prefix=limited, SPARK_LOCAL_DIRS=str(tmp_path))
+        )
+        assert "make room, then run it again; nothing was published." in said
+        assert not list((tmp_path / "archive").rglob("*.json"))
+
+    def test_a_folder_that_cannot_be_written(self, tmp_path: Path, center: FilledCenter) -> None:
+        (tmp_path / "file").write_text("in the way")
+        settings = center.settings(tmp_path, archive={"path": str(tmp_path / "file" / "archive")})
+        assert "cannot be written" in refusal(run(tmp_path, "archive", settings=settings))
+
+    def test_a_replay_without_a_center(self, tmp_path: Path, center: FilledCenter) -> None:
+        settings = center.settings(tmp_path, ledgers=False)
+        assert run(tmp_path, "archive", settings=settings).returncode == 0
+        number = center.rows("SELECT MIN(id) AS id FROM tmc_message_{nn}", [4])[0].id
+        result = run(
+            tmp_path,
+            "restore",
+            f"2-2-04-{number}",
+            "--replay",
+            "--address",
+            f"127.0.0.1:{free_port()}",
+            settings=settings,
+        )
+        assert "was not sent again" in refusal(result)
+        assert "2-2-04" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        ("java.io.IOException: No space left on device", JobFailed, "No space left on device: make room"),
+        ("Caused by: java.lang.OutOfMemoryError: Java heap space", JobFailed, "raise spark.memory"),
+        ("(conn=5) Unknown database 'tmx'", CannotRun, "There is no database tmx"),
+        (
+            "x\nCaused by: some.Odd: first\nCaused by: other.Odd: the root\n",
+            JobFailed,
+            "Spark gave up: other.Odd: the root.",
+        ),
+    ],
+)
+def test_what_spark_says_becomes_one_line(text: str, kind: type[Exception], said: str) -> None:
+    error = told(text)
+    assert type(error) is kind
+    assert said in str(error)
+
+
+def test_a_day_at_the_command_line(tmp_path: Path, center: FilledCenter, note: Callable[[str], None]) -> None:
+    """Archive, restore, reconcile, report, with figures for Prometheus after each."""
+    settings = center.settings(tmp_path, metrics={"textfile": str(tmp_path)}, spark={"profile": "fast"})
+    archived = run(tmp_path, "archive", settings=settings)
+    assert archived.returncode == 0, archived.stderr
+    assert "12 messages, 20 consumptions" in archived.stdout
+    assert "tmc_pipeline_archived_messages 12.0" in (tmp_path / "tmc_pipeline_archive.prom").read_text()
+    restored = run(tmp_path, "restore", "--topic", "orders.paid", "--key", "k04-3", settings=settings)
+    message = json.loads(restored.stdout)
+    assert (message["key"], message["producer"], message["state"]) == ("k04-3", "p1", "COMMITTED")
+    assert [each["subscriber"] for each in message["consumptions"]] == ["c1.default", "c4.default"]
+    assert run(tmp_path, "restore", "1-1-04-5", settings=settings).returncode == 1
+    reconciled = run(tmp_path, "reconcile", settings=settings)
+    assert reconciled.returncode == 0, reconciled.stdout + reconciled.stderr
+    with center.sql(center.ledger("p1")) as sql:
+        sql.exec_driver_sql("DELETE FROM tmc_ledger LIMIT 1")
+    reconciled = run(tmp_path, "reconcile", settings=settings)
+    assert reconciled.returncode == 1
+    assert "ghost                        1" in reconciled.stdout
+    assert 'tmc_pipeline_messages{verdict="ghost"} 1.0' in (tmp_path / "tmc_pipeline_reconcile.prom").read_text()
+    reported = run(tmp_path, "report", "--since", "2026-09-01", settings=settings)
+    assert reported.returncode == 0, reported.stderr
+    assert Path(reported.stdout.strip()).read_text().startswith("<!doctype html>")
+    assert "give a time as 2026-11-21" in refusal(run(tmp_path, "report", "--since", "yesterday", settings=settings))
+    assert 'tmc_pipeline_succeeded{job="report"} 0.0' in (tmp_path / "tmc_pipeline_report.prom").read_text()
+    note(f"messages from {START_MS} on: archived, restored, reconciled, reported")

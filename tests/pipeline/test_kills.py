@@ -1,0 +1,180 @@
+"""Archive runs that are killed, driver or worker, and run again: the archive equals that of a clean run, row by row."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.pipeline.running import Jobs
+from tests.pipeline.test_command_line import TMC, toml_of
+from tests.support.eventually import eventually
+from tests.support.filled import FilledCenter
+from tests.support.mariadb import MariaDB, free_port
+from tmc_server.archives.local import LocalArchive
+from tmc_server.domain.ports import ListUnreadable
+
+pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(600)]
+LONG = bool(os.environ.get("TMC_TEST_LONG"))
+ROOT = Path(__file__).parents[2]
+
+# What is there when the driver is killed, in the order of a run.
+MOMENTS: dict[str, str] = {
+    "the lock": "archive/_lock",
+    "staging": "archive/_staging/*",
+    "the first file": "archive/_staging/*/messages/**/*.parquet",
+    "all messages": "archive/_staging/*/messages/_SUCCESS",
+    "the first list": "archive/_staging/*/removal/**/part-*",
+    "all lists": "archive/_staging/*/removal/_SUCCESS",
+    "messages moved": "archive/messages/run=*",
+    "lists moved": "archive/removal/*",
+    "a manifest begun": "archive/_manifests_*",
+    "published": "archive/manifests/*.json",
+}
+IN_CI = ("the first file", "the first list", "messages moved", "published")
+
+
+@pytest.fixture(scope="module")
+def center(mariadb: MariaDB) -> FilledCenter:
+    made = FilledCenter(mariadb, prefix="kills")
+    made.fill(600, [1, 4, 17, 31])
+    return made
+
+
+def _rows(jobs: Jobs) -> list[Any]:
+    rows = jobs.archived().drop("day", "topic").collect()
+    return sorted(tuple(bytes(value) if isinstance(value, bytearray) else value for value in row) for row in rows)
+
+
+@pytest.fixture(scope="module")
+def clean(spark: SparkSession, center: FilledCenter, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What a run that nobody disturbs archives."""
+    jobs = Jobs(spark, center, tmp_path_factory.mktemp("clean"))
+    jobs.run_archive()
+    return _rows(jobs)
+
+
+def _started(folder: Path, settings: dict[str, Any]) -> subprocess.Popen[bytes]:
+    (folder / "pipeline.toml").write_text(toml_of(settings))
+    command = [TMC, "pipeline", "archive", "--config", str(folder / "pipeline.toml")]
+    with open(folder / "log", "ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """The driver and its JVM, at once."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _numbers_that_may_go(folder: Path) -> int:
+    """As the center would read it: nothing of a run that has no manifest."""
+    lists = LocalArchive(folder / "archive")
+    try:
+        return sum(len(lists.numbers(run.run, shard.shard)) for run in lists.runs() for shard in run.shards)
+    except ListUnreadable as exc:
+        raise AssertionError("a manifest that is there promises what is not") from exc
+
+
+@pytest.mark.parametrize("moment", MOMENTS if LONG else IN_CI)
+def test_a_driver_that_is_killed(
+    moment: str, spark: SparkSession, center: FilledCenter, clean: list[Any], tmp_path: Path
+) -> None:
+    jobs = Jobs(spark, center, tmp_path)
+    process = _started(tmp_path, center.settings(tmp_path, ledgers=False, spark={"profile": "fast"}))
+    pattern = MOMENTS[moment]
+    while process.poll() is None and not any(tmp_path.glob(pattern)):
+        time.sleep(0.001)
+    if process.poll() is None:
+        _kill(process)
+    allowed = _numbers_that_may_go(tmp_path)
+    assert allowed == len(jobs.archived().collect())  # all of it or nothing
+    jobs.run_archive()
+    assert _rows(jobs) == clean
+    assert _numbers_that_may_go(tmp_path) == len(clean)
+    assert not (tmp_path / "archive" / "_staging").exists() or not list((tmp_path / "archive" / "_staging").iterdir())
+
+
+@contextmanager
+def _cluster(folder: Path, workers: int) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """A standalone master and its workers, on loopback. Gives the master's address and the workers."""
+    home = Path(pyspark.__file__).parent
+    port, running = free_port(), []
+    environment = os.environ | {
+        "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_WORKER_DIR": str(folder / "work"), "SPARK_PID_DIR": str(folder),
+    }  # fmt: skip
+
+    def start(name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with open(folder / f"{name}.log", "ab") as log:
+            command = [str(home / "bin" / "spark-class"), *arguments]
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        running.append(process)
+        return process
+
+    try:
+        start(
+            "master",
+            "org.apache.spark.deploy.master.Master",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--webui-port",
+            "0",
+        )
+        eventually(lambda: "I have been elected leader" in (folder / "master.log").read_text(), seconds=60)
+        made = [
+            start(f"worker{n}", "org.apache.spark.deploy.worker.Worker", f"spark://127.0.0.1:{port}", "--host", "127.0.0.1",
+                  "--cores", "1", "--memory", "1g", "--webui-port", "0")
+            for n in range(workers)
+        ]  # fmt: skip
+        eventually(
+            lambda: (folder / "master.log").read_text().count("Registering worker 127.0.0.1") == workers, seconds=60
+        )
+        yield f"spark://127.0.0.1:{port}", made
+    finally:
+        for process in running:
+            if process.poll() is None:
+                _kill(process)
+
+
+def test_a_cluster_whose_worker_dies(
+    spark: SparkSession, center: FilledCenter, clean: list[Any], tmp_path: Path, note: Callable[[str], None]
+) -> None:
+    """Submitted to a standalone master with two workers, one of which is killed when the first file is there."""
+    jobs = Jobs(spark, center, tmp_path)
+    (tmp_path / "pipeline.toml").write_text(
+        toml_of(center.settings(tmp_path, ledgers=False, spark={"profile": "fast"}))
+    )
+    with _cluster(tmp_path, workers=2) as (master, workers), open(tmp_path / "log", "wb") as log:
+        command = [
+            str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", master,
+            "--jars", "/usr/share/java/mariadb-java-client.jar", "--conf", "spark.driver.host=127.0.0.1",
+            "--executor-memory", "512m", str(ROOT / "tmc_pipeline" / "__main__.py"), "archive",
+            "--config", str(tmp_path / "pipeline.toml"),
+        ]  # fmt: skip
+        environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+        submitted = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        eventually(
+            lambda: any(tmp_path.glob(MOMENTS["the first file"])) or submitted.poll() is not None,
+            seconds=120,
+            describe=lambda: (tmp_path / "log").read_text()[-2000:],
+        )
+        _kill(workers[0])
+        assert submitted.wait(240) == 0, (tmp_path / "log").read_text()[-3000:]
+    assert _rows(jobs) == clean
+    executors = len(list((tmp_path / "work").glob("app-*/*")))
+    note(f"a standalone cluster archived {len(clean)} messages; {executors} executors were started, one worker killed")
+    shutil.rmtree(tmp_path / "work", ignore_errors=True)
