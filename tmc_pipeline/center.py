@@ -13,15 +13,24 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.types import ArrayType, StructField, StructType
 
 from tmc_pipeline.dialects import Database, database
 from tmc_pipeline.errors import CannotRun
-from tmc_pipeline.frames import ATTEMPT, ATTEMPTS, CONSUMPTION, CONSUMPTIONS, MESSAGE, STORED, names
+from tmc_pipeline.frames import ATTEMPT, ATTEMPTS, CONSUMPTION, CONSUMPTIONS, MESSAGE, STORED, brief, named, names
 from tmc_pipeline.session import SLICE
 from tmc_server.config import StoreConfig
 from tmc_server.domain.placement import SHARDS
 
 SCHEMA = "0004"  # the revision whose columns are read here; newer ones only add
+
+
+# JSON with names of one letter: half as long to make, send and parse.
+_BRIEF = StructType([StructField("c", ArrayType(brief(CONSUMPTION))), StructField("a", ArrayType(brief(ATTEMPT)))])
+# The shard is a column of the query and no literal of the plan: so all shards share one piece of generated code.
+_READ = ", ".join(
+    ["shard smallint", *[f"{each.name} {each.dataType.simpleString()}" for each in STORED.fields], "belongings string"]
+)
 
 
 @dataclass(frozen=True)
@@ -122,15 +131,13 @@ class CenterTables:
             place = self._databases.shards[shard]
             query = _messages_of(place, shard, changed_since_ms, decided_before_ms, body)
             ranges = [f"id >= {low} AND id < {high}" for low, high in spans[shard].slices()]
-            schema = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in STORED.fields)
             part = self._spark.read.jdbc(
                 place.url,
                 query,
                 predicates=ranges,
-                properties=place.options(self._fetch)
-                | {"customSchema": f"{schema}, consumptions_json STRING, attempts_json STRING"},
+                properties=place.options(self._fetch) | {"customSchema": _READ},
             )
-            parts.append(part.withColumn("shard", f.lit(shard).cast("smallint")))
+            parts.append(part)
         if not parts:
             return self._spark.createDataFrame([], MESSAGE)
         return _parsed(reduce(DataFrame.unionByName, parts))
@@ -185,8 +192,9 @@ def _messages_of(place: Database, shard: int, since_ms: int, before_ms: int | No
     """A query of one shard; Spark adds the range of ids, and the database carries it into the primary key."""
     consumption, attempt = f"tmc_consumption_{shard:02d}", f"tmc_attempt_{shard:02d}"
     wanted = [f"m.{name}" if body or name != "body" else "NULL AS body" for name in names(STORED)]
-    consumptions = place.rows_as_json(consumption, "c", "c.message_id = m.id", names(CONSUMPTION))
-    attempts = place.rows_as_json(attempt, "a", "a.message_id = m.id", names(ATTEMPT))
+    consumptions = place.rows_as_json(consumption, "c", "c.message_id = m.id", named(CONSUMPTION))
+    attempts = place.rows_as_json(attempt, "a", "a.message_id = m.id", named(ATTEMPT))
+    belongings = place.json_object(c=consumptions, a=attempts)
     conditions = ["1 = 1"]
     if before_ms is not None:
         conditions.append(f"m.decided_ms < {int(before_ms)}")
@@ -195,20 +203,17 @@ def _messages_of(place: Database, shard: int, since_ms: int, before_ms: int | No
         late = f"EXISTS (SELECT 1 FROM {consumption} l WHERE l.message_id = m.id AND {later})"
         conditions.append(f"(m.decided_ms IS NULL OR m.decided_ms >= {int(since_ms)} OR {late})")
     return (
-        f"(SELECT {', '.join(wanted)}, {consumptions} AS consumptions_json, {attempts} AS attempts_json "
+        f"(SELECT {shard} AS shard, {', '.join(wanted)}, {belongings} AS belongings "
         f"FROM tmc_message_{shard:02d} m WHERE {' AND '.join(conditions)}) q"
     )
 
 
 def _parsed(stored: DataFrame) -> DataFrame:
-    """STORED with shard and two JSON columns -> MESSAGE. JSON that cannot be read fails the job: a row must not lose parts."""
-
-    def array(column: str, schema: Any) -> Any:
-        text = f.coalesce(f.col(column), f.lit("[]"))
-        return f.from_json(text, schema, {"mode": "FAILFAST"})
-
-    return stored.select(
+    """STORED with shard and belongings -> MESSAGE. JSON that cannot be read fails the job: a row must not lose parts."""
+    read = stored.withColumn("belongings", f.from_json("belongings", _BRIEF, {"mode": "FAILFAST"}))
+    none = f.array()
+    return read.select(
         *names(MESSAGE, but=("consumptions", "attempts")),
-        array("consumptions_json", CONSUMPTIONS).alias("consumptions"),
-        array("attempts_json", ATTEMPTS).alias("attempts"),
+        f.coalesce(f.col("belongings.c").cast(CONSUMPTIONS), none.cast(CONSUMPTIONS)).alias("consumptions"),
+        f.coalesce(f.col("belongings.a").cast(ATTEMPTS), none.cast(ATTEMPTS)).alias("attempts"),
     )

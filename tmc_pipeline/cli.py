@@ -63,10 +63,10 @@ class Job:
 
 @contextmanager
 def _job(name: str, config: str, master: str, profile: str) -> Iterator[Job]:
-    """Settings, session and figures of one run; whatever is wrong is one line and exit code 2."""
+    """Settings, session and figures of one run."""
     from tmc_pipeline.session import session
 
-    try:
+    with _refusals(name):
         settings = _overridden(load(config), master, profile)
         tell_progress()
         with (
@@ -74,6 +74,13 @@ def _job(name: str, config: str, master: str, profile: str) -> Iterator[Job]:
             session(settings.spark, _families(settings), name) as spark,
         ):
             yield Job(settings, spark, kept)
+
+
+@contextmanager
+def _refusals(name: str) -> Iterator[None]:
+    """Whatever is wrong is one line and exit code 2."""
+    try:
+        yield
     except (PipelineError, ConfigError) as exc:
         typer.echo(f"tmc pipeline {name}: {exc}", err=True)
         raise typer.Exit(2) from exc
@@ -137,11 +144,12 @@ def restore(
     profile: Profile = "",
 ) -> None:
     """Print archived messages, one JSON line each; exit code 1 when nothing was found."""
+    with _refusals("restore"):
+        if bool(ids) == bool(topic and key):
+            raise CannotRun("Say which: message ids, or --topic and --key.")
     with _job("restore", config, master, profile) as job:
         from tmc_pipeline.restoring import Restoring, wanted_ids
 
-        if bool(ids) == bool(topic and key):
-            raise CannotRun("Say which: message ids, or --topic and --key.")
         restoring = Restoring(job.archive, skip_missing)
         found = list(restoring.by_id(wanted_ids(ids)) if ids else restoring.by_key(topic, key))
         for message in found:
@@ -200,12 +208,13 @@ def report(
     profile: Profile = "",
 ) -> None:
     """Write one HTML page and Parquet tables: volumes, latencies, attempts, failures, what is open, skew."""
+    with _refusals("report"):
+        from_ms, to_ms = _moment("--since", since), _moment("--until", until)
     with _job("report", config, master, profile) as job:
         from tmc_pipeline.files import HadoopFolder
         from tmc_pipeline.report import Report
 
         settings = job.settings
-        from_ms, to_ms = _moment("--since", since), _moment("--until", until)
         made = Report(
             job.spark,
             job.center,

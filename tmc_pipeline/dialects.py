@@ -7,7 +7,7 @@ types depend on the first row, so every read says its types.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -31,13 +31,21 @@ class Database:
     url: str
     properties: Mapping[str, str] = field(repr=False)
 
-    def rows_as_json(self, table: str, alias: str, where: str, columns: Sequence[str]) -> str:
-        """An expression: the matching rows of a table as one JSON array of objects; NULL or [] when there are none."""
-        pairs = ", ".join(f"'{column}', {alias}.{column}" for column in columns)
+    def rows_as_json(self, table: str, alias: str, where: str, columns: Mapping[str, str]) -> str:
+        """An expression: the matching rows of a table as one JSON array of objects; NULL or [] when there are none.
+
+        columns: by their names in the objects.
+        """
+        pairs = ", ".join(f"'{name}', {alias}.{column}" for name, column in columns.items())
         gather, make = (
             ("json_group_array", "json_object") if self.family == "sqlite" else ("JSON_ARRAYAGG", "JSON_OBJECT")
         )
         return f"(SELECT {gather}({make}({pairs})) FROM {table} {alias} WHERE {where})"
+
+    def json_object(self, **values: str) -> str:
+        """An expression: one JSON object of expressions that are JSON themselves."""
+        pairs = ", ".join(f"'{name}', {value}" for name, value in values.items())
+        return f"{'json_object' if self.family == 'sqlite' else 'JSON_OBJECT'}({pairs})"
 
     @property
     def clock(self) -> str:

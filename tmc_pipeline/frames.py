@@ -29,7 +29,6 @@ CONSUMPTION = _struct(
     ("created_ms", t.LongType()),
     ("closed_ms", t.LongType()),  # null: open
     ("tried_ms", t.LongType()),  # when the last copy was handed over
-    ("due_ms", t.LongType()),
 )
 # One try that a consumer refused.
 ATTEMPT = _struct(
@@ -68,15 +67,29 @@ MESSAGE = t.StructType(
         t.StructField("attempts", ATTEMPTS),  # never null
     ]
 )
-# As MESSAGE; closed_ms: when the last thing about it was closed. day, topic: what the files are partitioned by.
+# As MESSAGE; closed_ms: when the last thing about it was closed. fingerprint: xxhash64 over all columns before it, as they were
+# read from the database. day, topic: what the files are partitioned by.
 ARCHIVED = t.StructType(
     [
         *MESSAGE.fields,
         t.StructField("closed_ms", t.LongType()),
+        t.StructField("fingerprint", t.LongType()),
         t.StructField("day", t.StringType()),
         t.StructField("topic", t.StringType()),
     ]
 )
+
+
+def named(schema: t.StructType) -> dict[str, str]:
+    """Column by its name of one letter."""
+    return {chr(ord("a") + number): field.name for number, field in enumerate(schema.fields)}
+
+
+def brief(schema: t.StructType) -> t.StructType:
+    """The same columns under those names."""
+    return t.StructType(
+        [t.StructField(letter, field.dataType) for letter, field in zip(named(schema), schema.fields, strict=True)]
+    )
 
 
 def names(schema: t.StructType, but: Sequence[str] = ()) -> list[str]:

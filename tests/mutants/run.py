@@ -62,7 +62,7 @@ def turns_red(tests: Iterable[str], patch: Path | None = None) -> bool:
         of_spark = [test for test in tests if test.startswith("tests/pipeline/")]
         others = [test for test in tests if test not in of_spark]
         runs = [(PIPELINE_PYTHON, of_spark), (sys.executable, others)]
-        return any([_fails(python, which, folder) for python, which in runs if which])
+        return any(_fails(python, which, folder) for python, which in runs if which)
 
 
 def _fails(python: str, tests: list[str], folder: str) -> bool:
