@@ -133,7 +133,7 @@ def _latency(axes: Axes, rows: Rows) -> None:
             worst[row["hour_ms"]] = max(worst.get(row["hour_ms"], 0), row[f"deliver_{name}"])
         values = [worst.get(hour, float("nan")) for hour in hours]
         axes.plot(_moments(hours), values, marker="o", markersize=3, label=name, color=colour)
-    axes.set_yscale("log")
+    axes.set_yscale("symlog", linthresh=1)  # some take less than a millisecond
     axes.set_ylabel("decision to ack, ms\n(worst subscription)")
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     axes.tick_params(axis="x", rotation=20)

@@ -1,0 +1,57 @@
+"""The embedded form: a center on SQLite is archived, reconciled and reported through the xerial driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sqlalchemy as sa
+from pyspark.sql import SparkSession
+
+from tests.pipeline.running import FETCH
+from tests.support.store import sqlite_store
+from tmc_client.ledger import create_tables
+from tmc_client.tables import inbox
+from tmc_pipeline.archive import Archive
+from tmc_pipeline.archiving import Archiving
+from tmc_pipeline.center import CenterTables, databases_of
+from tmc_pipeline.files import HadoopFolder
+from tmc_pipeline.ledgers import Ledgers
+from tmc_pipeline.reconciliation import Reconciliation
+from tmc_pipeline.report import Report
+from tmc_pipeline.settings import LedgerSource
+from tmc_server.config import StoreConfig
+from tmc_server.domain.ids import MessageId
+
+
+def test_a_center_on_sqlite(spark: SparkSession, tmp_path: Path) -> None:
+    store = sqlite_store(tmp_path)
+    acked, waiting = [store.submitted(room=1, body=b"\x00\xff" * 5) for _ in range(3)], store.submitted(room=1)
+    for number in acked:
+        store.perform(store.nack_of(number, 1), store.ack_of(number))
+    store.close()
+    effects = f"sqlite:///{tmp_path}/coupons.db"
+    engine = sa.create_engine(effects)
+    create_tables(engine)
+    with engine.begin() as connection:
+        for number in acked[:2]:
+            public = str(MessageId(store.topic.number, store.orders.number, store.shard, number))
+            values = {"subscriber": "coupons.default", "message_id": public, "received_ms": store.clock()}
+            connection.execute(inbox.insert().values(values))
+    engine.dispose()
+    tables = CenterTables(spark, databases_of(StoreConfig(catalog=f"sqlite:///{tmp_path}/center.db")), FETCH)  # type: ignore[arg-type]
+    archive = Archive(spark, f"{tmp_path}/archive")
+    ahead_ms = tables.now_ms() - store.clock() - 1000  # the store's clock is a manual one
+    manifest = Archiving(spark, tables, archive, lag_ms=ahead_ms, lookback_ms=0).run()
+    assert (manifest.messages, manifest.consumptions) == (3, 3)
+    row = archive.messages([manifest]).orderBy("id").first()
+    assert row is not None
+    assert (row.id, bytes(row.body), row.topic, len(row.attempts)) == (acked[0], b"\x00\xff" * 5, "order.paid", 1)
+    source = LedgerSource(app="coupons", url=effects)  # type: ignore[arg-type]
+    folder = HadoopFolder(spark, f"{tmp_path}/reconcile")
+    found = Reconciliation(spark, tables, archive, Ledgers(spark, FETCH), folder, ahead_ms).run([], [source])
+    assert found.verdicts | {"agreed": 2, "lost": 1, "pending": 1} == found.verdicts
+    assert (
+        Report(spark, tables, archive, HadoopFolder(spark, f"{tmp_path}/report")).run(0, store.clock() + 1000).messages
+        == 4
+    )
+    assert waiting not in acked
