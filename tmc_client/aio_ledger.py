@@ -37,6 +37,8 @@ async def resume(center: AsyncCenter, engine: AsyncEngine, timeout: timedelta = 
         for message_id in ids:
             try:
                 await center.submit(message_id, timeout=timeout)
+            except errors.Gone:
+                answered.append(message_id)
             except errors.TmcError as exc:
                 refused(message_id, exc)
             else:

@@ -9,8 +9,10 @@ _staging/RUN/                             a run at work, or what a killed one le
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -79,15 +81,20 @@ class Archive:
     # -- writing --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def writing(self, run: str) -> Iterator[Staging]:
-        """The one run that writes, on a clean floor. Raises AnotherRun."""
-        with self.folder.alone(run):
+    def writing(self, now_ms: int) -> Iterator[Staging]:
+        """The one run that writes, on a clean floor. Raises AnotherRun.
+
+        Its time and name are later than those of every run before, whatever the clock says: the center works them off by name.
+        """
+        with self.folder.alone(moment(now_ms)):
             self._sweep()
-            staging = Staging(self.folder, run)
+            earlier = self.manifests()
+            at_ms = max([now_ms, *(manifest.written_ms + 1000 for manifest in earlier)])
+            staging = Staging(self.folder, f"{moment(at_ms)}-{secrets.token_hex(3)}", at_ms, earlier)
             try:
                 yield staging
             finally:
-                self.folder.remove(f"{_STAGING}/{run}")
+                self.folder.remove(f"{_STAGING}/{staging.run}")
 
     def _sweep(self) -> None:
         """Remove what killed runs left: files without a manifest."""
@@ -102,11 +109,13 @@ class Archive:
 
 
 class Staging:
-    """The unpublished files of one run."""
+    """The unpublished files of one run. earlier: the manifests of the runs before it, oldest first."""
 
-    def __init__(self, folder: HadoopFolder, run: str) -> None:
+    def __init__(self, folder: HadoopFolder, run: str, at_ms: int, earlier: Sequence[Manifest]) -> None:
         self._folder = folder
         self.run = run
+        self.at_ms = at_ms
+        self.earlier = earlier
 
     @property
     def messages(self) -> str:
@@ -124,6 +133,11 @@ class Staging:
             self._folder.move(f"{_STAGING}/{self.run}/messages", f"messages/run={self.run}")
             self._folder.move(f"{_STAGING}/{self.run}/removal", f"removal/{self.run}")
         self._folder.write(manifest_name(self.run), manifest.to_json())
+
+
+def moment(ms: int) -> str:
+    """A time as runs are named: 20261121T053000, UTC."""
+    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y%m%dT%H%M%S}"
 
 
 def subscriber_names(manifests: Sequence[Manifest]) -> dict[int, tuple[str, str]]:

@@ -9,7 +9,6 @@ while further back than the last one ended, and leaves out what earlier runs hav
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
-from tmc_pipeline.archive import Archive
+from tmc_pipeline.archive import Archive, Staging
 from tmc_pipeline.center import CenterTables, Names
 from tmc_pipeline.errors import JobFailed, translated
 from tmc_pipeline.frames import ARCHIVED, CONSUMPTION_CLOSED, MESSAGE, MESSAGE_CLOSED
@@ -123,16 +122,17 @@ class Archiving:
         with translated():
             self._center.check()
             now = self._center.now_ms()
-            run = f"{datetime.fromtimestamp(now / 1000, UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-            with self._archive.writing(run) as staging:
-                earlier = self._archive.manifests()
-                before = now - self._lag_ms
-                since = 0 if everything or not earlier else max(0, earlier[-1].before_ms - self._lookback_ms)
-                log.info("run %s: messages closed before %s", run, _shown(before))
-                written = self._write(self._chosen(earlier, since, before), staging.messages)
-                manifest = self._verified(staging, run, since, before, now, written)
+            before = now - self._lag_ms
+            with self._archive.writing(now) as staging:
+                newest = max((manifest.before_ms for manifest in staging.earlier), default=0)
+                since = 0 if everything else max(0, newest - self._lookback_ms)
+                log.info("run %s: messages closed before %s", staging.run, _shown(before))
+                written = self._write(self._chosen(staging.earlier, since, before), staging.messages)
+                manifest = self._verified(staging, since, before, written)
                 staging.publish(manifest)
-        log.info("published run %s: %d messages, %d consumptions", run, manifest.messages, manifest.consumptions)
+        log.info(
+            "published run %s: %d messages, %d consumptions", manifest.run, manifest.messages, manifest.consumptions
+        )
         return manifest
 
     def _chosen(self, earlier: Sequence[Manifest], since_ms: int, before_ms: int) -> DataFrame:
@@ -157,14 +157,13 @@ class Archiving:
         log.info("%d messages written in %.1f s", written, time.monotonic() - started)
         return written
 
-    def _verified(self, staging: Any, run: str, since_ms: int, before_ms: int, now_ms: int, written: int) -> Manifest:
+    def _verified(self, staging: Staging, since_ms: int, before_ms: int, written: int) -> Manifest:
         """Read the files back, compare with what was read from the databases, write down what may be removed."""
         shards, partitions = self._read_back(staging, written) if written else ([], [])
-        return Manifest(
-            run, since_ms, before_ms, now_ms, tuple(shards), tuple(partitions), _by_number(self._center.names)
-        )
+        names = _by_number(self._center.names)
+        return Manifest(staging.run, since_ms, before_ms, staging.at_ms, tuple(shards), tuple(partitions), names)
 
-    def _read_back(self, staging: Any, written: int) -> tuple[list[ArchivedShard], list[Partition]]:
+    def _read_back(self, staging: Staging, written: int) -> tuple[list[ArchivedShard], list[Partition]]:
         files = self._spark.read.schema(ARCHIVED).parquet(staging.messages)
         sums = summed(files).collect()
         found, damaged = sum(row.messages for row in sums), sum(row.damaged for row in sums)

@@ -231,7 +231,8 @@ def _moment(option: str, text: str) -> int | None:
     if not text:
         return None
     try:
-        return round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000)
+        at = datetime.fromisoformat(text)
+        return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
     except ValueError as exc:
         raise CannotRun(f"{option} {text}: give a time as 2026-11-21 or 2026-11-21T08:00, in UTC.") from exc
 

@@ -96,7 +96,9 @@ class HadoopFolder:
         On this machine's disk the lock goes with the process, however it ends. Elsewhere it is a file that a killed run
         leaves behind.
         """
-        if urlsplit(self._root).scheme in ("", "file"):
+        with translated():
+            local = self._files.getUri().getScheme() == "file"
+        if local:
             with self._locked(Path(urlsplit(self._root).path)):
                 yield
             return

@@ -45,6 +45,7 @@ STORED = _struct(
     ("producer_tag", t.StringType()),
     ("message_key", t.StringType()),
     ("attempt_id", t.BinaryType()),
+    ("ledger_id", t.BinaryType()),  # null: sent without the SDK's ledger
     ("digest", t.BinaryType()),
     ("state", t.ShortType()),
     ("content_type", t.StringType()),

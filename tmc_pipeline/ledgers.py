@@ -32,6 +32,7 @@ NOTED = t.StructType(
 _PRODUCERS = {"message_id": "message_id", "state": "state", "at_ms": "created_ms"}
 _CONSUMERS = {"message_id": "message_id", "subscriber": "subscriber", "at_ms": "received_ms"}
 _ID = r"^\d+-\d+-\d\d-\d+$"
+_CLOCKS_APART_MS = 3_600_000  # the ledger is cleaned by its app's clock, messages are dated by the center's
 _OPTIONAL = {"body_sha256", "at_ms", "subscriber"}
 PRODUCERS_TABLE, CONSUMERS_TABLE = "tmc_ledger", "tmc_inbox"
 
@@ -60,8 +61,10 @@ class Ledgers:
         table = source.table or CONSUMERS_TABLE
         rows, columns = self._opened(source, table, _CONSUMERS, {"body_sha256", "subscriber"})
         own = f.lit(f"{source.app}.{source.tag}")
-        subscriber = f.coalesce(f.col(columns["subscriber"]).cast("string"), own) if "subscriber" in columns else own
-        return _shaped(rows, columns, subscriber, f.lit(0), f.lit(0), f.lit(1))
+        if "subscriber" in columns:  # one inbox may serve several
+            named = f.col(columns["subscriber"]).cast("string")
+            rows = rows.where(named.isNull() | (named == own))
+        return _shaped(rows, columns, own, f.lit(0), f.lit(0), f.lit(1))
 
     def horizon_ms(self, source: LedgerSource) -> int:
         """Rows of messages prepared earlier may have been cleaned away: what the SDK's ledger says of itself, else 0."""
@@ -72,7 +75,8 @@ class Ledgers:
         options = {**place.options(self._fetch), "dbtable": "(SELECT horizon_ms FROM tmc_ledger_info) q"}
         with translated():
             read = self._spark.read.format("jdbc").options(**options, customSchema="horizon_ms BIGINT").load()
-            return max((int(row.horizon_ms) for row in read.collect()), default=0)
+            horizon = max((int(row.horizon_ms) for row in read.collect()), default=0)
+        return horizon + _CLOCKS_APART_MS if horizon else 0
 
     def _opened(
         self, source: LedgerSource, table: str, usual: Mapping[str, str], free: set[str]
@@ -121,13 +125,16 @@ def _shaped(
     digest = named("body_sha256")
     if "body_sha256" in columns and isinstance(rows.schema[columns["body_sha256"]].dataType, t.BinaryType):
         digest = f.hex(digest)
+    at = named("at_ms")
+    if "at_ms" in columns and isinstance(rows.schema[columns["at_ms"]].dataType, t.TimestampType):
+        at = f.unix_millis(at)
     return rows.select(
         f.when(text.rlike(_ID), text).alias("message_id"),
         subscriber.alias("subscriber"),
         committed.alias("committed"),
         rolled_back.alias("rolled_back"),
         effects.alias("effects"),
-        named("at_ms").try_cast("bigint").alias("at_ms"),
+        at.try_cast("bigint").alias("at_ms"),
         f.lower(digest.cast("string")).alias("body_sha256"),
     )
 

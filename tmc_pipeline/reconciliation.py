@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import reduce
 from typing import Any
 
@@ -19,7 +18,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from tmc_pipeline.archive import Archive
+from tmc_pipeline.archive import Archive, moment, subscriber_names
 from tmc_pipeline.center import CenterTables
 from tmc_pipeline.errors import translated
 from tmc_pipeline.files import HadoopFolder
@@ -36,6 +35,7 @@ from tmc_pipeline.reconciling import (
     relations,
 )
 from tmc_pipeline.settings import LedgerSource
+from tmc_server.domain.manifest import Manifest
 
 log = logging.getLogger("tmc.pipeline")
 
@@ -100,47 +100,55 @@ class Reconciliation:
         with translated():
             self._center.check()
             now = self._center.now_ms()
-            run = f"{datetime.fromtimestamp(now / 1000, UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+            run = f"{moment(now)}-{secrets.token_hex(3)}"
             noted = [(source, self._ledgers.produced(source)) for source in producers]
             noted += [(source, self._ledgers.consumed(source)) for source in consumers]
+            noted = [(source, frame.persist(StorageLevel.DISK_ONLY)) for source, frame in noted]
+            sources = [
+                self._source(source, frame) for source, frame in noted
+            ]  # reads them: before their horizons are asked for
             bodies = any("body_sha256" in source.columns for source, _ in noted)
             hot = self._claims(self._center.messages(body=bodies), bodies).persist(StorageLevel.DISK_ONLY)
             log.info("run %s: %d rows of the center's tables", run, hot.count())
-            claims = [hot, *self._archived(bodies), *(noted_claims(frame) for _, frame in noted)]
-            audited = self._audited(producers, consumers)
+            archived = self._archive.manifests() if self._archive is not None else []
+            claims = [hot, *self._archived(archived, bodies), *(noted_claims(frame) for _, frame in noted)]
+            audited = self._audited(producers, consumers, archived)
             every = reduce(DataFrame.unionByName, claims)
             rows = judged(every, audited, now, self._tolerance_ms, _PARTITIONS).persist(StorageLevel.DISK_ONLY)
-            summary = self._summary(run, rows, audited, noted)
+            summary = self._summary(run, rows, audited, sources)
             self._write(run, rows, summary)
             rows.unpersist()
             hot.unpersist()
         return summary
 
-    def _claims(self, messages: DataFrame, bodies: bool) -> DataFrame:
+    def _claims(self, messages: DataFrame, bodies: bool, archived: Sequence[Manifest] = ()) -> DataFrame:
+        """archived: whose names count too, where the catalog has forgotten them."""
         names = self._center.names
         topics = self._spark.createDataFrame(list(names.topics.items()), "topic_no int, topic string")
         apps = self._spark.createDataFrame(list(names.apps.items()), "producer_no int, producer string")
-        subscribers = [(number, subscriber) for number, (_, subscriber, _) in names.subscriptions.items()]
-        subscribed = self._spark.createDataFrame(subscribers, "subscription_no int, subscriber string")
+        known = {number: subscriber for number, (_, subscriber) in subscriber_names(archived).items()}
+        known |= {number: subscriber for number, (_, subscriber, _) in names.subscriptions.items()}
+        subscribed = self._spark.createDataFrame(list(known.items()), "subscription_no int, subscriber string")
         return center_claims(messages, topics, apps, subscribed, bodies)
 
-    def _archived(self, bodies: bool) -> list[DataFrame]:
+    def _archived(self, manifests: Sequence[Manifest], bodies: bool) -> list[DataFrame]:
         if self._archive is None:
             return []
-        messages = self._archive.messages(self._archive.manifests(), self._skip_missing)
-        return [self._claims(messages.drop("topic"), bodies)]
+        return [self._claims(self._archive.messages(manifests, self._skip_missing).drop("topic"), bodies, manifests)]
 
-    def _audited(self, producers: Sequence[LedgerSource], consumers: Sequence[LedgerSource]) -> Audited:
-        removed_ms = self._center.horizon_ms() if self._archive is None else 0
+    def _audited(
+        self, producers: Sequence[LedgerSource], consumers: Sequence[LedgerSource], archived: Sequence[Manifest]
+    ) -> Audited:
+        removed_ms = self._center.horizon_ms()
+        by_list = removed_ms <= max((manifest.before_ms for manifest in archived), default=0)
         return Audited(
-            {source.app: max(source.since_ms, self._ledgers.horizon_ms(source)) for source in producers},
-            {f"{source.app}.{source.tag}": source.since_ms for source in consumers},
-            removed_ms,
+            _since((source.app, max(source.since_ms, self._ledgers.horizon_ms(source))) for source in producers),
+            _since((f"{source.app}.{source.tag}", source.since_ms) for source in consumers),
+            frozenset(source.app for source in producers if source.is_sdk),
+            0 if by_list else removed_ms,  # removed by age: nobody can say what became of those
         )
 
-    def _summary(
-        self, run: str, rows: DataFrame, audited: Audited, noted: Sequence[tuple[LedgerSource, DataFrame]]
-    ) -> Summary:
+    def _summary(self, run: str, rows: DataFrame, audited: Audited, sources: Sequence[Mapping[str, Any]]) -> Summary:
         counted = by_message(rows).groupBy("topic", "verdict").count().orderBy("topic", "verdict").collect()
         totals = {verdict: sum(row["count"] for row in counted if row.verdict == verdict) for verdict in VERDICTS}
         related = relations(rows).where(f.col("subscriber").isin(list(audited.subscribers)))
@@ -150,7 +158,7 @@ class Reconciliation:
             totals,
             [{"topic": row.topic, "verdict": row.verdict, "messages": row["count"]} for row in counted],
             [_relation(row.asDict()) for row in related.orderBy("topic", "subscriber").collect()],
-            [self._source(source, frame) for source, frame in noted],
+            sources,
         )
 
     def _source(self, source: LedgerSource, frame: DataFrame) -> Mapping[str, Any]:
@@ -171,6 +179,14 @@ class Reconciliation:
             self._folder.move(staging, run)
         finally:
             self._folder.remove(staging)
+
+
+def _since(found: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """By name; of several notes of one, the time from which all are complete."""
+    since: dict[str, int] = {}
+    for name, at_ms in found:
+        since[name] = max(since.get(name, 0), at_ms)
+    return since
 
 
 def _relation(row: dict[str, Any]) -> dict[str, Any]:

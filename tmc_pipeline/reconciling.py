@@ -21,7 +21,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from tmc_pipeline.frames import CONSUMPTION_CLOSED
+from tmc_pipeline.frames import CONSUMPTION_CLOSED, CONSUMPTIONS
+from tmc_server.domain.catalog import REPLAY_OF
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.ids import EPOCH_MS
 from tmc_server.domain.message import UNDECIDED, MessageState
@@ -39,6 +40,8 @@ CLAIM = t.StructType(
         t.StructField("producer", t.StringType()),
         t.StructField("message_key", t.StringType()),
         t.StructField("state", t.ShortType()),  # the center's: of the message, or of the consumption
+        t.StructField("ledgered", t.ShortType()),  # 1: the SDK's ledger should have it
+        t.StructField("replayed", t.ShortType()),  # 1: sent again from the archive, so by no transaction
         t.StructField("center_body", t.StringType()),  # SHA-256, hexadecimal; null: nobody asks for it
         t.StructField("committed", t.IntegerType()),
         t.StructField("rolled_back", t.IntegerType()),
@@ -53,11 +56,13 @@ CLAIM = t.StructType(
 class Audited:
     """Whose notes are here. producers, subscribers: name -> since when (epoch ms) its notes are complete.
 
+    sdk_ledgers: those of the producers whose notes are the SDK's ledger, which has only messages of transactions.
     center_ms: since when the center's rows are complete; older ones may have been removed unarchived.
     """
 
     producers: Mapping[str, int] = field(default_factory=dict)
     subscribers: Mapping[str, int] = field(default_factory=dict)
+    sdk_ledgers: frozenset[str] = frozenset()
     center_ms: int = 0
 
 
@@ -83,13 +88,15 @@ def center_claims(
             f.coalesce("producer", f.concat(f.lit("app-"), "producer_no")).alias("producer"),
             "message_key",
             "state",
+            f.col("ledger_id").isNotNull().alias("ledgered"),
+            f.coalesce(f.col("headers").contains(f'"{REPLAY_OF}"'), f.lit(False)).alias("replayed"),
             body.alias("center_body"),
             f.greatest("created_ms", "decided_ms").alias("at_ms"),
             f.explode(
                 f.concat(
                     f.array(_no_consumption()),
                     f.transform(
-                        "consumptions",
+                        f.coalesce("consumptions", f.array().cast(CONSUMPTIONS)),
                         lambda each: f.struct(
                             each["subscription_no"].alias("subscription_no"),
                             each["state"].alias("state"),
@@ -113,6 +120,8 @@ def center_claims(
             "producer",
             "message_key",
             f.when(of_message, f.col("state")).otherwise(f.col("each.state")).alias("state"),
+            "ledgered",
+            "replayed",
             "center_body",
             f.when(of_message, f.col("at_ms")).otherwise(f.greatest("at_ms", "each.at_ms")).alias("at_ms"),
         )
@@ -145,19 +154,20 @@ def _as_claims(rows: DataFrame) -> DataFrame:
 # -- verdicts -----------------------------------------------------------------------------------------------------
 
 
+_GREATEST = ("topic", "producer", "message_key", "state", "ledgered", "replayed", "center_body", "at_ms")
+
+
 def judged(claims: DataFrame, audited: Audited, now_ms: int, tolerance_ms: int, partitions: int) -> DataFrame:
     """CLAIM -> one row per (message_id, subscriber), with verdict string and the sums it was found from.
 
-    Columns: those of CLAIM, with sums of committed, rolled_back, effects; least_body, most_body string; verdict string.
+    Columns: those of CLAIM, with sums of committed, rolled_back, effects; least_body, most_body string; verdict string;
+    complete boolean: a delivery that its subscriber's notes should have.
     """
     sums = (
         claims.repartition(partitions, "message_id")  # one shuffle serves both groupings
         .groupBy("message_id", "subscriber")
         .agg(
-            *[
-                f.max(name).alias(name)
-                for name in ("topic", "producer", "message_key", "state", "center_body", "at_ms")
-            ],
+            *[f.max(name).alias(name) for name in _GREATEST],
             *[f.sum(name).alias(name) for name in ("committed", "rolled_back", "effects")],
             f.min("noted_body").alias("least_body"),
             f.max("noted_body").alias("most_body"),
@@ -167,10 +177,10 @@ def judged(claims: DataFrame, audited: Audited, now_ms: int, tolerance_ms: int, 
     made = f.shiftright(number, 22) + f.lit(EPOCH_MS)  # a message number carries its time
     of_message = f.col("subscriber") == ""
     verdict = f.when(of_message, _of_message(audited, made)).otherwise(_of_delivery(audited, made))
-    settled = f.when(
-        ~verdict.isin(AGREED, PENDING) & (f.coalesce("at_ms", f.lit(0)) > f.lit(now_ms - tolerance_ms)), f.lit(PENDING)
-    ).otherwise(verdict)
-    return sums.withColumn("verdict", settled)
+    moved = f.greatest("at_ms", made) > f.lit(now_ms - tolerance_ms)  # notes without a time are as old as their message
+    settled = f.when(~verdict.isin(AGREED, PENDING) & moved, f.lit(PENDING)).otherwise(verdict)
+    complete = ~of_message & _complete(audited.subscribers, "subscriber", made)
+    return sums.withColumn("verdict", settled).withColumn("complete", complete)
 
 
 def _complete(names: Mapping[str, int], column: str, made: Column) -> Column:
@@ -187,6 +197,12 @@ def _bodies_differ() -> Column:
     return f.coalesce(among_notes, f.lit(False)) | f.coalesce(from_center, f.lit(False))
 
 
+def _noted_by_its_producer(audited: Audited) -> Column:
+    """Whether this message belongs into its producer's notes at all."""
+    own_notes = ~f.col("producer").isin(list(audited.sdk_ledgers))
+    return (f.coalesce("replayed", f.lit(0)) == 0) & (own_notes | (f.col("ledgered") == 1))
+
+
 def _of_message(audited: Audited, made: Column) -> Column:
     state, committed, rolled_back = f.col("state"), f.col("committed") > 0, f.col("rolled_back") > 0
     here = state == int(MessageState.COMMITTED)
@@ -198,7 +214,10 @@ def _of_message(audited: Audited, made: Column) -> Column:
         .when(committed & rolled_back, "state differs")
         .when(here & rolled_back, "state differs")
         .when(~here & committed, "state differs")
-        .when(here & ~committed & _complete(audited.producers, "producer", made), "ghost")
+        .when(
+            here & ~committed & _noted_by_its_producer(audited) & _complete(audited.producers, "producer", made),
+            "ghost",
+        )
         .when(here & _bodies_differ(), "body differs")
         .otherwise(AGREED)
     )
@@ -233,15 +252,16 @@ def by_message(rows: DataFrame) -> DataFrame:
 def relations(rows: DataFrame) -> DataFrame:
     """Judged rows -> the F5 numbers, one row per topic and subscriber.
 
-    topic, subscriber string; committed bigint: deliveries the center counts as done; consumed bigint: those with an effect;
-    open bigint: deliveries under way, with or without an effect; unconfirmed bigint: undecided messages of the topic.
+    topic, subscriber string; committed bigint: deliveries the center counts as done, as far as notes reach and nothing moved
+    a moment ago; consumed bigint: those of them with an effect; open bigint: deliveries under way, with or without an effect;
+    unconfirmed bigint: undecided messages of the topic.
     """
     here = rows.where(f.col("topic").isNotNull())
     undecided = f.col("state").isin(*[int(each) for each in UNDECIDED])
     waiting = (
         here.where((f.col("subscriber") == "") & undecided).groupBy("topic").agg(f.count(f.lit(1)).alias("unconfirmed"))
     )
-    done = f.col("state") == int(ConsumptionState.ACKED)
+    done = (f.col("state") == int(ConsumptionState.ACKED)) & f.col("complete") & (f.col("verdict") != PENDING)
     underway = ~f.col("state").isin(*CONSUMPTION_CLOSED)
     return (
         here.where(f.col("subscriber") != "")

@@ -6,14 +6,13 @@ import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tmc_pipeline import page, reporting
-from tmc_pipeline.archive import Archive, subscriber_names
+from tmc_pipeline.archive import Archive, moment, subscriber_names
 from tmc_pipeline.archiving import with_topic, without
 from tmc_pipeline.center import CenterTables
 from tmc_pipeline.errors import translated
@@ -55,7 +54,7 @@ class Report:
             self._center.check()
             now = self._center.now_ms()
             to_ms = now if to_ms is None else to_ms
-            run = f"{datetime.fromtimestamp(now / 1000, UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+            run = f"{moment(now)}-{secrets.token_hex(3)}"
             messages = self._messages(from_ms, to_ms).persist(StorageLevel.DISK_ONLY)
             frames = self._frames(messages)
             staging = f"_staging/{run}"
@@ -78,7 +77,10 @@ class Report:
     def _messages(self, from_ms: int, to_ms: int) -> DataFrame:
         """MESSAGE with topic, without bodies; each message once."""
         topics = self._spark.createDataFrame(list(self._center.names.topics.items()), "topic_no int, topic string")
-        hot = with_topic(self._center.messages(changed_since_ms=from_ms, body=False), topics)
+        hot = with_topic(self._center.messages(changed_since_ms=from_ms, body=False), topics).persist(
+            StorageLevel.DISK_ONLY
+        )
+        hot.count()  # before the manifests are listed: what is removed meanwhile was archived before
         wanted = [*MESSAGE.names, "topic"]
         every = hot.select(*wanted)
         if self._archive is not None:

@@ -16,12 +16,12 @@ from tmc_client import Center
 from tmc_client.producer import request_of, wait
 from tmc_pipeline.archive import Archive, subscriber_names
 from tmc_pipeline.errors import CannotRun, translated
+from tmc_server.domain.catalog import REPLAY_OF
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.manifest import Manifest
 from tmc_server.domain.message import MessageState
 
-REPLAY_OF = "tmc-replay-of"
 _PATIENCE = timedelta(seconds=20)
 
 
@@ -103,7 +103,9 @@ def _as_values(row: Any, subscribers: dict[int, tuple[str, str]], apps: dict[int
             }
             for each in row.consumptions
         ],
-        "attempts": [{"attempt": each.attempt, "at_ms": each.at_ms, "error": each.error} for each in row.attempts],
+        "attempts": [
+            {"attempt": each.attempt, "at_ms": each.at_ms, "error": each.error} for each in row.attempts or ()
+        ],
         "body_base64": base64.b64encode(body).decode(),
         "body": _text(body),
     }

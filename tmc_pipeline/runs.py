@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -41,6 +42,8 @@ class Figures:
 @contextmanager
 def figures(folder: str, job: str) -> Iterator[Figures]:
     """Figures of one run. folder: where they are written at the end; empty: nowhere."""
+    if folder and not (Path(folder).is_dir() and os.access(folder, os.W_OK)):
+        raise CannotRun(f"metrics.textfile: {folder} is no folder that can be written: make it, or mend its rights.")
     made = Figures()
     started = time.time()
     succeeded = 0

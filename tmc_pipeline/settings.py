@@ -90,6 +90,11 @@ class LedgerSource(Section):
         {"1": "COMMITTED", "2": "ROLLED_BACK"}, description="producers: what a value of the state column means"
     )
 
+    @property
+    def is_sdk(self) -> bool:
+        """Nothing is mapped: it is the SDK's own table."""
+        return bool(self.url.get_secret_value()) and not self.table and not self.columns
+
     @model_validator(mode="after")
     def _one_place(self) -> LedgerSource:
         given = [name for name in ("url", "parquet", "csv") if self._text(name)]

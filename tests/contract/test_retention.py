@@ -220,6 +220,20 @@ def test_the_next_server_goes_on_where_the_last_one_stopped(kept: Kept, monkeypa
     assert kept.slept == [0.002, 0.002, 0.001]  # a thousand a second
 
 
+def test_runs_are_worked_off_in_their_order(kept: Kept) -> None:
+    """The lag was raised in between: the later run looked less far."""
+    first, second = _acked(kept.store), _acked(kept.store)
+    kept.store.clock.advance(1)
+    kept.archive("r1", [first], before_ms=kept.store.clock() + 3_600_000)
+    kept.archive("r2", [second])
+    kept.store.clock.advance(DAY_MS / 1000 + 10)
+    kept.sweep()
+    assert kept.left() == [first, second]
+    kept.store.clock.advance(3600)
+    kept.sweep()
+    assert kept.left() == []
+
+
 def test_a_removal_that_is_repeated_changes_nothing(kept: Kept) -> None:
     number = _acked(kept.store)
     before = kept.store.clock() + 1
@@ -227,7 +241,7 @@ def test_a_removal_that_is_repeated_changes_nothing(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("damage", ["short", "no list", "words", "no manifest"])
-def test_a_damaged_list_removes_nothing(kept: Kept, damage: str) -> None:
+def test_a_damaged_list_removes_nothing(kept: Kept, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     numbers = [_acked(kept.store) for _ in range(2)]
     kept.store.clock.advance(1)
     kept.archive("r1", numbers)
@@ -242,8 +256,12 @@ def test_a_damaged_list_removes_nothing(kept: Kept, damage: str) -> None:
         case "no manifest":
             (kept.folder / manifest_name("r1")).write_text(json.dumps({"format": 99}))
     kept.store.clock.advance(2 * DAY_MS / 1000)
-    with pytest.raises(ListUnreadable):
-        kept.sweep()
+    if damage == "no manifest":
+        with pytest.raises(ListUnreadable):
+            kept.sweep()
+    else:  # the other shards go on
+        assert kept.sweep() == 1
+        assert "waits: The list of run r1" in caplog.text
     assert kept.left() == numbers
 
 

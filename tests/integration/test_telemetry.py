@@ -57,6 +57,7 @@ def test_a_life_is_counted(tmp_path) -> None:
                     raise tmc.Reject("bad")
 
             with consumer:
+                center.subscribed()
                 prepared = orders.prepare("metrics.topic", b"good", key="1")
                 orders.submit(prepared)
                 orders.publish("metrics.topic", b"bad", key="2")
@@ -106,6 +107,7 @@ def test_a_trace_reaches_from_prepare_to_the_handler(tmp_path) -> None:
                 seen.append((trace.get_current_span().get_span_context().trace_id, message.headers["traceparent"]))
 
             with consumer:
+                center.subscribed()
                 attempt = tmc.new_attempt_id()
                 with tracer.start_as_current_span("order") as span:
                     prepared = orders.prepare("trace.topic", b"x", key="1", attempt_id=attempt)

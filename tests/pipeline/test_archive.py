@@ -16,6 +16,7 @@ from pyspark.sql import functions as f
 from tests.pipeline.running import Jobs, keys
 from tests.support.filled import START_MS, FilledCenter
 from tmc_pipeline import archiving
+from tmc_pipeline.center import CenterTables
 from tmc_pipeline.errors import AnotherRun, ArchiveDamaged, CannotRun, JobFailed
 from tmc_server.archives.local import LocalArchive
 from tmc_server.domain.consumption import ConsumptionState
@@ -146,6 +147,19 @@ class TestWhatGoesIn:
         assert jobs.run_archive(lookback_ms=archiving.HOUR_MS).messages == 0
         assert [part.messages for part in jobs.run_archive(everything=True).shards] == [1]
         assert keys(jobs.archived().where("shard = 7").collect()) == ["k07-1", "k07-2", "k07-3", "k07-4"]
+
+    def test_names_grow_whatever_the_clock_says(
+        self, spark: SparkSession, filled: Fill, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The center works runs off by name: one that sorted before another would never be removed."""
+        jobs = Jobs(spark, filled(2), folder)
+        now = jobs.tables.now_ms()
+        names = []
+        for at in (now, now - archiving.HOUR_MS, now):
+            monkeypatch.setattr(CenterTables, "now_ms", lambda _tables, at=at: at)
+            names.append(jobs.run_archive().run)
+        assert names == sorted(names)
+        assert [run.run for run in LocalArchive(folder / "archive").runs()] == names
 
     def test_days_are_those_of_closing_in_utc(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
         midnight = START_MS - START_MS % DAY_MS + DAY_MS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import stat
@@ -14,13 +15,15 @@ from typing import Any
 
 import pytest
 
+import tmc_client
 from tests.pipeline.running import Jobs
+from tests.support.center import RunningCenter
 from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import MariaDB, free_port
 from tmc_pipeline.cli import _replay
 from tmc_pipeline.dialects import database
 from tmc_pipeline.errors import CannotRun, JobFailed, told
-from tmc_pipeline.restoring import Restoring, wanted_ids
+from tmc_pipeline.restoring import Restoring, replay, wanted_ids
 from tmc_pipeline.session import check_java, driver_jars
 from tmc_pipeline.settings import SparkSettings
 
@@ -198,6 +201,25 @@ class TestRefusals:
         assert list(Restoring(jobs.archive).by_id(wanted_ids(["1-1-04-5"]))) == []
         with pytest.raises(CannotRun, match="'what' is no message id"):
             wanted_ids(["1-1-04-5", "what"])
+
+
+def test_a_replay_is_a_new_message_and_only_one(tmp_path: Path) -> None:
+    message = {
+        "id": "1-1-04-5", "state": "COMMITTED", "topic": "order.paid", "content_type": "text/plain", "headers": {"color": "red"},
+        "body_base64": base64.b64encode("größer".encode()).decode(),
+    }  # fmt: skip
+    with (
+        RunningCenter(f"sqlite:///{tmp_path}/center.db") as running,
+        tmc_client.connect(running.address, app="orders", key=running.keys["orders"]) as orders,
+    ):
+        sent = [replay(message, orders) for _ in range(2)]
+        assert sent[0] == sent[1]
+        stored = running.detail("order.paid", "replay.1-1-04-5").message
+        assert stored.message_id == sent[0]
+        assert dict(stored.headers) == {"color": "red", "tmc-replay-of": "1-1-04-5"}
+        assert (stored.body.decode(), stored.content_type) == ("größer", "text/plain")
+        with pytest.raises(CannotRun, match="was rolled back: nobody may see it"):
+            replay({**message, "state": "ROLLED_BACK"}, orders)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from tests.pipeline.running import Jobs
 from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import MariaDB
 from tmc_pipeline.errors import CannotRun
-from tmc_pipeline.reconciling import CLAIM, Audited, by_message, judged
+from tmc_pipeline.ledgers import Ledgers
+from tmc_pipeline.reconciling import CLAIM, Audited, by_message, judged, relations
 from tmc_pipeline.settings import LedgerSource
 from tmc_server.domain.consumption import ConsumptionState as C
 from tmc_server.domain.ids import EPOCH_MS
@@ -25,7 +26,7 @@ from tmc_server.domain.message import MessageState as M
 pytestmark = pytest.mark.mariadb
 LONG = bool(os.environ.get("TMC_TEST_LONG"))
 NOW_MS = START_MS + 86_400_000
-AUDITED = Audited({"orders": 0}, {"coupons.default": 0})
+AUDITED = Audited({"orders": 0, "shop": 0}, {"coupons.default": 0}, frozenset({"shop"}))
 
 
 def an_id(at_ms: int = START_MS) -> str:
@@ -39,7 +40,7 @@ def a_claim(**values: Any) -> dict[str, Any]:
 
 def here(state: M, **values: Any) -> dict[str, Any]:
     """What the center says of a message."""
-    return a_claim(state=int(state), topic="order.paid", producer="orders", **values)
+    return a_claim(**{"state": int(state), "topic": "order.paid", "producer": "orders", **values})
 
 
 def delivery(state: C, **values: Any) -> dict[str, Any]:
@@ -76,6 +77,10 @@ CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
     "never submitted": ([committed()], "lost"),
     "acked, and nothing came of it": ([here(M.COMMITTED), committed(), delivery(C.ACKED)], "lost"),
     "no transaction behind it": ([here(M.COMMITTED)], "ghost"),
+    "published outside any transaction": ([here(M.COMMITTED, producer="shop", ledgered=0)], "agreed"),
+    "of a transaction, and its ledger lacks it": ([here(M.COMMITTED, producer="shop", ledgered=1)], "ghost"),
+    "sent again from the archive": ([here(M.COMMITTED, replayed=1)], "agreed"),
+    "lost, and nobody noted when": ([committed(at_ms=None)], "lost"),
     "an effect of nothing": ([effect()], "ghost"),
     "an effect of what was rolled back": ([here(M.ROLLED_BACK), effect()], "ghost"),
     "handled twice": ([here(M.COMMITTED), committed(), delivery(C.ACKED), effect(), effect()], "duplicate effect"),
@@ -104,7 +109,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
         [here(M.COMMITTED), committed(), delivery(C.ACKED, subscriber="mails.default")],
         "agreed",
     ),
-    "a producer without notes": ([here(M.COMMITTED) | {"producer": "stock"}], "agreed"),
+    "a producer without notes": ([here(M.COMMITTED, producer="stock")], "agreed"),
     "lost, but a moment ago": ([committed(at_ms=NOW_MS - 1000)], "pending"),
     "a ghost, but its ledger was read a moment too early": ([here(M.COMMITTED, at_ms=NOW_MS - 1000)], "pending"),
 }
@@ -122,6 +127,34 @@ def test_every_case_has_its_verdict(spark: SparkSession) -> None:
     random.Random(5).shuffle(claims)
     found = _verdicts(spark, claims)
     assert {name: found[ids[name]] for name in CASES} == {name: verdict for name, (_, verdict) in CASES.items()}
+
+
+def test_without_times_the_message_s_own_time_counts(spark: SparkSession) -> None:
+    young = an_id(NOW_MS - 1000)
+    assert _verdicts(spark, [effect(message_id=young, at_ms=None)]) == {young: "pending"}
+
+
+def test_relations_count_as_far_as_notes_reach(spark: SparkSession) -> None:
+    ids = [an_id(START_MS + n * 1000) for n in range(3)]
+    said = [
+        {**claim, "message_id": id_} for id_ in ids for claim in (here(M.COMMITTED), committed(), delivery(C.ACKED))
+    ]
+    said.append(effect(message_id=ids[1]))
+    said.append({**delivery(C.ACKED, at_ms=NOW_MS - 1), "message_id": an_id(NOW_MS - 5000)})
+    frame = spark.createDataFrame([tuple(each[name] for name in CLAIM.names) for each in said], CLAIM)
+    audited = Audited({}, {"coupons.default": START_MS + 1000})
+    (row,) = relations(judged(frame, audited, NOW_MS, tolerance_ms=60_000, partitions=2)).collect()
+    assert (row.committed, row.consumed, row.unconfirmed) == (2, 1, 0)
+
+
+def test_two_subscribers_share_one_inbox(spark: SparkSession, folder: Path) -> None:
+    rows = [("coupons.a", an_id()), ("coupons.b", an_id()), ("coupons.b", an_id(START_MS + 1))]
+    spark.createDataFrame(rows, "subscriber string, message_id string").write.parquet(f"{folder}/inbox")
+    read = [
+        Ledgers(spark, 100).consumed(LedgerSource(app="coupons", tag=tag, parquet=f"{folder}/inbox")).collect()
+        for tag in "ab"
+    ]
+    assert [[row.subscriber for row in rows] for rows in read] == [["coupons.a"], ["coupons.b", "coupons.b"]]
 
 
 def test_what_may_have_been_cleaned_away_is_nobodys_loss(spark: SparkSession) -> None:
@@ -388,16 +421,12 @@ class TestMappings:
     def test_a_column_that_is_not_there(
         self, spark: SparkSession, folder: Path, columns: dict[str, str], said: str
     ) -> None:
-        from tmc_pipeline.ledgers import Ledgers
-
         (folder / "ledger.csv").write_text("a,b\n1,2\n")
         source = LedgerSource(app="orders", csv=str(folder / "ledger.csv"), columns=columns)
         with pytest.raises(CannotRun, match=said):
             Ledgers(spark, 100).produced(source)
 
     def test_a_file_or_table_that_is_not_there(self, spark: SparkSession, mariadb: MariaDB, folder: Path) -> None:
-        from tmc_pipeline.ledgers import Ledgers
-
         url = mariadb.create("no_ledger")
         with pytest.raises(CannotRun, match=r"There is nothing at .*missing"):
             Ledgers(spark, 100).produced(LedgerSource(app="orders", parquet=str(folder / "missing")))

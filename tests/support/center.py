@@ -40,6 +40,10 @@ class RunningCenter:
     def _run(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
+    def subscribed(self) -> None:
+        """Wait for the first subscription, where names are made at first use: what was submitted before reaches nobody."""
+        eventually(lambda: self.center._watch.current.subscriptions)
+
     def admin(self, channel: grpc.Channel) -> Any:
         return admin_pb2_grpc.AdminServiceStub(channel)
 

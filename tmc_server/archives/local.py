@@ -28,7 +28,7 @@ class LocalArchive:
         if path.name not in self._known:  # a manifest never changes
             try:
                 self._known[path.name] = Manifest.from_json(path.read_text())
-            except (OSError, ManifestUnreadable) as exc:
+            except (OSError, ValueError, ManifestUnreadable) as exc:
                 raise ListUnreadable(f"{path}: {exc}") from exc
         return self._known[path.name]
 

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from tmc_server.domain.manifest import Manifest
-from tmc_server.domain.ports import ClosedWork, Position, RemovalLists
+from tmc_server.domain.ports import ClosedWork, ListUnreadable, Position, RemovalLists
 from tmc_server.metrics import METRICS
 
 log = logging.getLogger("tmc.retention")
@@ -38,31 +38,46 @@ class Retention:
         self._rate = rate
         self._sleep = sleep
         self._after: dict[int, int] = {}  # by shard: how far this sweep has come, where age decides
+        self._batch = max(1, min(_BATCH, rate // 2))
+        self._busy = False
+        self._open: int | None = None  # the shard whose list is half worked off
         self._cached: tuple[tuple[str, int], Sequence[int]] = (("", 0), ())
 
     def run_once(self) -> bool:
-        """One batch of every shard. Returns: there may be more."""
+        """Some batches. Returns: there may be more."""
         runs = self._lists.runs() if self._lists is not None else ()
         more = False
         for work in self._work:
             before_ms = work.now() - self._keep_ms
-            more |= work.forget(before_ms, _FORGET) >= _FORGET
-            for shard in work.held_shards():
+            if not self._busy:
+                work.forget(before_ms, _FORGET)
+            for shard in self._turns(work.held_shards()):
                 more |= self._turn(work, shard, before_ms, runs)
+        self._busy = more
         return more
+
+    def _turns(self, held: Sequence[int]) -> Sequence[int]:
+        """A list that was read is worked off before another one is read."""
+        return [self._open] if self._open is not None and self._open in held else held
 
     def _turn(self, work: ClosedWork, shard: int, before_ms: int, runs: Sequence[Manifest]) -> bool:
         if self._lists is None:
             return self._by_age(work, shard, before_ms)
         at = work.position(shard)
         for run in runs:
-            done = run.run < at.run or (run.run == at.run and at.number < 0)
-            if not done and run.before_ms <= before_ms:
+            if run.run < at.run or (run.run == at.run and at.number < 0):
+                continue
+            if run.before_ms > before_ms:
+                return False  # in their order: a later run would make this one look done
+            try:
                 return self._by_list(work, shard, run, at.number if run.run == at.run else 0)
+            except ListUnreadable as exc:
+                log.error("shard %d waits: %s", shard, exc)
+                return False
         return False
 
     def _by_age(self, work: ClosedWork, shard: int, before_ms: int) -> bool:
-        numbers = work.old(shard, self._after.get(shard, 0), before_ms, _BATCH)
+        numbers = work.old(shard, self._after.get(shard, 0), before_ms, self._batch)
         self._after[shard] = numbers[-1] if numbers else 0  # the next sweep begins at the beginning
         if numbers:
             self._count(work.remove(shard, numbers, before_ms))
@@ -75,9 +90,10 @@ class Retention:
             return True
         listed = self._listed(run.run, shard)
         start = bisect_right(listed, after)
-        numbers = listed[start : start + _BATCH]
+        numbers = listed[start : start + self._batch]
         end = start + len(numbers) >= len(listed)
         removed = work.remove(shard, numbers, run.before_ms, Position(run.run, -1 if end else numbers[-1]))
+        self._open = None if end else shard
         self._count(removed)
         if removed < len(numbers):
             log.warning(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from tmc_server.domain.catalog import FORWARD_KEY
+from tmc_server.domain.catalog import FORWARD_KEY, REPLAY_OF
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.retry import DAY_MS, RetryKind, RetryPolicy
 from tmc_server.errors import InvalidField, MessageUnknown
@@ -83,8 +83,10 @@ def headers(value: Mapping[str, str]) -> Mapping[str, str]:
     if len(value) > 64 or sum(len(name) + len(text.encode()) for name, text in value.items()) > 8192:
         raise InvalidField("headers", "be at most 64 entries and 8192 bytes in all")
     for name, text in value.items():
-        if name.startswith("tmc-") and name != FORWARD_KEY:
-            raise InvalidField("headers", f"have names that do not begin with tmc-, other than {FORWARD_KEY}")
+        if name.startswith("tmc-") and name not in (FORWARD_KEY, REPLAY_OF):
+            raise InvalidField(
+                "headers", f"have names that do not begin with tmc-, other than {FORWARD_KEY}, {REPLAY_OF}"
+            )
         if not _HEADER.fullmatch(name):
             raise InvalidField("headers", "have names of 1 to 64 characters of A-Z a-z 0-9 _ . -")
         if name == FORWARD_KEY and len(text.encode()) > ROUTING_KEY_BYTES:

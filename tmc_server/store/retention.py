@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -81,6 +82,9 @@ class ClosedMessages:
             with self._database.reading() as connection:
                 found = list(connection.execute(query.limit(limit), {"before": before_ms}).scalars())
             if found:
-                with self._database.transaction() as connection:
-                    total += connection.execute(column.table.delete().where(column.in_(found))).rowcount
+                total += repeated(partial(self._delete, column, sorted(found)))
         return total
+
+    def _delete(self, column: sa.Column[Any], values: Sequence[Any]) -> int:
+        with self._database.transaction() as connection:
+            return connection.execute(column.table.delete().where(column.in_(values))).rowcount
