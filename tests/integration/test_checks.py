@@ -127,7 +127,16 @@ class TestEmbedded:
         ):
             request = admin_pb2.ListInstancesRequest(app="silent", tag="default")
             admin = embedded.admin(channel)
-            eventually(lambda: server.advertised in admin.ListInstances(request).addresses)
+
+            def known() -> bool:
+                try:
+                    return server.advertised in admin.ListInstances(request).addresses
+                except grpc.RpcError as exc:
+                    if exc.code() is not grpc.StatusCode.NOT_FOUND:
+                        raise
+                    return False  # the app comes into being with its first call
+
+            eventually(known)
 
     def test_a_stopped_service_is_asked_when_it_is_back(
         self, embedded: RunningCenter, center: tmc.Center, business: sa.Engine
