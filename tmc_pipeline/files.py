@@ -6,7 +6,7 @@ import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
@@ -14,20 +14,11 @@ from pyspark.sql import SparkSession
 from tmc_pipeline.errors import AnotherRun, JobFailed, translated
 
 
-class Folder(Protocol):
-    """What jobs need of a place. Names are relative to it. Raises PipelineError."""
-
-    def path(self, name: str = "") -> str: ...
-    def names(self, name: str = "") -> list[str]: ...
-    def exists(self, name: str) -> bool: ...
-    def read(self, name: str) -> str: ...
-    def write(self, name: str, text: str) -> None: ...
-    def move(self, source: str, target: str) -> None: ...
-    def remove(self, name: str) -> None: ...
-
-
 class HadoopFolder:
-    """A Folder through Hadoop's file systems. root: a path of this machine, or a URL that every worker can reach."""
+    """A folder through Hadoop's file systems; names are relative to it. All raise PipelineError.
+
+    root: a path of this machine, or a URL that every worker can reach.
+    """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         self._jvm: Any = spark.sparkContext._jvm

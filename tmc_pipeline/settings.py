@@ -22,7 +22,7 @@ class SparkSettings(Section):
         "", description="spark://host:7077 for a cluster; empty: this machine, or what spark-submit says"
     )
     profile: Literal["polite", "fast"] = Field(
-        "polite", description="polite: one connection per database and the lowest priority; fast: every core"
+        "polite", description="polite: one connection at a time and the lowest priority; fast: every core"
     )
     memory: str = Field(
         "1g", pattern=r"^[0-9]+[mg]$", description="heap of the driver, and of each executor of a cluster"

@@ -233,6 +233,29 @@ def test_a_queue_that_lost_its_leader_is_made_anew(monkeypatch: pytest.MonkeyPat
     broker.stop()
 
 
+def test_only_a_queue_that_holds_nothing_and_serves_nobody_is_made_anew(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deleted: list[str] = []
+    delete = pika.adapters.blocking_connection.BlockingChannel.queue_delete
+
+    def noted(channel: Any, queue: str) -> Any:
+        deleted.append(queue)
+        return delete(channel, queue)
+
+    monkeypatch.setattr("pika.adapters.blocking_connection.BlockingChannel.queue_delete", noted)
+    bench.send(1)
+    bench.settled()  # a copy waits in the first queue
+    for subscription in (1, 2):
+        bench.queues.heal(bench.queue(subscription), silent=True)
+    bench.queues.run_once()
+    assert deleted == [bench.queue(2)]
+    assert len(bench.messages(bench.queue(1))) == 1
+    assert bench.send(2) == 1  # it is there again
+    bench.settled()
+    assert len(bench.messages(bench.queue(2))) == 1
+
+
 def test_a_broker_that_never_answers_is_connected_anew(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tmc_server.delivery.rabbitmq.PATIENCE_S", 0.5)
     asked: list[int] = []

@@ -38,7 +38,9 @@ def test_a_center_on_sqlite(spark: SparkSession, tmp_path: Path) -> None:
             values = {"subscriber": "coupons.default", "message_id": public, "received_ms": store.clock()}
             connection.execute(inbox.insert().values(values))
     engine.dispose()
-    tables = CenterTables(spark, databases_of(StoreConfig(catalog=f"sqlite:///{tmp_path}/center.db")), FETCH)  # type: ignore[arg-type]
+    tables = CenterTables(
+        spark, databases_of(StoreConfig.model_validate({"catalog": f"sqlite:///{tmp_path}/center.db"})), FETCH
+    )
     archive = Archive(spark, f"{tmp_path}/archive")
     ahead_ms = tables.now_ms() - store.clock() - 1000  # the store's clock is a manual one
     manifest = Archiving(spark, tables, archive, lag_ms=ahead_ms, lookback_ms=0).run()
@@ -46,7 +48,7 @@ def test_a_center_on_sqlite(spark: SparkSession, tmp_path: Path) -> None:
     row = archive.messages([manifest]).orderBy("id").first()
     assert row is not None
     assert (row.id, bytes(row.body), row.topic, len(row.attempts)) == (acked[0], b"\x00\xff" * 5, "order.paid", 1)
-    source = LedgerSource(app="coupons", url=effects)  # type: ignore[arg-type]
+    source = LedgerSource.model_validate({"app": "coupons", "url": effects})
     folder = HadoopFolder(spark, f"{tmp_path}/reconcile")
     found = Reconciliation(spark, tables, archive, Ledgers(spark, FETCH), folder, ahead_ms).run([], [source])
     assert found.verdicts | {"agreed": 2, "lost": 1, "pending": 1} == found.verdicts
