@@ -1,0 +1,57 @@
+"""scripts/test itself: its exit status is what CI believes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LANES = {"acceptance": "tests/acceptance", "others": "tests/unit", "pipeline": "tests/pipeline"}
+
+
+def _run(checkout: Path, failing: str = "", slow: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(checkout), "TMPDIR": str(checkout)}
+    lanes = {"FAILING": LANES.get(failing, ""), "SLOW": LANES.get(slow, "")}
+    script = ["bash", str(checkout / "scripts/test")]
+    return subprocess.run(script, env=environment | lanes, text=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """scripts/test among stand-ins: nothing is installed, and pytest only says which tests it was given."""
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    shutil.copy(ROOT / "scripts/test", scripts)
+    (scripts / "common").write_text(
+        'set -euo pipefail\ncd "$(dirname "${BASH_SOURCE[0]}")/.."\nVENV=$PWD/venv\nsay() { printf "%s\\n" "$*" >&2; }\n'
+    )
+    (scripts / "services").write_text("")
+    (scripts / "pipeline-services").write_text("PIPELINE_VENV=$VENV\n")
+    pytest_itself = tmp_path / "venv/bin/pytest"
+    pytest_itself.parent.mkdir(parents=True)
+    pytest_itself.write_text(
+        '#!/bin/bash\necho "ran $*"\nif [ "$1" = "$SLOW" ]; then sleep 0.5; fi\n[ "$1" != "$FAILING" ]\n'
+    )
+    pytest_itself.chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize("slow", ["acceptance", "others"])
+def test_a_green_run_ends_with_status_0_whichever_lane_is_the_last(checkout: Path, slow: str) -> None:
+    done = _run(checkout, slow=slow)
+    assert done.returncode == 0, done.stderr
+    for tests in LANES.values():
+        assert f"ran {tests}" in done.stdout
+
+
+@pytest.mark.parametrize("failing", LANES)
+def test_one_failing_lane_fails_the_run_and_the_others_still_run(checkout: Path, failing: str) -> None:
+    done = _run(checkout, failing=failing)
+    assert done.returncode == 1
+    for tests in LANES.values():
+        assert f"ran {tests}" in done.stdout
+    assert not list(checkout.glob("tmp.*")), "the lane's log is left behind"
