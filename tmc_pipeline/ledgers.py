@@ -6,7 +6,7 @@ The SDK's own tables need no mapping; others say which column is which.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -137,11 +137,3 @@ def _shaped(
         at.try_cast("bigint").alias("at_ms"),
         f.lower(digest.cast("string")).alias("body_sha256"),
     )
-
-
-def together(parts: Sequence[DataFrame], spark: SparkSession) -> DataFrame:
-    """All rows of NOTED frames."""
-    total = spark.createDataFrame([], NOTED)
-    for part in parts:
-        total = total.unionByName(part)
-    return total

@@ -32,6 +32,7 @@ from tmc_pipeline.reconciling import (
     center_claims,
     judged,
     noted_claims,
+    outlined,
     relations,
 )
 from tmc_pipeline.settings import LedgerSource
@@ -104,14 +105,14 @@ class Reconciliation:
             noted = [(source, self._ledgers.produced(source)) for source in producers]
             noted += [(source, self._ledgers.consumed(source)) for source in consumers]
             noted = [(source, frame.persist(StorageLevel.DISK_ONLY)) for source, frame in noted]
-            sources = [
-                self._source(source, frame) for source, frame in noted
-            ]  # reads them: before their horizons are asked for
+            sources = _counted(noted)  # reads them: before their horizons are asked for
             bodies = any("body_sha256" in source.columns for source, _ in noted)
-            hot = self._claims(self._center.messages(body=bodies), bodies).persist(StorageLevel.DISK_ONLY)
-            log.info("run %s: %d rows of the center's tables", run, hot.count())
+            hot = outlined(self._center.messages(body=bodies), bodies).persist(StorageLevel.DISK_ONLY)
+            log.info("run %s: %d messages in the center's tables", run, hot.count())
             archived = self._archive.manifests() if self._archive is not None else []
-            claims = [hot, *self._archived(archived, bodies), *(noted_claims(frame) for _, frame in noted)]
+            center = [hot] if self._archive is None else [hot, self._archived(self._archive, archived, bodies)]
+            claims = [self._claims(reduce(DataFrame.unionByName, center), archived)]
+            claims += [noted_claims(frame) for _, frame in noted]
             audited = self._audited(producers, consumers, archived)
             every = reduce(DataFrame.unionByName, claims)
             rows = judged(every, audited, now, self._tolerance_ms, _PARTITIONS).persist(StorageLevel.DISK_ONLY)
@@ -121,7 +122,7 @@ class Reconciliation:
             hot.unpersist()
         return summary
 
-    def _claims(self, messages: DataFrame, bodies: bool, archived: Sequence[Manifest] = ()) -> DataFrame:
+    def _claims(self, messages: DataFrame, archived: Sequence[Manifest]) -> DataFrame:
         """archived: whose names count too, where the catalog has forgotten them."""
         names = self._center.names
         topics = self._spark.createDataFrame(list(names.topics.items()), "topic_no int, topic string")
@@ -129,12 +130,10 @@ class Reconciliation:
         known = {number: subscriber for number, (_, subscriber) in subscriber_names(archived).items()}
         known |= {number: subscriber for number, (_, subscriber, _) in names.subscriptions.items()}
         subscribed = self._spark.createDataFrame(list(known.items()), "subscription_no int, subscriber string")
-        return center_claims(messages, topics, apps, subscribed, bodies)
+        return center_claims(messages, topics, apps, subscribed)
 
-    def _archived(self, manifests: Sequence[Manifest], bodies: bool) -> list[DataFrame]:
-        if self._archive is None:
-            return []
-        return [self._claims(self._archive.messages(manifests, self._skip_missing).drop("topic"), bodies, manifests)]
+    def _archived(self, archive: Archive, manifests: Sequence[Manifest], bodies: bool) -> DataFrame:
+        return outlined(archive.messages(manifests, self._skip_missing), bodies)
 
     def _audited(
         self, producers: Sequence[LedgerSource], consumers: Sequence[LedgerSource], archived: Sequence[Manifest]
@@ -161,12 +160,6 @@ class Reconciliation:
             sources,
         )
 
-    def _source(self, source: LedgerSource, frame: DataFrame) -> Mapping[str, Any]:
-        seen = frame.agg(
-            f.count(f.lit(1)).alias("rows"), f.count(f.when(f.col("message_id").isNull(), 1)).alias("without_id")
-        ).collect()[0]
-        return {"app": source.app, "tag": source.tag, "rows": seen.rows, "rows_without_a_message_id": seen.without_id}
-
     def _write(self, run: str, rows: DataFrame, summary: Summary) -> None:
         """Details of whatever is not agreed as Parquet, of discrepancies as CSV too; the summary last, under its final name."""
         staging = f"_staging/{run}"
@@ -179,6 +172,21 @@ class Reconciliation:
             self._folder.move(staging, run)
         finally:
             self._folder.remove(staging)
+
+
+def _counted(noted: Sequence[tuple[LedgerSource, DataFrame]]) -> list[Mapping[str, Any]]:
+    """How many rows each of them has. All are read by one job, so that none waits for another."""
+    numbered = [frame.select(f.lit(number).alias("source"), "message_id") for number, (_, frame) in enumerate(noted)]
+    seen: dict[int, tuple[int, int]] = {}
+    if numbered:
+        counts = reduce(DataFrame.unionByName, numbered).groupBy("source")
+        of_each = counts.agg(f.count(f.lit(1)).alias("rows"), f.count("message_id").alias("with_id")).collect()
+        seen = {row.source: (row.rows, row.rows - row.with_id) for row in of_each}
+    told: list[Mapping[str, Any]] = []
+    for number, (source, _) in enumerate(noted):
+        rows, without_id = seen.get(number, (0, 0))
+        told.append({"app": source.app, "tag": source.tag, "rows": rows, "rows_without_a_message_id": without_id})
+    return told
 
 
 def _since(found: Iterable[tuple[str, int]]) -> dict[str, int]:

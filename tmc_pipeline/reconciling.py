@@ -31,6 +31,29 @@ AGREED, PENDING = "agreed", "pending"
 VERDICTS = (AGREED, PENDING, "body differs", "state differs", "lost", "ghost", "duplicate effect")
 """The last one that any row of a message has is the message's."""
 
+_DELIVERY = t.StructType(
+    [
+        t.StructField("subscription_no", t.IntegerType()),
+        t.StructField("state", t.ShortType()),
+        t.StructField("at_ms", t.LongType()),
+    ]
+)
+# One row per message of the center, with no more than is compared.
+OUTLINE = t.StructType(
+    [
+        t.StructField("shard", t.ShortType()),
+        t.StructField("id", t.LongType()),
+        t.StructField("topic_no", t.IntegerType()),
+        t.StructField("producer_no", t.IntegerType()),
+        t.StructField("message_key", t.StringType()),
+        t.StructField("state", t.ShortType()),
+        t.StructField("ledgered", t.BooleanType()),
+        t.StructField("replayed", t.BooleanType()),
+        t.StructField("center_body", t.StringType()),
+        t.StructField("at_ms", t.LongType()),
+        t.StructField("deliveries", t.ArrayType(_DELIVERY)),
+    ]
+)
 # What somebody says. subscriber "": about the message itself; else about its delivery to that subscriber.
 CLAIM = t.StructType(
     [
@@ -69,16 +92,39 @@ class Audited:
 # -- claims -------------------------------------------------------------------------------------------------------
 
 
-def center_claims(
-    messages: DataFrame, topics: DataFrame, apps: DataFrame, subscribers: DataFrame, bodies: bool
-) -> DataFrame:
-    """MESSAGE -> CLAIM: one row per message and one per consumption.
+def outlined(messages: DataFrame, bodies: bool) -> DataFrame:
+    """MESSAGE -> OUTLINE. bodies: with their digests."""
+    last_moved = f.transform(
+        f.coalesce("consumptions", f.array().cast(CONSUMPTIONS)),
+        lambda each: f.struct(
+            each["subscription_no"].alias("subscription_no"),
+            each["state"].alias("state"),
+            f.greatest(each["created_ms"], each["closed_ms"], each["tried_ms"]).alias("at_ms"),
+        ),
+    )
+    return messages.select(
+        "shard",
+        "id",
+        "topic_no",
+        "producer_no",
+        "message_key",
+        "state",
+        f.col("ledger_id").isNotNull().alias("ledgered"),
+        f.coalesce(f.col("headers").contains(f'"{REPLAY_OF}"'), f.lit(False)).alias("replayed"),
+        (f.sha2("body", 256) if bodies else f.lit(None).cast("string")).alias("center_body"),
+        f.greatest("created_ms", "decided_ms").alias("at_ms"),
+        last_moved.alias("deliveries"),
+    )
 
-    topics: topic_no, topic.  apps: producer_no, producer.  subscribers: subscription_no, subscriber.  bodies: with their digests.
+
+def center_claims(outlines: DataFrame, topics: DataFrame, apps: DataFrame, subscribers: DataFrame) -> DataFrame:
+    """OUTLINE -> CLAIM: one row per message and one per delivery.
+
+    topics: topic_no, topic.  apps: producer_no, producer.  subscribers: subscription_no, subscriber.
     """
-    body = f.sha2("body", 256) if bodies else f.lit(None).cast("string")
+    nobody = f.array(f.struct(*[f.lit(None).cast(each.dataType).alias(each.name) for each in _DELIVERY.fields]))
     named = (
-        messages.join(f.broadcast(topics), "topic_no", "left")
+        outlines.join(f.broadcast(topics), "topic_no", "left")
         .join(f.broadcast(apps), "producer_no", "left")
         .select(
             f.concat_ws("-", "topic_no", "producer_no", f.lpad(f.col("shard").cast("string"), 2, "0"), "id").alias(
@@ -86,25 +132,8 @@ def center_claims(
             ),
             f.coalesce("topic", f.concat(f.lit("topic-"), "topic_no")).alias("topic"),
             f.coalesce("producer", f.concat(f.lit("app-"), "producer_no")).alias("producer"),
-            "message_key",
-            "state",
-            f.col("ledger_id").isNotNull().alias("ledgered"),
-            f.coalesce(f.col("headers").contains(f'"{REPLAY_OF}"'), f.lit(False)).alias("replayed"),
-            body.alias("center_body"),
-            f.greatest("created_ms", "decided_ms").alias("at_ms"),
-            f.explode(
-                f.concat(
-                    f.array(_no_consumption()),
-                    f.transform(
-                        f.coalesce("consumptions", f.array().cast(CONSUMPTIONS)),
-                        lambda each: f.struct(
-                            each["subscription_no"].alias("subscription_no"),
-                            each["state"].alias("state"),
-                            f.greatest(each["created_ms"], each["closed_ms"], each["tried_ms"]).alias("at_ms"),
-                        ),
-                    ),
-                )
-            ).alias("each"),
+            *("message_key", "state", "ledgered", "replayed", "center_body", "at_ms"),
+            f.explode(f.concat(nobody, "deliveries")).alias("each"),
         )
         .withColumn("subscription_no", f.col("each.subscription_no"))
         .join(f.broadcast(subscribers), "subscription_no", "left")
@@ -116,23 +145,11 @@ def center_claims(
             f.when(of_message, f.lit(""))
             .otherwise(f.coalesce("subscriber", f.concat(f.lit("subscription-"), "subscription_no")))
             .alias("subscriber"),
-            "topic",
-            "producer",
-            "message_key",
+            *("topic", "producer", "message_key"),
             f.when(of_message, f.col("state")).otherwise(f.col("each.state")).alias("state"),
-            "ledgered",
-            "replayed",
-            "center_body",
+            *("ledgered", "replayed", "center_body"),
             f.when(of_message, f.col("at_ms")).otherwise(f.greatest("at_ms", "each.at_ms")).alias("at_ms"),
         )
-    )
-
-
-def _no_consumption() -> Column:
-    return f.struct(
-        f.lit(None).cast("int").alias("subscription_no"),
-        f.lit(None).cast("smallint").alias("state"),
-        f.lit(None).cast("bigint").alias("at_ms"),
     )
 
 

@@ -81,10 +81,11 @@ def session(settings: SparkSettings, families: Iterable[str], name: str) -> Iter
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.hadoop.parquet.compression.codec.zstd.level": "1",
         "spark.sql.shuffle.partitions": "16",
-        # Measured over 2 million messages on 2 cores: 64 s with the defaults, 49 s so. A union of 32 reads makes one piece of
-        # generated code that is too large to be worth compiling; parsed JSON must not be parsed again for a filter.
+        # A union of 32 reads makes pieces of generated code that are too large to be worth compiling, and what is kept on disk
+        # for a second look is read once: compressing it as a whole costs less than trying encodings on each column.
         "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.optimizer.avoidDoubleFilterEval": "true",
+        "spark.sql.inMemoryColumnarStorage.compressed": "false",
+        "spark.rdd.compress": "true",
         "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
         "spark.executor.extraJavaOptions": "-XX:+UseParallelGC",
         "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
