@@ -5,8 +5,11 @@ Times are epoch milliseconds; states are the numbers of docs/states.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
 from pyspark.sql import types as t
 
 from tmc_server.domain.consumption import ConsumptionState
@@ -96,3 +99,13 @@ def brief(schema: t.StructType) -> t.StructType:
 def names(schema: t.StructType, but: Sequence[str] = ()) -> list[str]:
     """Column names in order, without those of `but`."""
     return [field.name for field in schema.fields if field.name not in but]
+
+
+@contextmanager
+def on_disk(frame: DataFrame) -> Iterator[DataFrame]:
+    """The frame, kept on the workers' disks once it has been read, until the end of the block."""
+    kept = frame.persist(StorageLevel.DISK_ONLY)
+    try:
+        yield kept
+    finally:
+        kept.unpersist()

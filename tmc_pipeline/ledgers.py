@@ -1,6 +1,9 @@
 """What producers and consumers noted themselves: ledgers and inboxes, from databases, Parquet or CSV, in one shape.
 
 The SDK's own tables need no mapping; others say which column is which.
+
+NOTED: message_id string (null: the row names no message); subscriber string ("" in producers' ledgers); committed and rolled_back
+int 1 or 0 (producers); effects int 1 (consumers); at_ms bigint, epoch milliseconds; body_sha256 string (hexadecimal) or null.
 """
 
 from __future__ import annotations
@@ -16,19 +19,6 @@ from tmc_pipeline.dialects import Database, database
 from tmc_pipeline.errors import CannotRun, translated
 from tmc_pipeline.settings import LedgerSource
 
-# message_id string (null: the row names no message), subscriber string ("" in producers' ledgers), committed int 1 or 0 and
-# rolled_back int 1 or 0 (producers), effects int 1 (consumers), at_ms bigint, body_sha256 string of 64 hexadecimal digits or null
-NOTED = t.StructType(
-    [
-        t.StructField("message_id", t.StringType()),
-        t.StructField("subscriber", t.StringType()),
-        t.StructField("committed", t.IntegerType()),
-        t.StructField("rolled_back", t.IntegerType()),
-        t.StructField("effects", t.IntegerType()),
-        t.StructField("at_ms", t.LongType()),
-        t.StructField("body_sha256", t.StringType()),
-    ]
-)
 _PRODUCERS = {"message_id": "message_id", "state": "state", "at_ms": "created_ms"}
 _CONSUMERS = {"message_id": "message_id", "subscriber": "subscriber", "at_ms": "received_ms"}
 _ID = r"^\d+-\d+-\d\d-\d+$"

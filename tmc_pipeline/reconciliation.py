@@ -10,11 +10,11 @@ import json
 import logging
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -22,6 +22,7 @@ from tmc_pipeline.archive import Archive, moment, subscriber_names
 from tmc_pipeline.center import CenterTables
 from tmc_pipeline.errors import translated
 from tmc_pipeline.files import HadoopFolder
+from tmc_pipeline.frames import on_disk
 from tmc_pipeline.ledgers import Ledgers
 from tmc_pipeline.reconciling import (
     AGREED,
@@ -98,31 +99,37 @@ class Reconciliation:
 
     def run(self, producers: Sequence[LedgerSource], consumers: Sequence[LedgerSource]) -> Summary:
         """Raises PipelineError."""
-        with translated():
+        with translated(), ExitStack() as kept:
             self._center.check()
             now = self._center.now_ms()
             run = f"{moment(now)}-{secrets.token_hex(3)}"
-            noted = [(source, self._ledgers.produced(source)) for source in producers]
-            noted += [(source, self._ledgers.consumed(source)) for source in consumers]
-            noted = [(source, frame.persist(StorageLevel.DISK_ONLY)) for source, frame in noted]
-            sources = _counted(noted)  # reads them: before their horizons are asked for
-            bodies = any("body_sha256" in source.columns for source, _ in noted)
-            hot = outlined(self._center.messages(body=bodies), bodies).persist(StorageLevel.DISK_ONLY)
-            log.info("run %s: %d messages in the center's tables", run, hot.count())
-            archived = self._archive.manifests() if self._archive is not None else []
-            center = [hot] if self._archive is None else [hot, self._archived(self._archive, archived, bodies)]
-            claims = [self._claims(reduce(DataFrame.unionByName, center), archived)]
-            claims += [noted_claims(frame) for _, frame in noted]
+            notes = [(source, self._ledgers.produced(source)) for source in producers]
+            notes += [(source, self._ledgers.consumed(source)) for source in consumers]
+            # Numbered, so that no two are the same to Spark, which would keep those once and fill them twice at the same time.
+            noted = [
+                kept.enter_context(on_disk(frame.withColumn("source", f.lit(number))))
+                for number, (_, frame) in enumerate(notes)
+            ]
+            sources = _counted(
+                [source for source, _ in notes], noted
+            )  # reads them: before their horizons are asked for
+            bodies = any("body_sha256" in source.columns for source, _ in notes)
+            hot = kept.enter_context(on_disk(outlined(self._center.messages(body=bodies), bodies)))
+            messages = hot.count()  # reads them: before the manifests are listed
+            log.info("run %s: %d messages in the center's tables", run, messages)
+            center, archived = [hot], list[Manifest]()
+            if self._archive is not None:
+                archived = self._archive.manifests()
+                center.append(outlined(self._archive.messages(archived, self._skip_missing), bodies))
             audited = self._audited(producers, consumers, archived)
-            every = reduce(DataFrame.unionByName, claims)
-            rows = judged(every, audited, now, self._tolerance_ms, _PARTITIONS).persist(StorageLevel.DISK_ONLY)
+            claims = [self._claims(_all(center), archived), *map(noted_claims, noted)]
+            judgement = judged(_all(claims), audited, now, self._tolerance_ms, _PARTITIONS)
+            rows = kept.enter_context(on_disk(judgement))
             summary = self._summary(run, rows, audited, sources)
             self._write(run, rows, summary)
-            rows.unpersist()
-            hot.unpersist()
         return summary
 
-    def _claims(self, messages: DataFrame, archived: Sequence[Manifest]) -> DataFrame:
+    def _claims(self, outlines: DataFrame, archived: Sequence[Manifest]) -> DataFrame:
         """archived: whose names count too, where the catalog has forgotten them."""
         names = self._center.names
         topics = self._spark.createDataFrame(list(names.topics.items()), "topic_no int, topic string")
@@ -130,10 +137,7 @@ class Reconciliation:
         known = {number: subscriber for number, (_, subscriber) in subscriber_names(archived).items()}
         known |= {number: subscriber for number, (_, subscriber, _) in names.subscriptions.items()}
         subscribed = self._spark.createDataFrame(list(known.items()), "subscription_no int, subscriber string")
-        return center_claims(messages, topics, apps, subscribed)
-
-    def _archived(self, archive: Archive, manifests: Sequence[Manifest], bodies: bool) -> DataFrame:
-        return outlined(archive.messages(manifests, self._skip_missing), bodies)
+        return center_claims(outlines, topics, apps, subscribed)
 
     def _audited(
         self, producers: Sequence[LedgerSource], consumers: Sequence[LedgerSource], archived: Sequence[Manifest]
@@ -174,19 +178,23 @@ class Reconciliation:
             self._folder.remove(staging)
 
 
-def _counted(noted: Sequence[tuple[LedgerSource, DataFrame]]) -> list[Mapping[str, Any]]:
-    """How many rows each of them has. All are read by one job, so that none waits for another."""
-    numbered = [frame.select(f.lit(number).alias("source"), "message_id") for number, (_, frame) in enumerate(noted)]
-    seen: dict[int, tuple[int, int]] = {}
-    if numbered:
-        counts = reduce(DataFrame.unionByName, numbered).groupBy("source")
-        of_each = counts.agg(f.count(f.lit(1)).alias("rows"), f.count("message_id").alias("with_id")).collect()
-        seen = {row.source: (row.rows, row.rows - row.with_id) for row in of_each}
-    told: list[Mapping[str, Any]] = []
-    for number, (source, _) in enumerate(noted):
-        rows, without_id = seen.get(number, (0, 0))
-        told.append({"app": source.app, "tag": source.tag, "rows": rows, "rows_without_a_message_id": without_id})
-    return told
+def _all(parts: Sequence[DataFrame]) -> DataFrame:
+    return reduce(DataFrame.unionByName, parts)
+
+
+def _counted(sources: Sequence[LedgerSource], noted: Sequence[DataFrame]) -> list[Mapping[str, Any]]:
+    """How many rows each of them has. noted: NOTED with source int. One query over all, so that none waits for another."""
+    if not noted:
+        return []
+    rows = f.count(f.lit(1)).alias("rows")
+    with_id = f.count("message_id").alias("with_id")
+    counts = _all([frame.select("source", "message_id") for frame in noted]).groupBy("source").agg(rows, with_id)
+    seen = {row.source: (row.rows, row.with_id) for row in counts.collect()}
+    return [
+        {"app": source.app, "tag": source.tag, "rows": found, "rows_without_a_message_id": found - named}
+        for number, source in enumerate(sources)
+        for found, named in [seen.get(number, (0, 0))]
+    ]
 
 
 def _since(found: Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Compare what producers, the center and consumers say of each message, and find one verdict for it.
 
 Everything that anybody says becomes a row of CLAIM; one shuffle by message brings them together; a verdict is a pure function of
-the sums. Nothing is joined, so rows that are missing on one side, doubled, or without a key need no care of their own.
+the sums. No side is joined with another, so rows that are missing, doubled, or without a key need no care of their own.
 
     agreed            everybody says the same
     pending           undecided, not delivered yet, given up and waiting for a human, or moved a moment ago
@@ -36,22 +36,6 @@ _DELIVERY = t.StructType(
         t.StructField("subscription_no", t.IntegerType()),
         t.StructField("state", t.ShortType()),
         t.StructField("at_ms", t.LongType()),
-    ]
-)
-# One row per message of the center, with no more than is compared.
-OUTLINE = t.StructType(
-    [
-        t.StructField("shard", t.ShortType()),
-        t.StructField("id", t.LongType()),
-        t.StructField("topic_no", t.IntegerType()),
-        t.StructField("producer_no", t.IntegerType()),
-        t.StructField("message_key", t.StringType()),
-        t.StructField("state", t.ShortType()),
-        t.StructField("ledgered", t.BooleanType()),
-        t.StructField("replayed", t.BooleanType()),
-        t.StructField("center_body", t.StringType()),
-        t.StructField("at_ms", t.LongType()),
-        t.StructField("deliveries", t.ArrayType(_DELIVERY)),
     ]
 )
 # What somebody says. subscriber "": about the message itself; else about its delivery to that subscriber.
@@ -93,7 +77,12 @@ class Audited:
 
 
 def outlined(messages: DataFrame, bodies: bool) -> DataFrame:
-    """MESSAGE -> OUTLINE. bodies: with their digests."""
+    """MESSAGE -> OUTLINE, one row per message with no more than is compared. bodies: with their digests.
+
+    OUTLINE: shard, id, topic_no, producer_no, message_key, state as in MESSAGE; ledgered, replayed boolean; center_body string
+    (SHA-256, hexadecimal) or null; at_ms bigint, when the message moved last; deliveries array of structs (subscription_no int,
+    state smallint, at_ms bigint), never null.
+    """
     last_moved = f.transform(
         f.coalesce("consumptions", f.array().cast(CONSUMPTIONS)),
         lambda each: f.struct(
@@ -122,39 +111,36 @@ def center_claims(outlines: DataFrame, topics: DataFrame, apps: DataFrame, subsc
 
     topics: topic_no, topic.  apps: producer_no, producer.  subscribers: subscription_no, subscriber.
     """
+    # The row about the message itself is that of a delivery to nobody.
     nobody = f.array(f.struct(*[f.lit(None).cast(each.dataType).alias(each.name) for each in _DELIVERY.fields]))
     named = (
-        outlines.join(f.broadcast(topics), "topic_no", "left")
-        .join(f.broadcast(apps), "producer_no", "left")
-        .select(
-            f.concat_ws("-", "topic_no", "producer_no", f.lpad(f.col("shard").cast("string"), 2, "0"), "id").alias(
-                "message_id"
-            ),
-            f.coalesce("topic", f.concat(f.lit("topic-"), "topic_no")).alias("topic"),
-            f.coalesce("producer", f.concat(f.lit("app-"), "producer_no")).alias("producer"),
-            *("message_key", "state", "ledgered", "replayed", "center_body", "at_ms"),
-            f.explode(f.concat(nobody, "deliveries")).alias("each"),
-        )
+        outlines.withColumn("each", f.explode(f.concat(nobody, "deliveries")))
         .withColumn("subscription_no", f.col("each.subscription_no"))
+        .join(f.broadcast(topics), "topic_no", "left")
+        .join(f.broadcast(apps), "producer_no", "left")
         .join(f.broadcast(subscribers), "subscription_no", "left")
     )
+    shard = f.lpad(f.col("shard").cast("string"), 2, "0")
     of_message = f.col("subscription_no").isNull()
+    subscriber = f.coalesce("subscriber", f.concat(f.lit("subscription-"), "subscription_no"))
     return _as_claims(
         named.select(
-            "message_id",
-            f.when(of_message, f.lit(""))
-            .otherwise(f.coalesce("subscriber", f.concat(f.lit("subscription-"), "subscription_no")))
-            .alias("subscriber"),
-            *("topic", "producer", "message_key"),
+            f.concat_ws("-", "topic_no", "producer_no", shard, "id").alias("message_id"),
+            f.when(of_message, f.lit("")).otherwise(subscriber).alias("subscriber"),
+            f.coalesce("topic", f.concat(f.lit("topic-"), "topic_no")).alias("topic"),
+            f.coalesce("producer", f.concat(f.lit("app-"), "producer_no")).alias("producer"),
+            "message_key",
             f.when(of_message, f.col("state")).otherwise(f.col("each.state")).alias("state"),
-            *("ledgered", "replayed", "center_body"),
+            "ledgered",
+            "replayed",
+            "center_body",
             f.when(of_message, f.col("at_ms")).otherwise(f.greatest("at_ms", "each.at_ms")).alias("at_ms"),
         )
     )
 
 
 def noted_claims(noted: DataFrame) -> DataFrame:
-    """NOTED (ledgers.py) with producer string -> CLAIM; rows without a message id are left out."""
+    """NOTED (ledgers.py) -> CLAIM; rows without a message id are left out."""
     return _as_claims(noted.where(f.col("message_id").isNotNull()).withColumnRenamed("body_sha256", "noted_body"))
 
 

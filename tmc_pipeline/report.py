@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -17,7 +17,7 @@ from tmc_pipeline.archiving import with_topic, without
 from tmc_pipeline.center import CenterTables
 from tmc_pipeline.errors import translated
 from tmc_pipeline.files import HadoopFolder
-from tmc_pipeline.frames import MESSAGE
+from tmc_pipeline.frames import MESSAGE, on_disk
 
 log = logging.getLogger("tmc.pipeline")
 
@@ -50,12 +50,12 @@ class Report:
 
     def run(self, from_ms: int, to_ms: int | None = None) -> Reported:
         """Messages prepared in [from_ms, to_ms), None: now. Raises PipelineError."""
-        with translated():
+        with translated(), ExitStack() as kept:
             self._center.check()
             now = self._center.now_ms()
             to_ms = now if to_ms is None else to_ms
             run = f"{moment(now)}-{secrets.token_hex(3)}"
-            messages = self._messages(from_ms, to_ms).persist(StorageLevel.DISK_ONLY)
+            messages = kept.enter_context(on_disk(self._messages(kept, from_ms, to_ms)))
             frames = self._frames(messages)
             staging = f"_staging/{run}"
             try:
@@ -70,24 +70,22 @@ class Report:
                 self._folder.move(staging, run)
             finally:
                 self._folder.remove(staging)
-            messages.unpersist()
         log.info("report about %d messages: %s/report.html", seen, self._folder.path(run))
         return Reported(self._folder.path(run), seen, tables)
 
-    def _messages(self, from_ms: int, to_ms: int) -> DataFrame:
-        """MESSAGE with topic, without bodies; each message once."""
+    def _messages(self, kept: ExitStack, from_ms: int, to_ms: int) -> DataFrame:
+        """MESSAGE with topic, without bodies; each message once. kept: holds what is read meanwhile."""
         topics = self._spark.createDataFrame(list(self._center.names.topics.items()), "topic_no int, topic string")
-        hot = with_topic(self._center.messages(changed_since_ms=from_ms, body=False), topics).persist(
-            StorageLevel.DISK_ONLY
-        )
+        changed = self._center.messages(changed_since_ms=from_ms, body=False)
+        hot = kept.enter_context(on_disk(with_topic(changed, topics)))
         hot.count()  # before the manifests are listed: what is removed meanwhile was archived before
         wanted = [*MESSAGE.names, "topic"]
         every = hot.select(*wanted)
         if self._archive is not None:
             runs = [manifest for manifest in self._archive.manifests() if manifest.before_ms > from_ms]
-            kept = self._archive.messages(runs, self._skip_missing).withColumn("body", f.lit(None).cast("binary"))
-            kept = kept.withColumn("attempts", f.coalesce("attempts", f.array().cast(MESSAGE["attempts"].dataType)))
-            every = every.unionByName(without(kept, hot).select(*wanted))
+            cold = self._archive.messages(runs, self._skip_missing).withColumn("body", f.lit(None).cast("binary"))
+            cold = cold.withColumn("attempts", f.coalesce("attempts", f.array().cast(MESSAGE["attempts"].dataType)))
+            every = every.unionByName(without(cold, hot).select(*wanted))
         return every.where((f.col("created_ms") >= from_ms) & (f.col("created_ms") < to_ms))
 
     def _frames(self, messages: DataFrame) -> Mapping[str, DataFrame]:

@@ -81,9 +81,9 @@ def session(settings: SparkSettings, families: Iterable[str], name: str) -> Iter
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.hadoop.parquet.compression.codec.zstd.level": "1",
         "spark.sql.shuffle.partitions": "16",
-        # A union of 32 reads makes pieces of generated code that are too large to be worth compiling, and what is kept on disk
-        # for a second look is read once: compressing it as a whole costs less than trying encodings on each column.
+        # A union of 32 reads makes pieces of generated code that are too large to be worth compiling.
         "spark.sql.codegen.wholeStage": "false",
+        # What is kept on disk for another look: trying encodings on each column took a quarter of a reconcile run.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
         "spark.rdd.compress": "true",
         "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",

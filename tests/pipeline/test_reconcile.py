@@ -16,9 +16,11 @@ from tests.pipeline.running import Jobs
 from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import MariaDB
 from tmc_pipeline.errors import CannotRun
+from tmc_pipeline.frames import CONSUMPTION, MESSAGE
 from tmc_pipeline.ledgers import Ledgers
-from tmc_pipeline.reconciling import CLAIM, Audited, by_message, judged, relations
+from tmc_pipeline.reconciling import CLAIM, Audited, by_message, center_claims, judged, outlined, relations
 from tmc_pipeline.settings import LedgerSource
+from tmc_server.domain.catalog import REPLAY_OF
 from tmc_server.domain.consumption import ConsumptionState as C
 from tmc_server.domain.ids import EPOCH_MS
 from tmc_server.domain.message import MessageState as M
@@ -145,6 +147,46 @@ def test_relations_count_as_far_as_notes_reach(spark: SparkSession) -> None:
     audited = Audited({}, {"coupons.default": START_MS + 1000})
     (row,) = relations(judged(frame, audited, NOW_MS, tolerance_ms=60_000, partitions=2)).collect()
     assert (row.committed, row.consumed, row.unconfirmed) == (2, 1, 0)
+
+
+def test_every_message_makes_a_row_of_its_own_whatever_is_missing_from_it(spark: SparkSession) -> None:
+    """Archives of older schemas have null arrays; catalogs forget topics, apps and subscriptions."""
+    row = dict.fromkeys(MESSAGE.names) | {"shard": 7, "state": int(M.COMMITTED), "created_ms": 5, "decided_ms": 9}
+    acked = dict.fromkeys(CONSUMPTION.names) | {"subscription_no": 1, "state": int(C.ACKED), "closed_ms": 20}
+    stored = [
+        row | {"id": 1, "topic_no": 1, "producer_no": 1},
+        row | {"id": 2, "topic_no": 1, "producer_no": 1, "consumptions": [], "headers": f'{{"{REPLAY_OF}": "x"}}'},
+        row | {"id": 3, "topic_no": 8, "producer_no": 9, "consumptions": [acked, acked | {"subscription_no": 6}]},
+    ]
+    claims = center_claims(
+        outlined(spark.createDataFrame(stored, MESSAGE), bodies=False),
+        spark.createDataFrame([(1, "order.paid")], "topic_no int, topic string"),
+        spark.createDataFrame([(1, "orders")], "producer_no int, producer string"),
+        spark.createDataFrame([(1, "coupons.default")], "subscription_no int, subscriber string"),
+    )
+    told = [(c.message_id, c.subscriber, c.topic, c.producer, c.state, c.replayed, c.at_ms) for c in claims.collect()]
+    assert sorted(told) == [
+        ("1-1-07-1", "", "order.paid", "orders", int(M.COMMITTED), 0, 9),
+        ("1-1-07-2", "", "order.paid", "orders", int(M.COMMITTED), 1, 9),
+        ("8-9-07-3", "", "topic-8", "app-9", int(M.COMMITTED), 0, 9),
+        ("8-9-07-3", "coupons.default", "topic-8", "app-9", int(C.ACKED), 0, 20),
+        ("8-9-07-3", "subscription-6", "topic-8", "app-9", int(C.ACKED), 0, 20),
+    ]
+
+
+def test_every_source_is_told_with_its_rows(spark: SparkSession, filled: Any, folder: Path) -> None:
+    """Also an empty one, and one file that two producers share."""
+    for name, rows in {"shared": "1-1-00-5,COMMITTED\nnobody,COMMITTED\n", "empty": ""}.items():
+        Path(folder, f"{name}.csv").write_text(f"message_id,state\n{rows}")
+    of_file = lambda app, name: {"app": app, "csv": f"{folder}/{name}.csv"}  # noqa: E731
+    producers = [of_file("p1", "shared"), of_file("p2", "shared"), of_file("p1", "empty")]
+    summary = Jobs(spark, filled(1), folder, producers=producers, consumers=[]).run_reconcile()
+    assert summary.sources == [
+        {"app": "p1", "tag": "default", "rows": 2, "rows_without_a_message_id": 1},
+        {"app": "p2", "tag": "default", "rows": 2, "rows_without_a_message_id": 1},
+        {"app": "p1", "tag": "default", "rows": 0, "rows_without_a_message_id": 0},
+    ]
+    assert not spark.sparkContext._jsc.getPersistentRDDs()
 
 
 def test_two_subscribers_share_one_inbox(spark: SparkSession, folder: Path) -> None:
