@@ -23,7 +23,7 @@ from pyspark.sql import functions as f
 from tmc_pipeline.archive import Archive, Staging
 from tmc_pipeline.center import CenterTables, Names
 from tmc_pipeline.errors import JobFailed, translated
-from tmc_pipeline.frames import ARCHIVED, CONSUMPTION_CLOSED, MESSAGE, MESSAGE_CLOSED
+from tmc_pipeline.frames import ARCHIVED, CONSUMPTION_CLOSED, MESSAGE, MESSAGE_CLOSED, small_table
 from tmc_server.domain.manifest import ArchivedShard, Manifest, Partition
 from tmc_server.domain.message import MessageState
 
@@ -139,10 +139,9 @@ class Archiving:
         return manifest
 
     def _chosen(self, earlier: Sequence[Manifest], since_ms: int, before_ms: int) -> DataFrame:
-        topics = [(number, name) for number, name in self._center.names.topics.items()]
         named = with_topic(
             closed(self._center.messages(since_ms, before_ms), since_ms, before_ms),
-            self._spark.createDataFrame(topics, "topic_no int, topic string"),
+            small_table(self._spark, self._center.names.topics.items(), "topic_no int, topic string"),
         )
         overlapping = [manifest for manifest in earlier if manifest.before_ms > since_ms and manifest.messages]
         if overlapping:
@@ -177,7 +176,7 @@ class Archiving:
             )
         numbers = files.select(f.col("id").cast("string"), "shard", f.col("id").alias("number"))
         (
-            numbers.repartition(1, "shard")
+            numbers.repartition("shard")
             .sortWithinPartitions("shard", "number")
             .drop("number")
             .write.partitionBy("shard")

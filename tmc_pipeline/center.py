@@ -7,6 +7,7 @@ row shows one moment. Two rows may show different ones; jobs use only what has b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
@@ -22,6 +23,7 @@ from tmc_pipeline.session import SLICE
 from tmc_server.config import StoreConfig
 from tmc_server.domain.placement import SHARDS
 
+_OPENING = 4  # connections at the same time, for a moment
 SCHEMA = "0004"  # the revision whose columns are read here; newer ones only add
 
 
@@ -126,21 +128,19 @@ class CenterTables:
         body: False gives null bodies, which are then not read.
         """
         spans = self._spans()
-        parts = []
-        for shard in (shard for shard in range(SHARDS) if spans[shard].rows):
+
+        def opened(shard: int) -> DataFrame:
             place = self._databases.shards[shard]
-            query = _messages_of(place, shard, changed_since_ms, decided_before_ms, body)
-            ranges = [f"id >= {low} AND id < {high}" for low, high in spans[shard].slices()]
-            part = self._spark.read.jdbc(
+            return self._spark.read.jdbc(
                 place.url,
-                query,
-                predicates=ranges,
+                _messages_of(place, shard, changed_since_ms, decided_before_ms, body),
+                predicates=[f"id >= {low} AND id < {high}" for low, high in spans[shard].slices()],
                 properties=place.options(self._fetch) | {"customSchema": _READ},
             )
-            parts.append(part)
-        if not parts:
-            return self._spark.createDataFrame([], MESSAGE)
-        return _parsed(reduce(DataFrame.unionByName, parts))
+
+        with ThreadPoolExecutor(_OPENING) as pool:  # each asks its database for the columns before anything is read
+            parts = list(pool.map(opened, (shard for shard in range(SHARDS) if spans[shard].rows)))
+        return _parsed(reduce(DataFrame.unionByName, parts)) if parts else self._spark.createDataFrame([], MESSAGE)
 
     def _spans(self) -> dict[int, Span]:
         """Of every shard, with one query per database."""

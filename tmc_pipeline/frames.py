@@ -5,11 +5,14 @@ Times are epoch milliseconds; states are the numbers of docs/states.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from tmc_server.domain.consumption import ConsumptionState
@@ -99,6 +102,16 @@ def brief(schema: t.StructType) -> t.StructType:
 def names(schema: t.StructType, but: Sequence[str] = ()) -> list[str]:
     """Column names in order, without those of `but`."""
     return [field.name for field in schema.fields if field.name not in but]
+
+
+def small_table(spark: SparkSession, rows: Iterable[Sequence[Any]], schema: str) -> DataFrame:
+    """A few rows, as Spark's createDataFrame makes them, without its second of starting up: they travel as one literal.
+
+    schema: name type, name type, ...
+    """
+    kind = t.StructType.fromDDL(schema)
+    text = json.dumps([dict(zip(kind.names, row, strict=True)) for row in rows])
+    return spark.range(1).select(f.inline(f.from_json(f.lit(text), t.ArrayType(kind))))
 
 
 @contextmanager

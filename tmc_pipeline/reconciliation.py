@@ -22,7 +22,7 @@ from tmc_pipeline.archive import Archive, moment, subscriber_names
 from tmc_pipeline.center import CenterTables
 from tmc_pipeline.errors import translated
 from tmc_pipeline.files import HadoopFolder
-from tmc_pipeline.frames import on_disk
+from tmc_pipeline.frames import on_disk, small_table
 from tmc_pipeline.ledgers import Ledgers
 from tmc_pipeline.reconciling import (
     AGREED,
@@ -132,11 +132,11 @@ class Reconciliation:
     def _claims(self, outlines: DataFrame, archived: Sequence[Manifest]) -> DataFrame:
         """archived: whose names count too, where the catalog has forgotten them."""
         names = self._center.names
-        topics = self._spark.createDataFrame(list(names.topics.items()), "topic_no int, topic string")
-        apps = self._spark.createDataFrame(list(names.apps.items()), "producer_no int, producer string")
+        topics = small_table(self._spark, names.topics.items(), "topic_no int, topic string")
+        apps = small_table(self._spark, names.apps.items(), "producer_no int, producer string")
         known = {number: subscriber for number, (_, subscriber) in subscriber_names(archived).items()}
         known |= {number: subscriber for number, (_, subscriber, _) in names.subscriptions.items()}
-        subscribed = self._spark.createDataFrame(list(known.items()), "subscription_no int, subscriber string")
+        subscribed = small_table(self._spark, known.items(), "subscription_no int, subscriber string")
         return center_claims(outlines, topics, apps, subscribed)
 
     def _audited(

@@ -17,7 +17,7 @@ from tmc_pipeline.archiving import with_topic, without
 from tmc_pipeline.center import CenterTables
 from tmc_pipeline.errors import translated
 from tmc_pipeline.files import HadoopFolder
-from tmc_pipeline.frames import MESSAGE, on_disk
+from tmc_pipeline.frames import MESSAGE, on_disk, small_table
 
 log = logging.getLogger("tmc.pipeline")
 
@@ -75,7 +75,7 @@ class Report:
 
     def _messages(self, kept: ExitStack, from_ms: int, to_ms: int) -> DataFrame:
         """MESSAGE with topic, without bodies; each message once. kept: holds what is read meanwhile."""
-        topics = self._spark.createDataFrame(list(self._center.names.topics.items()), "topic_no int, topic string")
+        topics = small_table(self._spark, self._center.names.topics.items(), "topic_no int, topic string")
         changed = self._center.messages(changed_since_ms=from_ms, body=False)
         hot = kept.enter_context(on_disk(with_topic(changed, topics)))
         hot.count()  # before the manifests are listed: what is removed meanwhile was archived before
@@ -95,7 +95,7 @@ class Report:
             else {}
         )
         names |= {number: name for number, (_, name, _) in self._center.names.subscriptions.items()}
-        subscribers = self._spark.createDataFrame(list(names.items()), "subscription_no int, subscriber string")
+        subscribers = small_table(self._spark, names.items(), "subscription_no int, subscriber string")
         delivered = reporting.deliveries(messages, subscribers)
         return {
             "production": reporting.production(messages),
