@@ -77,9 +77,12 @@ def measured(name: str, settings: dict[str, Any]) -> dict[str, Any]:
         ended = threading.Event()
 
         def watch() -> None:
+            """A process that Java is starting shows Java's memory as its own for an instant: two looks in a row must agree."""
             nonlocal peak
+            before = 0.0
             while not ended.wait(0.2):
-                peak = max(peak, tree_mb(process.pid))
+                now = tree_mb(process.pid)
+                peak, before = max(peak, min(before, now)), now
 
         watcher = threading.Thread(target=watch)
         watcher.start()
