@@ -16,14 +16,15 @@ from tmc_pipeline.center import CenterTables, databases_of
 from tmc_pipeline.files import HadoopFolder
 from tmc_pipeline.ledgers import Ledgers
 from tmc_pipeline.reconciliation import Reconciliation
-from tmc_pipeline.session import FETCH, session
+from tmc_pipeline.session import FETCH, OPENING, session
 from tmc_pipeline.settings import Settings
 
 
 def main(job: str, path: str) -> None:
     settings = Settings.model_validate_json(Path(path).read_text())
     with session(settings.spark, ["mysql"], job) as spark:
-        center = CenterTables(spark, databases_of(settings.store), FETCH[settings.spark.profile])
+        profile = settings.spark.profile
+        center = CenterTables(spark, databases_of(settings.store), FETCH[profile], OPENING[profile])
         archive = Archive(spark, settings.archive.path)
         center.check()  # the driver is loaded
         print("ready", flush=True)

@@ -23,7 +23,6 @@ from tmc_pipeline.session import SLICE
 from tmc_server.config import StoreConfig
 from tmc_server.domain.placement import SHARDS
 
-_OPENING = 4  # connections at the same time, for a moment
 SCHEMA = "0004"  # the revision whose columns are read here; newer ones only add
 
 
@@ -61,12 +60,13 @@ class Span:
 
 
 class CenterTables:
-    """fetch: rows per round trip."""
+    """fetch: rows per round trip.  opening: connections at the same time while reading is prepared."""
 
-    def __init__(self, spark: SparkSession, databases: StoreDatabases, fetch: int) -> None:
+    def __init__(self, spark: SparkSession, databases: StoreDatabases, fetch: int, opening: int = 1) -> None:
         self._spark = spark
         self._databases = databases
         self._fetch = fetch
+        self._opening = opening
 
     def check(self) -> None:
         """Before anything is read. Raises CannotRun: the schema is another, or the driver hands over column names."""
@@ -138,7 +138,9 @@ class CenterTables:
                 properties=place.options(self._fetch) | {"customSchema": _READ},
             )
 
-        with ThreadPoolExecutor(_OPENING) as pool:  # each asks its database for the columns before anything is read
+        with ThreadPoolExecutor(
+            self._opening
+        ) as pool:  # each asks its database for the columns before anything is read
             parts = list(pool.map(opened, (shard for shard in range(SHARDS) if spans[shard].rows)))
         return _parsed(reduce(DataFrame.unionByName, parts)) if parts else self._spark.createDataFrame([], MESSAGE)
 

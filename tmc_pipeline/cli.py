@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,9 +46,10 @@ class Job:
     @property
     def center(self) -> CenterTables:
         from tmc_pipeline.center import CenterTables, databases_of
-        from tmc_pipeline.session import FETCH
+        from tmc_pipeline.session import FETCH, OPENING
 
-        return CenterTables(self.spark, databases_of(self.settings.store), FETCH[self.settings.spark.profile])
+        profile = self.settings.spark.profile
+        return CenterTables(self.spark, databases_of(self.settings.store), FETCH[profile], OPENING[profile])
 
     @property
     def archive(self) -> Archive:
@@ -139,6 +141,9 @@ def restore(
     ] = False,
     address: Annotated[str, typer.Option(envvar="TMC_ADDRESS", help="of the center, for --replay")] = "127.0.0.1:50051",
     app_key: Annotated[str, typer.Option(envvar="TMC_APP_KEY", help="of the producer, for --replay")] = "",
+    authority: Annotated[
+        str, typer.Option(envvar="TMC_CA", help="PEM file: use TLS and trust this authority, for --replay")
+    ] = "",
     skip_missing: SkipMissing = False,
     master: Master = "",
     profile: Profile = "",
@@ -155,7 +160,7 @@ def restore(
         for message in found:
             typer.echo(json.dumps(message, ensure_ascii=False))
         if replay:
-            _replay(found, address, app_key)
+            _replay(found, address, app_key, authority)
     if not found:
         typer.echo("No archived message was found.", err=True)
         raise typer.Exit(1)
@@ -237,13 +242,16 @@ def _moment(option: str, text: str) -> int | None:
         raise CannotRun(f"{option} {text}: give a time as 2026-11-21 or 2026-11-21T08:00, in UTC.") from exc
 
 
-def _replay(messages: list[dict[str, Any]], address: str, key: str) -> None:
+def _replay(messages: list[dict[str, Any]], address: str, key: str, authority: str) -> None:
     import tmc_client
     from tmc_pipeline.restoring import replay
 
+    if authority and not Path(authority).is_file():
+        raise CannotRun(f"There is no file {authority}: check --authority (or TMC_CA).")
+    tls = tmc_client.Tls(authority) if authority else None
     for message in messages:
         try:
-            with tmc_client.connect(address, app=message["producer"], key=key, tag=message["tag"]) as center:
+            with tmc_client.connect(address, app=message["producer"], key=key, tag=message["tag"], tls=tls) as center:
                 typer.echo(f"{message['id']} was sent again as {replay(message, center)}", err=True)
         except tmc_client.TmcError as exc:
             raise CannotRun(f"{message['id']} was not sent again: {exc}") from exc

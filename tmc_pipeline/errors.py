@@ -40,7 +40,7 @@ _TOLD: tuple[tuple[str, type[PipelineError], str], ...] = (
     (
         r"(SELECT|SHOW VIEW) command denied to user ('\S+') for table (\S+)",
         CannotRun,
-        "The account may not read: GRANT SELECT on the center's databases to it ({} denied).",
+        "The account may not read: GRANT SELECT on the databases of the center and of the ledgers to it ({} denied).",
     ),
     (r"Unknown database '([^']+)'", CannotRun, "There is no database {}: check the URL, or run tmc init first."),
     (

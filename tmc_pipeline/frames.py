@@ -111,7 +111,7 @@ def small_table(spark: SparkSession, rows: Iterable[Sequence[Any]], schema: str)
     """
     kind = t.StructType.fromDDL(schema)
     text = json.dumps([dict(zip(kind.names, row, strict=True)) for row in rows])
-    return spark.range(1).select(f.inline(f.from_json(f.lit(text), t.ArrayType(kind))))
+    return spark.range(1).select(f.inline(f.from_json(f.lit(text), t.ArrayType(kind), {"mode": "FAILFAST"})))
 
 
 @contextmanager

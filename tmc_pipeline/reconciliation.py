@@ -110,12 +110,11 @@ class Reconciliation:
                 kept.enter_context(on_disk(frame.withColumn("source", f.lit(number))))
                 for number, (_, frame) in enumerate(notes)
             ]
-            sources = _counted(
-                [source for source, _ in notes], noted
-            )  # reads them: before their horizons are asked for
+            # Reads them: before their horizons are asked for.
+            sources = _counted([source for source, _ in notes], noted)
             bodies = any("body_sha256" in source.columns for source, _ in notes)
             hot = kept.enter_context(on_disk(outlined(self._center.messages(body=bodies), bodies)))
-            messages = hot.count()  # reads them: before the manifests are listed
+            messages = hot.count()  # Reads them: before the manifests are listed.
             log.info("run %s: %d messages in the center's tables", run, messages)
             center, archived = [hot], list[Manifest]()
             if self._archive is not None:
@@ -190,11 +189,11 @@ def _counted(sources: Sequence[LedgerSource], noted: Sequence[DataFrame]) -> lis
     with_id = f.count("message_id").alias("with_id")
     counts = _all([frame.select("source", "message_id") for frame in noted]).groupBy("source").agg(rows, with_id)
     seen = {row.source: (row.rows, row.with_id) for row in counts.collect()}
-    return [
-        {"app": source.app, "tag": source.tag, "rows": found, "rows_without_a_message_id": found - named}
-        for number, source in enumerate(sources)
-        for found, named in [seen.get(number, (0, 0))]
-    ]
+    told: list[Mapping[str, Any]] = []
+    for number, source in enumerate(sources):
+        found, named = seen.get(number, (0, 0))
+        told.append({"app": source.app, "tag": source.tag, "rows": found, "rows_without_a_message_id": found - named})
+    return told
 
 
 def _since(found: Iterable[tuple[str, int]]) -> dict[str, int]:

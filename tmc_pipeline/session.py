@@ -26,6 +26,7 @@ _DEBIAN_JARS = Path("/usr/share/java")
 _INSTALL_JAVA = f"install Java {JAVA}: apt-get install openjdk-{JAVA}-jre-headless"
 # One task at a time reads, so one connection; fetches are small, so that others get their turn.
 FETCH = {"polite": 2_000, "fast": 10_000}
+OPENING = {"polite": 1, "fast": 4}  # connections that ask for columns before anything is read
 SLICE = 250_000  # rows of one task
 
 

@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 import tmc_client as tmc
+from tests.support.certificates import for_loopback
 from tests.support.eventually import eventually
 from tests.support.mariadb import free_port
 from tmc_server.store.migrate import head_revision
@@ -35,13 +36,6 @@ def settings(tmp_path: Path) -> dict[str, str]:
         "TMC_STORE__CATALOG": f"sqlite:///{tmp_path}/center.db",
         "TMC_STORE__CHANGE_DELAY_MS": "1500",
     }
-
-
-def _certificate(folder: Path) -> None:
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    subprocess.run(command, check=True, capture_output=True)
 
 
 def test_init_is_repeatable_and_shows_the_token_once(settings: dict[str, str]) -> None:
@@ -69,7 +63,7 @@ def test_mistakes_in_the_configuration_are_named(tmp_path: Path) -> None:
 
 
 def test_a_service_over_tls_from_registration_to_message(settings: dict[str, str], tmp_path: Path) -> None:
-    _certificate(tmp_path)
+    for_loopback(tmp_path)
     settings |= {"TMC_TLS__CERTIFICATE": str(tmp_path / "cert.pem"), "TMC_TLS__KEY": str(tmp_path / "key.pem")}
     address = settings["TMC_SERVER__LISTEN"].replace("127.0.0.1", "localhost")
     token = _tmc("init", environment=settings).stdout.strip()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import grpc
 import pytest
 
 from tests.support.center import RunningCenter
+from tests.support.certificates import for_loopback
 from tests.support.grpcurl import VERSIONS, Line, Reflection
 from tmc_client.protocol import admin_pb2, admin_pb2_grpc
 from tmc_server.app import initialise
@@ -58,16 +58,6 @@ def test_a_server_without_v1_is_asked_in_the_older_words(center: RunningCenter) 
         assert reflection.used == VERSIONS[1]
 
 
-def _certificate(folder: Path) -> tuple[str, str]:
-    certificate, key = str(folder / "ca.pem"), str(folder / "key.pem")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return certificate, key
-
-
 def test_there_are_lines_to_replay() -> None:
     assert len(lines()) >= 5
 
@@ -79,7 +69,7 @@ def test_a_line_of_the_docs_works(
     """With TLS when it says so, against a center that has what the pages talk about."""
     monkeypatch.chdir(tmp_path)
     secured = "-cacert" in text
-    certificate, key = _certificate(tmp_path) if secured else ("", "")
+    certificate, key = map(str, for_loopback(tmp_path, "ca.pem")) if secured else ("", "")
     if secured:
         _serve_with_tls(text, certificate, key, tmp_path)
         return

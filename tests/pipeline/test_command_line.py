@@ -18,6 +18,7 @@ import pytest
 import tmc_client
 from tests.pipeline.running import Jobs
 from tests.support.center import RunningCenter
+from tests.support.certificates import for_loopback
 from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import MariaDB, free_port
 from tmc_pipeline.cli import _replay
@@ -156,7 +157,7 @@ class TestRefusals:
         said = refusal(
             run(tmp_path, "archive", settings=center.settings(tmp_path, store={"catalog": f"mysql://{where}"}))
         )
-        assert "The account may not read: GRANT SELECT on the center's databases to it" in said
+        assert "The account may not read: GRANT SELECT on the databases of the center and of the ledgers to it" in said
         wrong = f"mysql://{where.replace(':pw', ':wrong')}"
         said = refusal(run(tmp_path, "archive", settings=center.settings(tmp_path, store={"catalog": wrong})))
         assert "The database refuses 'poor'" in said
@@ -197,7 +198,7 @@ class TestRefusals:
         jobs.run_archive()
         found = list(Restoring(jobs.archive).by_key("orders.paid", "k04-3"))
         with pytest.raises(CannotRun, match=r"1-1-04-\d+ was not sent again: "):
-            _replay(found, f"127.0.0.1:{free_port()}", "key")
+            _replay(found, f"127.0.0.1:{free_port()}", "key", "")
         assert list(Restoring(jobs.archive).by_id(wanted_ids(["1-1-04-5"]))) == []
         with pytest.raises(CannotRun, match="'what' is no message id"):
             wanted_ids(["1-1-04-5", "what"])
@@ -220,6 +221,20 @@ def test_a_replay_is_a_new_message_and_only_one(tmp_path: Path) -> None:
         assert (stored.body.decode(), stored.content_type) == ("größer", "text/plain")
         with pytest.raises(CannotRun, match="was rolled back: nobody may see it"):
             replay({**message, "state": "ROLLED_BACK"}, orders)
+
+
+def test_a_replay_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    certificate, key = for_loopback(tmp_path)
+    message = {
+        "id": "1-1-04-5", "state": "COMMITTED", "topic": "order.paid", "content_type": "text/plain", "headers": {},
+        "body_base64": "", "producer": "orders", "tag": "default",
+    }  # fmt: skip
+    tls = {"certificate": str(certificate), "key": str(key)}
+    with RunningCenter(f"sqlite:///{tmp_path}/center.db", open_to_all=True, tls=tls) as running:
+        _replay([message], running.address, "any", str(certificate))
+    assert "1-1-04-5 was sent again as " in capsys.readouterr().err
+    with pytest.raises(CannotRun, match=r"There is no file /typo\.pem: check --authority"):
+        _replay([message], running.address, "any", "/typo.pem")
 
 
 @pytest.mark.parametrize(

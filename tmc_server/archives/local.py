@@ -18,10 +18,13 @@ class LocalArchive:
         self._known: dict[str, Manifest] = {}
 
     def runs(self) -> Sequence[Manifest]:
+        folder = self._folder / "manifests"
         try:
-            paths = sorted((self._folder / "manifests").glob("*.json"))
+            paths = sorted(path for path in folder.iterdir() if path.suffix == ".json")
         except OSError as exc:
-            raise ListUnreadable(f"{self._folder} cannot be read: {exc.strerror}.") from exc
+            raise ListUnreadable(
+                f"{folder} cannot be read: {exc.strerror}. Is the archive mounted, and has a run published there?"
+            ) from exc
         return [self._manifest(path) for path in paths]
 
     def _manifest(self, path: Path) -> Manifest:

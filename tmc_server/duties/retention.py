@@ -40,12 +40,13 @@ class Retention:
         self._after: dict[int, int] = {}  # by shard: how far this sweep has come, where age decides
         self._batch = max(1, min(_BATCH, rate // 2))
         self._busy = False
+        self._wrong = ""
         self._open: int | None = None  # the shard whose list is half worked off
         self._cached: tuple[tuple[str, int], Sequence[int]] = (("", 0), ())
 
     def run_once(self) -> bool:
         """Some batches. Returns: there may be more."""
-        runs = self._lists.runs() if self._lists is not None else ()
+        runs = self._runs()
         more = False
         for work in self._work:
             before_ms = work.now() - self._keep_ms
@@ -55,6 +56,18 @@ class Retention:
                 more |= self._turn(work, shard, before_ms, runs)
         self._busy = more
         return more
+
+    def _runs(self) -> Sequence[Manifest]:
+        if self._lists is None:
+            return ()
+        try:
+            runs, wrong = self._lists.runs(), ""
+        except ListUnreadable as exc:
+            runs, wrong = (), str(exc)
+        if wrong and wrong != self._wrong:  # said once
+            log.error("nothing is removed: %s", wrong)
+        self._wrong = wrong
+        return runs
 
     def _turns(self, held: Sequence[int]) -> Sequence[int]:
         """A list that was read is worked off before another one is read."""
