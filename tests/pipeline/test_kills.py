@@ -80,6 +80,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def _numbers_that_may_go(folder: Path) -> int:
     """As the center would read it: nothing of a run that has no manifest."""
+    if not Path(folder, "archive", "manifests").exists():
+        return 0  # the center says that nothing is there, and removes nothing
     lists = LocalArchive(folder / "archive")
     try:
         return sum(len(lists.numbers(run.run, shard.shard)) for run in lists.runs() for shard in run.shards)
