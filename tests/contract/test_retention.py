@@ -220,14 +220,15 @@ def test_the_next_server_goes_on_where_the_last_one_stopped(kept: Kept, monkeypa
     assert kept.slept == [0.002, 0.002, 0.001]  # a thousand a second
 
 
-def test_an_archive_that_is_not_there_is_named_once(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_archive_that_is_not_there_is_named_once(
+    kept: Kept, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A typo, or a mount that is gone, must not look like nothing to do."""
     number = _acked(kept.store)
     kept.store.clock.advance(2 * DAY_MS / 1000)
     forgotten: list[int] = []
-    work = kept.work
-    duty = Retention([work], LocalArchive(kept.folder / "typo"), DAY_MS, 1000, kept.slept.append)
-    work.forget = lambda before_ms, _limit: forgotten.append(before_ms) or 0  # type: ignore[method-assign,func-returns-value]
+    monkeypatch.setattr(kept.work, "forget", lambda before_ms, _limit: forgotten.append(before_ms))
+    duty = Retention([kept.work], LocalArchive(kept.folder / "typo"), DAY_MS, 1000, kept.slept.append)
     assert [duty.run_once() for _ in range(2)] == [False, False]
     assert [record.getMessage() for record in caplog.records] == [
         f"nothing is removed: {kept.folder / 'typo' / 'manifests'} cannot be read: No such file or directory. "

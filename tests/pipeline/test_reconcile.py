@@ -178,8 +178,8 @@ def test_every_source_is_told_with_its_rows(spark: SparkSession, filled: Any, fo
     """Also an empty one, and one file that two producers share."""
     for name, rows in {"shared": "1-1-00-5,COMMITTED\nnobody,COMMITTED\n", "empty": ""}.items():
         Path(folder, f"{name}.csv").write_text(f"message_id,state\n{rows}")
-    of_file = lambda app, name: {"app": app, "csv": f"{folder}/{name}.csv"}  # noqa: E731
-    producers = [of_file("p1", "shared"), of_file("p2", "shared"), of_file("p1", "empty")]
+    files = [("p1", "shared"), ("p2", "shared"), ("p1", "empty")]
+    producers = [{"app": app, "csv": f"{folder}/{name}.csv"} for app, name in files]
     summary = Jobs(spark, filled(1), folder, producers=producers, consumers=[]).run_reconcile()
     assert summary.sources == [
         {"app": "p1", "tag": "default", "rows": 2, "rows_without_a_message_id": 1},
