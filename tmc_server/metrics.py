@@ -43,6 +43,9 @@ class Metrics:
         )
         self.published = counter("published", "copies published to the broker")
         self.returned = counter("returned", "copies that the broker returned, refused or did not confirm")
+        self.unsendable = counter(
+            "unsendable", "copies that fit no frame, or whose content makes the broker close a channel"
+        )
         self.given_back = counter("given_back", "copies given back uncounted", "reason")
         self.in_flight = gauge("in_flight", "copies on their way to the broker, without a confirm yet")
         self.confirm_seconds = histogram("confirm_seconds", "publish to confirm", _SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +15,14 @@ import pytest
 from tests.support.eventually import eventually
 from tests.support.outlet import RecordedAnswers, SomeCatalog, a_copy
 from tests.support.rabbitmq import RabbitMQ
+from tmc_client.transports.headers import from_wire
 from tmc_server.delivery import window
 from tmc_server.delivery.rabbitmq import RabbitOutlet
+from tmc_server.delivery.rabbitmq_properties import properties_of
 from tmc_server.delivery.rabbitmq_queues import RabbitQueues
-from tmc_server.domain.catalog import Forward
+from tmc_server.domain.catalog import Catalog, Forward
 from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.ports import Copy
 
 pytestmark = pytest.mark.services
 _names = itertools.count(1)
@@ -36,10 +39,11 @@ class Bench:
         declare: bool = True,
         queue_type: str = "quorum",
         forwards: tuple[Forward, ...] = FORWARDS,
+        other_owner_of: int = 0,
     ) -> None:
         self.broker = broker
         self.consumer = f"consumer{next(_names)}"
-        self.catalog = SomeCatalog(self.consumer, 2, forwards)
+        self.catalog = SomeCatalog(self.consumer, 2, forwards, other_owner_of)
         self.answers = RecordedAnswers()
         self.alarms: list[tuple[str, int, str]] = []
         self.woken: list[int] = []
@@ -54,6 +58,15 @@ class Bench:
             url or broker.url, self.catalog, self.queues, self.answers, lambda: self.woken.append(1), alarm
         )
         self.outlet.start()
+
+    def close(self) -> None:
+        self.outlet.stop(1)
+        self.queues.close()
+
+    def delete(self, queue: str) -> None:
+        connection = self.broker.connect()
+        connection.channel().queue_delete(queue)
+        connection.close()
 
     def queue(self, subscription: int) -> str:
         return f"tmc.sub.{self.consumer}.default.t{subscription}"
@@ -90,8 +103,7 @@ class Bench:
 def bench(rabbitmq: RabbitMQ) -> Iterator[Bench]:
     made = Bench(rabbitmq)
     yield made
-    made.outlet.stop(1)
-    made.queues.close()
+    made.close()
 
 
 def test_a_copy_carries_what_a_consumer_needs(bench: Bench) -> None:
@@ -120,28 +132,143 @@ def test_many_are_confirmed_without_further_writes(bench: Bench) -> None:
     assert len(bench.messages(bench.queue(1))) == sent
 
 
-def test_a_deleted_queue_pauses_alerts_heals_and_stops_nobody_else(bench: Bench) -> None:
-    eventually(lambda: bench.room(1))
-    connection = bench.broker.connect()
-    connection.channel().queue_delete(bench.queue(1))
-    connection.close()
-    probes = []
-    while not bench.alarms:
-        probes.append(bench.send(1, 400))
+def test_a_deleted_queue_is_declared_again_and_alerted_every_time_and_stops_nobody_else(bench: Bench) -> None:
+    for deletion in (1, 2):
+        eventually(lambda: bench.room(1))
+        before = len(bench.answers.given_back)
+        bench.delete(bench.queue(1))
+        sent = bench.send(1, 400)
         bench.settled()
         assert bench.send(2, 5, wait=False) == 5
-    bench.settled()
-    # The first failure may meet a full window, afterwards ten copies at most knock; three knocks in 1 + 2 seconds.
-    assert len(probes) == window.ALERT_AFTER
+        bench.settled()
+        assert [alarm[:2] for alarm in bench.alarms] == [("queue missing", 1)] * deletion
+        assert {copy.subscription for copy, _ in bench.answers.given_back} == {1}
+        assert len(bench.answers.given_back) - before == sent
+        bench.queues.run_once()  # declares what was found missing
+        assert bench.send(1) == 1  # the first copy after its pause
+        bench.settled()
+        assert len(bench.messages(bench.queue(1))) == 1
+    assert len(bench.messages(bench.queue(2))) == 10
+
+
+def test_a_queue_that_refused_for_long_and_is_then_deleted_is_declared_again(rabbitmq: RabbitMQ) -> None:
+    bench = Bench(rabbitmq, declare=False)
+    full = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
+    connection = rabbitmq.connect()
+    connection.channel().queue_declare(bench.queue(1), durable=True, arguments=full)
+    connection.close()
+    bench.queues.run_once()
+    destination = bench.outlet._route(1).destination
+    probes = []
+    while destination.failures < window.ALERT_AFTER:
+        probes.append(bench.send(1, 400))
+        bench.settled()
     assert probes[1:] == [10, 10]
-    assert len(bench.answers.given_back) == sum(probes)
-    assert bench.alarms[0][:2] == ("queue refuses", 1)
-    assert {copy.subscription for copy, _ in bench.answers.given_back} == {1}
-    bench.queues.run_once()  # declares what was found missing
-    assert bench.send(1) == 1
+    assert [alarm[:2] for alarm in bench.alarms] == [("queue differs", 1), ("queue refuses", 1)]
+    bench.delete(bench.queue(1))
+
+    def arrives() -> bool:
+        bench.queues.run_once()
+        bench.send(1, wait=False)
+        bench.settled()
+        return bool(bench.messages(bench.queue(1)))
+
+    eventually(arrives, seconds=60)
+    bench.close()
+
+
+class TestPoison:
+    """A copy for whose content the broker closes the channel, without saying which one it was."""
+
+    @pytest.fixture
+    def poisonous(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+        """Headers reach the broker under their own names, so that CC closes the channel. App 3 owns topic 2."""
+        monkeypatch.setattr("tmc_server.delivery.rabbitmq_properties.to_wire", dict)
+        return bench
+
+    @staticmethod
+    def poison(subscription: int = 1) -> Copy:
+        return a_copy(subscription, headers={"CC": "not an array"})
+
+    @staticmethod
+    def deliver(bench: Bench, copies: Sequence[Copy]) -> None:
+        for copy in copies:
+            eventually(lambda copy=copy: bench.outlet.reserve(copy.subscription, 1) == 1)
+        bench.outlet.deliver(copies)
+        bench.settled()
+
+    def test_the_culprit_is_found_and_counted_and_its_neighbors_arrive(self, poisonous: Bench) -> None:
+        culprit = self.poison()
+        self.deliver(poisonous, [*(a_copy(1) for _ in range(30)), culprit, *(a_copy(1) for _ in range(30))])
+        assert [copy for copy, _ in poisonous.answers.refused] == [culprit]
+        assert poisonous.answers.given_back == []
+        arrived = [properties.message_id for properties, _ in poisonous.messages(poisonous.queue(1))]
+        assert len(set(arrived)) == 60
+        assert len(arrived) <= 90  # those before the culprit may have arrived unconfirmed
+
+    def test_several_culprits_are_each_found(self, poisonous: Bench) -> None:
+        culprits = [self.poison() for _ in range(3)]
+        self.deliver(poisonous, [copy for culprit in culprits for copy in (a_copy(1), culprit, a_copy(1))])
+        assert sorted(copy.number for copy, _ in poisonous.answers.refused) == [copy.number for copy in culprits]
+        assert len({properties.message_id for properties, _ in poisonous.messages(poisonous.queue(1))}) == 6
+
+    def test_a_known_culprit_is_sent_alone_and_costs_its_neighbors_no_second_copy(self, poisonous: Bench) -> None:
+        culprit = self.poison()
+        self.deliver(poisonous, [culprit])
+        again = replace(culprit, attempt=2)
+        self.deliver(poisonous, [*(a_copy(1) for _ in range(30)), again, *(a_copy(1) for _ in range(30))])
+        assert [copy for copy, _ in poisonous.answers.refused] == [culprit, again]
+        assert len(poisonous.messages(poisonous.queue(1))) == 60
+
+    def test_another_producer_has_a_channel_of_its_own(self, rabbitmq: RabbitMQ, poisonous: Bench) -> None:
+        bench = Bench(rabbitmq, other_owner_of=2)
+        neighbors = [a_copy(2, producer=3) for _ in range(30)]
+        self.deliver(bench, [neighbor for n in neighbors for neighbor in (n, self.poison())])
+        assert len(bench.answers.refused) == 30
+        arrived = [properties.message_id for properties, _ in bench.messages(bench.queue(2))]
+        assert len(arrived) == 30  # each once: their channel was never closed
+        bench.close()
+
+    def test_a_body_over_the_brokers_limit_is_refused_alone(self) -> None:
+        broker = RabbitMQ()
+        broker.control("eval", "application:set_env(rabbit, max_message_size, 5000).")
+        bench = Bench(broker)
+        large = a_copy(1, body=b"x" * 10_000)
+        self.deliver(bench, [a_copy(1), large, a_copy(1)])
+        assert [(copy, "larger" in error) for copy, error in bench.answers.refused] == [(large, True)]
+        assert len({properties.message_id for properties, _ in bench.messages(bench.queue(1))}) == 2
+        bench.close()
+        broker.stop()
+
+    def test_a_fault_of_ours_while_publishing_costs_one_copy_and_no_room(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bad = a_copy(1)
+
+        def broken(copy: Copy, catalog: Catalog) -> pika.BasicProperties:
+            if copy is bad:
+                raise RuntimeError("nobody foresaw this")
+            return properties_of(copy, catalog)
+
+        monkeypatch.setattr("tmc_server.delivery.rabbitmq.properties_of", broken)
+        self.deliver(bench, [a_copy(1), bad, a_copy(1)])
+        assert [copy for copy, _ in bench.answers.refused] == [bad]
+        assert len(bench.messages(bench.queue(1))) == 2
+        assert bench.outlet._window.bytes == 0
+
+
+@pytest.mark.parametrize("name", ["CC", "BCC", "cc", "x-delay", "x-death", "X-Match"])
+def test_user_headers_with_names_of_the_broker_arrive_under_a_prefix(bench: Bench, name: str) -> None:
+    eventually(lambda: bench.outlet.reserve(1, 1) == 1)
+    bench.outlet.deliver([a_copy(1, headers={name: "somebody@example.org", "color": "red"})])
     bench.settled()
-    assert len(bench.messages(bench.queue(1))) == 1
-    assert len(bench.messages(bench.queue(2))) == 5 * len(probes)
+    ((properties, _),) = bench.messages(bench.queue(1))
+    assert bench.answers.refused == bench.answers.given_back == []
+    assert properties.headers[f"tmc-user-{name}"] == "somebody@example.org"
+    assert from_wire({k: v for k, v in properties.headers.items() if not k.startswith("tmc-") or name in k}) == {
+        name: "somebody@example.org",
+        "color": "red",
+    }
 
 
 def test_a_full_queue_that_rejects_is_given_back(rabbitmq: RabbitMQ) -> None:
@@ -159,8 +286,7 @@ def test_a_full_queue_that_rejects_is_given_back(rabbitmq: RabbitMQ) -> None:
     assert bench.send(2, 5) == 5
     bench.settled()
     assert len(bench.messages(bench.queue(2))) == 5
-    bench.outlet.stop(1)
-    bench.queues.close()
+    bench.close()
 
 
 def test_a_broker_that_dies_gives_back_what_it_did_not_confirm_and_is_found_again() -> None:
@@ -173,7 +299,7 @@ def test_a_broker_that_dies_gives_back_what_it_did_not_confirm_and_is_found_agai
     os.killpg(broker.process.pid, signal.SIGSTOP)  # takes no more and answers nothing
     unconfirmed = [a_copy(1) for _ in range(30)]
     bench.outlet.deliver(unconfirmed)
-    eventually(lambda: len(bench.outlet._channels[""].sent) == 30)
+    eventually(lambda: sum(lane.in_flight for lane in bench.outlet._lanes.values()) == 30)
     broker.kill()
     eventually(lambda: not bench.outlet.connected)
     assert bench.outlet.reserve(1, 1) == 0
@@ -209,8 +335,7 @@ def test_a_blocked_broker_pauses_and_counts_nothing(monkeypatch: pytest.MonkeyPa
     bench.settled()
     assert bench.answers.given_back == []
     assert len(bench.messages(bench.queue(1))) == 1 + in_flight
-    bench.outlet.stop(1)
-    bench.queues.close()
+    bench.close()
     broker.stop()
 
 
@@ -228,8 +353,7 @@ def test_a_queue_that_lost_its_leader_is_made_anew(monkeypatch: pytest.MonkeyPat
         return bench.outlet._route(1).destination.failures == 0 and bool(bench.messages(bench.queue(1)))
 
     eventually(confirmed, seconds=60)
-    bench.outlet.stop(1)
-    bench.queues.close()
+    bench.close()
     broker.stop()
 
 
@@ -271,8 +395,7 @@ def test_a_broker_that_never_answers_is_connected_anew(rabbitmq: RabbitMQ, monke
     bench.send(1)  # waits until there is room, so until the channel is ready
     bench.settled()
     assert len(asked) == 2
-    bench.outlet.stop(1)
-    bench.queues.close()
+    bench.close()
 
 
 def test_a_permission_that_is_revoked_stops_publishing_and_comes_back() -> None:
@@ -295,8 +418,7 @@ def test_a_permission_that_is_revoked_stops_publishing_and_comes_back() -> None:
     bench.send(1)
     bench.settled()
     assert len(bench.answers.given_back) == before
-    bench.outlet.stop(1)
-    bench.queues.close()
+    bench.close()
     broker.stop()
 
 
@@ -371,8 +493,7 @@ class TestForwarding:
         bench.outlet.deliver(twins)
         eventually(lambda: len(bench.answers.refused) == 2)
         assert bench.answers.acknowledged == []
-        bench.outlet.stop(1)
-        bench.queues.close()
+        bench.close()
 
     def test_an_exchange_that_is_missing_stops_nobody_else(self, bench: Bench, exchange: str) -> None:
         assert bench.send(4, 1) == 1
@@ -391,8 +512,7 @@ def test_classic_queues_by_choice(rabbitmq: RabbitMQ) -> None:
     listed = rabbitmq.control("list_queues", "name", "type", "arguments")
     assert f"{bench.queue(1)}\tclassic" in listed
     assert bench.alarms == []
-    bench.outlet.stop(1)
-    bench.queues.close()
+    bench.close()
 
 
 def test_stopping_waits_for_the_confirms(bench: Bench) -> None:

@@ -14,12 +14,14 @@ _numbers = itertools.count(1)
 
 
 class SomeCatalog:
-    """App orders owns topics t1, t2, ...; app `consumer` subscribes to each, or forwards it."""
+    """App orders owns topics t1, t2, ... (but for one that app shop may own); app `consumer` gets or forwards each."""
 
-    def __init__(self, consumer: str, count: int = 2, forwards: Sequence[Forward] = ()) -> None:
-        apps = {n: App(n, id_, id_, id_, "", "", ()) for n, id_ in ((1, "orders"), (2, consumer))}
+    def __init__(
+        self, consumer: str, count: int = 2, forwards: Sequence[Forward] = (), other_owner_of: int = 0
+    ) -> None:
+        apps = {n: App(n, id_, id_, id_, "", "", ()) for n, id_ in ((1, "orders"), (2, consumer), (3, "shop"))}
         topics = {
-            n: Topic(n, f"t{n}", 1, "default", 0, 1, 1000, 1000, 0, QueueMode.MULTI)
+            n: Topic(n, f"t{n}", 3 if n == other_owner_of else 1, "default", 0, 1, 1000, 1000, 0, QueueMode.MULTI)
             for n in range(1, count + len(forwards) + 1)
         }
         subscriptions = {

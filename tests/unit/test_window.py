@@ -52,21 +52,20 @@ def test_bodies_count_too() -> None:
     assert window.reserve(one, 1) == 1
 
 
-def test_a_destination_that_refuses_pauses_1_2_4_to_60_seconds_and_is_alerted_once() -> None:
+def test_a_destination_that_refuses_pauses_1_2_4_to_60_seconds() -> None:
     window, clock, _ = _window()
     bad, good = Destination("bad"), Destination("good")
-    pauses, alerts = [], []
+    pauses = []
     for _ in range(9):
         for copy in range(3):  # the copies of one probe are one failure
-            pause, alert = window.failed(bad)
-            if copy == 0:
-                pauses.append(pause)
-            alerts.append(alert)
+            failure = window.failed(bad)
+            assert failure.begins_a_pause == (copy == 0)
+            if failure.begins_a_pause:
+                pauses.append((failure.pauses, failure.pause_s))
         assert window.reserve(bad, 10) == 0
         assert window.reserve(good, 1) == 1
         clock.now = bad.paused_until
-    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert [number for number, alert in enumerate(alerts) if alert] == [6]  # the first copy of the third pause
+    assert pauses == [(1, 1), (2, 2), (3, 4), (4, 8), (5, 16), (6, 32), (7, 60), (8, 60), (9, 60)]
 
 
 def test_after_a_pause_ten_copies_try_it_and_the_first_success_opens_it() -> None:

@@ -17,6 +17,7 @@ from pika.adapters.select_connection import IOLoop, SelectConnection
 
 from tmc_client.received import Message, OnMessage
 from tmc_client.transports.corked import hang_up
+from tmc_client.transports.headers import from_wire
 
 log = logging.getLogger("tmc_client.rabbitmq")
 
@@ -229,7 +230,6 @@ class RabbitTransport:
     def _on_copy(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
         self._open[method.delivery_tag] = None
         headers = dict(properties.headers or {})
-        headers.pop("x-delivery-count", None)  # the broker's own
         message = Message(
             id=str(properties.message_id),
             topic=str(properties.type),
@@ -238,7 +238,7 @@ class RabbitTransport:
             content_type=str(properties.content_type),
             attempt=int(headers.pop("tmc-attempt", 1)),
             subscriber=str(headers.pop("tmc-subscriber", "")),
-            headers=headers,
+            headers=from_wire(headers),
             producer=str(properties.app_id),
         )
         self._on_message(message, _Receipt(self, self._generation, method.delivery_tag))

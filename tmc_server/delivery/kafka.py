@@ -103,7 +103,7 @@ class KafkaForwarder:
                 self._window.succeeded(self._destination(copy.subscription))
                 self._answers.acknowledge([copy])
             elif error.code() in _AWAY:
-                pause_s, _ = self._window.failed(self._destination(copy.subscription))
+                pause_s = self._window.failed(self._destination(copy.subscription)).pause_s
                 METRICS.given_back.labels("connection lost").inc()
                 self._answers.give_back([copy], after_ms=round(pause_s * 1000))
             else:

@@ -4,7 +4,8 @@ A copy is handed to the thread after its row was committed as tried. A confirm n
 before its own ack), a nack, no confirm in time, a closed channel, a lost connection: the copy is given back, uncounted. What
 is forwarded to an exchange is acked by the confirm, and a refusal is a failed try of the subscription's policy.
 
-Each exchange has a channel of its own: one that is missing or forbidden closes only its own channel.
+Each producer has a channel of its own for each exchange it sends to (see rabbitmq_lane): an exchange that is missing, and a
+message that the broker does not take, cost nobody else anything.
 """
 
 from __future__ import annotations
@@ -15,19 +16,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, Protocol
 
 import pika
 from pika.adapters.select_connection import IOLoop
-from pika.exceptions import ShortStringTooLong, UnsupportedAMQPFieldException
-from pika.spec import Basic, BasicProperties
 
 from tmc_client.transports.corked import CorkedConnection, hang_up
-from tmc_server.delivery.window import CONFIRM_TIMEOUT_S, Destination, Window
-from tmc_server.domain.catalog import FORWARD_KEY
+from tmc_server.delivery.rabbitmq_lane import Lane, Sent
+from tmc_server.delivery.rabbitmq_properties import properties_of
+from tmc_server.delivery.window import ALERT_AFTER, CONFIRM_TIMEOUT_S, Destination, Failure, Window
+from tmc_server.domain.catalog import FORWARD_KEY, Catalog
 from tmc_server.domain.consumption import QueueLook
-from tmc_server.domain.ids import MessageId
 from tmc_server.domain.ports import CatalogSource, Copy, ForwardAnswers
 from tmc_server.domain.queue_names import queue_of
 from tmc_server.metrics import METRICS
@@ -36,7 +35,7 @@ log = logging.getLogger("tmc.rabbitmq")
 
 _RECONNECT_S = (0.2, 1.0, 2.0, 5.0)
 PATIENCE_S = 15.0
-_CHANNEL_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_LANES = 200  # channels per exchange at most; beyond that producers share them
 _REFUSALS = (403, 404)  # not allowed, no such exchange: about what was published, not about the broker
 
 
@@ -54,94 +53,22 @@ Alarm = Callable[[str, int, str], None]
 """(kind, subscription, detail): tell the owner of a subscription."""
 
 
-@dataclass(slots=True)
-class _Sent:
-    copy: Copy
-    destination: Destination
-    size: int
-    at: float
-    returned: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """exchange, key: where copies of a subscription go; key "": the copy's own."""
+    """exchange, key: where copies of a subscription go; key "": the copy's own.  producer: number of the topic's owner."""
 
     exchange: str
+    producer: int
     key: str
     destination: Destination
     forwards: bool
 
+    @property
+    def lane(self) -> _LaneName:
+        return self.exchange, self.producer % _LANES
 
-class _Channel:
-    """One confirmed channel, for one exchange. On the publisher's thread only, but for `ready`."""
 
-    def __init__(self, publisher: RabbitOutlet, exchange: str) -> None:
-        self._publisher = publisher
-        self.exchange = exchange
-        self.ready = False
-        self.sent: dict[int, _Sent] = {}  # by delivery tag, in ascending order
-        self._tags: dict[tuple[object, ...], int] = {}  # by what a return brings back
-        self._last_tag = 0
-        self._closings = 0
-        self._channel: Any = None
-
-    def open(self, connection: Any) -> None:
-        connection.channel(on_open_callback=self._on_open)
-
-    def _on_open(self, channel: Any) -> None:
-        self._channel = channel
-        self._last_tag = 0
-        channel.add_on_close_callback(self._on_close)
-        channel.add_on_return_callback(self._on_return)
-        channel.confirm_delivery(self._on_confirm, callback=self._on_confirming)
-
-    def _on_confirming(self, _frame: object) -> None:
-        self.ready = True
-        self._publisher.channel_ready(self)
-
-    def publish(self, sent: _Sent, key: str, properties: BasicProperties) -> None:
-        self._channel.basic_publish(self.exchange, key, sent.copy.body, properties, mandatory=True)
-        self._last_tag += 1
-        self.sent[self._last_tag] = sent
-        self._tags[_name_of(key, properties)] = self._last_tag
-
-    def _on_return(self, _channel: Any, method: Any, properties: BasicProperties, _body: bytes) -> None:
-        tag = self._tags.get(_name_of(method.routing_key, properties))
-        if tag is not None and tag in self.sent:
-            self.sent[tag].returned = method.reply_text
-
-    def _on_confirm(self, frame: Any) -> None:
-        method = frame.method
-        if method.multiple:
-            tags = list(takewhile(lambda tag: tag <= method.delivery_tag, self.sent))
-        else:
-            tags = [method.delivery_tag] if method.delivery_tag in self.sent else []
-        done = [self.sent.pop(tag) for tag in tags]
-        if not self.sent:
-            self._tags.clear()
-        elif len(self._tags) > 4 * len(self.sent) + 1000:
-            self._tags = {name: tag for name, tag in self._tags.items() if tag in self.sent}
-        self._closings = 0
-        self._publisher.answered(self, done, nacked=isinstance(method, Basic.Nack))
-
-    def expire(self, before: float) -> list[_Sent]:
-        """Take out what was sent before that moment and never answered."""
-        late = []
-        for tag, sent in list(self.sent.items()):
-            if sent.at > before:
-                break
-            late.append(self.sent.pop(tag))
-        return late
-
-    def _on_close(self, _channel: Any, reason: Any) -> None:
-        self.ready = False
-        lost = list(self.sent.values())
-        self.sent.clear()
-        self._tags.clear()
-        pause = _CHANNEL_PAUSES_S[min(self._closings, len(_CHANNEL_PAUSES_S) - 1)]
-        self._closings += 1
-        self._publisher.channel_closed(self, lost, reason, pause)
+_LaneName = tuple[str, int]
 
 
 class RabbitOutlet:
@@ -174,7 +101,7 @@ class RabbitOutlet:
         self._incoming: deque[Copy] = deque()
         self._draining = False
         self._connection: Any = None
-        self._channels: dict[str, _Channel] = {}
+        self._lanes: dict[_LaneName, Lane] = {}
         self._blocked = False
         self._answered = False  # on this connection
         self._stopping = threading.Event()
@@ -187,11 +114,11 @@ class RabbitOutlet:
         if self._blocked or self._connection is None or self._stopping.is_set():
             return 0
         route = self._route(subscription)
-        channel = self._channels.get(route.exchange)
-        if channel is None:
-            self._open_channel(route.exchange)
+        lane = self._lanes.get(route.lane)
+        if lane is None:
+            self._open_lane(route.lane)
             return 0
-        return self._window.reserve(route.destination, wanted) if channel.ready else 0
+        return self._window.reserve(route.destination, wanted) if lane.ready else 0
 
     def release(self, subscription: int, count: int) -> None:
         self._window.release(self._route(subscription).destination, count)
@@ -251,7 +178,7 @@ class RabbitOutlet:
             try:
                 self._connect_once(loop)
             except Exception:  # a fault of ours; a new connection starts from nothing
-                log.exception("the publisher failed and begins anew")
+                log.exception("the publisher failed and connects again")
                 self._failures += 1
             self._lose_everything()
             loop.close()
@@ -259,14 +186,18 @@ class RabbitOutlet:
             self._stopping.wait(pause)
 
     def _connect_once(self, loop: Any) -> None:
-        CorkedConnection(
+        connection = CorkedConnection(
             self._parameters,
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_open_error,
             on_close_callback=self._on_close,
             custom_ioloop=loop,
         )
-        loop.start()
+        try:
+            loop.start()
+        except Exception:
+            hang_up(connection)  # nobody would answer its heartbeats
+            raise
 
     def _on_open(self, connection: Any) -> None:
         if self._stopping.is_set():
@@ -275,12 +206,19 @@ class RabbitOutlet:
         connection.add_on_connection_blocked_callback(lambda *_: self._set_blocked(True))
         connection.add_on_connection_unblocked_callback(lambda *_: self._set_blocked(False))
         self._answered = False
-        self._channels = {"": _Channel(self, "")}
-        self._channels[""].open(connection)
+        self._lanes = {}
+        for name in self._usual_lanes():
+            self._do_open_lane(connection, name)
         with self._lock:
             self._connection = connection
         connection.ioloop.call_later(PATIENCE_S, lambda: self._give_up_waiting(connection))
         self._tick()
+
+    def _usual_lanes(self) -> set[_LaneName]:
+        """One for each producer with subscribers; lanes of exchanges open with the first copy."""
+        catalog = self._catalog.current
+        routes = (self._route(s.number) for s in catalog.subscriptions.values() if s.removed_ms is None)
+        return {route.lane for route in routes if not route.forwards} or {("", 0)}
 
     def _give_up_waiting(self, connection: Any) -> None:
         """A broker that just started may take our connection and never answer on it."""
@@ -311,9 +249,8 @@ class RabbitOutlet:
             log.warning("the broker blocks publishers (memory or disk alarm): what is due waits uncounted")
         else:
             now = time.monotonic()
-            for channel in self._channels.values():
-                for sent in channel.sent.values():
-                    sent.at = now  # the time they stood still is not theirs
+            for lane in self._lanes.values():
+                lane.restart_clock(now)
             log.info("the broker takes messages again")
             self._wake()
 
@@ -328,60 +265,73 @@ class RabbitOutlet:
         self._blocked = False
         for copy in copies:
             self.release(copy.subscription, 1)
-        for channel in self._channels.values():
-            channel.ready = False
-            for sent in channel.sent.values():
+        for lane in self._lanes.values():
+            for sent in lane.lose_everything():
                 self._settle(sent)
                 copies.append(sent.copy)
-            channel.sent.clear()
         if copies:
             METRICS.given_back.labels("connection lost").inc(len(copies))
             self._answers.give_back(copies, after_ms=500)
 
     # -- on the publisher's thread --------------------------------------------------------------------------------
 
-    def _open_channel(self, exchange: str) -> None:
-        """From any thread: the first time something goes to this exchange."""
+    def _open_lane(self, name: _LaneName) -> None:
+        """From any thread: the first time a producer sends something to this exchange."""
         with self._lock:
             connection = self._connection
             if connection is not None:
-                connection.ioloop.add_callback_threadsafe(lambda: self._do_open_channel(connection, exchange))
+                connection.ioloop.add_callback_threadsafe(lambda: self._open_once(connection, name))
 
-    def _do_open_channel(self, connection: Any, exchange: str) -> None:
-        if connection is self._connection and exchange not in self._channels:
-            channel = _Channel(self, exchange)
-            channel.open(connection)
-            self._channels = self._channels | {exchange: channel}
+    def _open_once(self, connection: Any, name: _LaneName) -> None:
+        if connection is self._connection and name not in self._lanes:
+            self._do_open_lane(connection, name)
 
-    def channel_ready(self, channel: _Channel) -> None:
+    def _do_open_lane(self, connection: Any, name: _LaneName) -> None:
+        lane = Lane(self, name[0])
+        lane.open(connection)
+        self._lanes = self._lanes | {name: lane}
+
+    def lane_ready(self, lane: Lane) -> None:
         self._answered = True
         METRICS.publisher_connected.set(1)
-        if self._failures and channel.exchange == "":
+        if self._failures and lane.exchange == "":
             log.info("the broker is back")
             self._failures = 0
         self._wake()
 
-    def channel_closed(self, channel: _Channel, lost: list[_Sent], reason: Any, pause_s: float) -> None:
+    def lane_closed(self, lane: Lane, lost: list[Sent], reason: Any, pause_s: float) -> None:
         connection = self._connection
         for sent in lost:
             self._settle(sent)
+        copies = [sent.copy for sent in lost]
         if connection is None or not connection.is_open:
             if lost:
                 METRICS.given_back.labels("connection lost").inc(len(lost))
-                self._answers.give_back([sent.copy for sent in lost], after_ms=500)
+                self._answers.give_back(copies, after_ms=500)
             return
-        log.warning("the broker closed the channel of exchange %r: %s", channel.exchange, reason)
-        if lost and channel.exchange and getattr(reason, "reply_code", 0) in _REFUSALS:
-            self._answers.refuse([sent.copy for sent in lost], f"exchange {channel.exchange!r}: {reason}")
+        log.warning("the broker closed a channel of exchange %r: %s", lane.exchange, reason)
+        if lost and lane.exchange and getattr(reason, "reply_code", 0) in _REFUSALS:
+            self._answers.refuse(copies, f"exchange {lane.exchange!r}: {reason}")
         elif lost:
             METRICS.given_back.labels("channel closed").inc(len(lost))
-            self._answers.give_back([sent.copy for sent in lost], after_ms=round(pause_s * 1000))
-        connection.ioloop.call_later(pause_s, lambda: self._reopen(connection, channel))
+            self._answers.give_back(copies, after_ms=round(pause_s * 1000))
+        connection.ioloop.call_later(pause_s, lambda: self._reopen(connection, lane))
+
+    def unsendable(self, lane: Lane, sent: Sent, reason: object) -> None:
+        self._settle(sent)
+        METRICS.unsendable.inc()
+        log.warning("a message for %s cannot be published: %s", sent.destination.name, reason)
+        self._answers.refuse([sent.copy], f"cannot be published to {sent.destination.name}: {reason}")
+
+    def stranded(self, lane: Lane, sent: Sent) -> None:
+        self._settle(sent)
+        METRICS.given_back.labels("channel closed").inc()
+        self._answers.give_back([sent.copy], after_ms=1000)
 
     @staticmethod
-    def _reopen(connection: Any, channel: _Channel) -> None:
+    def _reopen(connection: Any, lane: Lane) -> None:
         if connection.is_open:
-            channel.open(connection)
+            lane.open(connection)
 
     def _drain(self) -> None:
         with self._lock:
@@ -405,56 +355,83 @@ class RabbitOutlet:
         stranded: list[Copy] = []
         for copy in copies:
             route = self._route(copy.subscription)
-            channel = self._channels.get(route.exchange)
-            if channel is None or not channel.ready:
+            lane = self._lanes.get(route.lane)
+            if lane is None or not lane.accepts:
                 self._window.release(route.destination, 1)
                 stranded.append(copy)
                 continue
-            sent = _Sent(copy, route.destination, len(copy.body), now)
-            self._window.add_bytes(sent.size)
-            key = route.key if not route.forwards else copy.headers.get(FORWARD_KEY) or route.key or copy.key
             try:
-                channel.publish(sent, key, _properties(copy, catalog))
-            except (ShortStringTooLong, UnsupportedAMQPFieldException, ValueError) as exc:
-                self._settle(sent)  # this one cannot be put into a frame; its neighbours can
+                sent = self._as_sent(copy, route, catalog, now)
+            except Exception as exc:  # whatever it is, it is about this copy: it counts as a try, its neighbors go out
+                log.exception("a message for %s cannot be published", route.destination.name)
+                self._window.release(route.destination, 1)
                 self._answers.refuse([copy], f"cannot be published: {exc!r}")
+                continue
+            self._window.add_bytes(sent.size)
+            lane.publish(sent)
         return stranded
 
-    def answered(self, channel: _Channel, done: list[_Sent], nacked: bool) -> None:
-        """The broker confirmed or refused these."""
+    @staticmethod
+    def _as_sent(copy: Copy, route: _Route, catalog: Catalog, now: float) -> Sent:
+        return Sent(
+            copy=copy,
+            key=route.key if not route.forwards else copy.headers.get(FORWARD_KEY) or route.key or copy.key,
+            properties=properties_of(copy, catalog),
+            destination=route.destination,
+            size=len(copy.body),
+            at=now,
+        )
+
+    def answered(self, lane: Lane, done: list[Sent], nacked: bool) -> None:
+        try:
+            self._sort_answers(lane, done, nacked)
+        finally:
+            for sent in done:
+                self._settle(sent)
+
+    def _sort_answers(self, lane: Lane, done: list[Sent], nacked: bool) -> None:
         now = time.monotonic()
         good: list[Copy] = []
-        bad: dict[Destination, tuple[str, list[Copy]]] = {}
+        bad: dict[Destination, list[Sent]] = {}
         for sent in done:
             if nacked or sent.returned:
-                bad.setdefault(sent.destination, (sent.returned or "refused", []))[1].append(sent.copy)
+                bad.setdefault(sent.destination, []).append(sent)
             else:
                 METRICS.confirm_seconds.observe(now - sent.at)
                 if self._window.succeeded(sent.destination):
                     log.info("%s takes messages again", sent.destination.name)
                 good.append(sent.copy)
-        for destination, (why, copies) in bad.items():
-            self._failed(channel, destination, copies, why, refused=True)
-        for sent in done:
-            self._settle(sent)
-        if good and channel.exchange:
+        for destination, refused in bad.items():
+            self._failed(lane, destination, refused, refused[0].returned or "refused", silent=False)
+        if good and lane.exchange:
             self._answers.acknowledge(good)
 
-    def _failed(self, channel: _Channel, destination: Destination, copies: list[Copy], why: str, refused: bool) -> None:
-        """refused: the broker said no; otherwise it said nothing, which is nobody's try."""
-        METRICS.returned.inc(len(copies))
-        pause_s, alert = self._window.failed(destination)
-        if channel.exchange and refused:
+    def _failed(self, lane: Lane, destination: Destination, lost: list[Sent], why: str, silent: bool) -> None:
+        """silent: the broker said nothing, which is nobody's try; otherwise it said no."""
+        METRICS.returned.inc(len(lost))
+        failure = self._window.failed(destination)
+        copies = [sent.copy for sent in lost]
+        if lane.exchange and not silent:
             self._answers.refuse(copies, f"{destination.name}: {why}")
             return
         METRICS.given_back.labels("returned").inc(len(copies))
-        self._answers.give_back(copies, after_ms=round(pause_s * 1000))
-        if alert and not channel.exchange:
-            log.warning("%s refuses messages (%s), declaring it again", destination.name, why)
-            self._queues.heal(destination.name, silent=not refused)
-            self._alarm("queue refuses", copies[0].subscription, f"{destination.name}: {why}")
+        self._answers.give_back(copies, after_ms=round(failure.pause_s * 1000))
+        if not lane.exchange and failure.begins_a_pause:
+            self._heal(destination, copies[0].subscription, failure, why, silent, any(sent.unroutable for sent in lost))
 
-    def _settle(self, sent: _Sent) -> None:
+    def _heal(
+        self, destination: Destination, subscription: int, failure: Failure, why: str, silent: bool, missing: bool
+    ) -> None:
+        """A queue that is missing is declared at once, one that refuses when it does not stop refusing; each pause."""
+        persists = failure.pauses >= ALERT_AFTER
+        if missing or persists:
+            self._queues.heal(destination.name, silent=silent)
+        if failure.pauses == (1 if missing else ALERT_AFTER):
+            log.warning("%s refuses messages (%s), declaring it again", destination.name, why)
+            kind = "queue missing" if missing else "queue refuses"
+            self._alarm(kind, subscription, f"{destination.name}: {why}")
+
+    def _settle(self, sent: Sent) -> None:
         self._window.add_bytes(-sent.size)
         self._window.release(sent.destination, 1)
 
@@ -468,13 +445,17 @@ class RabbitOutlet:
         if self._blocked:
             return
         before = time.monotonic() - CONFIRM_TIMEOUT_S
-        for channel in self._channels.values():
-            late = channel.expire(before)
-            groups: dict[Destination, list[Copy]] = {}
-            for sent in late:
-                groups.setdefault(sent.destination, []).append(sent.copy)
-            for destination, copies in groups.items():
-                self._failed(channel, destination, copies, "no confirm in time", refused=False)
+        for lane in self._lanes.values():
+            self._give_up_on(lane, lane.expire(before))
+
+    def _give_up_on(self, lane: Lane, late: list[Sent]) -> None:
+        groups: dict[Destination, list[Sent]] = {}
+        for sent in late:
+            groups.setdefault(sent.destination, []).append(sent)
+        try:
+            for destination, lost in groups.items():
+                self._failed(lane, destination, lost, "no confirm in time", silent=True)
+        finally:
             for sent in late:
                 self._settle(sent)
 
@@ -484,36 +465,20 @@ class RabbitOutlet:
             catalog = self._catalog.current
             known = catalog.subscriptions[subscription]
             if known.forward is None:
-                queue = queue_of(known, catalog)
-                route = _Route("", queue, self._destination(queue), forwards=False)
+                exchange, key, name = "", queue_of(known, catalog), queue_of(known, catalog)
             else:
-                destination = self._destination(f"{known.forward.target} for subscription {subscription}")
-                route = _Route(known.forward.target, known.forward.key, destination, forwards=True)
+                exchange, key = known.forward.target, known.forward.key
+                name = f"{known.forward.target} for subscription {subscription}"
+            route = _Route(
+                exchange=exchange,
+                producer=catalog.topics[known.topic].owner,
+                key=key,
+                destination=self._destination(name),
+                forwards=known.forward is not None,
+            )
             self._routes[subscription] = route
         return route
 
     def _destination(self, name: str) -> Destination:
         with self._lock:
             return self._destinations.setdefault(name, Destination(name))
-
-
-def _name_of(key: str, properties: BasicProperties) -> tuple[object, ...]:
-    """One copy among those in flight: subscriptions may forward one message to the same place."""
-    return key, properties.message_id, properties.headers["tmc-subscriber"], properties.headers["tmc-attempt"]
-
-
-def _properties(copy: Copy, catalog: Any) -> BasicProperties:
-    subscription = catalog.subscriptions[copy.subscription]
-    return BasicProperties(
-        content_type=copy.content_type,
-        headers={
-            **copy.headers,
-            "tmc-key": copy.key,
-            "tmc-attempt": copy.attempt,
-            "tmc-subscriber": f"{catalog.apps[subscription.app].id}.{subscription.tag}",
-        },
-        delivery_mode=2,
-        message_id=str(MessageId(copy.topic, copy.producer, copy.shard, copy.number)),
-        type=catalog.topics[copy.topic].name,
-        app_id=catalog.apps[copy.producer].id,
-    )

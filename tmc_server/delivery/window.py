@@ -10,12 +10,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 CONFIRM_TIMEOUT_S = 10.0
 UNCERTAIN_MS = 15_000  # no copy is without an answer for longer: the confirm's timeout, and time to act on it
 LONGEST_PAUSE_S = 60.0
 ALERT_AFTER = 3
 _PROBE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a refusal led to. pause_s: until the destination may be tried again.  pauses: in a row, this one included.
+
+    begins_a_pause: False for one of many copies of a pause that had begun before.
+    """
+
+    pause_s: float
+    pauses: int
+    begins_a_pause: bool
 
 
 class Destination:
@@ -100,16 +113,16 @@ class Window:
             destination.paused_until = 0.0
         return True
 
-    def failed(self, destination: Destination) -> tuple[float, bool]:
-        """Returns: seconds until it may be tried again, and whether this failure is the one to be alerted."""
+    def failed(self, destination: Destination) -> Failure:
+        """It refused a copy: it gets a pause, unless it is in one."""
         with self._lock:
             now = self._monotonic()
-            if now < destination.paused_until:  # one of many copies of the same pause
-                return destination.paused_until - now, False
+            if now < destination.paused_until:
+                return Failure(destination.paused_until - now, destination.failures, False)
             destination.failures += 1
-            pause = min(LONGEST_PAUSE_S, 2.0 ** (destination.failures - 1))
-            destination.paused_until = now + pause
-            return pause, destination.failures == ALERT_AFTER
+            pause_s = min(LONGEST_PAUSE_S, 2.0 ** (destination.failures - 1))
+            destination.paused_until = now + pause_s
+            return Failure(pause_s, destination.failures, True)
 
     def passed(self, destination: Destination, tried_ms: int) -> None:
         """A copy of a try made then came out."""

@@ -1,0 +1,33 @@
+"""A copy as an AMQP message: its properties, and the name under which a return or an answer finds it again."""
+
+from __future__ import annotations
+
+from pika.spec import BasicProperties
+
+from tmc_client.transports.headers import to_wire
+from tmc_server.domain.catalog import Catalog
+from tmc_server.domain.ids import MessageId
+from tmc_server.domain.ports import Copy
+
+
+def properties_of(copy: Copy, catalog: Catalog) -> BasicProperties:
+    """The properties of a copy. User headers cannot reach the broker's own names, see tmc_client.transports.headers."""
+    subscription = catalog.subscriptions[copy.subscription]
+    return BasicProperties(
+        content_type=copy.content_type,
+        headers={
+            **to_wire(copy.headers),
+            "tmc-key": copy.key,
+            "tmc-attempt": copy.attempt,
+            "tmc-subscriber": f"{catalog.apps[subscription.app].id}.{subscription.tag}",
+        },
+        delivery_mode=2,
+        message_id=str(MessageId(copy.topic, copy.producer, copy.shard, copy.number)),
+        type=catalog.topics[copy.topic].name,
+        app_id=catalog.apps[copy.producer].id,
+    )
+
+
+def name_of(key: str, properties: BasicProperties) -> tuple[object, ...]:
+    """One copy among those in flight: subscriptions may forward one message to the same place."""
+    return key, properties.message_id, properties.headers["tmc-subscriber"], properties.headers["tmc-attempt"]
