@@ -13,7 +13,7 @@ import pika
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.outlet import RecordedAnswers, SomeCatalog, a_copy
+from tests.support.outlet import ProgressInMemory, RecordedAnswers, SomeCatalog, a_copy
 from tests.support.rabbitmq import RabbitMQ
 from tmc_client.transports.headers import from_wire
 from tmc_server.delivery import window
@@ -22,7 +22,7 @@ from tmc_server.delivery.rabbitmq_properties import properties_of
 from tmc_server.delivery.rabbitmq_queues import RabbitQueues
 from tmc_server.domain.catalog import Catalog, Forward
 from tmc_server.domain.consumption import QueueLook
-from tmc_server.domain.ports import Copy
+from tmc_server.domain.ports import Copy, SharedProgress
 
 pytestmark = pytest.mark.services
 _names = itertools.count(1)
@@ -40,9 +40,11 @@ class Bench:
         queue_type: str = "quorum",
         forwards: tuple[Forward, ...] = FORWARDS,
         other_owner_of: int = 0,
+        progress: SharedProgress | None = None,
+        consumer: str = "",
     ) -> None:
         self.broker = broker
-        self.consumer = f"consumer{next(_names)}"
+        self.consumer = consumer or f"consumer{next(_names)}"
         self.catalog = SomeCatalog(self.consumer, 2, forwards, other_owner_of)
         self.answers = RecordedAnswers()
         self.alarms: list[tuple[str, int, str]] = []
@@ -55,7 +57,13 @@ class Bench:
         if declare:
             self.queues.run_once()
         self.outlet = RabbitOutlet(
-            url or broker.url, self.catalog, self.queues, self.answers, lambda: self.woken.append(1), alarm
+            url or broker.url,
+            self.catalog,
+            self.queues,
+            self.answers,
+            lambda: self.woken.append(1),
+            alarm,
+            progress or ProgressInMemory().of_server(1),
         )
         self.outlet.start()
 
@@ -141,10 +149,10 @@ def test_a_deleted_queue_is_declared_again_and_alerted_every_time_and_stops_nobo
         bench.settled()
         assert bench.send(2, 5, wait=False) == 5
         bench.settled()
-        assert [alarm[:2] for alarm in bench.alarms] == [("queue missing", 1)] * deletion
         assert {copy.subscription for copy, _ in bench.answers.given_back} == {1}
         assert len(bench.answers.given_back) - before == sent
         bench.queues.run_once()  # declares what was found missing
+        assert [alarm[:2] for alarm in bench.alarms] == [("queue missing", 1)] * deletion
         assert bench.send(1) == 1  # the first copy after its pause
         bench.settled()
         assert len(bench.messages(bench.queue(1))) == 1
@@ -158,13 +166,12 @@ def test_a_queue_that_refused_for_long_and_is_then_deleted_is_declared_again(rab
     connection.channel().queue_declare(bench.queue(1), durable=True, arguments=full)
     connection.close()
     bench.queues.run_once()
-    destination = bench.outlet._route(1).destination
     probes = []
-    while destination.failures < window.ALERT_AFTER:
+    while ("queue refuses", 1) not in [alarm[:2] for alarm in bench.alarms]:
         probes.append(bench.send(1, 400))
         bench.settled()
+    assert len(probes) == window.ALERT_AFTER
     assert probes[1:] == [10, 10]
-    assert [alarm[:2] for alarm in bench.alarms] == [("queue differs", 1), ("queue refuses", 1)]
     bench.delete(bench.queue(1))
 
     def arrives() -> bool:
@@ -434,6 +441,54 @@ def test_looking_at_a_queue(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> No
     channel.basic_consume(bench.queue(1), lambda *_: None)
     eventually(lambda: _without_time(bench.outlet.look(1)) == QueueLook(1, 4, 1234))
     connection.close()
+
+
+def test_a_missing_queue_that_is_only_looked_at_is_declared_again_and_alerted(bench: Bench) -> None:
+    eventually(lambda: bench.outlet.look(1))
+    bench.delete(bench.queue(1))
+    eventually(lambda: bench.outlet.look(1) == QueueLook() and bench.queues.run_once() is False and bench.alarms)
+    assert [alarm[:2] for alarm in bench.alarms] == [("queue missing", 1)]
+    assert bench.send(1) == 1
+    bench.settled()
+    assert len(bench.messages(bench.queue(1))) == 1
+
+
+def test_what_came_out_is_known_to_the_server_that_took_no_ack(rabbitmq: RabbitMQ) -> None:
+    progress = ProgressInMemory()
+    acked, blind = (Bench(rabbitmq, progress=progress.of_server(run), consumer="shared", forwards=()) for run in (1, 2))
+    blind.send(1)
+    blind.settled()
+    acked.outlet.came_out(1, 1234)
+    acked.outlet.share_progress()
+    look = eventually(lambda: blind.outlet.look(1))
+    assert look.passed_ms == 1234
+    blind.outlet.share_progress()
+    assert [run for _, run in progress.rows] == [1]  # what was heard is not passed on as one's own
+    for bench in (acked, blind):
+        bench.close()
+
+
+def test_a_queue_that_never_answers_is_left_alone_and_holds_up_no_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tmc_server.delivery.rabbitmq_queues._ANSWER_S", 0.2)
+    monkeypatch.setattr("tmc_server.delivery.rabbitmq_queues._LOOK_FOR_S", 0.0)
+    declare = pika.channel.Channel.queue_declare
+    asked: list[str] = []
+
+    def swallowed(channel: pika.channel.Channel, queue: str, *args: Any, **keywords: Any) -> Any:
+        asked.append(queue)
+        if queue != bench.queue(1):
+            return declare(channel, queue, *args, **keywords)
+        return None
+
+    monkeypatch.setattr("pika.channel.Channel.queue_declare", swallowed)
+    eventually(lambda: bench.room(1))
+    assert [bench.outlet.look(1) for _ in range(5)] == [None] * 5
+    assert asked.count(bench.queue(1)) == 1  # it rests
+    assert bench.outlet.look(2) == QueueLook()
+    bench.queues.run_once()
+    assert bench.send(2) == 1
 
 
 def _without_time(look: QueueLook | None) -> QueueLook | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
-from tmc_server.domain.ports import Copy
+from tmc_server.domain.ports import Copy, QueueProgress, SharedProgress
 from tmc_server.domain.retry import RetryPolicy
 
 _numbers = itertools.count(1)
@@ -32,6 +32,28 @@ class SomeCatalog:
 
     def is_stale(self, _now: int) -> bool:
         return False
+
+
+class ProgressInMemory:
+    """domain.ports.SharedProgress for the outlets of several server runs in one process."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, int], QueueProgress] = {}
+
+    def of_server(self, incarnation: int) -> SharedProgress:
+        return _OneServer(self.rows, incarnation)
+
+
+class _OneServer:
+    def __init__(self, rows: dict[tuple[str, int], QueueProgress], incarnation: int) -> None:
+        self._rows = rows
+        self._incarnation = incarnation
+
+    def share(self, seen: Sequence[QueueProgress]) -> None:
+        self._rows.update({(each.queue, self._incarnation): each for each in seen})
+
+    def of(self, queue: str) -> Mapping[int, QueueProgress]:
+        return {run: seen for (name, run), seen in self._rows.items() if name == queue and run != self._incarnation}
 
 
 class RecordedAnswers:

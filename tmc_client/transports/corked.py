@@ -9,12 +9,27 @@ from contextlib import contextmanager
 from typing import Any
 
 from pika.adapters.select_connection import SelectConnection
+from pika.exceptions import StreamLostError
 
 
 def hang_up(connection: Any) -> None:
-    """End a connection whose other side does not take part any more; its callbacks are told as of any lost one."""
+    """End a connection whose other side does not take part any more; its callbacks run as for any lost one."""
     if not connection.is_closed:
-        connection._adapter_disconnect_stream()
+        connection._terminate_stream(StreamLostError("the other side does not answer"))
+
+
+@contextmanager
+def answered_within(connection: Any, seconds: float) -> Iterator[None]:
+    """Hang up a BlockingConnection that does not answer a call made inside in time: the call then raises AMQPError.
+
+    The library's own `call_later` runs nothing while a call waits for its answer.
+    """
+    implementation = connection._impl
+    timer = implementation._adapter_call_later(seconds, lambda: hang_up(implementation))
+    try:
+        yield
+    finally:
+        implementation._adapter_remove_timeout(timer)
 
 
 class CorkedConnection(SelectConnection):  # type: ignore[misc]  # the library has no types

@@ -53,6 +53,7 @@ from tmc_server.store.group_commit import GroupCommit, Limits, ShardedGroupCommi
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.migrate import migrate
 from tmc_server.store.nodes import NodeSlots
+from tmc_server.store.progress import SqlQueueProgress
 from tmc_server.store.reading import Reader
 from tmc_server.store.retention import ClosedMessages
 from tmc_server.store.scanning import Look, earliest_check, earliest_delivery
@@ -133,7 +134,8 @@ class Center:
         config, limits = self._config, self._config.limits
         shard_databases = [database for database in self._shards.databases if self._shards.shards_in(database)]
         outboxes = [SqlAlertOutbox(database) for database in shard_databases]
-        self._outlets = Outlets(config, loop, self._watch, outboxes[0], self._wake_redelivery)
+        progress = SqlQueueProgress(self._shards.catalog, self._nodes.incarnation)
+        self._outlets = Outlets(config, loop, self._watch, outboxes[0], progress, self._wake_redelivery)
         self._surroundings = Surroundings(config, self._shards.catalog)
         self._checks = Checks(config, self._surroundings.instances)
         self._writers = {

@@ -16,13 +16,13 @@ from tmc_server.delivery.answers import CopyAnswers
 from tmc_server.delivery.routing import RoutingOutlet
 from tmc_server.delivery.stream import StreamOutlet
 from tmc_server.domain.consumption import QueueLook
-from tmc_server.domain.ports import AlertOutbox, BrokerAddress, CatalogSource, Outlet
+from tmc_server.domain.ports import AlertOutbox, BrokerAddress, CatalogSource, Outlet, SharedProgress
 from tmc_server.duties.periodic import Periodic
 
 log = logging.getLogger("tmc.app")
 
 ENTRY_POINTS = "tmc.forwarders"
-_EPISODE_S = 600
+_EPISODE_MINUTES = 10
 
 
 class Outlets:
@@ -34,10 +34,12 @@ class Outlets:
         loop: asyncio.AbstractEventLoop,
         catalog: CatalogSource,
         alerts: AlertOutbox,
+        progress: SharedProgress,
         wake: Callable[[], None],
     ) -> None:
         self._catalog = catalog
         self._alerts = alerts
+        self._progress = progress
         self.answers = CopyAnswers(loop, catalog)
         self._alarms: dict[tuple[str, int, int], str] = {}
         self._told: set[tuple[str, int, int]] = set()
@@ -56,7 +58,7 @@ class Outlets:
             self.broker = _broker_address(url, config.rabbitmq.consumer_address)
         else:
             consumers = self.streams = StreamOutlet(loop, self.answers.give_back, wake)
-        self.outlet = RoutingOutlet(catalog, consumers, known | self._forwarders)
+        self.outlet = RoutingOutlet(catalog, consumers, known | self._forwarders, self.unforwardable)
         self.forwarder_kinds = sorted(known | self._forwarders)
 
     def _make_rabbit(self, config: Config, url: str, wake: Callable[[], None]) -> Any:
@@ -68,7 +70,15 @@ class Outlets:
         limits = config.rabbitmq
         self._queues = RabbitQueues(url, self._catalog, limits.queue_type, self.alarm)
         return RabbitOutlet(
-            url, self._catalog, self._queues, self.answers, wake, self.alarm, limits.window, limits.window_bytes
+            url,
+            self._catalog,
+            self._queues,
+            self.answers,
+            wake,
+            self.alarm,
+            self._progress,
+            limits.window,
+            limits.window_bytes,
         )
 
     def _make_forwarders(self, wake: Callable[[], None]) -> dict[str, Outlet]:
@@ -81,9 +91,10 @@ class Outlets:
                 log.debug("forwarder %s is not installed: %s", entry.name, exc)
         return made
 
-    def alarm(self, kind: str, subscription: int, detail: str) -> None:
-        """Tell the owner of a subscription, once per ten minutes. From any thread; written down by a duty."""
-        self._alarms.setdefault((kind, subscription, int(time.time() // _EPISODE_S)), detail)
+    def alarm(self, kind: str, subscription: int, detail: str, every_minutes: int = 1) -> None:
+        """Alert the owner of a subscription, once in that time over all servers. From any thread; written by a duty."""
+        minute = int(time.time() // 60)
+        self._alarms.setdefault((kind, subscription, minute - minute % every_minutes), detail)
 
     def _write_alarms(self) -> bool:
         for key, detail in list(self._alarms.items()):
@@ -94,16 +105,25 @@ class Outlets:
                 )
                 self._told.add(key)
             del self._alarms[key]
-        self._told = {key for key in self._told if key[2] >= int(time.time() // _EPISODE_S) - 1}
+        self._told = {key for key in self._told if key[2] >= int(time.time() // 60) - 2 * _EPISODE_MINUTES}
         return False
 
     def abandoned(self, subscription: int, look: QueueLook) -> None:
         """Nobody reads a queue that holds copies."""
-        self.alarm("no consumer", subscription, f"{look.messages} messages wait in a queue that nobody reads")
+        detail = f"{look.messages} messages wait in a queue that nobody reads"
+        self.alarm("no consumer", subscription, detail, _EPISODE_MINUTES)
+
+    def unforwardable(self, subscription: int, kind: str) -> None:
+        """This server looks after what is due and has no such forwarder."""
+        detail = f"no forwarder {kind!r} is installed on the server that looks after these messages: they wait"
+        self.alarm("no forwarder", subscription, detail, _EPISODE_MINUTES)
 
     def duties(self) -> list[Periodic]:
         alarms = Periodic("alarms", self._write_alarms, 1.0)
-        return [alarms, Periodic("queues", self._queues.run_once, 1.0)] if self._queues is not None else []
+        if self._queues is None:
+            return [alarms]
+        queues = Periodic("queues", self._queues.run_once, 1.0)
+        return [alarms, queues, Periodic("progress", self._rabbit.share_progress, 1.0)]
 
     def start(self) -> None:
         """Queues first, as far as the broker is there: a publish to a missing queue costs a pause."""

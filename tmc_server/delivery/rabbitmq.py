@@ -27,8 +27,9 @@ from tmc_server.delivery.rabbitmq_properties import properties_of
 from tmc_server.delivery.window import ALERT_AFTER, CONFIRM_TIMEOUT_S, Destination, Failure, Window
 from tmc_server.domain.catalog import FORWARD_KEY, Catalog
 from tmc_server.domain.consumption import QueueLook
-from tmc_server.domain.ports import CatalogSource, Copy, ForwardAnswers
+from tmc_server.domain.ports import CatalogSource, Copy, ForwardAnswers, SharedProgress
 from tmc_server.domain.queue_names import queue_of
+from tmc_server.errors import Retryable
 from tmc_server.metrics import METRICS
 
 log = logging.getLogger("tmc.rabbitmq")
@@ -45,8 +46,8 @@ class Queues(Protocol):
     def look(self, queue: str) -> tuple[int, int] | None:
         """(consumers, ready messages). None: the broker does not answer. Blocks."""
 
-    def heal(self, queue: str, silent: bool = False) -> None:
-        """It seems to be missing, or, silent, to be there and to answer nothing: declare it again soon. Does not block."""
+    def heal(self, queue: str, silent: bool = False, missing: bool = False) -> None:
+        """Declare it again soon: it is missing, or, silent, there and answers nothing. Does not block."""
 
 
 Alarm = Callable[[str, int, str], None]
@@ -82,6 +83,7 @@ class RabbitOutlet:
         answers: ForwardAnswers,
         wake: Callable[[], None],
         alarm: Alarm,
+        progress: SharedProgress,
         window: int = 2000,
         window_bytes: int = 64 << 20,
     ) -> None:
@@ -94,6 +96,7 @@ class RabbitOutlet:
         self._answers = answers
         self._wake = wake
         self._alarm = alarm
+        self._progress = progress
         self._window = Window(window, window_bytes, wake)
         self._routes: dict[int, _Route] = {}
         self._destinations: dict[str, Destination] = {}
@@ -149,8 +152,20 @@ class RabbitOutlet:
         if found is None:
             return None
         METRICS.queue_depth.labels(route.key).set(found[1])
+        try:
+            self._window.hear(route.destination, self._progress.of(route.key))
+        except Retryable:
+            return None  # what the other servers saw is not known: a copy that seems lost may still wait
         still_ms = self._window.looked(route.destination, found[0])
         return QueueLook(found[0], found[1], route.destination.passed_ms, still_ms)
+
+    def share_progress(self) -> bool:
+        """Let the other servers know what this one saw come out. Returns False: nothing is left to do. Blocks."""
+        seen = self._window.unshared(list(self._destinations.values()))
+        if seen:
+            self._progress.share(seen)
+            self._window.was_shared(self._destinations, seen)
+        return False
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -196,7 +211,9 @@ class RabbitOutlet:
         try:
             loop.start()
         except Exception:
-            hang_up(connection)  # nobody would answer its heartbeats
+            if connection.is_open:
+                hang_up(connection)  # nobody would answer its heartbeats
+                loop.start()  # until its end was noticed
             raise
 
     def _on_open(self, connection: Any) -> None:
@@ -425,11 +442,10 @@ class RabbitOutlet:
         """A queue that is missing is declared at once, one that refuses when it does not stop refusing; each pause."""
         persists = failure.pauses >= ALERT_AFTER
         if missing or persists:
-            self._queues.heal(destination.name, silent=silent)
-        if failure.pauses == (1 if missing else ALERT_AFTER):
+            self._queues.heal(destination.name, silent=silent, missing=missing)
+        if failure.pauses == ALERT_AFTER:
             log.warning("%s refuses messages (%s), declaring it again", destination.name, why)
-            kind = "queue missing" if missing else "queue refuses"
-            self._alarm(kind, subscription, f"{destination.name}: {why}")
+            self._alarm("queue refuses", subscription, f"{destination.name}: {why}")
 
     def _settle(self, sent: Sent) -> None:
         self._window.add_bytes(-sent.size)

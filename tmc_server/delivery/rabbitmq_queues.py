@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
+from tmc_client.transports.corked import answered_within
 from tmc_server.domain.ports import CatalogSource
 from tmc_server.domain.queue_names import queue_of
 
@@ -19,6 +21,8 @@ log = logging.getLogger("tmc.queues")
 DELIVERY_LIMIT = 3
 _LOOK_FOR_S = 1.0
 _HEARTBEAT_S = 12
+_ANSWER_S = 3.0  # a queue without a leader never answers, on a connection that is well
+_REST_S = 60.0  # before a queue that did not answer is asked again
 _NOT_FOUND = 404
 
 
@@ -42,6 +46,8 @@ class RabbitQueues:
         self._declared: set[str] = set()
         self._refused: set[str] = set()
         self._silent: set[str] = set()
+        self._missing: set[str] = set()
+        self._resting: dict[str, float] = {}  # did not answer: not asked before then
         self._heard = 0.0
         self._looks: dict[str, tuple[float, tuple[int, int] | None]] = {}
 
@@ -61,11 +67,15 @@ class RabbitQueues:
         }
         with self._lock:
             self._keep_alive()
-        missing = [name for name in wanted if name not in self._declared]
-        for name in missing:
+        undeclared = [name for name in wanted if name not in self._declared]
+        for name in undeclared:
             with self._lock:
-                self._declare(name, wanted[name])
+                if not self._rests(name):
+                    self._declare(name, wanted[name])
         return False
+
+    def _rests(self, name: str) -> bool:
+        return time.monotonic() < self._resting.get(name, 0.0)
 
     def _keep_alive(self) -> None:
         rested = time.monotonic() - self._heard >= _HEARTBEAT_S / 3
@@ -79,11 +89,16 @@ class RabbitQueues:
 
     def _declare(self, name: str, subscription: int) -> None:
         channel = self._open()
+        if name in self._missing:
+            self._missing.discard(name)
+            log.warning("queue %s was deleted: it is declared again", name)
+            self._alarm("queue missing", subscription, f"{name} was deleted; it is declared again")
         try:
-            if name in self._silent:
-                self._silent.discard(name)
-                self._renew(channel, name)
-            channel.queue_declare(name, durable=True, arguments=self.arguments())
+            with self._patience(name):
+                if name in self._silent:
+                    self._silent.discard(name)
+                    self._renew(channel, name)
+                channel.queue_declare(name, durable=True, arguments=self.arguments())
         except ChannelClosedByBroker as exc:
             self._channel = None
             # It is there with other arguments, which is for its operators to decide, or we may not declare it.
@@ -98,10 +113,25 @@ class RabbitQueues:
             self._refused.discard(name)
         self._declared.add(name)
 
-    def heal(self, queue: str, silent: bool = False) -> None:
-        """It seems to be missing: declare it at the next run. silent: it is there and answers nothing."""
+    @contextmanager
+    def _patience(self, name: str) -> Iterator[None]:
+        """A queue that does not answer costs the others a few seconds once a minute."""
+        began = time.monotonic()
+        try:
+            with answered_within(self._connection, _ANSWER_S):
+                yield
+        except AMQPError:
+            if time.monotonic() - began >= _ANSWER_S:
+                log.warning("queue %s does not answer: it is left alone for %g s", name, _REST_S)
+                self._resting[name] = time.monotonic() + _REST_S
+            raise
+
+    def heal(self, queue: str, silent: bool = False, missing: bool = False) -> None:
+        """Declare it at the next run. silent: it is there and answers nothing.  missing: it was deleted."""
         if silent:
             self._silent.add(queue)
+        if missing and queue in self._declared:
+            self._missing.add(queue)
         self._declared.discard(queue)
 
     def _renew(self, channel: BlockingChannel, name: str) -> None:
@@ -121,18 +151,21 @@ class RabbitQueues:
             at, found = self._looks.get(queue, (float("-inf"), None))
             if time.monotonic() - at < _LOOK_FOR_S:
                 return found
-            found = self._look(queue)
+            found = None if self._rests(queue) else self._look(queue)
             self._looks[queue] = (time.monotonic(), found)
             return found
 
     def _look(self, queue: str) -> tuple[int, int] | None:
         try:
-            answer = self._open().queue_declare(queue, passive=True).method
+            channel = self._open()
+            with self._patience(queue):
+                answer = channel.queue_declare(queue, passive=True).method
             return int(answer.consumer_count), int(answer.message_count)
         except ChannelClosedByBroker as exc:
             self._channel = None
             if exc.reply_code == _NOT_FOUND:
-                return 0, 0  # no queue, no copies; publishing finds out and heals
+                self.heal(queue, missing=True)
+                return 0, 0  # no queue, no copies
             log.warning("queue %s cannot be looked at: %s", queue, exc.reply_text)
         except (AMQPError, OSError) as exc:
             self._drop()

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ports import CatalogSource, Copy, Outlet
 
 
 class RoutingOutlet:
-    """domain.ports.Outlet. forwarders: by kind. A kind that this server cannot do gets no room: its rows wait."""
+    """domain.ports.Outlet. forwarders: by kind. A kind that this server cannot do gets no room: its rows wait.
 
-    def __init__(self, catalog: CatalogSource, consumers: Outlet, forwarders: Mapping[str, Outlet]) -> None:
+    on_missing: called with a subscription whose rows are due, and the kind of forwarder that is missing.
+    """
+
+    def __init__(
+        self,
+        catalog: CatalogSource,
+        consumers: Outlet,
+        forwarders: Mapping[str, Outlet],
+        on_missing: Callable[[int, str], None],
+    ) -> None:
         self._catalog = catalog
         self._consumers = consumers
         self._forwarders = forwarders
+        self._on_missing = on_missing
 
     def _outlet(self, subscription: int) -> Outlet | None:
         forward = self._catalog.current.subscriptions[subscription].forward
@@ -45,4 +55,9 @@ class RoutingOutlet:
 
     def look(self, subscription: int) -> QueueLook | None:
         outlet = self._outlet(subscription)
-        return outlet.look(subscription) if outlet is not None else None
+        if outlet is not None:
+            return outlet.look(subscription)
+        forward = self._catalog.current.subscriptions[subscription].forward
+        assert forward is not None, "only forwarders can be missing"
+        self._on_missing(subscription, forward.kind)
+        return None

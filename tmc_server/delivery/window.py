@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from tmc_server.domain.ports import QueueProgress
 
 CONFIRM_TIMEOUT_S = 10.0
 UNCERTAIN_MS = 15_000  # no copy is without an answer for longer: the confirm's timeout, and time to act on it
@@ -34,15 +36,28 @@ class Failure:
 class Destination:
     """One queue, or one place that a subscription forwards to. Guarded by its window's lock."""
 
-    __slots__ = ("failures", "in_flight", "moved_at", "name", "passed_ms", "paused_until")
+    __slots__ = (
+        "failures",
+        "heard",
+        "in_flight",
+        "moved_at",
+        "name",
+        "passed_ms",
+        "paused_until",
+        "seen",
+        "shared",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.in_flight = 0
         self.failures = 0  # pauses in a row
         self.paused_until = 0.0
-        self.passed_ms = 0
+        self.passed_ms = 0  # the newest attempt whose copy came out, as far as any server saw
         self.moved_at = 0.0  # when something last came out, or a first consumer was seen
+        self.seen = QueueProgress(queue=name, passed_ms=0, moves=0)  # by this server
+        self.shared = self.seen  # what the other servers were given of it
+        self.heard: Mapping[int, QueueProgress] = {}  # from other servers, by incarnation
 
 
 class Window:
@@ -125,10 +140,35 @@ class Window:
             return Failure(pause_s, destination.failures, True)
 
     def passed(self, destination: Destination, tried_ms: int) -> None:
-        """A copy of a try made then came out."""
+        """This server saw a copy of an attempt made then come out."""
         with self._lock:
             destination.moved_at = self._monotonic()
             destination.passed_ms = max(destination.passed_ms, tried_ms)
+            destination.seen = replace(
+                destination.seen,
+                passed_ms=max(destination.seen.passed_ms, tried_ms),
+                moves=destination.seen.moves + 1,
+            )
+
+    def hear(self, destination: Destination, progress: Mapping[int, QueueProgress]) -> None:
+        """Other servers saw this. A change since the last time says that something came out meanwhile."""
+        with self._lock:
+            news = [seen for run, seen in progress.items() if destination.heard.get(run) != seen]
+            destination.heard = progress
+            if news:
+                destination.moved_at = self._monotonic()
+                destination.passed_ms = max(destination.passed_ms, *(seen.passed_ms for seen in news))
+
+    def unshared(self, destinations: Iterable[Destination]) -> list[QueueProgress]:
+        """What this server saw come out since it was last shared."""
+        with self._lock:
+            return [each.seen for each in destinations if each.seen is not each.shared]
+
+    def was_shared(self, destinations: Mapping[str, Destination], progress: Iterable[QueueProgress]) -> None:
+        """The other servers can read this now."""
+        with self._lock:
+            for seen in progress:
+                destinations[seen.queue].shared = seen
 
     def looked(self, destination: Destination, consumers: int) -> int:
         """Returns: milliseconds since something came out or the first consumer was seen."""

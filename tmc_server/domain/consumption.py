@@ -145,6 +145,7 @@ def decide_due(row: Row, policy: RetryPolicy, subscribed: bool, now: int) -> Row
 
 
 _LONGEST_HOLD_MS = 300_000
+_SHORTEST_HOLD_MS = 1_000
 _STUCK_MS = 600_000
 _PASSED_MARGIN_MS = 2_000
 
@@ -153,9 +154,9 @@ _PASSED_MARGIN_MS = 2_000
 class QueueLook:
     """What a queue looked like a moment ago. messages: those that no consumer has fetched.
 
-    passed_ms: when the newest try was made whose copy came out of the queue already, as far as this server saw; 0: none.
+    passed_ms: when the newest try was made whose copy came out of the queue already, as far as any server saw; 0: none.
     A queue is first in, first out: a copy of an older try is not in it any more.
-    still_ms: for so long there have been consumers and this server saw nothing come out.
+    still_ms: for so long there have been consumers and no server saw anything come out.
     """
 
     consumers: int = 0
@@ -177,9 +178,16 @@ class QueueLook:
         return tried_ms > self.passed_ms - _PASSED_MARGIN_MS and not stuck
 
 
-def decide_held(row: Row, policy: RetryPolicy, waited_ms: int, now: int) -> Row:
-    """The earlier copy may still wait in its queue: no second one, nothing counted; the longer it waits, the longer we do."""
-    wait_ms = min(max(policy.distance_ms(row.tried), waited_ms), _LONGEST_HOLD_MS)
+def decide_held(row: Row, policy: RetryPolicy, tried_ms: int, look: QueueLook, now: int) -> Row:
+    """The earlier copy may still wait in its queue: no second one, nothing counted.
+
+    Held rows are looked at with increasing delay. While consumers work the queue off, a copy that is only a little behind
+    what came out last is looked at again as soon as the queue can have reached it.
+    """
+    wait_ms = min(max(policy.distance_ms(row.tried), now - tried_ms), _LONGEST_HOLD_MS)
+    if look.consumers and look.passed_ms:
+        behind_ms = tried_ms + _PASSED_MARGIN_MS - look.passed_ms
+        wait_ms = min(wait_ms, max(behind_ms, look.still_ms, _SHORTEST_HOLD_MS))
     return replace(row, due_ms=now + wait_ms)
 
 

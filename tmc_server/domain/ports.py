@@ -52,6 +52,29 @@ class Outlet(Protocol):
         """What waits for this subscription where copies go. None: cannot be told now. Blocks; for duty threads only."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueProgress:
+    """What one server saw come out of a queue.
+
+    passed_ms: when the newest delivery attempt was made whose copy came out; 0: none yet.
+    moves: grows with everything that comes out, so that a change shows that consumers get something done.
+    """
+
+    queue: str
+    passed_ms: int
+    moves: int
+
+
+class SharedProgress(Protocol):
+    """What all servers saw come out of queues: acks may reach any of them. Blocks. Raises StoreUnavailable."""
+
+    def share(self, seen: Sequence[QueueProgress]) -> None:
+        """Publish what this server saw; replaces what it published for these queues before."""
+
+    def of(self, queue: str) -> Mapping[int, QueueProgress]:
+        """What other server runs published for this queue, by incarnation."""
+
+
 class ForwardAnswers(Protocol):
     """What becomes of copies. Called from any thread; does not block."""
 

@@ -201,7 +201,7 @@ def claim_due(
             groups.setdefault((same, new), []).append(found.message_id)
     claimed = Claimed()
     for row, held in waiting.items():
-        claimed += claims.hold(row, held)
+        claimed += claims.hold(row, held, look)
     for (old, new), numbers in sorted(groups.items(), key=lambda group: min(group[1])):
         claimed += claims.take(old, new, sorted(numbers))
     tx.reach("written")
@@ -216,10 +216,9 @@ class _Claims:
         self._subscription = subscription
         self._guard = {"subscription": subscription.number, "now": tx.now, **lease}
 
-    def hold(self, row: Row, found: Sequence[Any]) -> Claimed:
+    def hold(self, row: Row, found: Sequence[Any], look: QueueLook) -> Claimed:
         tx = self._tx
-        waited_ms = tx.now - min(each.tried_ms for each in found)
-        held = duty.decide_held(row, self._subscription.policy, waited_ms, tx.now)
+        held = duty.decide_held(row, self._subscription.policy, min(each.tried_ms for each in found), look, tx.now)
         ids = sorted(each.message_id for each in found)
         values = {"ids": ids, "old_attempt": row.attempt, "new_due_ms": held.due_ms}
         return Claimed(held=tx.connection.execute(tx.sql.hold, {**self._guard, **values}).rowcount)

@@ -159,6 +159,18 @@ server = sa.Table(
     **_OPTIONS,
 )
 
+# What each server run saw come out of the broker's queues: acks reach any server, copies are held back by another one.
+queue_progress = sa.Table(
+    "tmc_queue_progress",
+    METADATA,
+    sa.Column("queue", _text(255), primary_key=True),
+    sa.Column("incarnation", sa.BigInteger, primary_key=True, autoincrement=False),
+    _ms("passed_ms"),
+    sa.Column("moves", sa.BigInteger, nullable=False),
+    _ms("updated_ms"),
+    **_OPTIONS,
+)
+
 # Where a producer was last seen, for centers without service discovery.
 sender = sa.Table(
     "tmc_sender",
@@ -237,7 +249,19 @@ audit = sa.Table(
     **_OPTIONS,
 )
 
-CATALOG_TABLES = (meta, operator, app, topic, check_target, subscription, node_slot, server, sender, audit)
+CATALOG_TABLES = (
+    meta,
+    operator,
+    app,
+    topic,
+    check_target,
+    subscription,
+    node_slot,
+    server,
+    queue_progress,
+    sender,
+    audit,
+)
 DATABASE_TABLES = (lease, retention, tombstone, alert, audit)  # once in every database that holds shards
 
 
