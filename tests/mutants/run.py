@@ -1,7 +1,8 @@
 """Takes each guard out and demands a red test: a test that stays green without the guard proves nothing.
 
 A mutant is a patch with two lines in front: `guard:` what is taken out, `tests:` which tests must turn red. The table of
-results stands in docs/reliability.md; `--check` only compares it with the patches, and sees that each still applies.
+results stands in docs/reliability.md; `--check` only compares it with the patches, and sees that each still applies. Names, or
+their beginnings, select some of them.
 """
 
 from __future__ import annotations
@@ -92,17 +93,19 @@ def main() -> None:
         if with_table(found) != PAGE.read_text():
             sys.exit("docs/reliability.md does not list the mutants as they are: run scripts/mutants")
         return
-    if turns_red(sorted({test for mutant in found for test in mutant.tests})):
+    wanted = sys.argv[1:]
+    tried = [mutant for mutant in found if not wanted or any(mutant.path.name.startswith(name) for name in wanted)]
+    if turns_red(sorted({test for mutant in tried for test in mutant.tests})):
         sys.exit("the tests are red without any mutant: mend them first")
     survived = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        reds = pool.map(lambda mutant: turns_red(mutant.tests, mutant.path), found)
-        for mutant, red in zip(found, reds, strict=True):
+        reds = pool.map(lambda mutant: turns_red(mutant.tests, mutant.path), tried)
+        for mutant, red in zip(tried, reds, strict=True):
             print(f"{'red  ' if red else 'GREEN'} {mutant.path.stem}: {mutant.guard}", flush=True)
             if not red:
                 survived.append(mutant)
     PAGE.write_text(with_table(found))
-    print(f"{len(found) - len(survived)} of {len(found)} mutants were caught")
+    print(f"{len(tried) - len(survived)} of {len(tried)} mutants were caught")
     if survived:
         sys.exit(1)
 

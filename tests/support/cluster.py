@@ -20,6 +20,7 @@ from tests.support.consul import Consul
 from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB, free_port
 from tests.support.rabbitmq import RabbitMQ
+from tests.support.tcp_proxy import TcpProxy
 from tmc_client.protocol import admin_pb2, admin_pb2_grpc
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.store.engines import Database
@@ -82,7 +83,10 @@ class Server:
 
 
 class Cluster:
-    """databases: MariaDB servers that share the 32 shards.  settings: further TMC_ variables of every server."""
+    """databases: MariaDB servers that share the 32 shards.  settings: further TMC_ variables of every server.
+
+    broker_behind_proxy: servers and consumers reach RabbitMQ through `proxy`, which misbehaves on request.
+    """
 
     def __init__(
         self,
@@ -91,17 +95,20 @@ class Cluster:
         consul: bool = False,
         lease_seconds: float = 3.0,
         pool_mb: int = 128,
+        broker_behind_proxy: bool = False,
         **settings: str,
     ) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="tmc-cluster-"))
         self.databases = [MariaDB(pool_mb=pool_mb) for _ in range(databases)]
         self.broker = RabbitMQ()
+        self.proxy = TcpProxy("127.0.0.1", self.broker.port) if broker_behind_proxy else None
+        broker_port = self.proxy.port if self.proxy is not None else self.broker.port
         self.consul = Consul() if consul else None
         self.settings = {
             "TMC_STORE__CATALOG": self.databases[0].url("tmc_cluster"),
             "TMC_STORE__CHANGE_DELAY_MS": "1500",
             "TMC_DELIVERY__KIND": "rabbitmq",
-            "TMC_RABBITMQ__URL": self.broker.url,
+            "TMC_RABBITMQ__URL": f"amqp://guest:guest@127.0.0.1:{broker_port}/%2F",
             "TMC_SERVER__LEASE_SECONDS": str(lease_seconds),
             "TMC_LIMITS__ITEMS_PER_SECOND": "0",
         } | settings
@@ -225,6 +232,8 @@ class Cluster:
             reader.close()
         if self.consul is not None:
             self.consul.stop()
+        if self.proxy is not None:
+            self.proxy.close()
         self.broker.stop()
         for database in self.databases:
             database.stop()

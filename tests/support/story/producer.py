@@ -1,6 +1,8 @@
 """A producer that stays alive and repeats every call until it is answered.
 
-usage: producer.py ADDRESS KEY NAME COUNT THREADS      every tenth order is rolled back; writes NAME.committed at its end
+usage: producer.py ADDRESS KEY NAME COUNT THREADS FOLDER
+
+Every tenth order is rolled back. Ends after COUNT orders, or when FOLDER/enough exists; writes NAME.committed at its end.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from datetime import timedelta
+from pathlib import Path
 
 import tmc_client as tmc
 
@@ -41,12 +44,13 @@ def main(address: str, key: str, name: str, count: str, threads: str, folder: st
     committed: list[str] = []
     numbers = iter(range(int(count)))
     lock = threading.Lock()
+    enough = Path(folder) / "enough"
 
     def work() -> None:
         while True:
             with lock:
                 number = next(numbers, None)
-            if number is None:
+            if number is None or enough.exists():
                 return
             made = order(center, name, number)
             if made is not None:
