@@ -53,7 +53,7 @@ def _run(
 
 
 async def _perform(commit: GroupCommit, store: StoreUnderTest, *operations: Operation) -> list[Any]:
-    await asyncio.wait_for(commit.perform([(store.shard, operation) for operation in operations]), 20)
+    await asyncio.wait_for(commit.perform([(store.shard, operation) for operation in operations]), 120)
     return [operation.answer for operation in operations]
 
 
@@ -200,7 +200,7 @@ class TestOnMariaDB:
         make = store.submit_of if what == "submit" else store.ack_of
         table = "message" if what == "submit" else "consumption"
         column = "id" if what == "submit" else "message_id"
-        foreign = store.database.engine.connect()
+        foreign = self._stranger(store)
         foreign.exec_driver_sql(
             f"SELECT * FROM tmc_{table}_{store.shard:02d} WHERE {column} = {numbers[77]} FOR UPDATE"
         ).fetchall()
@@ -223,9 +223,16 @@ class TestOnMariaDB:
         finally:
             foreign.close()
 
+    @staticmethod
+    def _stranger(store: StoreUnderTest) -> sa.Connection:
+        """A connection that may hold its locks for as long as the test takes: our own sessions end idle transactions."""
+        foreign = store.database.engine.connect()
+        foreign.exec_driver_sql("SET SESSION idle_transaction_timeout = 0")
+        return foreign
+
     def test_a_key_that_a_stranger_holds_does_not_stop_the_others_for_long(self, store: StoreUnderTest) -> None:
         """An insert has to wait for a foreign uncommitted row; its neighbours are run one by one."""
-        foreign = store.database.engine.connect()
+        foreign = self._stranger(store)
         blocked, others = store.a_prepare(key="held"), [store.a_prepare() for _ in range(50)]
         table = f"tmc_message_{store.shard:02d}"
         foreign.exec_driver_sql(
@@ -247,7 +254,7 @@ class TestOnMariaDB:
 
     def test_a_row_that_stays_locked_is_told_so(self, store: StoreUnderTest) -> None:
         operation = store.prepared()
-        foreign = store.database.engine.connect()
+        foreign = self._stranger(store)
         foreign.exec_driver_sql(f"SELECT * FROM tmc_message_{store.shard:02d} FOR UPDATE").fetchall()
 
         async def story(commit: GroupCommit) -> list[Any]:

@@ -98,7 +98,9 @@ class Storm:
             self.struck[fault.name] += 1
             fault.begin()
         self._wait(self._random.uniform(0.2, 6.0))
-        for fault in sorted(both, key=lambda fault: fault.part.startswith("server")):  # a server starts on what is there
+        for fault in sorted(
+            both, key=lambda fault: fault.part.startswith("server")
+        ):  # a server starts on what is there
             fault.end()
         self._wait(self._random.uniform(0.0, 3.0))
 
