@@ -1,8 +1,8 @@
 """Takes each guard out and demands a red test: a test that stays green without the guard proves nothing.
 
 A mutant is a patch with two lines in front: `guard:` what is taken out, `tests:` which tests must turn red. The table of
-results stands in docs/reliability.md; `--check` only compares it with the patches, and sees that each still applies. Names, or
-their beginnings, select some of them.
+results stands in docs/reliability.md; `--check` only compares it with the patches, and sees that each still applies, `--table` writes
+it. Names, or their beginnings, select some of them.
 """
 
 from __future__ import annotations
@@ -92,6 +92,9 @@ def main() -> None:
             subprocess.run(["git", "apply", "--check", str(mutant.path)], check=True, cwd=ROOT)
         if with_table(found) != PAGE.read_text():
             sys.exit("docs/reliability.md does not list the mutants as they are: run scripts/mutants")
+        return
+    if "--table" in sys.argv:
+        PAGE.write_text(with_table(found))
         return
     wanted = sys.argv[1:]
     tried = [mutant for mutant in found if not wanted or any(mutant.path.name.startswith(name) for name in wanted)]
