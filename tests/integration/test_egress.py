@@ -36,7 +36,7 @@ LITERALS = [
     "file:///etc/passwd:1", "unix:/run/x:1", "127.0.0.1 :PORT", " 127.0.0.1:PORT", "127.0.0.1:PORT ", "127.0.0.1\n:PORT",
     "\uff11\uff12\uff17.0.0.1:PORT", "127\u30020\u30020\u30021:PORT", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:-1",
     "127.0.0.1:+80", "127.0.0.1:", ":PORT", "localhost:PORT", "LOCALHOST:PORT", "localhost.:PORT", "*:PORT",
-    "shop_internal..:PORT",
+    "shop_internal..:PORT", "[5f00::1]:PORT", "[3fff::1]:PORT", "[fd00::5efe:127.0.0.1]:PORT", "[fd00::200:5efe:7f00:1]:PORT",
 ]  # fmt: skip
 # A name that the allow-list has, and what its owner's resolver says.
 ANSWERS = [
@@ -132,6 +132,7 @@ def test_redirects_reach_nobody(trap: TrapListener, mode: str) -> None:
     target = CheckTarget("", "http", rogue.address, {"path": f"/{mode}"}, deadline_ms=500)
     [answer] = asking.ask(target, ORDERS, "default", [QUESTION], 5)
     assert (answer.verdict, answer.reason) == (Verdict.UNKNOWN, CheckReason.FAILED)
+    assert rogue.asked == [f"GET /{mode}?bizID=orders&messageKey=k HTTP/1.1"]
     asking.close()
     rogue.stop()
     assert trap.connections == 0
