@@ -9,12 +9,13 @@ Each prints "ready" and serves until it is stopped.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import parse_qs, urlsplit
 
 import grpc
-from aiohttp import web
 from grpc_reflection.v1alpha import reflection_pb2
 
 import tmc_client as tmc
@@ -88,13 +89,30 @@ def foreign(port: str, hangs: bool = False) -> None:
     _serve()
 
 
-def http(port: str) -> None:
-    async def verify(request: web.Request) -> web.Response:
-        return web.Response(text="2" if _committed(request.query["messageKey"]) else "3")
+class _Verifying(asyncio.Protocol):
+    """GET /verifyMessage?messageKey=.., connections kept: as little as a producer can do, so that the center is measured."""
 
-    application = web.Application()
-    application.router.add_get("/verifyMessage", verify)
-    web.run_app(application, host="127.0.0.1", port=int(port), print=lambda _: print("ready", flush=True))
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._asked = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._asked += data
+        while b"\r\n\r\n" in self._asked:
+            head, _, self._asked = self._asked.partition(b"\r\n\r\n")
+            target = head.split(b" ", 2)[1].decode()
+            [key] = parse_qs(urlsplit(target).query)["messageKey"]
+            verdict = b"2" if _committed(key) else b"3"
+            self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 1\r\n\r\n" + verdict)
+
+
+def http(port: str) -> None:
+    async def serve() -> None:
+        server = await asyncio.get_running_loop().create_server(_Verifying, "127.0.0.1", int(port))
+        print("ready", flush=True)
+        await server.serve_forever()
+
+    asyncio.run(serve())
 
 
 if __name__ == "__main__":

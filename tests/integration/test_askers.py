@@ -6,14 +6,19 @@ Whatever comes back, it is a verdict that was said exactly, or UNKNOWN with a ty
 from __future__ import annotations
 
 import resource
+import ssl
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.certificates import for_loopback
 from tests.support.mariadb import free_port
 from tests.support.rogue import RogueGrpc, RogueHttp, TrapListener
 from tmc_server.checks.asking import without_poison
@@ -71,6 +76,38 @@ def by_http(http: HttpChecks, rogue: RogueHttp, mode: str, **options: Any) -> Ch
     return answer
 
 
+@contextmanager
+def keeping_server(certificate: Path, key: Path) -> Iterator[tuple[int, set[Any]]]:
+    """HTTPS that keeps connections and commits everything. Yields: port, clients that connected."""
+    connections: set[Any] = set()
+
+    class Answers(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            connections.add(self.client_address)
+            self.send_response(200)
+            self.send_header("Content-Length", "1")
+            self.end_headers()
+            self.wfile.write(b"2")
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing on the screen of a test."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port, connections
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
 class TestHttp:
     @pytest.mark.parametrize(
         ("body", "verdict"),
@@ -123,6 +160,44 @@ class TestHttp:
         assert answer.verdict is UNKNOWN
         assert answer.reason in (R.TIMED_OUT, R.FAILED)
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000
+
+    def test_interim_answers_without_end_end_at_a_number_of_bytes(
+        self, http: HttpChecks, http_rogue: RogueHttp
+    ) -> None:
+        target = CheckTarget("", "http", options={"path": "/hints"}, deadline_ms=60_000)
+        [answer] = http.ask(target, at(http_rogue.port), "TOKEN", [a_question()], time.monotonic() + 120)
+        assert (answer.verdict, answer.reason) == (UNKNOWN, R.FAILED)
+        assert "more than 8388608 bytes" in answer.detail
+
+    def test_the_checked_address_is_connected_to_and_the_name_is_only_said(
+        self, http: HttpChecks, http_rogue: RogueHttp
+    ) -> None:
+        http_rogue.say("look", b"2")
+        target = CheckTarget("", "http", options={"path": "/look"}, deadline_ms=DEADLINE_MS)
+        endpoint = Endpoint("no-such-name.invalid", "127.0.0.1", http_rogue.port)
+        [answer] = http.ask(target, endpoint, "TOKEN", [a_question()], later())
+        assert answer.verdict is COMMIT
+        assert f"Host: no-such-name.invalid:{http_rogue.port}".encode() in http_rogue.heads[-1]
+
+    def test_a_kept_connection_that_was_closed_costs_no_answer(self, http: HttpChecks, http_rogue: RogueHttp) -> None:
+        target = CheckTarget("", "http", options={"path": "/hangs_up"}, deadline_ms=5_000, concurrency=1)
+        answers = http.ask(target, at(http_rogue.port), "T", [a_question(str(n)) for n in range(50)], later())
+        assert Counter(answer.reason for answer in answers) == {R.ANSWERED: 50}
+
+    def test_connections_are_kept_for_the_same_name_and_never_used_for_another(self, tmp_path: Path) -> None:
+        certificate, key = for_loopback(tmp_path, "ca.pem")
+        with keeping_server(certificate, key) as (port, connections):
+            http = HttpChecks(ssl.create_default_context(cafile=str(certificate)))
+            target = CheckTarget("", "http", options={"path": "/v"}, deadline_ms=10_000, concurrency=1, tls=True)
+            right, wrong = Endpoint("localhost", "127.0.0.1", port), Endpoint("shop.invalid", "127.0.0.1", port)
+            for _ in range(3):
+                answers = http.ask(target, right, "T", [a_question("1"), a_question("2")], later())
+                assert {answer.verdict for answer in answers} == {COMMIT}
+            assert len(connections) == 1
+            [answer] = http.ask(target, wrong, "T", [a_question()], later())
+            assert (answer.verdict, answer.reason) == (UNKNOWN, R.UNREACHABLE)
+            assert "shop.invalid" in answer.detail
+            http.close()
 
     def test_nobody_there(self, http: HttpChecks) -> None:
         target = CheckTarget("", "http", options={"path": "/v"}, deadline_ms=DEADLINE_MS)

@@ -8,6 +8,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import grpc
@@ -24,11 +25,18 @@ def _reply(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
+@cache
+def _bomb() -> bytes:
+    packer = zlib.compressobj(1, wbits=31)
+    return b"".join(packer.compress(b"2" * 1_000_000) for _ in range(60)) + packer.flush()
+
+
 class RogueHttp:
     """One thread per connection; the path says how it behaves. `asked`: request lines, `closed` when a client gave up."""
 
     def __init__(self, trap_port: int = 1) -> None:
         self.trap_port = trap_port
+        _bomb()  # made before anybody's deadline runs
         self.asked: list[str] = []
         self.heads: list[bytes] = []
         self.bodies: list[bytes] = []
@@ -93,6 +101,15 @@ class RogueHttp:
         while not self.stopping.is_set():
             connection.sendall(b"X-A: bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb\r\n" * 1000)
 
+    def do_hints(self, connection: socket.socket) -> None:
+        """Interim answers without end: each is well-formed, the answer itself never comes."""
+        while not self.stopping.is_set():
+            connection.sendall(b"HTTP/1.1 103 Early Hints\r\nLink: " + b"a" * 60_000 + b"\r\n\r\n")
+
+    def do_hangs_up(self, connection: socket.socket) -> None:
+        """Offers to keep the connection, and closes it."""
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n2")
+
     def do_huge(self, connection: socket.socket) -> None:
         """One GiB, as fast as it is taken."""
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n")
@@ -106,9 +123,7 @@ class RogueHttp:
 
     def do_bomb(self, connection: socket.socket) -> None:
         """60 kB that swell to 60 MB."""
-        packer = zlib.compressobj(9, wbits=31)
-        body = b"".join(packer.compress(b"2" * 1_000_000) for _ in range(60)) + packer.flush()
-        connection.sendall(_reply(body, "200 OK", "Content-Encoding: gzip"))
+        connection.sendall(_reply(_bomb(), "200 OK", "Content-Encoding: gzip"))
 
     def do_redirect(self, connection: socket.socket) -> None:
         connection.sendall(_reply(b"", "302 Found", f"Location: http://127.0.0.1:{self.trap_port}/"))

@@ -216,6 +216,27 @@ class TestAlerting:
                 WebhookSink(f"http://{rogue.address}/{path}").send(self.ALERTS[0], _Fixed.current)
         rogue.stop()
 
+    @pytest.mark.parametrize("habit", ["drip_head", "hints", "hang"])
+    def test_a_webhook_that_never_finishes_its_answer_is_left_at_the_deadline(self, habit: str) -> None:
+        rogue = RogueHttp()
+        with pytest.raises(OSError, match="Timeout"):
+            WebhookSink(f"http://{rogue.address}/{habit}", deadline_s=0.3).send(self.ALERTS[0], _Fixed.current)
+        rogue.stop()
+
+    def test_a_webhook_is_not_asked_through_a_proxy_and_its_address_is_not_logged(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The address may carry a secret."""
+        rogue = RogueHttp()
+        rogue.say("s3cret", b"{}")
+        for variable in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(variable, "http://127.0.0.1:9")
+        with caplog.at_level("DEBUG"):
+            WebhookSink(f"http://{rogue.address}/s3cret").send(self.ALERTS[0], _Fixed.current)
+        assert rogue.asked == ["POST /s3cret HTTP/1.1"]
+        assert "s3cret" not in caplog.text
+        rogue.stop()
+
 
 class _Fixed:
     """A catalog with one topic, number 1, open limit 10."""

@@ -2,51 +2,44 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import urllib.request
-from http.client import HTTPException
-from urllib.error import HTTPError
+import ssl
+from contextlib import closing
+
+import httpx
 
 from tmc_server.alerts.facts import facts
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ports import Alert
+from tmc_server.outgoing import TimedTransport
 
 log = logging.getLogger("tmc.alert")
 
-_TIMEOUT_S = 5.0
+_DEADLINE_S = 5.0
 _LATER = (408, 425, 429)
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A POST that is led elsewhere would arrive as a GET without its body."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
-
-
 class WebhookSink:
-    """url: from the configuration, so it may lead anywhere; proxies of the environment are not used."""
+    """url: from the configuration, so it may lead anywhere.
 
-    def __init__(self, url: str) -> None:
+    Proxies of the environment are not used and redirects not followed: a POST that is led elsewhere would arrive as a GET
+    without its body.
+    """
+
+    def __init__(self, url: str, deadline_s: float = _DEADLINE_S) -> None:
         self._url = url
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
+        self._transport = TimedTransport(deadline_s, ssl.create_default_context())
 
     def send(self, alert: Alert, catalog: Catalog) -> None:
         """Raises OSError: it was not taken, send it again."""
-        request = urllib.request.Request(  # noqa: S310 - the scheme is checked with the configuration
-            self._url,
-            data=json.dumps(facts(alert, catalog)).encode(),
-            headers={"Content-Type": "application/json"},
-            method="POST",
-        )
         try:
-            with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
-                answer.read(1024)
-        except HTTPError as exc:
-            if exc.code not in _LATER and 400 <= exc.code < 500:
-                log.error("the webhook refuses an alert for good (%d), it stands in the log alone", exc.code)
-                return
-            raise
-        except HTTPException as exc:
-            raise OSError(f"the webhook answers no HTTP: {exc!r}") from exc
+            request = httpx.Request("POST", self._url, json=facts(alert, catalog))
+            with closing(self._transport.handle_request(request)) as answer:
+                status = answer.status_code  # nobody needs the body
+        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+            raise OSError(f"the webhook cannot be reached: {exc!r}") from exc
+        if 200 <= status < 300:
+            return
+        if status in _LATER or not 400 <= status < 500:
+            raise OSError(f"the webhook answers with status {status}")
+        log.error("the webhook refuses an alert for good (%d), it stands in the log alone", status)

@@ -12,17 +12,20 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from functools import lru_cache
+from typing import Any, TypeVar, cast
 from urllib.parse import urlencode
 
-import aiohttp
-from yarl import URL
+import httpx
+import uvloop
 
 from tmc_server.checks.channels import LONGEST_ANSWER, LONGEST_SINGLE, NOT_ASKED, Page
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question, Verdict
 from tmc_server.domain.ports import Endpoint
 from tmc_server.errors import CheckRefused
+from tmc_server.outgoing import ENDPOINT, TARGET, PinnedTransport
 
 Result = TypeVar("Result")
 _STATUS = {
@@ -82,7 +85,7 @@ class HttpChecks:
         self._tls = tls or ssl.create_default_context()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by TLS or not
+        self._transport = PinnedTransport(self._tls)  # used by that loop alone
 
     def accept(self, target: CheckTarget) -> None:
         """See domain.ports.Asker."""
@@ -124,7 +127,7 @@ class HttpChecks:
     def _run(self, work: Coroutine[Any, Any, Result], seconds: float) -> Result:
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
+                self._loop = uvloop.new_event_loop()
                 self._thread = threading.Thread(target=self._loop.run_forever, name="tmc-http-checks", daemon=True)
                 self._thread.start()
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds + _SPARE_S)
@@ -172,64 +175,64 @@ class HttpChecks:
         self, target: CheckTarget, endpoint: Endpoint, token: str, method: str, path: str, body: bytes | None, most: int,
         about: Mapping[str, str] = _NOTHING,
     ) -> bytes | CheckAnswer:  # fmt: skip
-        scheme = "https" if target.tls else "http"
-        headers = {"Host": endpoint.authority, "Accept": "application/json", "Accept-Encoding": "identity"}
-        headers |= {"Tmc-Check-Token": token, **about}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
+        request = _request(target, endpoint, token, method, path, body, about)
         try:
-            async with (
-                asyncio.timeout(target.deadline_ms / 1000),
-                self._opened(target.tls).request(
-                    method, URL(f"{scheme}://{endpoint.pinned}{path}", encoded=True), data=body,
-                    headers=headers, allow_redirects=False, ssl=self._tls if target.tls else True,
-                    server_hostname=endpoint.host if target.tls else None,
-                ) as response,
-            ):  # fmt: skip
-                return await _read(response, most)
+            async with asyncio.timeout(target.deadline_ms / 1000):
+                response = await self._transport.handle_async_request(request)
+                async with aclosing(response):
+                    return await _read(response, most)
         except TimeoutError:
             return CheckAnswer.unknown(CheckReason.TIMED_OUT, f"nothing complete within {target.deadline_ms} ms")
-        except aiohttp.ClientConnectorError as exc:
+        except httpx.ConnectError as exc:
             return CheckAnswer.unknown(CheckReason.UNREACHABLE, str(exc)[:300])
-        except (aiohttp.ClientError, ValueError, OSError) as exc:
+        except (httpx.HTTPError, ValueError, OSError) as exc:
             return CheckAnswer.unknown(CheckReason.FAILED, f"{type(exc).__name__}: {exc}"[:300])
-
-    def _opened(self, tls: bool) -> aiohttp.ClientSession:
-        """A connection that proved one name must not be used for another at the same address: with TLS each is new."""
-        if tls not in self._sessions:
-            self._sessions[tls] = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, force_close=tls),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None),
-                auto_decompress=False,
-                trust_env=False,
-            )
-        return self._sessions[tls]
 
     def close(self) -> None:
         """See domain.ports.Asker."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None:
-            for session in self._sessions.values():
-                asyncio.run_coroutine_threadsafe(session.close(), loop).result(5)
+            asyncio.run_coroutine_threadsafe(self._transport.aclose(), loop).result(5)
             loop.call_soon_threadsafe(loop.stop)
             self._thread.join(5)
             loop.close()
 
 
-async def _read(response: aiohttp.ClientResponse, most: int) -> bytes | CheckAnswer:
-    if response.status != 200:
-        reason = {401: CheckReason.DENIED, 403: CheckReason.DENIED}.get(response.status)  # 404 may be about one key
-        where = " (redirects are not followed)" if 300 <= response.status < 400 else ""
-        return CheckAnswer.unknown(reason or CheckReason.FAILED, f"status {response.status}{where}")
+def _request(
+    target: CheckTarget, endpoint: Endpoint, token: str, method: str, path: str, body: bytes | None,
+    about: Mapping[str, str],
+) -> httpx.Request:  # fmt: skip
+    headers = {"Host": endpoint.authority, "Accept": "application/json", "Accept-Encoding": "identity"}
+    headers |= {"Tmc-Check-Token": token, **about}
+    if body is not None:
+        headers["Content-Type"] = "application/json"
+    return httpx.Request(
+        method,
+        _origin(endpoint.authority, target.tls),
+        headers=[(name.encode(), value.encode()) for name, value in headers.items()],
+        content=body,
+        extensions={ENDPOINT: endpoint, TARGET: path.encode()},
+    )
+
+
+@lru_cache(maxsize=1024)
+def _origin(authority: str, tls: bool) -> httpx.URL:
+    return httpx.URL(f"{'https' if tls else 'http'}://{authority}/")
+
+
+async def _read(response: httpx.Response, most: int) -> bytes | CheckAnswer:
+    """The body as it comes off the wire. A connection whose answer is left unread is closed with the response."""
+    if response.status_code != 200:
+        reason = {401: CheckReason.DENIED, 403: CheckReason.DENIED}.get(response.status_code)  # 404: maybe one key
+        where = " (redirects are not followed)" if 300 <= response.status_code < 400 else ""
+        return CheckAnswer.unknown(reason or CheckReason.FAILED, f"status {response.status_code}{where}")
     if response.headers.get("Content-Encoding", "identity") != "identity":
         return CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, "It is compressed, which was not asked for.")
     body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
+    async for part in cast("AsyncIterable[bytes]", response.stream):
+        body += part
         if len(body) > most:
-            response.close()
             return CheckAnswer.unknown(CheckReason.TOO_LARGE, f"more than {most} bytes")
     return bytes(body)
 

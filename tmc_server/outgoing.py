@@ -1,0 +1,340 @@
+"""httpx with transports of our own: how the center makes HTTP calls to services that are not ours.
+
+Both hand httpx's requests to httpcore over a network backend that decides what a library would not:
+
+- `PinnedTransport` (asyncio) connects to the address and port that passed the egress check, whatever the URL's name resolves
+  to by then; Host, SNI and the certificate are those of the name.
+- `TimedTransport` (blocking) gives every connect, handshake, write and read only what is left of one deadline, so that a
+  server that sends a byte a second cannot hold its caller.
+
+They are called without httpx's clients, which would add what nobody wants here: redirects, proxies and credentials of the
+environment, cookies, decompression, and a log line with the whole address. A client costs as much as the call itself.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import httpcore
+import httpx
+
+from tmc_server.domain.ports import Endpoint
+
+ENDPOINT = "tmc_endpoint"
+"""Key of a request's extensions: the Endpoint to connect to."""
+TARGET = "target"
+"""Key of a request's extensions, httpcore's own: path and query in bytes, sent as they are instead of the URL's."""
+
+_MOST_BYTES = 8 << 20
+"""Of one answer as it comes off the wire: head, framing and body. A body has smaller limits of its own; this one ends
+answers that never get to a body, such as endless 103 responses."""
+_UNUSED_S = 60.0
+_IDLE_S = 15.0
+_MOST_IDLE = 64
+_MOST_SERVICES = 512
+_FOREIGN: tuple[tuple[type[Exception], type[httpx.TransportError]], ...] = (  # the first that fits
+    (httpcore.ConnectTimeout, httpx.ConnectTimeout),
+    (httpcore.TimeoutException, httpx.ReadTimeout),
+    (httpcore.ConnectError, httpx.ConnectError),
+    (httpcore.NetworkError, httpx.ReadError),
+    (httpcore.RemoteProtocolError, httpx.RemoteProtocolError),
+    (httpcore.LocalProtocolError, httpx.LocalProtocolError),
+    (httpcore.ProtocolError, httpx.RemoteProtocolError),
+    (httpcore.ConnectionNotAvailable, httpx.PoolTimeout),
+)
+
+
+@contextmanager
+def _translated(request: httpx.Request) -> Iterator[None]:
+    """httpcore's errors as httpx's."""
+    try:
+        yield
+    except Exception as exc:
+        for foreign, ours in _FOREIGN:
+            if isinstance(exc, foreign):
+                raise ours(str(exc) or type(exc).__name__, request=request) from exc
+        raise
+
+
+def _as_core(request: httpx.Request) -> httpcore.Request:
+    return httpcore.Request(
+        method=request.method,
+        url=httpcore.URL(
+            scheme=request.url.raw_scheme,
+            host=request.url.raw_host,
+            port=request.url.port,
+            target=request.url.raw_path,
+        ),
+        headers=request.headers.raw,
+        content=request.stream,
+        extensions=request.extensions,
+    )
+
+
+# -- asyncio, pinned ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Service:
+    """idle: connections that answered and were kept.  used: when it was asked last, monotonic seconds."""
+
+    idle: list[httpcore.AsyncHTTPConnection]
+    busy: int = 0
+    used: float = 0.0
+
+
+class PinnedTransport(httpx.AsyncBaseTransport):
+    """Idle connections are kept per service and address: one that proved a name is never used for another.
+
+    httpcore's connections without its pool, which looks at every connection for every request. How many are open at once
+    is up to the caller; 64 idle ones are kept per service, and the services of the last minute, at most 512.
+
+    tls: for https.  Not thread-safe: it belongs to one event loop.
+    """
+
+    def __init__(self, tls: ssl.SSLContext) -> None:
+        self._tls = tls
+        self._services: dict[tuple[Endpoint, bytes], _Service] = {}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        service = self._service(request)
+        service.busy += 1
+        try:
+            await self._close_unused()
+            with _translated(request):
+                connection, response = await self._answered(service, request)
+        except BaseException:
+            service.busy -= 1
+            raise
+        return httpx.Response(
+            status_code=response.status,
+            headers=response.headers,
+            stream=_Body(response, request, service, connection),
+            extensions=response.extensions,
+        )
+
+    async def _answered(
+        self, service: _Service, request: httpx.Request
+    ) -> tuple[httpcore.AsyncHTTPConnection, httpcore.Response]:
+        """A kept connection may end while the request is on its way: then a new one gets it, once."""
+        asked = _as_core(request)
+        kept = await _kept(service)
+        if kept is not None:
+            with suppress(httpcore.NetworkError, httpcore.RemoteProtocolError, httpcore.ConnectionNotAvailable):
+                return kept, await kept.handle_async_request(asked)
+        connection = httpcore.AsyncHTTPConnection(
+            asked.url.origin,
+            ssl_context=self._tls,
+            keepalive_expiry=_IDLE_S,
+            network_backend=_Pinned(request.extensions[ENDPOINT]),
+        )
+        return connection, await connection.handle_async_request(asked)
+
+    def _service(self, request: httpx.Request) -> _Service:
+        name = (request.extensions[ENDPOINT], request.url.raw_scheme)
+        service = self._services.pop(name, None) or _Service([])
+        service.used = time.monotonic()
+        self._services[name] = service  # at the end: the first ones were used longest ago
+        return service
+
+    async def _close_unused(self) -> None:
+        long_ago, surplus = time.monotonic() - _UNUSED_S, len(self._services) - _MOST_SERVICES
+        oldest = next(iter(self._services.values()))
+        if surplus <= 0 and oldest.used > long_ago:
+            return
+        resting = [(name, service) for name, service in self._services.items() if not service.busy]
+        closing = [name for number, (name, of) in enumerate(resting) if number < surplus or of.used <= long_ago]
+        for service in [self._services.pop(name) for name in closing]:
+            await _close(service)
+
+    async def aclose(self) -> None:
+        services, self._services = self._services, {}
+        for service in services.values():
+            await _close(service)
+
+
+async def _kept(service: _Service) -> httpcore.AsyncHTTPConnection | None:
+    """The connection that was used last, if its server did not close it."""
+    while service.idle:
+        connection = service.idle.pop()
+        if connection.is_idle() and not connection.has_expired():
+            return connection
+        await connection.aclose()
+    return None
+
+
+async def _close(service: _Service) -> None:
+    while service.idle:
+        await service.idle.pop().aclose()
+
+
+class _Body(httpx.AsyncByteStream):
+    """Gives its connection back when it was read to the end; otherwise httpcore has closed it."""
+
+    def __init__(
+        self,
+        response: httpcore.Response,
+        request: httpx.Request,
+        service: _Service,
+        connection: httpcore.AsyncHTTPConnection,
+    ) -> None:
+        self._response = response
+        self._request = request
+        self._service = service
+        self._connection = connection
+        self._open = True
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with _translated(self._request):
+            async for part in self._response.aiter_stream():
+                yield part
+
+    async def aclose(self) -> None:
+        try:
+            await self._response.aclose()
+        finally:
+            if self._open:
+                self._open = False
+                self._service.busy -= 1
+                if self._connection.is_idle() and len(self._service.idle) < _MOST_IDLE:
+                    self._service.idle.append(self._connection)
+
+
+class _Pinned(httpcore.AsyncNetworkBackend):
+    """Connects to one address and port, whatever the origin is called."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._backend = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self, host: str, port: int, timeout: float | None = None, local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:  # fmt: skip
+        address, port = self._endpoint.address, self._endpoint.port
+        return _Counted(await self._backend.connect_tcp(address, port, timeout, local_address, socket_options))
+
+
+class _Counted(httpcore.AsyncNetworkStream):
+    """Ends answers that never end: what is read since the last question has a limit."""
+
+    def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
+        self._stream = stream
+        self._read = 0
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        data = await self._stream.read(max_bytes, timeout)
+        self._read += len(data)
+        if self._read > _MOST_BYTES:
+            raise httpcore.ReadError(f"more than {_MOST_BYTES} bytes")
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._read = 0
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        return _Counted(await self._stream.start_tls(ssl_context, server_hostname, timeout))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+
+# -- blocking, timed ----------------------------------------------------------------------------------------------------
+
+
+class TimedTransport(httpx.BaseTransport):
+    """A new connection for each request, which has to be over after so many seconds. Thread-safe."""
+
+    def __init__(self, seconds: float, tls: ssl.SSLContext) -> None:
+        self._seconds = seconds
+        self._tls = tls
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        pool = httpcore.ConnectionPool(
+            ssl_context=self._tls, network_backend=_Timed(time.monotonic() + self._seconds), max_keepalive_connections=0
+        )
+        try:
+            with _translated(request):
+                response = pool.handle_request(_as_core(request))
+        except BaseException:
+            pool.close()
+            raise
+        return httpx.Response(
+            status_code=response.status,
+            headers=response.headers,
+            stream=_TimedBody(response, request, pool),
+            extensions=response.extensions,
+        )
+
+
+class _TimedBody(httpx.SyncByteStream):
+    def __init__(self, response: httpcore.Response, request: httpx.Request, pool: httpcore.ConnectionPool) -> None:
+        self._response = response
+        self._request = request
+        self._pool = pool
+
+    def __iter__(self) -> Iterator[bytes]:
+        with _translated(self._request):
+            yield from self._response.iter_stream()
+
+    def close(self) -> None:
+        self._response.close()
+        self._pool.close()
+
+
+class _Timed(httpcore.NetworkBackend):
+    """until: monotonic seconds."""
+
+    def __init__(self, until: float) -> None:
+        self._until = until
+        self._backend = httpcore.SyncBackend()
+
+    def connect_tcp(
+        self, host: str, port: int, timeout: float | None = None, local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.NetworkStream:  # fmt: skip
+        left = _left(self._until, httpcore.ConnectTimeout)
+        stream = self._backend.connect_tcp(host, port, left, local_address, socket_options)
+        return _TimedStream(stream, self._until)
+
+
+class _TimedStream(httpcore.NetworkStream):
+    def __init__(self, stream: httpcore.NetworkStream, until: float) -> None:
+        self._stream = stream
+        self._until = until
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._stream.read(max_bytes, _left(self._until, httpcore.ReadTimeout))
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._stream.write(buffer, _left(self._until, httpcore.WriteTimeout))
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.NetworkStream:
+        left = _left(self._until, httpcore.ConnectTimeout)
+        return _TimedStream(self._stream.start_tls(ssl_context, server_hostname, left), self._until)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+
+def _left(until: float, over: type[httpcore.TimeoutException]) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise over("the deadline is over")
+    return left
