@@ -84,16 +84,20 @@ class Drain:
         pairs = [text for n in numbers for text in (str(self.ports[n]), self.cluster.keys[f"orders{n}"])]
         return self.run("ledger", self.cluster.addresses, self.ledger_url, *pairs)
 
-    def fill(self, n: int, count: int) -> tuple[int, int]:
-        """PREPARED messages of topic n, not due yet, nine of ten in the ledger. Returns: first number, first beyond."""
+    def fill(self, n: int, count: int, *, fresh_tags: bool = False) -> tuple[int, int]:
+        """PREPARED messages of topic n, not due yet, nine of ten in the ledger. Returns: first number, first beyond.
+
+        fresh_tags: each in an environment of its own.
+        """
         first = self._next
         self._next += count
         table, shard = f"tmc_message_{n:02d}", f"{n:02d}"
+        tag = f"CONCAT('env-', {first} + seq)" if fresh_tags else "'default'"
         with self.engine.connect() as connection:
             connection.exec_driver_sql(
                 f"INSERT INTO {table} (id, topic_no, producer_no, producer_tag, message_key, live, attempt_id, ledger_id,"
                 " digest, state, content_type, body, delay_ms, due_ms, created_ms)"
-                f" SELECT {first} + seq, {self.topic[n]}, {self.app[n]}, 'default', CONCAT('k-', {first} + seq), 1,"
+                f" SELECT {first} + seq, {self.topic[n]}, {self.app[n]}, {tag}, CONCAT('k-', {first} + seq), 1,"
                 f" UNHEX(LPAD(HEX({first} + seq), 32, '0')), UNHEX('{self.ledger_id}'), UNHEX(SHA2(seq, 256)), 1,"
                 " 'text/plain', REPEAT('x', 256), 0, 9000000000000, UNIX_TIMESTAMP(NOW(3)) * 1000"
                 f" FROM seq_0_to_{count - 1}"

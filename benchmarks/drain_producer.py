@@ -2,6 +2,7 @@
 
 usage: drain_producer.py ledger ADDRESS DATABASE PORT KEY [PORT KEY ...]   the SDK's gRPC endpoint over a ledger, one per app
        drain_producer.py single|http|reflection PORT                       foreign endpoints: keys that end in 0 are rolled back
+       drain_producer.py pages PORT                                        the same by CheckMany, in pages
        drain_producer.py hang PORT                                         takes every call and never answers
 
 Each prints "ready" and serves until it is stopped.
@@ -43,16 +44,22 @@ def _committed(key: str) -> bool:
 
 
 class _Foreign(grpc.GenericRpcHandler):
-    """What a service in another language offers. hangs: nothing, after a long while."""
+    """What a service in another language offers. hangs: nothing, after a long while.  pages: CheckMany too."""
 
-    def __init__(self, hangs: bool = False) -> None:
+    def __init__(self, *, hangs: bool, pages: bool) -> None:
         self._hangs = hangs
+        self._pages = pages
         self._asked = check_pb2.CheckRequest.FromString
 
     def service(self, call):
         if self._hangs:
             return grpc.unary_unary_rpc_method_handler(lambda _data, _context: threading.Event().wait(600))
         methods = {
+            **(
+                {"/tmc.v1.CheckService/CheckMany": grpc.unary_unary_rpc_method_handler(self._many)}
+                if self._pages
+                else {}
+            ),
             "/tmc.v1.CheckService/Check": grpc.unary_unary_rpc_method_handler(self._check),
             "/shop.v1.OrderService/GetOrder": grpc.unary_unary_rpc_method_handler(self._order),
             "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(
@@ -68,6 +75,13 @@ class _Foreign(grpc.GenericRpcHandler):
         verdict = 1 if _committed(asked.key) else 2
         return check_pb2.CheckResponse(verdict=verdict, message_id=asked.message_id).SerializeToString()
 
+    def _many(self, data, _context):
+        answers = [
+            check_pb2.CheckResponse(verdict=1 if _committed(asked.key) else 2, message_id=asked.message_id)
+            for asked in check_pb2.CheckManyRequest.FromString(data).items
+        ]
+        return check_pb2.CheckManyResponse(results=answers).SerializeToString()
+
     def _order(self, data, _context):
         # GetOrderRequest{1: order_id} -> Order{2: Payment{1: status}}
         status = 1 if _committed(data[2:].decode()) else 2
@@ -81,9 +95,9 @@ class _Foreign(grpc.GenericRpcHandler):
             yield reflection_pb2.ServerReflectionResponse(file_descriptor_response=answer)
 
 
-def foreign(port: str, hangs: bool = False) -> None:
+def foreign(port: str, *, hangs: bool, pages: bool) -> None:
     server = grpc.server(ThreadPoolExecutor(64 if hangs else 8))
-    server.add_generic_rpc_handlers([_Foreign(hangs)])
+    server.add_generic_rpc_handlers([_Foreign(hangs=hangs, pages=pages)])
     server.add_insecure_port(f"127.0.0.1:{port}")
     server.start()
     _serve()
@@ -122,4 +136,4 @@ if __name__ == "__main__":
     elif mode == "http":
         http(*arguments)
     else:
-        foreign(*arguments, hangs=mode == "hang")
+        foreign(*arguments, hangs=mode == "hang", pages=mode == "pages")

@@ -1,9 +1,9 @@
 """Ask the producers of undecided messages, in pages, each service at its own pace.
 
 A page is claimed before it is asked: its messages carry the number of this check and are not due again before the answer can
-be there. One thread reads and claims; pages are asked by workers, at most two at a time for one service, so that a hanging
-service keeps two workers and nothing else. A service that could not be asked rests for a while (1 s doubling to 60 s); what
-is due meanwhile moves on uncounted.
+be there. One thread reads and claims; pages are asked by workers. How many of them one service and one app may have, and who
+rests, is decided in `pacing`, so that a hanging service keeps two workers, a hanging app at most eight, and neither anything
+else. A service that could not be asked rests for a while (1 s doubling to 60 s); what is due meanwhile moves on uncounted.
 """
 
 from __future__ import annotations
@@ -18,56 +18,26 @@ from functools import partial
 
 from tmc_server.domain.catalog import App, Catalog
 from tmc_server.domain.checks import (
-    FIRST_BACK_OFF_MS,
-    LONGEST_BACK_OFF_MS,
     CheckAnswer,
     CheckReason,
     CheckTarget,
 )
 from tmc_server.domain.ports import Asking, CatalogSource, Checked, DueChecks, Pending, Settled
+from tmc_server.duties.pacing import WORKERS, Pacing, Service, ServiceName, in_turn
 from tmc_server.metrics import METRICS
 
 log = logging.getLogger("tmc.checking")
 
-_PAGES_AT_ONCE = 2
-_WORKERS = 64
 _ROUNDS = 8  # pages of single questions are as long as so many rounds
 _PAGE_SPARE_S = 1.0
 _LOOK_AGAIN_S = 2.0
 _CLAIM_SPARE_MS = 2_000
 _LEAST_HOLD_MS = 15_000  # those that were asked try the service again; the others' rows are not written every second
-_MOST_SERVICES = 1_000  # remembered
 _SINGLE_KINDS = {"http", "reflection"}
+_UNSEEN: tuple[float, list[Service]] = (0.0, [])
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceName:
-    """Whoever is asked together: one app in one environment, by one way of asking."""
-
-    app: int
-    tag: str
-    kind: str
-    address: str
-    options: tuple[tuple[str, str], ...]
-    tls: bool
-
-
-@dataclass(slots=True)
-class _Service:
-    """How one service does. size: questions of its next page.  most: pages at once.  quiet_until: monotonic seconds."""
-
-    size: int
-    most: int
-    busy: int = 0
-    failures: int = 0
-    told: bool = False  # its owner, that nobody reaches it
-    quiet_until: float = 0.0
-
-    def pause_ms(self, now: float) -> int:
-        return max(0, round((self.quiet_until - now) * 1000))
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Page:
     """What goes to one service in one go."""
 
@@ -75,7 +45,7 @@ class _Page:
     shard: int
     app: App
     target: CheckTarget
-    service: _Service
+    service: Service
     pending: Sequence[Pending]
 
     @property
@@ -104,91 +74,113 @@ class Checking:
         self._catalog = catalog
         self._wake = wake
         self._monotonic = monotonic
-        self._pool = None if run else ThreadPoolExecutor(_WORKERS, thread_name_prefix="tmc-check")
+        self._pool = None if run else ThreadPoolExecutor(WORKERS, thread_name_prefix="tmc-check")
         self._run = run or self._pool.submit  # type: ignore[union-attr]
         self._lock = threading.Lock()
-        self._services: dict[ServiceName, _Service] = {}
+        self._pacing = Pacing()
         # By shard and topic: whose messages were due when it was last looked at, and when that was.
-        self._seen: dict[tuple[int, int], tuple[float, list[_Service]]] = {}
+        self._seen: dict[tuple[int, int], tuple[float, list[Service]]] = {}
 
     def run_once(self) -> bool:
         """Begin as many pages as services have room for. Returns: something was begun or moved, there may be more."""
+        if self._pacing.full:
+            return False  # the end of a page wakes us
+        catalog = self._catalog.current
+        places, more = self._in_turn(catalog)
         moved = False
-        for shard, topic in self._work.due():
-            moved |= self._turn(shard, topic)
-        return moved
+        for shard, topic in places:
+            moved |= self._turn(catalog, shard, topic)
+        return moved or more
+
+    def _in_turn(self, catalog: Catalog) -> tuple[list[tuple[int, int]], bool]:
+        """Shards and topics with due messages that may be asked about, fair between the topics' owners."""
+        waiting: dict[int, list[tuple[int, int]]] = {}
+        for shard, number in self._work.due():
+            topic = catalog.topics.get(number)
+            if topic is not None and not self._all_busy(shard, number):
+                waiting.setdefault(topic.owner, []).append((shard, number))
+        for places in waiting.values():
+            places.sort(key=lambda place: self._seen.get(place, _UNSEEN)[0])
+        return in_turn(waiting, lambda owner: self._pacing.app(owner).turn)
 
     def stop(self) -> None:
         """Finish the pages that are under way: each has its time."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _turn(self, shard: int, topic: int) -> bool:
-        catalog = self._catalog.current
-        if topic not in catalog.topics or self._all_busy(shard, topic):
-            return False
+    def _turn(self, catalog: Catalog, shard: int, topic: int) -> bool:
         moved = False
-        seen: list[_Service] = []
+        seen: list[Service] = []
+        resting: dict[int, tuple[Service, list[Pending]]] = {}
         self._seen[shard, topic] = (self._monotonic(), seen)
-        for name, target, pending in self._by_service(catalog, shard, topic):
-            service = self._service(name, target)
+        parts, crowded = self._by_service(catalog, shard, topic)
+        registered = {each.default_tag for each in catalog.topics.values()}
+        for name, target, pending in parts:
+            service = self._service(name, target, registered=name.tag in registered)
             seen.append(service)
-            pause = service.pause_ms(self._monotonic())
-            if pause:
-                held_ms = max(pause, _LEAST_HOLD_MS)
-                moved |= bool(
-                    self._work.hold(shard, pending, held_ms, f"{CheckReason.NOT_ASKED.name}: its service rests")
-                )
-            elif service.busy < service.most:
+            if service.pause_ms(self._monotonic()):
+                resting.setdefault(id(service), (service, []))[1].extend(pending)
+            elif self._pacing.may_begin(service):
                 moved |= self._begin(shard, catalog.apps[name.app], target, service, pending)
+            elif crowded and not service.does_well:  # or it would stand before what others have due in this topic
+                resting.setdefault(id(service), (service, []))[1].extend(pending)
+        if resting:
+            seen.clear()  # nobody knows yet what was behind them
+        for service, pending in resting.values():
+            held_ms = max(service.pause_ms(self._monotonic()), _LEAST_HOLD_MS)
+            moved |= bool(self._work.hold(shard, pending, held_ms, f"{CheckReason.NOT_ASKED.name}: its service rests"))
         return moved
 
     def _all_busy(self, shard: int, topic: int) -> bool:
         """A moment ago only messages of services were due here that have as many pages as they may."""
-        looked, seen = self._seen.get((shard, topic), (0.0, []))
+        looked, seen = self._seen.get((shard, topic), _UNSEEN)
         recent = self._monotonic() - looked < _LOOK_AGAIN_S
-        return bool(seen) and recent and all(service.busy >= service.most for service in seen)
+        return bool(seen) and recent and not any(self._pacing.may_begin(service) for service in seen)
 
     def _by_service(
         self, catalog: Catalog, shard: int, topic: int
-    ) -> list[tuple[ServiceName, CheckTarget, list[Pending]]]:
-        """What is due, each service's own part. A target that the topic has not is asked nowhere, and so rests."""
+    ) -> tuple[list[tuple[ServiceName, CheckTarget, list[Pending]]], bool]:
+        """What is due, each service's own part, the app first that has waited longest; and whether more is behind it.
+
+        A target that the topic has not is asked nowhere, and so rests.
+        """
         targets = catalog.topics[topic].checks.targets
         parts: dict[tuple[int, str, str], list[Pending]] = {}
-        for each in self._work.read(shard, topic, 4 * max((t.batch for t in targets.values()), default=100)):
+        limit = 4 * max((t.batch for t in targets.values()), default=100)
+        due = self._work.read(shard, topic, limit)
+        for each in due:
             parts.setdefault((each.producer, each.producer_tag, each.target), []).append(each)
         found = []
         for (app, tag, named), pending in parts.items():
             target = targets.get(named) or CheckTarget(named, "")
             options = tuple(sorted(target.options.items()))
-            name = ServiceName(app, tag, target.kind, target.address, options, target.tls)
+            name = ServiceName(
+                app=app, tag=tag, kind=target.kind, address=target.address, options=options, tls=target.tls
+            )
             found.append((name, target, pending))
-        return found
+        found.sort(key=lambda part: self._pacing.app(part[0].app).turn)
+        return found, len(due) >= limit
 
-    def _service(self, name: ServiceName, target: CheckTarget) -> _Service:
-        if name not in self._services:
-            if len(self._services) >= _MOST_SERVICES:  # tags are the senders' choice
-                idle = [n for n, s in self._services.items() if not (s.busy or s.pause_ms(self._monotonic()))]
-                for each in idle:
-                    del self._services[each]
-            most = _PAGES_AT_ONCE if target.concurrency > 1 else 1
-            self._services[name] = _Service(_longest_page(target), most)
-        return self._services[name]
+    def _service(self, name: ServiceName, target: CheckTarget, *, registered: bool) -> Service:
+        with self._lock:
+            return self._pacing.service(
+                name, _longest_page(target), target.concurrency, registered=registered, now=self._monotonic()
+            )
 
-    def _begin(self, shard: int, app: App, target: CheckTarget, service: _Service, pending: Sequence[Pending]) -> bool:
-        page = pending[: min(service.size, _longest_page(target))]
+    def _begin(self, shard: int, app: App, target: CheckTarget, service: Service, pending: Sequence[Pending]) -> bool:
         until_ms = _claim_ms(target)
-        claimed = self._work.claim(shard, page, until_ms)
+        claimed = self._work.claim(shard, pending[: min(service.size, _longest_page(target))], until_ms)
         if not claimed:
             return False
-        due = {each.number: each.state.due_ms or 0 for each in page}
+        due = {each.number: each.state.due_ms or 0 for each in pending}
         for each in claimed:
             if each.state.attempt == 1:
                 late_ms = (each.state.due_ms or 0) - until_ms - due[each.number]
                 METRICS.first_check_late_seconds.observe(late_ms / 1000)
         with self._lock:
-            service.busy += 1
-        self._run(partial(self.ask, _Page(self._work, shard, app, target, service, claimed)))
+            self._pacing.begin(service)
+        page = _Page(work=self._work, shard=shard, app=app, target=target, service=service, pending=claimed)
+        self._run(partial(self.ask, page))
         return True
 
     def ask(self, page: _Page) -> None:
@@ -199,7 +191,7 @@ class Checking:
             log.warning("answers of %d checks were lost, they are asked again: %s", len(page.pending), exc)
         finally:
             with self._lock:
-                page.service.busy -= 1
+                self._pacing.end(page.service)
             self._wake()
 
     def _ask(self, page: _Page) -> None:
@@ -220,25 +212,14 @@ class Checking:
         count(topic.name, answers, settled)
 
     def _learn(self, page: _Page, answers: Sequence[CheckAnswer]) -> int:
-        """How the service does after this page. Returns: milliseconds until those that were not reached are due again.
-
-        Should it hang on one of them, pages are halved until that one is alone: they grow slowly again, and whoever was in such a
-        page comes after those who were not.
-        """
-        service, longest = page.service, _longest_page(page.target)
-        reached = any(answer.said for answer in answers)
+        """How the service does after this page. Returns: milliseconds until those that were not reached are due again."""
+        now = self._monotonic()
         with self._lock:
-            if reached:
-                service.failures, service.told = 0, False
-                service.size = min(longest, service.size + max(1, longest // 16))
-            else:
-                service.failures += 1
-                if answers[0].reason is CheckReason.TIMED_OUT:
-                    service.size = max(1, service.size // 2)
-            pause_ms = min(LONGEST_BACK_OFF_MS, FIRST_BACK_OFF_MS << min(max(0, service.failures - 1), 10))
-            if not reached:
-                service.quiet_until = self._monotonic() + pause_ms / 1000
-        return 0 if reached else 2 * pause_ms
+            if any(answer.said for answer in answers):
+                self._pacing.answered(page.service, page.pending[0].producer_tag, _longest_page(page.target), now)
+                return 0
+            timed_out = answers[0].reason is CheckReason.TIMED_OUT
+            return 2 * self._pacing.failed(page.service, now, timed_out=timed_out)
 
 
 def count(topic: str, answers: Sequence[CheckAnswer], settled: Settled) -> None:
