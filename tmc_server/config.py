@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
@@ -62,10 +63,59 @@ def _address_or_nothing(value: str) -> str:
 Address = Annotated[str, AfterValidator(_address_or_nothing)]
 
 
+def _database_url(value: SecretStr) -> SecretStr:
+    """What SQLAlchemy's parser raises may quote the password; what we raise does not."""
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        known = make_url(value.get_secret_value()).get_backend_name() in ("sqlite", "mysql", "mariadb")
+    except (ArgumentError, ValueError):
+        known = False
+    if not known:
+        raise ValueError(
+            "give mariadb+mysqldb://user:password@host:3306/database or sqlite:///file; "
+            "special characters of a password are percent-encoded"
+        ) from None
+    return value
+
+
+DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
+
+
+def _has_host(value: SecretStr, schemes: tuple[str, ...], form: str) -> SecretStr:
+    """What urllib's parser raises may quote the password; what we raise does not."""
+    text = value.get_secret_value()
+    try:
+        parts = urlsplit(text)
+        good = not text or (parts.scheme in schemes and bool(parts.hostname) and parts.port != 0)
+    except ValueError:
+        good = False
+    if not good:
+        raise ValueError(f"give {form}; special characters of a password are percent-encoded") from None
+    return value
+
+
+def _amqp_url(value: SecretStr) -> SecretStr:
+    form = "amqp://user:password@host:5672/%2F"
+    _has_host(value, ("amqp", "amqps"), form)
+    text = value.get_secret_value()
+    try:
+        from pika import URLParameters
+    except ModuleNotFoundError:
+        return value  # said when it is needed
+    try:
+        URLParameters(text)  # its query has options of its own, and its errors quote their values
+    except (ValueError, TypeError, AttributeError, SyntaxError):
+        if text:
+            raise ValueError(f"give {form} with options that pika knows") from None
+    return value
+
+
 class ShardRange(Section):
     """[[store.shards]]: which database holds which shards."""
 
-    url: SecretStr
+    url: DatabaseUrl
     first: Annotated[int, Field(ge=0, lt=SHARDS)] = 0
     last: Annotated[int, Field(ge=0, lt=SHARDS)] = SHARDS - 1
 
@@ -73,7 +123,7 @@ class ShardRange(Section):
 class StoreConfig(Section):
     """[store]"""
 
-    catalog: SecretStr = Field(SecretStr("sqlite:///tmc.db"), description="SQLAlchemy URL of the catalog")
+    catalog: DatabaseUrl = Field(SecretStr("sqlite:///tmc.db"), description="SQLAlchemy URL of the catalog")
     shards: tuple[ShardRange, ...] = Field((), description="ranges of shards by URL; empty: all with the catalog")
     change_delay_ms: int = Field(5000, ge=1500, le=60_000, description="from storing a catalog change to its effect")
 
@@ -121,9 +171,7 @@ class RabbitmqConfig(Section):
     @field_validator("url")
     @classmethod
     def _scheme(cls, value: SecretStr) -> SecretStr:
-        if value.get_secret_value() and not value.get_secret_value().startswith(("amqp://", "amqps://")):
-            raise ValueError("give amqp://user:password@host:5672/%2F")
-        return value
+        return _amqp_url(value)
 
 
 class ConsulConfig(Section):
@@ -194,9 +242,7 @@ class AlertsConfig(Section):
     @field_validator("webhook")
     @classmethod
     def _scheme(cls, value: SecretStr) -> SecretStr:
-        if value.get_secret_value() and not value.get_secret_value().startswith(("http://", "https://")):
-            raise ValueError("give an http:// or https:// address")
-        return value
+        return _has_host(value, ("http", "https"), "an http:// or https:// address")
 
 
 class TelemetryConfig(Section):
@@ -238,6 +284,14 @@ class Config(Section):
     telemetry: TelemetryConfig = TelemetryConfig()
     dev: DevConfig = DevConfig()
     log: LogConfig = LogConfig()
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The PEM files that a server reads at its start, by the name of their key."""
+        parts = {"tls": self.tls, "checks": self.checks}
+        fields = {"tls": ("certificate", "key", "client_authority"), "checks": ("authority", "certificate", "key")}
+        named = {f"{name}.{key}": getattr(parts[name], key) for name, keys in fields.items() for key in keys}
+        return {name: path for name, path in named.items() if path}
 
     @model_validator(mode="after")
     def _fits(self) -> Config:

@@ -13,6 +13,7 @@ from prometheus_client import start_http_server
 
 from tmc_server.config import LogConfig
 from tmc_server.metrics import METRICS
+from tmc_server.printable import escaped, without_secrets
 
 
 def configure_logging(config: LogConfig) -> None:
@@ -20,11 +21,14 @@ def configure_logging(config: LogConfig) -> None:
     stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
     shared: list[Any] = [structlog.stdlib.add_log_level, structlog.stdlib.add_logger_name, stamp]
     readable = config.format == "text" or (config.format == "auto" and sys.stderr.isatty())
-    renderer = structlog.dev.ConsoleRenderer() if readable else structlog.processors.JSONRenderer()
-    chain: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
-    if not readable:
-        chain.append(structlog.processors.format_exc_info)
-    formatter = structlog.stdlib.ProcessorFormatter(processors=[*chain, renderer], foreign_pre_chain=shared)
+    chain: list[Any] = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        # Before the renderer, which would show the variables of each frame, passwords among them.
+        structlog.processors.format_exc_info,
+        _mask,
+        *([_escape, structlog.dev.ConsoleRenderer()] if readable else [structlog.processors.JSONRenderer()]),
+    ]
+    formatter = structlog.stdlib.ProcessorFormatter(processors=chain, foreign_pre_chain=shared)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     root = logging.getLogger()
@@ -32,6 +36,24 @@ def configure_logging(config: LogConfig) -> None:
     root.setLevel(logging.WARNING)
     logging.getLogger("tmc").setLevel(config.level.upper())
     logging.getLogger("pika").setLevel(logging.CRITICAL)  # we say ourselves what a lost connection means
+
+
+def _mask(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any]:
+    """Libraries name the URLs that they could not reach."""
+    return {key: without_secrets(value) if isinstance(value, str) else value for key, value in event.items()}
+
+
+def _escape(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any]:
+    """An event is one line; the stack below it is indented, so that no line of an error's text passes for an event."""
+    stacks = ("exception", "stack")
+    return {
+        key: "\n".join(f"    {escaped(line)}" for line in str(value).split("\n")) if key in stacks else _as_line(value)
+        for key, value in event.items()
+    }
+
+
+def _as_line(value: object) -> object:
+    return escaped(value) if isinstance(value, str) else value  # the renderer shows others by repr, which escapes
 
 
 class MetricsEndpoint:

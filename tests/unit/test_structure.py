@@ -149,14 +149,41 @@ def test_the_pipeline_stands_on_the_domain_and_nobody_on_the_pipeline() -> None:
                 assert name.split(".")[1] in {"domain", "config", "settings"}, f"{path.name} imports {name}"
     for package in ("tmc_client", "tmc_server"):
         for path in (ROOT / package).rglob("*.py"):
-            if path.name != "cli.py":
-                assert not any(name.startswith("tmc_pipeline") for name in _imports(path)), path
+            assert not any(name.startswith("tmc_pipeline") for name in _imports(path)), path
 
 
-def test_the_command_line_starts_without_spark() -> None:
-    script = "import sys, tmc_server.cli; print(*sorted({name.split('.')[0] for name in sys.modules}))"
-    loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
-    assert not {"pyspark", "matplotlib", "jinja2"} & set(loaded)
+HEAVY = {
+    "sqlalchemy",
+    "alembic",
+    "pydantic",
+    "structlog",
+    "aiohttp",
+    "rich",
+    "pygments",
+    "pyspark",
+    "matplotlib",
+    "jinja2",
+}
+COSTS = {
+    ("--help",): HEAVY | {"grpc", "typer", "click", "tmc_client", "google"},
+    ("health", "127.0.0.1:1"): HEAVY | {"typer", "click", "tmc_client", "google"},
+    ("admin", "--address", "127.0.0.1:1", "list-apps"): HEAVY | {"prometheus_client"},
+    ("consume", "--help"): HEAVY | {"typer", "click", "prometheus_client"},
+    ("serve", "--help"): {"pyspark", "matplotlib", "jinja2"},
+}
+
+
+@pytest.mark.parametrize("arguments", COSTS)
+def test_a_command_imports_only_what_it_needs(arguments: tuple[str, ...]) -> None:
+    script = (
+        "import atexit, sys; from tmc_server.cli import main; sys.argv = ['tmc', *sys.argv[1:]]\n"
+        "atexit.register(lambda: print('loaded:', *{name.split('.')[0] for name in sys.modules}))\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
+    loaded = done.stdout.rpartition("loaded:")[2].split()
+    assert "sys" in loaded, done.stderr
+    assert sorted(COSTS[arguments] & set(loaded)) == []
 
 
 def _shown(value: object) -> str:

@@ -5,38 +5,61 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import grpc
 import typer
 from google.protobuf import json_format
 from google.protobuf.message import Message
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tmc_client.protocol import admin_pb2, message_pb2, types_pb2
+from tmc_server.cli import fail
+from tmc_server.cli.target import DEFAULT_ADDRESS, Target
+from tmc_server.printable import escaped
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="Register apps, topics, subscriptions; look at messages.",
+)  # fmt: skip
 SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 
 
 @app.callback()
 def connect(
     context: typer.Context,
-    address: Annotated[str, typer.Option(envvar="TMC_ADDRESS", help="host:port of a server.")] = "127.0.0.1:50051",
-    token: Annotated[str, typer.Option(envvar="TMC_ADMIN_TOKEN", help="The token that `tmc init` printed.")] = "",
+    address: Annotated[str, typer.Option(envvar="TMC_ADDRESS", help="host:port of a server.")] = DEFAULT_ADDRESS,
+    token: Annotated[
+        str, typer.Option(envvar="TMC_ADMIN_TOKEN", help="The token that `tmc init` printed.", show_default=False)
+    ] = "",
     authority: Annotated[str, typer.Option(envvar="TMC_CA", help="PEM file: use TLS and trust this authority.")] = "",
+    certificate: Annotated[str, typer.Option(envvar="TMC_CERTIFICATE", help="PEM file: who we are.")] = "",
+    key: Annotated[str, typer.Option(envvar="TMC_KEY", help="PEM file: the certificate's private key.")] = "",
+    server_name: Annotated[
+        str, typer.Option(envvar="TMC_SERVER_NAME", help="The name in the server's certificate, if not the host.")
+    ] = "",
+    insecure: Annotated[
+        bool, typer.Option("--insecure", envvar="TMC_INSECURE", help="Send the token in the clear off loopback.")
+    ] = False,
 ) -> None:
     """Talk to a running center."""
-    context.obj = {"address": address, "token": token, "authority": authority}
+    target = Target(
+        address=address, authority=authority, certificate=certificate, key=key, server_name=server_name
+    )  # fmt: skip
+    target.check()
+    if token and not (target.is_tls or target.is_loopback or insecure):
+        fail(
+            f"The admin token would travel in the clear to {address}: give --authority CA.pem (TMC_CA), or --insecure "
+            "(TMC_INSECURE=1) in a network that you trust."
+        )
+    context.obj = (target, token)
 
 
 def _ask(
     context: typer.Context, method: str, request: Message, response_class: type[Message], timeout: float = 10
 ) -> Any:
-    target = context.obj
-    metadata = [("authorization", f"Bearer {target['token']}")] if target["token"] else []
-    with _channel(target["address"], target["authority"]) as channel:
+    target, token = context.obj
+    metadata = [("authorization", f"Bearer {token}")] if token else []
+    with target.channel() as channel:
         rpc: Callable[..., Any] = channel.unary_unary(
             f"/{SERVICE.full_name}/{method}",
             request_serializer=lambda message: message.SerializeToString(),
@@ -45,18 +68,24 @@ def _ask(
         try:
             return rpc(request, metadata=metadata, timeout=timeout)
         except grpc.RpcError as exc:
-            typer.echo(f"{exc.code().name}: {exc.details()}", err=True)
-            raise typer.Exit(1) from exc
+            fail(target.explain(exc), code=1)
 
 
 def _call(
     context: typer.Context, method: str, request: Message, response_class: type[Message], timeout: float = 10
 ) -> None:
-    answer = _ask(context, method, request, response_class, timeout)
-    shown = json_format.MessageToDict(answer, preserving_proto_field_name=True)
+    _show(_ask(context, method, request, response_class, timeout))
+
+
+def _show(answer: Message) -> None:
+    shown = _as_dict(answer)
     if "body" in shown.get("message", {}):
         _add_text(shown["message"])
-    typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+    typer.echo(escaped(json.dumps(shown, indent=2, ensure_ascii=False), keep="\n"))
+
+
+def _as_dict(message: Message) -> dict[str, Any]:
+    return json_format.MessageToDict(message, preserving_proto_field_name=True)
 
 
 def _add_text(message: dict[str, Any]) -> None:
@@ -65,22 +94,6 @@ def _add_text(message: dict[str, Any]) -> None:
         message["body_text"] = base64.b64decode(message["body"]).decode()
     except UnicodeDecodeError:
         message["body_text"] = None
-
-
-def _channel(address: str, authority: str) -> grpc.Channel:
-    if not authority:
-        return grpc.insecure_channel(address)
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(Path(authority).read_bytes()))
-
-
-def health(address: str, authority: str) -> str:
-    """SERVING, NOT_SERVING, or why nobody answered."""
-    with _channel(address, authority) as channel:
-        try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=3)
-        except grpc.RpcError as exc:
-            return f"{exc.code().name}: {exc.details()}"
-    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
 @app.command()

@@ -1,0 +1,132 @@
+"""Whether the databases answer at all, before anything else is tried: a server waits for one that is away.
+
+Away (nobody answers) may pass by itself; refused (wrong password, no such database) does not, and is said at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from tmc_server.app.maintenance import CannotStart
+from tmc_server.config import Config
+
+log = logging.getLogger("tmc.app")
+
+_RETRY_S = 1.0
+_SAID_AGAIN_S = 30.0
+_CONNECT_S = 5
+_REFUSED = {1044, 1045, 1698, 3118, 3955}  # access denied, account locked
+_NO_DATABASE = 1049
+
+
+class DatabaseAway(Exception):
+    """Nobody answers there now; the text says where."""
+
+
+def require_databases(config: Config, created: bool = False) -> None:
+    """Raises CannotStart unless every database answers. created: what is missing will be made."""
+    try:
+        _look(config, created)
+    except DatabaseAway as exc:
+        raise CannotStart(str(exc)) from exc
+
+
+def wait_for_databases(config: Config, pause: Callable[[float], bool] | None = None) -> bool:
+    """Wait until every database answers, and say so at once, then every 30 seconds.
+
+    pause: sleeps for these seconds and says whether to stop; by default until SIGTERM or SIGINT.
+    Returns: False when told to stop.  Raises: CannotStart, this will not get better by waiting.
+    """
+    if pause is not None:
+        return _wait(config, pause)
+    stopping = threading.Event()
+    with _signals(stopping):
+        return _wait(config, stopping.wait)
+
+
+def _wait(config: Config, pause: Callable[[float], bool]) -> bool:
+    silent_s = _SAID_AGAIN_S
+    while True:
+        try:
+            _look(config, created=False)
+        except DatabaseAway as exc:
+            if silent_s >= _SAID_AGAIN_S:
+                log.warning("waiting for the database: %s", exc)
+                silent_s = 0.0
+            if pause(_RETRY_S):
+                return False
+            silent_s += _RETRY_S
+        else:
+            return True
+
+
+@contextmanager
+def _signals(stopping: threading.Event) -> Iterator[None]:
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda *_: stopping.set()) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _look(config: Config, created: bool) -> None:
+    """Raises DatabaseAway, CannotStart."""
+    urls = [config.store.catalog, *(part.url for part in config.store.shards)]
+    for text in dict.fromkeys(secret.get_secret_value() for secret in urls):
+        url = sa.make_url(text)
+        if url.get_backend_name() == "sqlite":
+            _look_at_file(url)
+        else:
+            _connect(url._replace(database=None) if created else url)
+
+
+def _connect(url: sa.URL) -> None:
+    server = f"{url.host or 'localhost'}:{url.port or 3306}"
+    try:
+        engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args={"connect_timeout": _CONNECT_S})
+        with engine.connect():
+            return
+    except ModuleNotFoundError as exc:
+        raise CannotStart(f"[store] needs the database driver {exc.name}: install tmc-center[mysql].") from exc
+    except sa.exc.DBAPIError as exc:
+        code = exc.orig.args[0] if exc.orig is not None and exc.orig.args else None
+        if code in _REFUSED:
+            raise CannotStart(
+                f"The database at {server} refuses the user {url.username or ''!r}: check user, password and rights "
+                "in the URL of [store]."
+            ) from exc
+        if code == _NO_DATABASE:
+            raise CannotStart(f"There is no database {url.database!r} at {server}: run tmc init.") from exc
+        raise DatabaseAway(f"The database at {server} does not answer (error {code}).") from exc
+
+
+def _look_at_file(url: sa.URL) -> None:
+    if url.database in (None, "", ":memory:"):
+        return
+    path = Path(str(url.database))
+    if not path.parent.is_dir():
+        raise CannotStart(f"Cannot open {path}: the folder {path.parent} does not exist.")
+    if not os.access(path if path.exists() else path.parent, os.R_OK | os.W_OK):
+        raise CannotStart(f"Cannot open {path}: this user must not write there.")
+    if path.is_dir():
+        raise CannotStart(f"Cannot open {path}: it is a folder, give the name of a file.")
+    if not path.exists():
+        return
+    try:
+        with closing(sqlite3.connect(path, timeout=0)) as connection:
+            connection.execute("PRAGMA schema_version").fetchall()
+    except sqlite3.OperationalError:
+        return  # somebody is at work on it; whether that is allowed is decided by the lock
+    except sqlite3.DatabaseError as exc:
+        raise CannotStart(f"Cannot open {path}: it is not an SQLite file.") from exc

@@ -1,0 +1,104 @@
+"""The `tmc` command: one table. A command's module is imported when it is called, so that a health check costs little.
+
+This module and what a command needs before it begins are the standard library alone: with the client alone installed,
+`tmc` works, and a command that needs more says which extra to install.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple, NoReturn
+
+from tmc_server.printable import escaped, without_secrets
+
+
+class Command(NamedTuple):
+    """target: module:name of what takes (args=..., prog_name=...).  extra: what has to be installed; "": the client does."""
+
+    target: str
+    extra: str
+    help: str
+
+
+COMMANDS = {
+    "serve": Command("tmc_server.cli.serving:serve_app", "server", "Run a server. Prepare its database first: init."),
+    "dev": Command("tmc_server.cli.serving:dev_app", "server", "Run a whole center in one process, for development."),
+    "init": Command("tmc_server.cli.databases:init_app", "server", "Create or upgrade the tables; repeatable."),
+    "doctor": Command("tmc_server.cli.databases:doctor_app", "server", "Check that the databases are set up safely."),
+    "consume": Command("tmc_server.cli.consuming:run", "", "Run a consumer."),
+    "health": Command("tmc_server.cli.health:run", "", "Ask a server whether it serves."),
+    "admin": Command("tmc_server.cli.admin:app", "server", "Register apps, topics, subscriptions; look at messages."),
+    "pipeline": Command("tmc_pipeline.cli:app", "pipeline", "Archive, restore, reconcile, report; runs on Spark."),
+}
+# Libraries that are needed only by some configurations.
+_EXTRAS = {
+    "MySQLdb": "mysql",
+    "pika": "rabbitmq",
+    "consul": "consul",
+    "confluent_kafka": "kafka",
+    "pyspark": "pipeline",
+}
+_OURS = ("tmc_client", "tmc_server", "tmc_pipeline")
+
+
+def main() -> None:
+    """The console script."""
+    name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
+    if name in COMMANDS:
+        _run(name, arguments)
+    elif name in ("--help", "-h", "help"):
+        sys.stdout.write(_help())
+    elif not name:
+        sys.stderr.write(_help())
+        raise SystemExit(2)
+    else:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        fail(f"There is no command {name!r}: {f'did you mean {near[0]!r}?' if near else 'see tmc --help.'}")
+
+
+def fail(text: object, code: int = 2) -> NoReturn:
+    """End the command with a sentence on standard error. code: 2, used wrongly; 1, the answer is no."""
+    say(text)
+    raise SystemExit(code)
+
+
+def say(text: object) -> None:
+    """Write a sentence to standard error, with nothing in it that a terminal would obey."""
+    sys.stderr.write(escaped(without_secrets(str(text)), keep="\n") + "\n")
+
+
+def _run(name: str, arguments: Sequence[str]) -> None:
+    target, extra, _ = COMMANDS[name]
+    module, _, attribute = target.partition(":")
+    try:
+        try:
+            command = getattr(import_module(module), attribute)
+        except ModuleNotFoundError as exc:
+            if not extra or _is_ours(exc):
+                raise
+            fail(f"tmc {name} needs {exc.name}, which is not installed: pip install 'tmc-center[{extra}]'.")
+        command(args=list(arguments), prog_name=f"tmc {name}")
+    except ModuleNotFoundError as exc:
+        needed = _EXTRAS.get((exc.name or "").partition(".")[0])
+        if needed is None:
+            raise
+        fail(f"This configuration needs {exc.name}, which is not installed: pip install 'tmc-center[{needed}]'.")
+    except BrokenPipeError:
+        # Whoever read our output has left, as `head` does; the interpreter's own flush at exit must not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+
+
+def _is_ours(exc: ModuleNotFoundError) -> bool:
+    return (exc.name or "").partition(".")[0] in _OURS
+
+
+def _help() -> str:
+    rows = "".join(f"  {name:<10}{command.help}\n" for name, command in COMMANDS.items())
+    return (
+        f"Usage: tmc COMMAND ...\n\nTransaction message center.\n\nCommands:\n{rows}\n`tmc COMMAND --help` says more.\n"
+    )

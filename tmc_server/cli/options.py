@@ -1,0 +1,27 @@
+"""What the commands of a server have in common."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from tmc_server.cli import fail
+from tmc_server.config import Config, ConfigError, load
+
+ConfigFile = Annotated[str | None, typer.Option("--config", "-c", help="TOML file; TMC_ environment variables win.")]
+
+
+def command() -> typer.Typer:
+    """The place of one command. Plain texts: nothing that imports rich."""
+    return typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+def loaded(path: str | None) -> Config:
+    """The configuration. From here on, files that this process makes are its user's alone. Ends the command."""
+    os.umask(0o077)
+    try:
+        return load(path)
+    except ConfigError as exc:
+        fail(exc)

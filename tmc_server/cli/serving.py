@@ -1,0 +1,80 @@
+"""`tmc serve` and `tmc dev`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tmc_client.supervisor import Supervisor
+from tmc_server.app import CannotStart, serve
+from tmc_server.app.reaching import wait_for_databases
+from tmc_server.cli import fail
+from tmc_server.cli.options import ConfigFile, command, loaded
+from tmc_server.config import Config, ConfigError
+from tmc_server.telemetry import configure_logging
+from tmc_server.workers import worker_commands
+
+serve_app, dev_app = command(), command()
+
+
+@serve_app.command()
+def serve_command(
+    config: ConfigFile = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Server processes; each takes the next port.")] = None,
+) -> None:
+    """Run a server. Prepare its database with `tmc init` first."""
+    settings = loaded(config)
+    configure_logging(settings.log)
+    count = workers or settings.server.workers
+    if count > 1:
+        try:
+            raise typer.Exit(Supervisor(worker_commands(settings, config, count)).run())
+        except ConfigError as exc:
+            fail(exc)
+    _serve(settings)
+
+
+@dev_app.command()
+def dev(
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on loopback; 0 takes a free one.")] = 50051,
+    data: Annotated[str, typer.Option(help="SQLite file; made when missing.")] = "tmc-dev.db",
+    config: ConfigFile = None,
+) -> None:
+    """Run the whole center in one process: SQLite, built-in delivery, no credentials, loopback only."""
+    settings = loaded(config)
+    try:
+        Path(data).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        fail(f"--data: cannot make the folder of {data}: {exc.strerror}.")
+    changed = settings.model_copy(
+        update={
+            "server": settings.server.model_copy(update={"listen": f"127.0.0.1:{port}"}),
+            "store": Config.model_validate({"store": {"catalog": f"sqlite:///{data}"}}).store,
+            # Producers on this machine say where they answer checks.
+            "discovery": Config.model_validate({"discovery": {"kind": "recorded"}}).discovery,
+            "checks": settings.checks.model_copy(
+                update={"allow": (*settings.checks.allow, "127.0.0.0/8:*", "::1/128:*")}
+            ),
+        }
+    )
+    configure_logging(settings.log)
+    typer.echo(
+        f"tmc dev on 127.0.0.1:{port}, messages in {data}.\n"
+        "Open to everybody on this machine: apps and topics are made when they are first named.",
+        err=True,
+    )
+    _serve(changed, dev=True)
+
+
+def _serve(config: Config, dev: bool = False) -> None:
+    for name, path in config.files.items():
+        if not os.access(path, os.R_OK):
+            fail(f"{name}: cannot read {path}: {'no such file' if not Path(path).exists() else 'permission denied'}.")
+    try:
+        if wait_for_databases(config):
+            serve(config, dev)
+    except CannotStart as exc:
+        fail(exc)

@@ -1,0 +1,144 @@
+"""Which server `tmc admin` and `tmc health` talk to, over what, and why it does not answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from tmc_server.cli import fail
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+_PROBE_S = 3.0
+_PLAINTEXT = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """address: host:port.  The others: PEM files and the name in the server's certificate; empty: not given."""
+
+    address: str
+    authority: str = ""
+    certificate: str = ""
+    key: str = ""
+    server_name: str = ""
+
+    @property
+    def is_tls(self) -> bool:
+        return bool(self.authority or self.certificate)
+
+    @property
+    def host(self) -> str:
+        return self.address.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    @property
+    def is_loopback(self) -> bool:
+        import ipaddress
+
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def check(self) -> None:
+        """Ends the command when the options do not fit together."""
+        host, _, port = self.address.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65_535:
+            fail(f"{self.address!r} is no address of a server: give host:port.")
+        if bool(self.certificate) != bool(self.key):
+            fail("--certificate and --key go together (TMC_CERTIFICATE, TMC_KEY).")
+        if self.server_name and not self.is_tls:
+            fail("--server-name is for TLS: give --authority too (TMC_CA).")
+
+    def channel(self) -> grpc.Channel:
+        """Ends the command when a PEM file cannot be read."""
+        if not self.is_tls:
+            return grpc.insecure_channel(self.address)
+        credentials = grpc.ssl_channel_credentials(
+            _pem("--authority", self.authority), _pem("--key", self.key), _pem("--certificate", self.certificate)
+        )
+        options = [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
+        return grpc.secure_channel(self.address, credentials, options)
+
+    def explain(self, exc: grpc.RpcError) -> str:
+        """What a failed call means: looked up at the address itself when the call did not arrive."""
+        code = exc.code()
+        found = ""
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            found = self._probe()
+        return found or f"{code.name}: {exc.details()}"
+
+    def _probe(self) -> str:
+        """Returns: "" when a connection like ours can be made."""
+        import socket
+
+        try:
+            connection = socket.create_connection((self.host, self.port), _PROBE_S)
+        except socket.gaierror:
+            return f"There is no host {self.host!r}: check the address (TMC_ADDRESS)."
+        except ConnectionRefusedError:
+            return f"Nobody listens on {self.address}: is the server running, and is this its address (TMC_ADDRESS)?"
+        except OSError as exc:
+            return f"{self.address} cannot be reached: {exc.strerror or exc}."
+        with connection:
+            connection.settimeout(_PROBE_S)
+            return self._probe_tls(connection) if self.is_tls else self._probe_plaintext(connection)
+
+    def _probe_plaintext(self, connection: object) -> str:
+        import ssl
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only whether it is TLS; nothing is sent
+        context.set_alpn_protocols(["h2"])
+        try:
+            context.wrap_socket(connection).close()  # type: ignore[arg-type]
+        except ssl.SSLError as exc:
+            if "ALERT" not in (exc.reason or ""):
+                return ""
+        except OSError:
+            return ""
+        return f"{self.address} speaks TLS: give --authority CA.pem (TMC_CA)."
+
+    def _probe_tls(self, connection: object) -> str:
+        import ssl
+
+        context = ssl.create_default_context(cafile=self.authority or None)
+        context.set_alpn_protocols(["h2"])
+        if self.certificate:
+            context.load_cert_chain(self.certificate, self.key)
+        try:
+            with context.wrap_socket(connection, server_hostname=self.server_name or self.host) as wrapped:  # type: ignore[arg-type]
+                wrapped.recv(1)  # TLS 1.3: who misses our certificate says so after the handshake
+        except ssl.SSLCertVerificationError as exc:
+            way_out = (
+                "give a name that is in it: --server-name NAME (TMC_SERVER_NAME)"
+                if "mismatch" in exc.verify_message
+                else "check --authority (TMC_CA)"
+            )
+            return f"The certificate of {self.address} is refused ({exc.verify_message.rstrip('.')}): {way_out}."
+        except ssl.SSLError as exc:
+            reason = exc.reason or ""
+            if reason in _PLAINTEXT:
+                return f"{self.address} does not speak TLS: leave out --authority (TMC_CA), or set [tls] of the server."
+            if "ALERT" in reason:
+                return (
+                    f"{self.address} wants a client certificate of an authority it trusts: "
+                    "give --certificate and --key (TMC_CERTIFICATE, TMC_KEY)."
+                )
+        except OSError:
+            return ""
+        return ""
+
+
+def _pem(option: str, path: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as exc:
+        fail(f"{option}: cannot read {path}: {exc.strerror}.")

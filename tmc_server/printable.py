@@ -1,0 +1,41 @@
+"""Text of strangers, made fit for a terminal and for a log of lines.
+
+Topics, keys, headers, bodies and error texts come from producers, consumers and the services that are asked. A terminal obeys
+escape sequences in them, bidirectional controls show one thing and mean another, a line break forges a line of the log. Every
+face that people read passes its text through here: `tmc admin`, the sentences of `tmc`, the text log.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_PASSWORD = re.compile(r"(://)[^/\s@'\"]*@")
+_TOKEN = re.compile(r"([?&](?:token|password|passwd)=)[^&\s'\"]*", re.IGNORECASE)
+
+
+def escaped(text: str, keep: str = "") -> str:
+    r"""Write what a terminal does not show as a character as \uXXXX, as JSON does; all scripts stay readable.
+
+    That is: controls (C0, C1), format characters (bidirectional, zero-width, tags), line and paragraph separators,
+    surrogates, private and unassigned characters.  keep: characters of ours that stay, for example line breaks.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each in keep or _shows(each) else _written(each) for each in text)
+
+
+def without_secrets(text: str) -> str:
+    """Mask passwords in URLs and tokens in queries, for texts that libraries wrote."""
+    if "://" in text or "=" in text:
+        return _TOKEN.sub(r"\1***", _PASSWORD.sub(r"\1***@", text))
+    return text
+
+
+def _shows(character: str) -> bool:
+    return character.isprintable() or unicodedata.category(character) == "Zs"  # the wide space of Chinese text
+
+
+def _written(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
