@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import weakref
@@ -83,7 +84,7 @@ def target_of(address: str) -> str:
     parts = [part.strip() for part in address.split(",")]
     if "://" in address or not all(part.rpartition(":")[2].isdigit() and part.rpartition(":")[0] for part in parts):
         raise ValueError(
-            f"{address!r} is no address of a center: give host:port, several IPv4 ones with commas, or "
+            f"{_without_token(address)!r} is no address of a center: give host:port, several IPv4 ones with commas, or "
             "consul://HOST:PORT/SERVICE?tag=TAG"
         )
     return parts[0] if len(parts) == 1 else "ipv4:" + ",".join(parts)
@@ -96,7 +97,7 @@ class Connection:
     """One lazily opened channel. Thread-safe. address: as `target_of`, or consul://HOST:PORT/SERVICE?tag=TAG."""
 
     def __init__(self, address: str, identity: Identity, tls: Tls | None = None) -> None:
-        self.address = address
+        self.address = _without_token(address)  # as it may be shown
         self.identity = identity
         self._consul = _in_consul(address)
         self._watch: Any = None
@@ -218,6 +219,10 @@ def _as_ipv4(address: str) -> str:
         return f"{socket.gethostbyname(host)}:{port}"
     except OSError:
         return ""
+
+
+def _without_token(address: str) -> str:
+    return re.sub(r"([?&]token=)[^&]*", r"\1***", address)
 
 
 def _in_consul(address: str) -> ConsulAddress | None:

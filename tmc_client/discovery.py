@@ -9,7 +9,7 @@ import logging
 import threading
 import urllib.parse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -29,17 +29,22 @@ class ConsulAddress:
     agent: str
     service: str
     tag: str
-    token: str
+    token: str = field(repr=False)
 
     @classmethod
     def parse(cls, text: str) -> ConsulAddress:
         """Raises ValueError saying what is expected."""
-        parts = urllib.parse.urlsplit(text)
+        # What is given may hold a token, so the sentence does not repeat it.
+        expected = "This is no address in Consul: give consul://HOST:PORT/SERVICE?tag=TAG&token=TOKEN (both optional)."
+        try:
+            parts = urllib.parse.urlsplit(text)
+            agent = f"{parts.hostname}:{parts.port or 8500}"
+        except ValueError:
+            raise ValueError(expected) from None
         query = dict(urllib.parse.parse_qsl(parts.query))
         service = parts.path.strip("/")
         if parts.scheme != "consul" or not parts.hostname or not service or set(query) - {"tag", "token"}:
-            raise ValueError(f"{text!r} is no address in Consul: give consul://HOST:PORT/SERVICE?tag=TAG")
-        agent = f"{parts.hostname}:{parts.port or 8500}"
+            raise ValueError(expected)
         return cls(agent, service, query.get("tag", ""), query.get("token", ""))
 
 

@@ -21,12 +21,13 @@ def configure_logging(config: LogConfig) -> None:
     stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
     shared: list[Any] = [structlog.stdlib.add_log_level, structlog.stdlib.add_logger_name, stamp]
     readable = config.format == "text" or (config.format == "auto" and sys.stderr.isatty())
+    renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     chain: list[Any] = [
         structlog.stdlib.ProcessorFormatter.remove_processors_meta,
         # Before the renderer, which would show the variables of each frame, passwords among them.
         structlog.processors.format_exc_info,
         _mask,
-        *([_escape, structlog.dev.ConsoleRenderer()] if readable else [structlog.processors.JSONRenderer()]),
+        *([_escape, renderer] if readable else [structlog.processors.JSONRenderer()]),
     ]
     formatter = structlog.stdlib.ProcessorFormatter(processors=chain, foreign_pre_chain=shared)
     handler = logging.StreamHandler(sys.stderr)

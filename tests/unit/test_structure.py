@@ -167,7 +167,8 @@ HEAVY = {
 COSTS = {
     ("--help",): HEAVY | {"grpc", "typer", "click", "tmc_client", "google"},
     ("health", "127.0.0.1:1"): HEAVY | {"typer", "click", "tmc_client", "google"},
-    ("admin", "--address", "127.0.0.1:1", "list-apps"): HEAVY | {"prometheus_client"},
+    ("admin", "--address", "127.0.0.1:1", "list-apps"): HEAVY - {"pydantic"}
+    | {"prometheus_client"},  # typer needs pydantic
     ("consume", "--help"): HEAVY | {"typer", "click", "prometheus_client"},
     ("serve", "--help"): {"pyspark", "matplotlib", "jinja2"},
 }
