@@ -196,7 +196,11 @@ class DiscoveryConfig(Section):
 
 
 def _egress_entries(value: tuple[str, ...]) -> tuple[str, ...]:
-    Egress(value)
+    for number, entry in enumerate(value, 1):
+        try:
+            Egress((entry,))
+        except ValueError:
+            raise ValueError(f"entry {number} must be host:port or network/bits:port, * for any port") from None
     return value
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-_PASSWORD = re.compile(r"(://)[^/\s@'\"]*@")
+_PASSWORD = re.compile(r"(://[^/\s@:'\"]*):[^\s'\"]*@")  # to the last @: unescaped passwords may hold anything
 _TOKEN = re.compile(r"([?&](?:token|password|passwd)=)[^&\s'\"]*", re.IGNORECASE)
 
 
@@ -28,7 +28,7 @@ def escaped(text: str, keep: str = "") -> str:
 def without_secrets(text: str) -> str:
     """Mask passwords in URLs and tokens in queries, for texts that libraries wrote."""
     if "://" in text or "=" in text:
-        return _TOKEN.sub(r"\1***", _PASSWORD.sub(r"\1***@", text))
+        return _TOKEN.sub(r"\1***", _PASSWORD.sub(r"\1:***@", text))
     return text
 
 

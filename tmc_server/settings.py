@@ -63,7 +63,8 @@ def _explain(model: type[BaseModel], error: Any) -> str:
         near = difflib.get_close_matches(path[-1], known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(sorted(known))}."
         return f"{'.'.join(path)}: there is no such key; {hint}"
-    return f"{'.'.join(path)}: {error['msg']}."
+    text = error["msg"].removeprefix("Value error, ")
+    return f"{'.'.join(path)}: {text}." if path else f"{text}."
 
 
 def _keys_of(model: type[BaseModel], path: list[str]) -> list[str]:

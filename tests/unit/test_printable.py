@@ -167,7 +167,8 @@ def test_a_log_has_one_line_per_event_and_indented_stacks(
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("Max retries: amqp://center:hunter2@rabbit:5672/%2F", "Max retries: amqp://***@rabbit:5672/%2F"),
+        ("Max retries: amqp://center:hunter2@rabbit:5672/%2F", "Max retries: amqp://center:***@rabbit:5672/%2F"),
+        ("amqp://center:hun/ter@2@rabbit:5672/%2F", "amqp://center:***@rabbit:5672/%2F"),
         ("consul://h:1/s?tag=t&token=hunter2", "consul://h:1/s?tag=t&token=***"),
         ("http://host/path", "http://host/path"),
         ("a=b", "a=b"),

@@ -99,6 +99,10 @@ def _connect(url: sa.URL) -> None:
             return
     except ModuleNotFoundError as exc:
         raise CannotStart(f"[store] needs the database driver {exc.name}: install tmc-center[mysql].") from exc
+    except TypeError as exc:  # the driver's own text quotes the option
+        raise CannotStart(
+            "The URL of [store] has an option behind its ? that the database driver does not know."
+        ) from exc
     except sa.exc.DBAPIError as exc:
         code = exc.orig.args[0] if exc.orig is not None and exc.orig.args else None
         if code in _REFUSED:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,8 +40,6 @@ class Target:
 
     @property
     def is_loopback(self) -> bool:
-        import ipaddress
-
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -75,8 +75,6 @@ class Target:
 
     def _probe(self) -> str:
         """Returns: "" when a connection like ours can be made."""
-        import socket
-
         try:
             connection = socket.create_connection((self.host, self.port), _PROBE_S)
         except socket.gaierror:
@@ -89,14 +87,14 @@ class Target:
             connection.settimeout(_PROBE_S)
             return self._probe_tls(connection) if self.is_tls else self._probe_plaintext(connection)
 
-    def _probe_plaintext(self, connection: object) -> str:
+    def _probe_plaintext(self, connection: socket.socket) -> str:
         import ssl
 
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only whether it is TLS; nothing is sent
         context.set_alpn_protocols(["h2"])
         try:
-            context.wrap_socket(connection).close()  # type: ignore[arg-type]
+            context.wrap_socket(connection).close()
         except ssl.SSLError as exc:
             if "ALERT" not in (exc.reason or ""):
                 return ""
@@ -104,16 +102,20 @@ class Target:
             return ""
         return f"{self.address} speaks TLS: give --authority CA.pem (TMC_CA)."
 
-    def _probe_tls(self, connection: object) -> str:
+    def _probe_tls(self, connection: socket.socket) -> str:
         import ssl
 
-        context = ssl.create_default_context(cafile=self.authority or None)
-        context.set_alpn_protocols(["h2"])
-        if self.certificate:
-            context.load_cert_chain(self.certificate, self.key)
         try:
-            with context.wrap_socket(connection, server_hostname=self.server_name or self.host) as wrapped:  # type: ignore[arg-type]
-                wrapped.recv(1)  # TLS 1.3: who misses our certificate says so after the handshake
+            context = ssl.create_default_context(cafile=self.authority or None)
+            if self.certificate:
+                context.load_cert_chain(self.certificate, self.key)
+        except ssl.SSLError:
+            return "--authority must be a PEM file of certificates, --key the private key of --certificate."
+        context.set_alpn_protocols(["h2"])
+        try:
+            with context.wrap_socket(connection, server_hostname=self.server_name or self.host) as wrapped:
+                # A server speaks first. With TLS 1.3 it looks at our certificate after the handshake, and hangs up.
+                welcome = wrapped.recv(1)
         except ssl.SSLCertVerificationError as exc:
             way_out = (
                 "give a name that is in it: --server-name NAME (TMC_SERVER_NAME)"
@@ -122,17 +124,19 @@ class Target:
             )
             return f"The certificate of {self.address} is refused ({exc.verify_message.rstrip('.')}): {way_out}."
         except ssl.SSLError as exc:
-            reason = exc.reason or ""
-            if reason in _PLAINTEXT:
+            if exc.reason in _PLAINTEXT:
                 return f"{self.address} does not speak TLS: leave out --authority (TMC_CA), or set [tls] of the server."
-            if "ALERT" in reason:
-                return (
-                    f"{self.address} wants a client certificate of an authority it trusts: "
-                    "give --certificate and --key (TMC_CERTIFICATE, TMC_KEY)."
-                )
-        except OSError:
+            welcome = b""
+        except TimeoutError:
             return ""
-        return ""
+        except OSError:
+            welcome = b""
+        if welcome:
+            return ""
+        return (
+            f"{self.address} hangs up: it wants a client certificate of an authority it trusts, "
+            "give --certificate and --key (TMC_CERTIFICATE, TMC_KEY)."
+        )
 
 
 def _pem(option: str, path: str) -> bytes | None:

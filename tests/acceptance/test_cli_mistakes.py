@@ -1,0 +1,400 @@
+"""What people mistype, forget and misconfigure: one sentence each that names the thing and the way out, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.support.certificates import Authority
+from tests.support.cluster import TMC
+from tests.support.eventually import eventually
+from tests.support.mariadb import MariaDB, free_port
+
+NAME = "center.internal"  # the only name in the servers' certificate; nothing resolves it
+SECRET = "Hunter2-marked"
+
+
+@dataclass(kw_only=True)
+class Places:
+    """What the placeholders in the table below stand for."""
+
+    folder: Path
+    plain: str = ""
+    tls: str = ""
+    mutual: str = ""
+    nobody: str = ""
+    token: str = ""
+    mutual_token: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """arguments, environment and says: with placeholders, fields of Places."""
+
+    id: str
+    arguments: str
+    says: str
+    environment: dict[str, str] = field(default_factory=dict)
+    code: int = 2
+
+
+FILE = "sqlite:///{folder}/fresh.db"
+CA = "{folder}/ca.pem"
+MISTAKES = [
+    # the command line
+    Mistake(id="unknown command", arguments="sreve", says="There is no command 'sreve': did you mean 'serve'?"),
+    Mistake(id="unknown option", arguments="health --adress x", says="unrecognized arguments: --adress"),
+    Mistake(id="unknown admin command", arguments="admin list-app", says="No such command 'list-app'"),
+    Mistake(id="nothing to consume", arguments="consume nosuch", says="give MODULE:NAME, for example"),
+    Mistake(id="no such module", arguments="consume no_such:thing", says="there is no module 'no_such'"),
+    Mistake(id="no processes", arguments="consume a:b --processes 0", says="--processes must be 1 or more"),
+    # the configuration
+    Mistake(
+        id="no such file", arguments="serve -c {folder}/none.toml", says="Cannot read {folder}/none.toml: No such file"
+    ),
+    Mistake(id="not toml", arguments="serve -c {folder}/ca.pem", says="{folder}/ca.pem is not TOML:"),
+    Mistake(
+        id="typo in a section",
+        arguments="serve",
+        environment={"TMC_SERVR__LISTEN": "a:1"},
+        says="servr: there is no such key; did you mean 'server'?",
+    ),
+    Mistake(
+        id="typo in a key",
+        arguments="doctor",
+        environment={"TMC_SERVER__LISTN": "a:1"},
+        says="server.listn: there is no such key; did you mean 'listen'?",
+    ),
+    Mistake(
+        id="no port",
+        arguments="serve",
+        environment={"TMC_SERVER__LISTEN": "localhost"},
+        says="server.listen: give host:port, for example",
+    ),
+    Mistake(
+        id="not a number",
+        arguments="init",
+        environment={"TMC_LIMITS__QUEUE": "many"},
+        says="limits.queue: Input should be a valid integer",
+    ),
+    Mistake(
+        id="no database URL",
+        arguments="init",
+        environment={"TMC_STORE__CATALOG": f"db:{SECRET}"},
+        says="store.catalog: give mariadb+mysqldb://user:***@host:3306/database or sqlite:///file",
+    ),
+    Mistake(
+        id="no broker URL",
+        arguments="serve",
+        environment={"TMC_RABBITMQ__URL": f"amqp://a:{SECRET}/x@h"},
+        says="rabbitmq.url: give amqp://",
+    ),
+    Mistake(
+        id="key without certificate",
+        arguments="serve",
+        environment={"TMC_TLS__KEY": "{folder}/server.key"},
+        says="tls: certificate and key go together",
+    ),
+    Mistake(
+        id="no certificate there",
+        arguments="serve",
+        environment={"TMC_TLS__CERTIFICATE": "{folder}/none.pem", "TMC_TLS__KEY": "{folder}/server.key"},
+        says="tls.certificate: cannot read {folder}/none.pem: no such file.",
+    ),
+    Mistake(
+        id="broker is missing",
+        arguments="serve",
+        environment={"TMC_DELIVERY__KIND": "rabbitmq"},
+        says="delivery.kind rabbitmq needs [rabbitmq] url",
+    ),
+    Mistake(
+        id="workers without a broker", arguments="serve --workers 2", says="use one worker, or delivery.kind rabbitmq"
+    ),
+    # the start
+    Mistake(id="not prepared", arguments="serve", says="run tmc init"),
+    Mistake(
+        id="no folder",
+        arguments="init",
+        environment={"TMC_STORE__CATALOG": "sqlite:////no-such-folder/x.db"},
+        says="Cannot open /no-such-folder/x.db: the folder /no-such-folder does not exist.",
+    ),
+    Mistake(
+        id="not a database",
+        arguments="serve",
+        environment={"TMC_STORE__CATALOG": "sqlite:///{folder}/ca.pem"},
+        says="Cannot open {folder}/ca.pem: it is not an SQLite file.",
+    ),
+    Mistake(
+        id="port taken",
+        arguments="dev --data {folder}/dev.db --port {plain_port}",
+        says="Cannot listen on 127.0.0.1:{plain_port}: choose another address or stop what uses it.",
+    ),
+    # tmc health and tmc admin
+    Mistake(id="health, nobody there", arguments="health {nobody}", code=1, says="Nobody listens on {nobody}"),
+    Mistake(
+        id="health, no address",
+        arguments="health localhost",
+        says="'localhost' is no address of a server: give host:port.",
+    ),
+    Mistake(
+        id="health, no host",
+        arguments="health no-such-host.invalid:1",
+        code=1,
+        says="There is no host 'no-such-host.invalid'",
+    ),
+    Mistake(
+        id="admin, nobody there",
+        arguments="admin --address {nobody} list-apps",
+        code=1,
+        says="Nobody listens on {nobody}",
+    ),
+    Mistake(
+        id="admin, wrong token",
+        arguments="admin --address {plain} --token wrong list-apps",
+        code=1,
+        says="This needs a valid admin token: TMC_ADMIN_TOKEN, --token",
+    ),
+    Mistake(
+        id="admin, no token",
+        arguments="admin --address {plain} list-apps",
+        code=1,
+        says="This needs a valid admin token",
+    ),
+    Mistake(
+        id="plaintext to TLS",
+        arguments="health {tls}",
+        code=1,
+        says="{tls} speaks TLS: give --authority CA.pem (TMC_CA).",
+    ),
+    Mistake(
+        id="admin, plaintext to TLS",
+        arguments="admin --address {tls} --token x list-apps",
+        code=1,
+        says="{tls} speaks TLS: give --authority",
+    ),
+    Mistake(id="plaintext to mutual TLS", arguments="health {mutual}", code=1, says="{mutual} speaks TLS"),
+    Mistake(
+        id="TLS to plaintext",
+        arguments="health {plain}",
+        environment={"TMC_CA": CA},
+        code=1,
+        says="{plain} does not speak TLS: leave out --authority (TMC_CA)",
+    ),
+    Mistake(
+        id="admin, TLS to plaintext",
+        arguments="admin --address {plain} --token x list-apps",
+        environment={"TMC_CA": CA},
+        code=1,
+        says="{plain} does not speak TLS",
+    ),
+    Mistake(
+        id="another name in the certificate",
+        arguments="health {tls}",
+        environment={"TMC_CA": CA},
+        code=1,
+        says="give a name that is in it: --server-name NAME (TMC_SERVER_NAME).",
+    ),
+    Mistake(
+        id="another authority",
+        arguments="health {tls} --server-name center.internal --authority {folder}/other/ca.pem",
+        code=1,
+        says="check --authority (TMC_CA).",
+    ),
+    Mistake(
+        id="no client certificate",
+        arguments="health {mutual} --server-name center.internal",
+        environment={"TMC_CA": CA},
+        code=1,
+        says="hangs up: it wants a client certificate of an authority it trusts, give --certificate",
+    ),
+    Mistake(
+        id="certificate without key",
+        arguments="health {tls} --certificate {folder}/operator.pem",
+        says="--certificate and --key go together",
+    ),
+    Mistake(
+        id="authority is not there",
+        arguments="health {tls} --authority {folder}/none.pem",
+        says="--authority: cannot read {folder}/none.pem: No such file or directory.",
+    ),
+    Mistake(
+        id="authority is no certificate",
+        arguments="health {tls} --authority {folder}/server.key",
+        code=1,
+        says="--authority must be a PEM file of certificates",
+    ),
+    Mistake(id="name without TLS", arguments="health {plain} --server-name x", says="--server-name is for TLS"),
+    Mistake(
+        id="token in the clear",
+        arguments="admin --address center.example:50051 --token {token} list-apps",
+        says="The admin token would travel in the clear to center.example:50051: give --authority",
+    ),
+]
+
+
+def _run(arguments: str, environment: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TMC_")}
+    return subprocess.run(
+        [TMC, *arguments.split()], capture_output=True, text=True, timeout=60, env=clean | environment, cwd=folder
+    )
+
+
+@contextmanager
+def _server(folder: Path, name: str, **settings: str) -> Iterator[tuple[str, str]]:
+    """Its address and its admin token; it serves."""
+    address = f"127.0.0.1:{free_port()}"
+    environment = settings | {"TMC_SERVER__LISTEN": address, "TMC_STORE__CATALOG": f"sqlite:///{folder}/{name}.db"}
+    token = _run("init", environment, folder).stdout.strip()
+    with (folder / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen([TMC, "serve"], env=os.environ | environment, stderr=log)
+    try:
+        eventually(lambda: "serving on port" in (folder / f"{name}.log").read_text(), seconds=60)
+        yield address, token
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
+    folder = tmp_path_factory.mktemp("places")
+    (folder / "other").mkdir()
+    Authority(folder / "other")
+    authority = Authority(folder)
+    certificate, key = authority.issue("server", f"DNS:{NAME}")
+    authority.issue("operator", "DNS:operator")
+    tls = {"TMC_TLS__CERTIFICATE": str(certificate), "TMC_TLS__KEY": str(key)}
+    mutual = tls | {"TMC_TLS__CLIENT_AUTHORITY": str(authority.certificate)}
+    with ExitStack() as stack:
+        found = Places(folder=folder, nobody=f"127.0.0.1:{free_port()}")
+        found.plain, found.token = stack.enter_context(_server(folder, "plain"))
+        found.tls, _ = stack.enter_context(_server(folder, "tls", **tls))
+        found.mutual, found.mutual_token = stack.enter_context(_server(folder, "mutual", **mutual))
+        yield found
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.id)
+def test_a_mistake_gets_one_sentence(places: Places, mistake: Mistake) -> None:
+    values = vars(places) | {"plain_port": places.plain.rpartition(":")[2]}
+    defaults = (
+        {"TMC_STORE__CATALOG": FILE, "TMC_SERVER__LISTEN": "127.0.0.1:0"} if "admin" not in mistake.arguments else {}
+    )
+    environment = {name: value.format_map(values) for name, value in (defaults | mistake.environment).items()}
+    done = _run(mistake.arguments.format_map(values), environment, places.folder)
+    output = done.stdout + done.stderr
+    assert mistake.says.format_map(values) in output
+    assert done.returncode == mistake.code
+    assert "Traceback" not in output
+    assert SECRET not in output
+    assert places.token not in output
+
+
+def test_health_and_admin_reach_a_server_by_address_whose_certificate_names_it_otherwise(places: Places) -> None:
+    environment = {"TMC_CA": str(places.folder / "ca.pem"), "TMC_SERVER_NAME": NAME}
+    assert _run(f"health {places.tls}", environment, places.folder).stdout == "SERVING\n"
+    done = _run(f"admin --address {places.tls} --token x list-apps", environment, places.folder)
+    assert "PERMISSION_DENIED" in done.stderr  # the call arrived; the token is wrong
+
+
+def test_health_and_admin_show_a_client_certificate(places: Places) -> None:
+    environment = {
+        "TMC_CA": str(places.folder / "ca.pem"),
+        "TMC_CERTIFICATE": str(places.folder / "operator.pem"),
+        "TMC_KEY": str(places.folder / "operator.key"),
+        "TMC_SERVER_NAME": NAME,
+        "TMC_ADDRESS": places.mutual,
+        "TMC_ADMIN_TOKEN": places.mutual_token,
+    }
+    assert _run("health", environment, places.folder).stdout == "SERVING\n"
+    done = _run("admin list-apps", environment, places.folder)
+    assert (done.returncode, done.stdout) == (0, "{}\n")
+
+
+def test_a_token_goes_in_the_clear_only_where_that_is_said(places: Places) -> None:
+    away = "admin --address 192.0.2.1:1 --token x"  # an address of documentation: nobody is there
+    refused = _run(f"{away} list-apps", {}, places.folder)
+    assert (refused.returncode, "in the clear" in refused.stderr) == (2, True)
+    for arguments, environment in ((f"{away} --insecure", {}), (away, {"TMC_INSECURE": "1"})):
+        assert "in the clear" not in _run(f"{arguments} list-apps --help", environment, places.folder).stderr
+    assert _run(f"admin --address {places.plain} --token {places.token} list-apps", {}, places.folder).returncode == 0
+
+
+@pytest.mark.mariadb
+def test_a_wrong_password_is_said_at_once_and_names_user_and_host_alone(mariadb: MariaDB, tmp_path: Path) -> None:
+    url = f"mariadb+mysqldb://somebody:{SECRET}@127.0.0.1:{mariadb.port}/tmc"
+    for command in ("serve", "init", "doctor"):
+        done = _run(command, {"TMC_STORE__CATALOG": url}, tmp_path)
+        assert done.returncode == 2
+        assert f"The database at 127.0.0.1:{mariadb.port} refuses the user 'somebody'" in done.stderr
+        assert SECRET not in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.mariadb
+def test_a_missing_database_is_named_and_init_makes_it(mariadb: MariaDB, tmp_path: Path) -> None:
+    environment = {"TMC_STORE__CATALOG": mariadb.url("tmc_not_there_yet")}
+    for command in ("serve", "doctor"):
+        done = _run(command, environment, tmp_path)
+        assert (done.returncode, "There is no database 'tmc_not_there_yet'" in done.stderr) == (2, True)
+    assert _run("init", environment, tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("command", ["init", "doctor"])
+def test_init_and_doctor_do_not_wait_for_a_database(tmp_path: Path, command: str) -> None:
+    port = free_port()
+    done = _run(command, {"TMC_STORE__CATALOG": f"mariadb+mysqldb://u:{SECRET}@127.0.0.1:{port}/tmc"}, tmp_path)
+    assert done.returncode == 2
+    assert f"The database at 127.0.0.1:{port} does not answer" in done.stderr
+    assert SECRET not in done.stderr
+
+
+@contextmanager
+def _starting(environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as stream:
+        process = subprocess.Popen([TMC, "serve"], env=os.environ | environment, stderr=stream)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+@pytest.mark.mariadb
+def test_a_server_waits_for_a_database_that_is_away_and_serves_when_it_is_back(tmp_path: Path) -> None:
+    database, log = MariaDB(), tmp_path / "log"
+    address = f"127.0.0.1:{free_port()}"
+    environment = {"TMC_STORE__CATALOG": database.url("tmc"), "TMC_SERVER__LISTEN": address}
+    try:
+        assert _run("init", environment, tmp_path).returncode == 0
+        database.kill()
+        with _starting(environment, log) as process:
+            eventually(lambda: "waiting for the database" in log.read_text(), seconds=60)
+            assert _run(f"health {address}", {}, tmp_path).returncode == 1
+            assert process.poll() is None
+            database.start()
+            eventually(lambda: "serving on port" in log.read_text(), seconds=60)
+            assert _run(f"health {address}", {}, tmp_path).stdout == "SERVING\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        assert log.read_text().count("waiting for the database") == 1
+    finally:
+        database.stop()
+
+
+def test_a_server_that_waits_ends_when_told_to(tmp_path: Path) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))  # bound, not listening: refuses
+        url = f"mariadb+mysqldb://u:{SECRET}@127.0.0.1:{reserved.getsockname()[1]}/tmc"
+        with _starting({"TMC_STORE__CATALOG": url}, tmp_path / "log") as process:
+            eventually(lambda: "waiting for the database" in (tmp_path / "log").read_text(), seconds=60)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+    assert SECRET not in (tmp_path / "log").read_text()
