@@ -1,3 +1,4 @@
+from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from tmc_client.protocol import message_pb2 as _message_pb2
 from tmc_client.protocol import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
@@ -165,18 +166,20 @@ class Subscription(_message.Message):
     def __init__(self, number: _Optional[int] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., effective_ms: _Optional[int] = ..., removed_ms: _Optional[int] = ..., forward: _Optional[_Union[_types_pb2.Forward, _Mapping]] = ..., queue: _Optional[str] = ...) -> None: ...
 
 class RegisterSubscriptionRequest(_message.Message):
-    __slots__ = ("topic", "app", "tag", "retry", "forward")
+    __slots__ = ("topic", "app", "tag", "retry", "forward", "update_mask")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     APP_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
     FORWARD_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_MASK_FIELD_NUMBER: _ClassVar[int]
     topic: str
     app: str
     tag: str
     retry: _types_pb2.RetryPolicy
     forward: _types_pb2.Forward
-    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., forward: _Optional[_Union[_types_pb2.Forward, _Mapping]] = ...) -> None: ...
+    update_mask: _field_mask_pb2.FieldMask
+    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., forward: _Optional[_Union[_types_pb2.Forward, _Mapping]] = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ...) -> None: ...
 
 class RemoveSubscriptionRequest(_message.Message):
     __slots__ = ("topic", "app", "tag")
@@ -266,16 +269,20 @@ class CheckTarget(_message.Message):
     def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., address: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., deadline_ms: _Optional[int] = ..., concurrency: _Optional[int] = ..., batch: _Optional[int] = ..., tls: bool = ...) -> None: ...
 
 class SetTopicCheckRequest(_message.Message):
-    __slots__ = ("topic", "targets", "retry", "untried")
+    __slots__ = ("topic", "targets", "retry", "untried", "update_mask", "removed_targets")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
     UNTRIED_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_MASK_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_TARGETS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     targets: _containers.RepeatedCompositeFieldContainer[CheckTarget]
     retry: _types_pb2.RetryPolicy
     untried: bool
-    def __init__(self, topic: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[CheckTarget, _Mapping]]] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., untried: bool = ...) -> None: ...
+    update_mask: _field_mask_pb2.FieldMask
+    removed_targets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, topic: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[CheckTarget, _Mapping]]] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., untried: bool = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ..., removed_targets: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetTopicCheckRequest(_message.Message):
     __slots__ = ("topic",)

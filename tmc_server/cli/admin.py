@@ -13,7 +13,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from tmc_client.protocol import admin_pb2, message_pb2, types_pb2
-from tmc_server.cli import fail
+from tmc_server.cli import fail, say
 from tmc_server.cli.target import DEFAULT_ADDRESS, Target
 from tmc_server.printable import escaped
 
@@ -21,6 +21,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     help="Register apps, topics, subscriptions; look at messages.",
 )  # fmt: skip
+Growth = Annotated[bool | None, typer.Option("--exponential/--linear", help="How the distances of retries grow.")]
 SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 
 
@@ -42,9 +43,7 @@ def connect(
     ] = False,
 ) -> None:
     """Talk to a running center."""
-    target = Target(
-        address=address, authority=authority, certificate=certificate, key=key, server_name=server_name
-    )  # fmt: skip
+    target = Target(address=address, authority=authority, certificate=certificate, key=key, server_name=server_name)
     target.check()
     if token and not (target.is_tls or target.is_loopback or insecure):
         fail(
@@ -150,18 +149,85 @@ def list_topics(context: typer.Context) -> None:
 
 @app.command()
 def subscribe(
-    context: typer.Context, topic: str, app: str, tag: str = "", interval_ms: int | None = None,
-    max_retry: int | None = None, cap_ms: int | None = None, exponential: bool = False, forward: str = "",
+    context: typer.Context,
+    topic: str,
+    app: str,
+    tag: str = "",
+    interval_ms: int | None = None,
+    max_retry: int | None = None,
+    cap_ms: int | None = None,
+    exponential: Growth = None,
+    forward: str = "",
     forward_key: str = "",
-) -> None:  # fmt: skip
-    """Subscribe an app to a topic, or change its retry policy. --forward rabbitmq:EXCHANGE sends there instead."""
-    kind = types_pb2.RETRY_KIND_EXPONENTIAL if exponential else types_pb2.RETRY_KIND_LINEAR
-    retry = types_pb2.RetryPolicy(kind=kind, interval_ms=interval_ms, max_retry=max_retry, cap_ms=cap_ms)
-    request = admin_pb2.RegisterSubscriptionRequest(topic=topic, app=app, tag=tag, retry=retry)
+) -> None:
+    """Subscribe an app, or change what is named of its retry policy. --forward rabbitmq:EXCHANGE sends there instead."""
+    before = _subscription(context, topic, app, tag)
+    request = admin_pb2.RegisterSubscriptionRequest(topic=topic, app=app, tag=tag)
+    if before is not None:
+        request.retry.CopyFrom(before.retry)
+        if before.HasField("forward"):
+            request.forward.CopyFrom(before.forward)
+    named = _change_policy(request.retry, interval_ms, max_retry, cap_ms, exponential)
     if forward:
         to, _, target = forward.partition(":")
         request.forward.CopyFrom(types_pb2.Forward(kind=to, target=target, key=forward_key))
-    _call(context, "RegisterSubscription", request, admin_pb2.Subscription)
+    if before is not None:
+        request.update_mask.paths.extend(named)
+    _change(context, "RegisterSubscription", request, before, admin_pb2.Subscription)
+
+
+def _subscription(context: typer.Context, topic: str, app: str, tag: str) -> admin_pb2.Subscription | None:
+    """The one that is there. tag "": the topic's default, as the center takes it."""
+    topics = _ask(context, "ListTopics", admin_pb2.ListTopicsRequest(), admin_pb2.ListTopicsResponse).topics
+    known = next((each for each in topics if each.name == topic), None)
+    if known is None:
+        return None
+    wanted = (app, tag or known.default_tag)
+    request = admin_pb2.ListSubscriptionsRequest(topic=topic)
+    found = _ask(context, "ListSubscriptions", request, admin_pb2.ListSubscriptionsResponse).subscriptions
+    return next((each for each in found if (each.app, each.tag) == wanted and not each.removed_ms), None)
+
+
+def _change_policy(
+    policy: types_pb2.RetryPolicy,
+    interval_ms: int | None,
+    max_retry: int | None,
+    cap_ms: int | None,
+    exponential: bool | None,
+) -> list[str]:
+    """Set what was named. Returns: paths for an update mask."""
+    kinds = {None: None, True: types_pb2.RETRY_KIND_EXPONENTIAL, False: types_pb2.RETRY_KIND_LINEAR}
+    values = {"kind": kinds[exponential], "interval_ms": interval_ms, "max_retry": max_retry, "cap_ms": cap_ms}
+    named = {name: value for name, value in values.items() if value is not None}
+    for name, value in named.items():
+        setattr(policy, name, value)
+    return [f"retry.{name}" for name in named]
+
+
+def _change(
+    context: typer.Context, method: str, request: Message, before: Message | None, response_class: type[Message]
+) -> None:
+    """Show the answer, and beside it on standard error what is different from before."""
+    after = _ask(context, method, request, response_class)
+    if before is not None:
+        for line in _differences(_flat(_as_dict(before)), _flat(_as_dict(after))) or ["Nothing changed."]:
+            say(escaped(line))
+    _show(after)
+
+
+def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name) and name != "effective_ms"]
+    return [f"{name}: {before.get(name, 'unset')} -> {after.get(name, 'unset')}" for name in names]
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Paths and values of an answer; the elements of a list go by their names."""
+    if isinstance(value, list):
+        value = {each.get("name", "") or "(unnamed)": each for each in value}
+    if not isinstance(value, dict):
+        return {name: value}
+    parts = [_flat(inner, f"{name}.{key}" if name else str(key)) for key, inner in value.items()]
+    return {path: inner for part in parts for path, inner in part.items()}
 
 
 @app.command()
@@ -236,29 +302,76 @@ def list_instances(context: typer.Context, app: str, tag: str = "default") -> No
 
 @app.command()
 def set_check(
-    context: typer.Context, topic: str, kind: str = "", name: str = "", address: str = "",
-    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, repeatable: path, batch, method, ...")] = None,
-    deadline_ms: int | None = None, concurrency: int | None = None, batch: int | None = None, tls: bool = False,
-    interval_ms: int | None = None, max_retry: int | None = None, cap_ms: int | None = None, exponential: bool = False,
+    context: typer.Context,
+    topic: str,
+    kind: str = "",
+    name: str = "",
+    address: str | None = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE, repeatable: path, batch, method, ...; NAME= removes it.")
+    ] = None,
+    deadline_ms: int | None = None,
+    concurrency: int | None = None,
+    batch: int | None = None,
+    tls: bool | None = None,
+    interval_ms: int | None = None,
+    max_retry: int | None = None,
+    cap_ms: int | None = None,
+    exponential: Growth = None,
     untried: Annotated[bool, typer.Option(help="Store it although nobody is there to try it out.")] = False,
-    keep: Annotated[bool, typer.Option(help="Keep the topic's other targets.")] = False,
-) -> None:  # fmt: skip
-    """How undecided messages of a topic are asked for. Tried out first; what cannot work is refused with the reason."""
+    remove: Annotated[list[str] | None, typer.Option(help="Name of a target that goes, repeatable.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Remove the topic's other targets.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", hidden=True, help="As it is without it, too.")] = False,
+) -> None:
+    """How undecided messages of a topic are asked for: what is not named stays. Tried out before it is stored."""
+    del keep
+    before = _ask(context, "GetTopicCheck", admin_pb2.GetTopicCheckRequest(topic=topic), admin_pb2.TopicCheck)
+    targets = {target.name: target for target in before.targets}
+    settings = {
+        "address": address,
+        "deadline_ms": deadline_ms,
+        "concurrency": concurrency,
+        "batch": batch,
+        "tls": tls,
+    }
+    named = {field: value for field, value in settings.items() if value is not None}
     request = admin_pb2.SetTopicCheckRequest(topic=topic, untried=untried)
-    if keep:
-        known = _ask(context, "GetTopicCheck", admin_pb2.GetTopicCheckRequest(topic=topic), admin_pb2.TopicCheck)
-        request.targets.extend(target for target in known.targets if target.name != name)
-    if kind:
-        options = dict(_pair(text) for text in option or ())
-        request.targets.add(
-            name=name, kind=kind, address=address, options=options, deadline_ms=deadline_ms, concurrency=concurrency,
-            batch=batch, tls=tls,
-        )  # fmt: skip
-    if exponential or any(value is not None for value in (interval_ms, max_retry, cap_ms)):
-        growth = types_pb2.RETRY_KIND_EXPONENTIAL if exponential else types_pb2.RETRY_KIND_LINEAR
-        retry = types_pb2.RetryPolicy(kind=growth, interval_ms=interval_ms, max_retry=max_retry, cap_ms=cap_ms)
-        request.retry.CopyFrom(retry)
-    _call(context, "SetTopicCheck", request, admin_pb2.TopicCheck)
+    if kind or named or option:
+        targets[name] = _changed_target(
+            targets.get(name), name, kind, named, dict(_pair(text) for text in option or ())
+        )
+        request.update_mask.paths.append("targets")
+    gone = set(remove or ()) | ({each for each in targets if each != name} if replace else set())
+    unknown = gone - set(targets)
+    if unknown:
+        fail(f"The topic has no target {sorted(unknown)[0]!r}: its targets are {sorted(targets)}.")
+    # All of them: servers without update masks take the list as it is.
+    request.targets.extend(target for each, target in targets.items() if each not in gone)
+    request.removed_targets.extend(sorted(gone))
+    request.retry.CopyFrom(before.retry)
+    request.update_mask.paths.extend(_change_policy(request.retry, interval_ms, max_retry, cap_ms, exponential))
+    _change(context, "SetTopicCheck", request, before, admin_pb2.TopicCheck)
+
+
+def _changed_target(
+    before: admin_pb2.CheckTarget | None, name: str, kind: str, named: dict[str, Any], options: dict[str, str]
+) -> admin_pb2.CheckTarget:
+    target = admin_pb2.CheckTarget(name=name)
+    if before is not None:
+        target.CopyFrom(before)
+    elif not kind:
+        fail(f"The topic has no target {name!r} yet: give --kind, see docs/checks.md.")
+    if kind and kind != target.kind:
+        target.kind = kind
+        target.options.clear()  # each kind has options of its own
+    for field, value in named.items():
+        setattr(target, field, value)
+    for option, value in options.items():
+        if value:
+            target.options[option] = value
+        else:
+            target.options.pop(option, None)
+    return target
 
 
 @app.command()
