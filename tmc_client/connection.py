@@ -1,20 +1,29 @@
-"""Where the center is, who we are, and the gRPC channel: opened at first use, opened anew in a forked child."""
+"""Where the center is, who we are, and the gRPC channels, one per server: opened at first use and again in a forked child.
+
+With several servers each call goes to one that answers, see `servers`: a try that gets no answer within its deadline is
+repeated on another server, which is safe since every call of the center is idempotent. When no server is well the call
+waits for its full deadline, on two servers at once at most: a center that is merely slow gets no storm of repeats.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-import socket
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
-from tmc_client import errors
+from tmc_client import errors, wire
+from tmc_client.servers import Server, Servers
 
 if TYPE_CHECKING:
     from tmc_client.discovery import ConsulAddress
@@ -79,146 +88,286 @@ class Identity:
         return tuple(pairs)
 
 
-def target_of(address: str) -> str:
-    """host:port, or several IPv4 addresses with commas; gRPC spreads calls over them. Raises ValueError."""
+def addresses_of(address: str) -> list[str]:
+    """host:port, or several with commas. Raises ValueError."""
     parts = [part.strip() for part in address.split(",")]
     if "://" in address or not all(part.rpartition(":")[2].isdigit() and part.rpartition(":")[0] for part in parts):
         raise ValueError(
-            f"{_without_token(address)!r} is no address of a center: give host:port, several IPv4 ones with commas, or "
+            f"{_without_token(address)!r} is no address of a center: give host:port, several with commas, or "
             "consul://HOST:PORT/SERVICE?tag=TAG"
         )
-    return parts[0] if len(parts) == 1 else "ipv4:" + ",".join(parts)
+    return list(dict.fromkeys(parts))
 
 
-_OLD_CHANNEL_S = 30.0  # longer than any call: who still uses the old channel gets its answer
+CHANNEL_OPTIONS: tuple[tuple[str, str | int], ...] = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.lb_policy_name", "round_robin"),  # for a name with several addresses
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # A connection that leads nowhere is noticed within 15 s, also by streams and while nothing is sent.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # after a fork nothing is shared with the parent's channel
+)
+_OLD_CHANNEL_S = 30.0  # longer than any call: those that use the old channel get their answer
+_AT_ONCE = 2  # servers that work on one call while none is known to be well
+_PROBE = "/grpc.health.v1.Health/Check"
+_PROBE_S = 1.0
+_SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
+
+
+class _Link:
+    """The channel to one server and the methods made on it."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
+        self.methods: dict[str, Any] = {}
 
 
 class Connection:
-    """One lazily opened channel. Thread-safe. address: as `target_of`, or consul://HOST:PORT/SERVICE?tag=TAG."""
+    """Lazily opened channels. Thread-safe. address: as `addresses_of`, or consul://HOST:PORT/SERVICE?tag=TAG."""
 
-    def __init__(self, address: str, identity: Identity, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        identity: Identity,
+        tls: Tls | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.address = _without_token(address)  # as it may be shown
         self.identity = identity
         self._consul = _in_consul(address)
         self._watch: Any = None
-        self._target = "" if self._consul else target_of(address)
+        self._addresses = [] if self._consul else addresses_of(address)
         self._tls = tls
-        self._lock = threading.Lock()
-        self._channel: grpc.Channel | None = None
-        self._methods: dict[str, Any] = {}
+        self._monotonic = monotonic
+        self._reset()
         watch_forks(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._servers: Servers | None = Servers(self._addresses, self._monotonic) if self._addresses else None
+        self._links: dict[str, _Link] = {}
+        self._prober: threading.Thread | None = None
+        self._closing = threading.Event()
 
     def __repr__(self) -> str:
         return f"Connection({self.address!r}, app={self.identity.app!r})"
-
-    def _open(self) -> grpc.Channel:
-        """Raises Unavailable: Consul knows no instance."""
-        with self._lock:
-            if self._channel is None:
-                self._channel = self._new_channel(self._find())
-            return self._channel
 
     def announce(self, check_address: str) -> None:
         """From now on say with each call where this service answers checks, unless connect() was told another place."""
         with self._lock:
             if not self.identity.check_address:
                 self.identity = replace(self.identity, check_address=check_address)
-                self._methods = {}
+                for link in self._links.values():
+                    link.methods = {}
 
-    def _find(self) -> str:
-        if self._consul is None:
-            return self._target
-        if self._watch is None:
-            from tmc_client.discovery import Watch
+    def _known(self) -> Servers:
+        """Raises Unavailable: Consul knows no instance."""
+        if self._servers is not None and (self._consul is None or self._watch is not None):
+            return self._servers
+        with self._lock:
+            if self._consul is not None and self._watch is None:
+                from tmc_client.discovery import Watch
 
-            self._watch = Watch(self._consul, self._moved)
-            self._watch.start()
-        if not self._target:
-            raise errors.Unavailable(
-                f"Consul knows no passing instance of {self._consul.service!r} with tag {self._consul.tag!r}: "
-                "is a server running, and registered with that tag?"
-            )
-        return self._target
+                self._watch = Watch(self._consul, self._moved)
+                self._watch.start()
+            if self._servers is None:
+                assert self._consul is not None
+                raise errors.Unavailable(
+                    f"Consul knows no passing instance of {self._consul.service!r} with tag {self._consul.tag!r}: "
+                    "is a server running, and registered with that tag?"
+                )
+            return self._servers
 
     def _moved(self, addresses: Sequence[str]) -> None:
-        """From the watch: the instances are others now. Calls under way end on the old channel."""
-        resolved = [address for address in map(_as_ipv4, addresses) if address]
-        if not resolved:
-            return  # none of these names means anything here: go on with those we know
-        target = target_of(",".join(resolved))
-        if self._target == target:
-            return
-        self._target = target
-        old = self._channel
-        if old is None:
-            return
-        fresh = self._new_channel(target)
-        with self._lock:
-            old, self._channel, self._methods = self._channel, fresh, {}
-        if old is not None:
-            closing = threading.Timer(_OLD_CHANNEL_S, old.close)
+        """From the watch: the instances are others now. Calls under way end on the old channels."""
+        self._addresses = list(dict.fromkeys(addresses))
+        if self._servers is None:
+            self._servers = Servers(self._addresses, self._monotonic)
+        else:
+            self._servers.replace(self._addresses)
+        gone = [self._links.pop(address) for address in list(self._links) if address not in self._addresses]
+        for link in gone:
+            closing = threading.Timer(_OLD_CHANNEL_S, link.channel.close)
             closing.daemon = True
             closing.start()
 
-    def _new_channel(self, target: str) -> grpc.Channel:
-        options = [
-            ("grpc.max_receive_message_length", -1),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.lb_policy_name", "round_robin"),
-            ("grpc.initial_reconnect_backoff_ms", 200),
-            ("grpc.min_reconnect_backoff_ms", 200),
-            ("grpc.max_reconnect_backoff_ms", 2_000),
-            ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.use_local_subchannel_pool", 1),  # after a fork nothing is shared with the parent's channel
-        ]
-        if self._tls is None:
-            return grpc.insecure_channel(target, options)
-        return grpc.secure_channel(target, self._tls.credentials(), options)
+    def _link(self, server: Server) -> _Link:
+        link = self._links.get(server.address)
+        if link is None:
+            with self._lock:
+                link = self._links.get(server.address)
+                if link is None:
+                    link = self._links[server.address] = _Link(self._new_channel(server.address))
+        return link
 
-    def unary(self, path: str, response_class: Any) -> Callable[..., Any]:
-        """A blocking call of one method, with our metadata: (request, timeout=seconds) -> response."""
-        method = self._methods.get(path)
+    def _new_channel(self, address: str) -> grpc.Channel:
+        if self._tls is None:
+            return grpc.insecure_channel(address, CHANNEL_OPTIONS)
+        return grpc.secure_channel(address, self._tls.credentials(), CHANNEL_OPTIONS)
+
+    def _method(self, server: Server, path: str, response_class: Any) -> tuple[Any, Any]:
+        """Returns: the method and the metadata to call it with."""
+        methods = self._link(server).methods
+        method = methods.get(path)
         if method is None:
-            methods, channel = self._methods, self._open()
-            raw = channel.unary_unary(
+            raw = self._link(server).channel.unary_unary(
                 path, request_serializer=_serialize, response_deserializer=response_class.FromString
             )
-            metadata = self.identity.metadata
-            method = methods[path] = lambda request, timeout: raw(request, timeout=timeout, metadata=metadata)
-        return method
+            method = methods[path] = (raw, self.identity.metadata)
+        found: tuple[Any, Any] = method
+        return found
+
+    def unary(self, path: str, response_class: Any) -> Callable[..., Any]:
+        """A blocking call of one method, with our metadata: (request, timeout=seconds) -> response.
+
+        Calling it raises grpc.RpcError, or Unavailable when there is no server to ask.
+        """
+        return partial(self._call, path, response_class)
+
+    def _call(self, path: str, response_class: Any, request: Any, timeout: float) -> Any:
+        servers = self._known()
+        only = servers.only
+        if only is not None:
+            raw, metadata = self._method(only, path, response_class)
+            return raw(request, timeout=timeout, metadata=metadata)
+        end = self._monotonic() + timeout
+        silent: list[Server] = []
+        refused: list[Server] = []
+        error: Exception = errors.DeadlineExceeded("No server of the center answered in time.")
+        while (server := servers.pick([*silent, *refused])) is not None:
+            began = self._monotonic()
+            limit = min(server.try_s, end - began)
+            if limit <= 0:
+                raise error
+            raw, metadata = self._method(server, path, response_class)
+            try:
+                response = raw(request, timeout=limit, metadata=metadata)
+            except grpc.RpcError as exc:
+                if not wire.is_unanswered(exc):
+                    servers.answered(server, self._monotonic() - began)
+                    raise
+                error, late = exc, wire.is_late(exc)
+                if late and limit < server.try_s:
+                    raise  # the caller's own deadline: says nothing about the server
+                self._suspect(servers, server)
+                (silent if late else refused).append(server)
+            else:
+                servers.answered(server, self._monotonic() - began)
+                return response
+        waiting = deque(server for server in servers.by_last_answer() if server not in refused)
+        return self._call_patiently(servers, waiting, path, response_class, request, end, error)
+
+    def _call_patiently(
+        self,
+        servers: Servers,
+        waiting: deque[Server],
+        path: str,
+        response_class: Any,
+        request: Any,
+        end: float,
+        error: Exception,
+    ) -> Any:
+        """No server is well: wait for the first answer of any, until the call's own deadline."""
+        ended: SimpleQueue[Any] = SimpleQueue()
+        under_way: dict[Any, tuple[Server, float]] = {}
+        try:
+            while (left := end - self._monotonic()) > 0 and (waiting or under_way):
+                patience = left + 1.0  # gRPC ends the calls at their deadline
+                if waiting and len(under_way) < _AT_ONCE:
+                    server = waiting.popleft()
+                    raw, metadata = self._method(server, path, response_class)
+                    began = self._monotonic()
+                    call = raw.future(request, timeout=left, metadata=metadata)
+                    under_way[call] = (server, began)
+                    call.add_done_callback(ended.put)
+                    if waiting and len(under_way) < _AT_ONCE:
+                        patience = server.patience_s
+                try:
+                    call = ended.get(timeout=patience)
+                except Empty:
+                    continue
+                server, began = under_way.pop(call)
+                if call.cancelled():
+                    raise errors.Unavailable("The connection was closed before the center answered.")
+                failure = call.exception()
+                if failure is None or not wire.is_unanswered(failure):
+                    servers.answered(server, self._monotonic() - began)
+                    return call.result()
+                error = failure
+                self._suspect(servers, server)
+            raise error
+        finally:
+            for call in under_way:
+                call.cancel()
 
     def stream(self, path: str, response_class: Any, requests: Iterator[Any]) -> Any:
-        """A bidirectional stream of one method, with our metadata."""
-        raw = self._open().stream_stream(
+        """A bidirectional stream of one method, with our metadata, on a server that answers."""
+        servers = self._known()
+        server = servers.only or servers.pick() or servers.by_last_answer()[0]
+        raw = self._link(server).channel.stream_stream(
             path, request_serializer=_serialize, response_deserializer=response_class.FromString
         )
-        return raw(requests, metadata=self.identity.metadata)
+        call = raw(requests, metadata=self.identity.metadata)
+
+        def ended() -> None:
+            if call.code() is grpc.StatusCode.UNAVAILABLE:
+                self._suspect(servers, server)
+
+        if servers.only is None:
+            call.add_callback(ended)
+        return call
+
+    def _suspect(self, servers: Servers, server: Server) -> None:
+        servers.unanswered(server)
+        with self._lock:
+            if self._prober is None and not self._closing.is_set():
+                self._prober = threading.Thread(
+                    target=self._probe, args=(servers, self._closing), name="tmc-probe", daemon=True
+                )
+                self._prober.start()
+
+    def _probe(self, servers: Servers, closing: threading.Event) -> None:
+        """Ask suspects until none is left; the thread ends with the last one."""
+        while True:
+            with self._lock:
+                pause = servers.next_probe_s()
+                if pause is None or closing.is_set():
+                    self._prober = None
+                    return
+            closing.wait(pause)
+            for server in servers.due_probes():
+                servers.probed(server, self._is_serving(server))
+
+    def _is_serving(self, server: Server) -> bool:
+        try:
+            ask = self._link(server).channel.unary_unary(_PROBE, _bytes, _bytes)
+            answer: bytes = ask(b"", timeout=_PROBE_S)
+        except (grpc.RpcError, ValueError):  # ValueError: the channel was closed meanwhile
+            return False
+        return answer == _SERVING
 
     def close(self) -> None:
         with self._lock:
-            channel, self._channel, self._methods = self._channel, None, {}
+            self._closing.set()
+            self._closing = threading.Event()
+            links, self._links = self._links, {}
             watch, self._watch = self._watch, None
         if watch is not None:
             watch.stop()
-        if channel is not None:
-            channel.close()
+        for link in links.values():
+            link.channel.close()
 
     def after_fork(self) -> None:
         """See ForkAware."""
-        _ABANDONED.extend([self._channel, self._methods])
-        self._lock = threading.Lock()
-        self._channel = None
-        self._methods = {}
+        _ABANDONED.extend([self._links, [(link.channel, link.methods) for link in self._links.values()]])
         self._watch = None
-
-
-def _as_ipv4(address: str) -> str:
-    """gRPC takes a list of IPv4 addresses, not of names. "": the name means nothing here."""
-    host, _, port = address.rpartition(":")
-    try:
-        return f"{socket.gethostbyname(host)}:{port}"
-    except OSError:
-        return ""
+        self._reset()
 
 
 def _without_token(address: str) -> str:
@@ -236,4 +385,8 @@ def _in_consul(address: str) -> ConsulAddress | None:
 
 def _serialize(message: Any) -> bytes:
     data: bytes = message.SerializeToString()
+    return data
+
+
+def _bytes(data: bytes) -> bytes:
     return data

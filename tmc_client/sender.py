@@ -1,9 +1,10 @@
-"""One thread that turns concurrent single calls into batch calls.
+"""Threads that turn concurrent single calls into batch calls: one for producers' calls, one for consumers'.
 
 Whatever waits while one call is in flight goes together in the next: no delay is added, and under load a batch of
-hundreds costs what a single call costs. A call is repeated with the same ids until it is answered or its deadline has
-passed; that is safe, since every call of the center is idempotent. A thread with blocking stubs survives a fork of
-its process (it is simply started anew in the child), which an event loop inside gRPC does not.
+hundreds costs what a single call costs. Each lane has its own call in flight, so acks and Extends never wait behind
+Prepares; which server takes it is up to the connection. A call is repeated with the same ids until it is answered or
+its deadline has passed; that is safe, since every call of the center is idempotent. A thread with blocking stubs
+survives a fork of its process (the child simply starts another one), which an event loop inside gRPC does not.
 """
 
 from __future__ import annotations
@@ -38,19 +39,20 @@ _LONGEST_PAUSE_S = 2.0
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """One batch method."""
+    """One batch method. lane: calls of different lanes do not wait for each other."""
 
     path: str
     request_class: Any
     response_class: Any
+    lane: str
 
 
 def _message(name: str, request: Any, response: Any) -> Kind:
-    return Kind(f"/tmc.v1.MessageService/{name}", request, response)
+    return Kind(f"/tmc.v1.MessageService/{name}", request, response, "producer")
 
 
 def _consumption(name: str, request: Any, response: Any) -> Kind:
-    return Kind(f"/tmc.v1.ConsumptionService/{name}", request, response)
+    return Kind(f"/tmc.v1.ConsumptionService/{name}", request, response, "consumer")
 
 
 PREPARE = _message("PrepareMany", message_pb2.PrepareManyRequest, message_pb2.PrepareManyResponse)
@@ -110,15 +112,55 @@ def _settle(answers: list[tuple[asyncio.Future[Any], Any]]) -> None:
 
 
 class Sender:
-    """Thread-safe; the thread starts at the first call and anew in a forked child."""
+    """Thread-safe; a lane's thread starts at its first call, in a forked child as well."""
 
     def __init__(self, connection: Connection, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._connection = connection
         self._monotonic = monotonic
-        self._reset()
+        self._lanes = {name: _Lane(connection, name, monotonic) for name in ("producer", "consumer")}
         watch_forks(self)
 
-    def _reset(self) -> None:
+    def after_fork(self) -> None:
+        """See connection.ForkAware."""
+        for lane in self._lanes.values():
+            lane.reset()
+
+    def send(self, kind: Kind, request: Any, timeout: float) -> Future[Any]:
+        """Queue one call. timeout: seconds until it is given up. Returns: a future of the item's result or TmcError."""
+        call = _Call(kind, request, self._monotonic() + timeout, None)
+        future: Future[Any] = self._lanes[kind.lane].send(call)
+        return future
+
+    def send_from_loop(self, kind: Kind, request: Any, timeout: float) -> asyncio.Future[Any]:
+        """The same for asyncio: call it on the event loop, await what it returns."""
+        call = _Call(kind, request, self._monotonic() + timeout, asyncio.get_running_loop())
+        future: asyncio.Future[Any] = self._lanes[kind.lane].send(call)
+        return future
+
+    def close(self, grace: float = 5.0) -> None:
+        """Finish what is queued, at most `grace` seconds, then stop the threads."""
+        end = self._monotonic() + grace
+        for lane in self._lanes.values():
+            lane.refuse()
+        for lane in self._lanes.values():
+            lane.join(max(0.0, end - self._monotonic()))
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until nothing is queued or in flight. Returns False when the time is over."""
+        end = self._monotonic() + timeout
+        return all(lane.flush(max(0.0, end - self._monotonic())) for lane in self._lanes.values())
+
+
+class _Lane:
+    """One thread with one call in flight at a time."""
+
+    def __init__(self, connection: Connection, name: str, monotonic: Callable[[], float]) -> None:
+        self._connection = connection
+        self._name = name
+        self._monotonic = monotonic
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: a forked child starts with nothing."""
         self._condition = threading.Condition()
         self._waiting: dict[Kind, deque[_Call]] = {}
         self._order: deque[Kind] = deque()  # kinds with waiting calls, longest waiting first
@@ -128,27 +170,13 @@ class Sender:
         self._closed = False
         self._in_flight = 0
 
-    def after_fork(self) -> None:
-        """See connection.ForkAware."""
-        self._reset()
-
-    def send(self, kind: Kind, request: Any, timeout: float) -> Future[Any]:
-        """Queue one call. timeout: seconds until it is given up. Returns: a future of the item's result or TmcError."""
-        future: Future[Any] = self._send(_Call(kind, request, self._monotonic() + timeout, None))
-        return future
-
-    def send_from_loop(self, kind: Kind, request: Any, timeout: float) -> asyncio.Future[Any]:
-        """The same for asyncio: call it on the event loop, await what it returns."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = self._send(_Call(kind, request, self._monotonic() + timeout, loop))
-        return future
-
-    def _send(self, call: _Call) -> Any:
+    def send(self, call: _Call) -> Any:
+        """Queue it. Returns: its future."""
         with self._condition:
             if self._closed:
                 raise errors.Unavailable("This connection was closed: connect again.")
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="tmc-sender", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=f"tmc-{self._name}-calls", daemon=True)
                 self._thread.start()
             self._enqueue(call)
             self._condition.notify()
@@ -162,12 +190,15 @@ class Sender:
             self._order.append(call.kind)
         waiting.append(call)
 
-    def close(self, grace: float = 5.0) -> None:
-        """Finish what is queued, at most `grace` seconds, then stop the thread."""
+    def refuse(self) -> None:
+        """Take nothing more; what is queued is still sent."""
         with self._condition:
             self._closed = True
             self._condition.notify()
-            thread = self._thread
+
+    def join(self, grace: float) -> None:
+        """Wait for what is queued, then fail what is left."""
+        thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(grace)
         with self._condition:
@@ -182,7 +213,7 @@ class Sender:
         answers.hand_over()
 
     def flush(self, timeout: float) -> bool:
-        """Wait until nothing is queued or in flight. Returns False when the time is over."""
+        """See Sender.flush."""
         with self._condition:
             return self._condition.wait_for(lambda: not (self._order or self._later or self._in_flight), timeout)
 

@@ -36,10 +36,26 @@ def from_item(item: types_pb2.ItemError) -> errors.TmcError:
     )
 
 
+def _has_details(exc: Any) -> bool:
+    """The center itself said it; without details the transport did."""
+    return any(name == "grpc-status-details-bin" for name, _ in exc.trailing_metadata() or ())
+
+
 def is_too_large(exc: Any) -> bool:
     """The transport refused the size of a request: without our details, the center never saw it."""
-    details = any(name == "grpc-status-details-bin" for name, _ in exc.trailing_metadata() or ())
-    return bool(exc.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and not details)
+    return exc.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and not _has_details(exc)
+
+
+def is_late(exc: Any) -> bool:
+    """No answer within the deadline."""
+    return exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not _has_details(exc)
+
+
+def is_unanswered(exc: Any) -> bool:
+    """This server gave no answer in time, cannot be reached, or is about to stop: another one may do better."""
+    if not _has_details(exc):
+        return exc.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+    return from_rpc(exc).reason == "SHUTTING_DOWN"
 
 
 def from_rpc(exc: Any) -> errors.TmcError:

@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from tmc_client import errors, sender
-from tmc_client.protocol import message_pb2, types_pb2
-from tmc_client.sender import ROLLBACK, SUBMIT, Sender
+from tmc_client.protocol import consumption_pb2, message_pb2, types_pb2
+from tmc_client.sender import ACK, EXTEND, ROLLBACK, SUBMIT, Sender
 
 
 class _Refused(grpc.RpcError):
@@ -37,19 +37,22 @@ class ScriptedCenter:
         self.gate.set()
         self.entered = threading.Event()
         self.script: list[Any] = []
+        self.held = ""  # a method that is not answered before `gate` opens; "": all
 
     def unary(self, path: str, response_class: Any) -> Any:
         def call(request: Any, timeout: float) -> Any:
             assert timeout > 0
             self.batches.append((path.rpartition("/")[2], [item.message_id for item in request.items]))
             self.entered.set()
-            assert self.gate.wait(20)
+            assert self.held not in path or self.gate.wait(20)
             step = self.script.pop(0) if self.script else None
             if isinstance(step, Exception):
                 raise step
             response = response_class()
             for item in request.items:
-                result = response.results.add(message_id=item.message_id)
+                result = response.results.add()
+                if "message_id" in result.DESCRIPTOR.fields_by_name:
+                    result.message_id = item.message_id
                 if isinstance(step, types_pb2.ItemError) and item.message_id == "bad":
                     result.ClearField("message_id")
                     result.error.CopyFrom(step)
@@ -76,6 +79,26 @@ def test_what_waits_while_a_call_is_in_flight_goes_together() -> None:
     assert [(method, len(ids)) for method, ids in center.batches] == [
         ("SubmitMany", 1), ("SubmitMany", 49), ("RollbackMany", 3)
     ]  # fmt: skip
+    made.close()
+
+
+def test_acks_and_extends_do_not_wait_behind_a_producers_call() -> None:
+    center = ScriptedCenter()
+    center.gate.clear()
+    center.held = "SubmitMany"
+    made = Sender(center)  # type: ignore[arg-type]
+    stuck = made.send(SUBMIT, _decide("0"), 30)
+    assert center.entered.wait(20)
+    ack = made.send(ACK, consumption_pb2.AckRequest(message_id="1", attempt=1), 30)
+    extend = made.send(EXTEND, consumption_pb2.ExtendRequest(message_id="2", attempt=1, extend_ms=1000), 30)
+    wait_all([ack, extend], 20)
+    assert ack.done()
+    assert extend.done()
+    assert not stuck.done()
+    assert not made.flush(0)
+    center.gate.set()
+    assert stuck.result(20).message_id == "0"
+    assert made.flush(20)
     made.close()
 
 
