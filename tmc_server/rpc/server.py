@@ -52,8 +52,8 @@ def build(
             ("grpc.max_receive_message_length", message_bytes + _HEADROOM),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
-            # Go clients ping every 10 s; the default would answer that with too_many_pings.
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+            # Clients may ping every 10 s, idle ones as well; the default would answer that with too_many_pings.
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.keepalive_permit_without_calls", 1),
         ]
     )
