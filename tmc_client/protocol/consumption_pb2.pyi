@@ -38,18 +38,20 @@ class AckManyResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[AckResult, _Mapping]]] = ...) -> None: ...
 
 class NackRequest(_message.Message):
-    __slots__ = ("message_id", "attempt", "error", "reject", "retry_after_ms")
+    __slots__ = ("message_id", "attempt", "error", "reject", "retry_after_ms", "handler_hangs")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     REJECT_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    HANDLER_HANGS_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     attempt: int
     error: str
     reject: bool
     retry_after_ms: int
-    def __init__(self, message_id: _Optional[str] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., reject: bool = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+    handler_hangs: bool
+    def __init__(self, message_id: _Optional[str] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., reject: bool = ..., retry_after_ms: _Optional[int] = ..., handler_hangs: bool = ...) -> None: ...
 
 class NackResponse(_message.Message):
     __slots__ = ()
@@ -108,7 +110,7 @@ class SubscribeResponse(_message.Message):
     def __init__(self, deliveries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
 
 class Delivery(_message.Message):
-    __slots__ = ("message_id", "topic", "key", "body", "content_type", "headers", "attempt", "producer", "subscriber")
+    __slots__ = ("message_id", "topic", "key", "body", "content_type", "headers", "attempt", "producer", "subscriber", "retry_interval_ms")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +127,7 @@ class Delivery(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIBER_FIELD_NUMBER: _ClassVar[int]
+    RETRY_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     topic: str
     key: str
@@ -134,7 +137,8 @@ class Delivery(_message.Message):
     attempt: int
     producer: str
     subscriber: str
-    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ..., body: _Optional[bytes] = ..., content_type: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., attempt: _Optional[int] = ..., producer: _Optional[str] = ..., subscriber: _Optional[str] = ...) -> None: ...
+    retry_interval_ms: int
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ..., body: _Optional[bytes] = ..., content_type: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., attempt: _Optional[int] = ..., producer: _Optional[str] = ..., subscriber: _Optional[str] = ..., retry_interval_ms: _Optional[int] = ...) -> None: ...
 
 class DescribeSubscriptionsRequest(_message.Message):
     __slots__ = ()

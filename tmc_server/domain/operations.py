@@ -115,13 +115,14 @@ class Ack(Consume):
 
 @dataclass(slots=True, eq=False)
 class Nack(Consume):
-    """The try failed."""
+    """The try failed. hangs: its handler ran longer than its consumer allows, the owner is alerted."""
 
     attempt: int
     policy: RetryPolicy
     error: str
     reject: bool = False
     retry_after_ms: int | None = None
+    hangs: bool = False
 
 
 @dataclass(slots=True, eq=False)

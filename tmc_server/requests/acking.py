@@ -36,7 +36,14 @@ class Acking:
         return target.shard, Ack(target.number, subscription.number, attempt)
 
     def nack(
-        self, caller: Caller, message_id: str, attempt: int, error: str, reject: bool, retry_after_ms: int | None
+        self,
+        caller: Caller,
+        message_id: str,
+        attempt: int,
+        error: str,
+        reject: bool,
+        retry_after_ms: int | None,
+        hangs: bool = False,
     ) -> Item:
         target, subscription = self._target(caller, message_id)
         validation.between(attempt, "attempt", 1, 2**31 - 1)
@@ -44,7 +51,7 @@ class Acking:
             validation.between(retry_after_ms, "retry_after_ms", 0, DAY_MS)
         error = error[: validation.ERROR_CHARACTERS]
         return target.shard, Nack(
-            target.number, subscription.number, attempt, subscription.policy, error, reject, retry_after_ms
+            target.number, subscription.number, attempt, subscription.policy, error, reject, retry_after_ms, hangs
         )
 
     def extend(self, caller: Caller, message_id: str, attempt: int, extend_ms: int) -> Item:

@@ -191,6 +191,7 @@ class ConsumptionServicer:
             request.error,
             request.reject,
             request.retry_after_ms if request.HasField("retry_after_ms") else None,
+            request.handler_hangs,
         )
 
     def _extend_item(self, caller: Caller) -> Callable[[consumption_pb2.ExtendRequest], Item]:

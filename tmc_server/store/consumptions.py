@@ -43,6 +43,7 @@ def consume(tx: Transaction, operations: Sequence[Consume]) -> None:
     _journal(tx, accepted)
     errors = {(o.subscription, o.number): o.error for o in accepted if isinstance(o, Nack)}
     _alert_failed(tx, before, after, errors)
+    _alert_hanging(tx, [operation for operation in accepted if isinstance(operation, Nack) and operation.hangs])
 
 
 def _missing(tx: Transaction, number: int) -> TmcError:
@@ -167,6 +168,20 @@ def _alert_failed(
         }
         for (subscription, number), row in after.items()
         if row.state is ConsumptionState.FAILED and before[subscription, number].state is not ConsumptionState.FAILED
+    )
+
+
+def _alert_hanging(tx: Transaction, nacks: Sequence[Nack]) -> None:
+    tx.alert_once(
+        {
+            "kind": "handler hangs",
+            "topic_no": _topic_of(tx, nack.subscription),
+            "message_id": nack.number,
+            "subscription_no": nack.subscription,
+            "attempt": nack.attempt,
+            "detail": nack.error[:500],
+        }
+        for nack in nacks
     )
 
 
