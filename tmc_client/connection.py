@@ -44,6 +44,11 @@ def watch_forks(owner: ForkAware) -> None:
     _ALIVE.add(owner)
 
 
+def abandon(*inherited: object) -> None:
+    """In a forked child: keep what the parent made, unused; closing or freeing it could disturb the parent."""
+    _ABANDONED.extend(inherited)
+
+
 def _in_child() -> None:
     for owner in list(_ALIVE):
         owner.after_fork()

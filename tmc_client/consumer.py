@@ -3,6 +3,10 @@
 A handler that returns is acked to the center (in batches, repeated until stored); one that raises is nacked, and the
 subscription's retry policy decides; `Reject` and `Later` say otherwise. Without an inbox a handler runs at least once per
 message; with one, its effect happens exactly once.
+
+One message never runs twice at once: while it runs here, further copies of it share its fate, and the center is asked
+to send none (`Extend`). That promise ends after `max_handling`: the handler is given up, its message nacked and the
+topic's owner alerted; see docs/sdk.md for what may happen then.
 """
 
 from __future__ import annotations
@@ -12,12 +16,14 @@ import inspect
 import logging
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_type_hints
@@ -26,13 +32,16 @@ import grpc
 
 from tmc_client import codecs, errors, sender, tracing, wire
 from tmc_client.codecs import Topic
+from tmc_client.connection import abandon, watch_forks
 from tmc_client.keeping import Keeper
 from tmc_client.protocol import consumption_pb2
 from tmc_client.received import Message, Receipt, Transport
+from tmc_client.runs import Run, Runs
 from tmc_client.transports.stream import StreamTransport
 from tmc_client.workers import Workers
 
 if TYPE_CHECKING:
+    from tmc_client.aio import AsyncCenter
     from tmc_client.center import Center
     from tmc_client.inbox import SqlInbox
     from tmc_client.transports.rabbitmq import Broker
@@ -45,7 +54,7 @@ _SAME_SIGNAL_S = 1.0  # a terminal and a supervisor may both pass on one wish to
 _LATEST_MS = 86_400_000  # the center takes a day at most
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Listener:
     topic: Topic[Any]
     handler: Callable[..., Any]
@@ -53,6 +62,7 @@ class _Listener:
     wants_message: str | None
     wants_session: str | None
     inbox: SqlInbox | None
+    limit_s: float
 
 
 class MessageConsumer(Protocol):
@@ -65,58 +75,84 @@ class MessageConsumer(Protocol):
 _PLAN = "/tmc.v1.ConsumptionService/DescribeSubscriptions"
 _PLAN_PAUSES_S = (0.1, 0.5, 1.0, 2.0)
 _USUAL_INTERVAL_MS = 10_000
+_MAX_HANDLING = timedelta(hours=1)
 
 
 class Consumer:
     """concurrency: handlers at once.  prefetch: copies fetched ahead; by default four times the concurrency.
 
+    center: of `tmc_client.connect` or `tmc_client.aio.connect`.
+    max_handling: how long a handler may run; one that runs longer is given up, its message nacked, the owner alerted.
     broker_user, broker_password: who we are at RabbitMQ, when the center delivers through it; by default the environment's
     TMC_BROKER_USER and TMC_BROKER_PASSWORD, or guest. Where it is, the center says.
     """
 
     def __init__(
         self,
-        center: Center,
+        center: Center | AsyncCenter,
         *,
         concurrency: int = 8,
         prefetch: int | None = None,
+        max_handling: timedelta = _MAX_HANDLING,
         broker_user: str | None = None,
         broker_password: str | None = None,
     ) -> None:
-        self._center = center
+        self._center = _blocking(center)
         self._concurrency = concurrency
         self._prefetch = prefetch or concurrency * 4
+        self._limit_s = _limit(max_handling)
         self._credentials = (
             broker_user or os.environ.get("TMC_BROKER_USER", "guest"),
             broker_password or os.environ.get("TMC_BROKER_PASSWORD", "guest"),
         )
         self._listeners: dict[str, _Listener] = {}
         self._everything: MessageConsumer | None = None
+        self._reset()
+        watch_forks(self)
+
+    def _reset(self) -> None:
+        """As before `start`."""
         self._transport: Transport | None = None
         self._transport_lock = threading.Lock()
         self._starter: threading.Thread | None = None
         self._workers: Workers | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
-        self._keeper = Keeper(center.sender)
-        self._running = 0
-        self._idle = threading.Condition()
+        self._runs = Runs()
+        self._keeper = Keeper(self._center.sender, watch=self._give_up_overdue)
         self._stop_requested = threading.Event()
         self._stopping_since = 0.0
+        self._broken = ""
 
-    def listener(self, topic: Topic[Any] | str, *, inbox: SqlInbox | None = None) -> Callable[[Handler], Handler]:
+    def after_fork(self) -> None:
+        """See connection.ForkAware: a forked child consumes nothing until it calls `start` itself."""
+        abandon(self._transport, self._workers, self._loop)
+        self._reset()
+
+    @property
+    def malformed_copies(self) -> int:
+        """Number of copies that were dropped since the center did not make them."""
+        return self._transport.malformed if self._transport is not None else 0
+
+    def listener(
+        self, topic: Topic[Any] | str, *, inbox: SqlInbox | None = None, max_handling: timedelta | None = None
+    ) -> Callable[[Handler], Handler]:
         """Handle a topic's messages with the decorated function, `def` or `async def`.
 
         Its first parameter is the body, read as annotated. A parameter annotated `Message` gets the message, one named
         `session` the inbox's session. Without `inbox` the handler may run more than once per message: make it
-        idempotent.
+        idempotent. max_handling: for this topic instead of the consumer's.
         """
+        if not isinstance(topic, Topic | str):
+            name = getattr(topic, "__name__", repr(topic))
+            raise TypeError(f'a listener needs its topic: write @consumer.listener("TOPIC") above {name}')
         declared = topic if isinstance(topic, Topic) else Topic(topic)
+        limit_s = self._limit_s if max_handling is None else _limit(max_handling)
 
         def register(handler: Handler) -> Handler:
             if declared.name in self._listeners:
                 raise ValueError(f"topic {declared.name} has a listener already: one function handles one topic")
-            self._listeners[declared.name] = _inspect(declared, handler, inbox)
+            self._listeners[declared.name] = _inspect(declared, handler, inbox, limit_s)
             return handler
 
         return register
@@ -165,7 +201,7 @@ class Consumer:
             if self._everything is not None:
                 topics = sorted({*topics, *(found.topic for found in plan.subscriptions)})
             if not topics:
-                raise errors.NotFound("this app has no subscription yet")
+                raise errors.NotFound(_not_subscribed(self._center.identity.app, []))
             return StreamTransport(self._center.connection, topics, self._prefetch, self._on_message)
         try:
             from tmc_client.transports import rabbitmq
@@ -196,9 +232,7 @@ class Consumer:
         wanted = list(queues) if self._everything is not None else list(self._listeners)
         missing = sorted(set(self._listeners) - set(queues))
         if missing or not wanted:
-            raise errors.NotFound(
-                f"no subscription to {', '.join(missing) or 'anything'} yet: subscribe this app first"
-            )
+            raise errors.NotFound(_not_subscribed(self._center.identity.app, missing))
         broker = plan.broker
         where = Broker(broker.host, broker.port, broker.virtual_host, broker.tls)
         return where, sorted({queues[topic] for topic in wanted})
@@ -210,8 +244,7 @@ class Consumer:
             transport = self._transport
         if transport is not None:
             transport.stop()
-        with self._idle:
-            self._idle.wait_for(lambda: self._running == 0, grace.total_seconds())
+        self._runs.wait_idle(grace.total_seconds())
         if self._workers is not None:
             self._workers.stop()
         if self._loop is not None and self._loop_thread is not None:
@@ -230,7 +263,10 @@ class Consumer:
             self._loop.close()
 
     def run(self) -> None:
-        """Receive until SIGTERM or SIGINT; a second signal ends at once. Call it in the main thread."""
+        """Receive until SIGTERM or SIGINT; a second signal ends at once. Call it in the main thread.
+
+        Raises RuntimeError: as many handlers hang as may run at once; a supervisor starts the process again.
+        """
         before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         self.start()
         try:
@@ -240,6 +276,8 @@ class Consumer:
             self.stop()
             for number, handler in before.items():
                 signal.signal(number, handler)
+        if self._broken:
+            raise RuntimeError(self._broken)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if not self._stop_requested.is_set():
@@ -258,52 +296,127 @@ class Consumer:
 
     def _on_message(self, message: Message, receipt: Receipt) -> None:
         assert self._workers is not None
-        with self._idle:
-            self._running += 1
+        listener = self._listeners.get(message.topic)
+        run = self._runs.arrive(message, receipt, listener.limit_s if listener is not None else self._limit_s)
         self._keeper.begin(message)
-        self._workers.submit(partial(self._work, message, receipt))
+        if run is not None:
+            self._workers.submit(partial(self._work, run))
 
-    def _work(self, message: Message, receipt: Receipt) -> None:
-        """In a worker thread: one copy from its handler to its answer."""
-        try:
-            answer = self._handle(message)
-        except BaseException as exc:  # noqa: BLE001 - SystemExit in a handler is no reason to lose a thread
-            log.error("a copy could not be answered: %r", exc)
-            receipt.answered()
+    def _work(self, run: Run) -> None:
+        """In a worker thread: one message from its handler to its answer."""
+        begun = not self._stop_requested.is_set()
+        answer: _Answer | None = None
+        if begun:
+            self._runs.begin(run)
+            try:
+                answer = self._handle(run)
+            except BaseException as exc:  # noqa: BLE001 - SystemExit in a handler is no reason to lose a thread
+                log.error("message %s could not be answered: %r", run.message.id, exc)
+        if not self._runs.end(run):
+            self._came_back(run, answer)
+            return
+        self._keeper.end(run.message)
+        stored = self._answer(run, answer)
+        for receipt in run.receipts:
+            receipt.handled()
+        if not begun:
+            self._runs.forget(run)  # the center delivers it again
+        elif stored is None:
+            self._forget(run, done=False)
         else:
-            if answer is not None:
-                # Stored or given up: either way this copy has had its turn, and the center sends another one when it has to.
-                answer.add_done_callback(lambda _stored: receipt.answered())
-        self._keeper.end(message)
-        receipt.handled()
-        with self._idle:
-            self._running -= 1
-            if not self._running:
-                self._idle.notify_all()
+            stored.add_done_callback(lambda future: self._forget(run, _is_acked(future, answer)))
 
-    def _handle(self, message: Message) -> Future[Any] | None:
-        """Returns: the answer on its way to the center; None: not begun, the center delivers it again."""
-        if self._stop_requested.is_set():
+    def _answer(self, run: Run, answer: _Answer | None) -> Future[Any] | None:
+        """Returns: the answer on its way to the center; None: there is nothing to say."""
+        try:
+            return None if answer is None else self._send(*answer(run.message))
+        except errors.TmcError as exc:
+            log.error("message %s could not be answered: %s", run.message.id, exc)
             return None
+
+    def _forget(self, run: Run, done: bool) -> None:
+        """Stored or given up: either way these copies have had their turn, and the center sends another when it has to."""
+        for receipt in run.receipts:
+            receipt.answered()
+        for message, receipt in self._runs.forget(run):
+            if done:
+                receipt.handled()
+                receipt.answered()
+            else:
+                self._on_message(message, receipt)
+
+    def _handle(self, run: Run) -> _Answer:
+        """Returns: what to tell the center."""
+        message = run.message
         try:
             with tracing.handling(message):
-                self._dispatch(message)
+                self._dispatch(message, run)
         except errors.Reject as exc:
-            return self._nack(message, str(exc), reject=True)
+            return _nack(str(exc), reject=True)
         except errors.Later as exc:
-            return self._nack(message, str(exc), retry_after=exc.after)
+            return _nack(str(exc), retry_after=exc.after)
         except errors.CodecError as exc:
             log.error("message %s: %s", message.id, exc)
-            return self._nack(message, str(exc))
+            return _nack(str(exc))
         except Exception as exc:
-            log.warning("the handler of %s failed on %s", message.topic, message.id, exc_info=True)
-            return self._nack(message, f"{type(exc).__name__}: {exc}")
-        return self._send(sender.ACK, consumption_pb2.AckRequest(message_id=message.id, attempt=message.attempt))
+            if not run.given_up:
+                log.warning("the handler of %s failed on %s", message.topic, message.id, exc_info=True)
+            return _nack(f"{type(exc).__name__}: {exc}")
+        return _ack
 
-    def _dispatch(self, message: Message) -> None:
+    def _give_up_overdue(self) -> None:
+        """In the keeper's thread: handlers that run longer than they may."""
+        for run in self._runs.overdue():
+            self._give_up(run)
+        if not self._broken and self._runs.hanging >= self._concurrency:
+            self._break()
+
+    def _give_up(self, run: Run) -> None:
+        message = run.message
+        handler = self._listeners[message.topic].handler if message.topic in self._listeners else self._everything
+        name = getattr(handler, "__qualname__", type(handler).__name__)
+        error = f"{name} has run longer than its max_handling of {run.limit_s:g} s and was given up"
+        log.error("message %s of %s, try %d: %s", message.id, message.topic, message.attempt, error)
+        assert self._workers is not None
+        assert run.thread is not None
+        self._keeper.end(message)
+        if run.task is not None:
+            run.task.cancel()  # this also frees the thread that waits for it
+        else:
+            self._workers.replace(run.thread)
+        stored = self._answer(run, _nack(error, hangs=True))
+        for receipt in run.receipts:
+            receipt.handled()
+            if stored is None:
+                receipt.answered()
+            else:
+                stored.add_done_callback(partial(_answered, receipt))
+
+    def _came_back(self, run: Run, answer: _Answer | None) -> None:
+        """A handler that was given up ended after all. Its effect, if it had one, is as good as any."""
+        if run.task is None:
+            self._runs.came_back(run)
+        if answer is _ack:
+            log.warning("the handler of %s ended on %s after it was given up", run.message.topic, run.message.id)
+            self._answer(run, answer)
+
+    def _break(self) -> None:
+        """No thread is left that could be trusted to come back: take nothing more and end the process, if it is ours."""
+        self._broken = (
+            f"{self._runs.hanging} handlers hang, as many as may run at once (concurrency): this consumer takes no more "
+            "messages, its process must be started again"
+        )
+        log.critical(self._broken)
+        self._stop_requested.set()
+        with self._transport_lock:
+            transport = self._transport
+        if transport is not None:
+            threading.Thread(target=transport.stop, name="tmc-stop", daemon=True).start()
+
+    def _dispatch(self, message: Message, run: Run) -> None:
         listener = self._listeners.get(message.topic)
         if listener is not None:
-            self._call_handler(listener, message)
+            self._call_handler(listener, message, run)
         elif self._everything is not None:
             self._everything.consume(message)
         else:  # a single queue brings all topics of its app
@@ -311,37 +424,35 @@ class Consumer:
                 f"nothing here listens to {message.topic}: add a listener or attach a MessageConsumer"
             )
 
-    def _call_handler(self, listener: _Listener, message: Message) -> None:
+    def _call_handler(self, listener: _Listener, message: Message, run: Run) -> None:
         body = codecs.decode(message.body, message.content_type, listener.body_type)
         extra: dict[str, Any] = {}
         if listener.wants_message:
             extra[listener.wants_message] = message
         if listener.inbox is None:
-            self._run_handler(listener.handler, body, extra)
+            self._run_handler(listener.handler, body, extra, run)
             return
         with listener.inbox.once(message.subscriber, message.id) as session:
             if session is None:
                 return  # the effect happened before
             if listener.wants_session:
                 extra[listener.wants_session] = session
-            self._run_handler(listener.handler, body, extra)
+            self._run_handler(listener.handler, body, extra, run)
 
-    def _run_handler(self, handler: Callable[..., Any], body: Any, extra: dict[str, Any]) -> None:
+    def _run_handler(self, handler: Callable[..., Any], body: Any, extra: dict[str, Any], run: Run) -> None:
         if inspect.iscoroutinefunction(handler):
             assert self._loop is not None
-            asyncio.run_coroutine_threadsafe(handler(body, **extra), self._loop).result()
+            coroutine = self._until_it_ends(handler(body, **extra), run)
+            run.task = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            run.task.result()
         else:
             handler(body, **extra)
 
-    def _nack(
-        self, message: Message, error: str, reject: bool = False, retry_after: timedelta | None = None
-    ) -> Future[Any]:
-        request = consumption_pb2.NackRequest(
-            message_id=message.id, attempt=message.attempt, error=error[:500], reject=reject
-        )
-        if retry_after is not None:
-            request.retry_after_ms = min(max(0, round(retry_after.total_seconds() * 1000)), _LATEST_MS)
-        return self._send(sender.NACK, request)
+    async def _until_it_ends(self, handling: Coroutine[Any, Any, Any], run: Run) -> None:
+        try:
+            await handling
+        finally:
+            self._runs.came_back(run)
 
     def _send(self, kind: sender.Kind, request: Any) -> Future[Any]:
         answer = self._center.sender.send(kind, request, _ACK_TIMEOUT_S)
@@ -358,6 +469,59 @@ async def _cancel_others() -> None:
     asyncio.get_running_loop().stop()
 
 
+_Answer = Callable[[Message], tuple[sender.Kind, Any]]
+"""What to tell the center about a message; the copy whose attempt it names is known only when it is sent."""
+
+
+def _ack(message: Message) -> tuple[sender.Kind, Any]:
+    return sender.ACK, consumption_pb2.AckRequest(message_id=message.id, attempt=message.attempt)
+
+
+def _nack(error: str, *, reject: bool = False, retry_after: timedelta | None = None, hangs: bool = False) -> _Answer:
+    def answer(message: Message) -> tuple[sender.Kind, Any]:
+        request = consumption_pb2.NackRequest(
+            message_id=message.id, attempt=message.attempt, error=error[:500], reject=reject, handler_hangs=hangs
+        )
+        if retry_after is not None:
+            request.retry_after_ms = min(max(0, round(retry_after.total_seconds() * 1000)), _LATEST_MS)
+        return sender.NACK, request
+
+    return answer
+
+
+def _is_acked(stored: Future[Any], answer: _Answer | None) -> bool:
+    return answer is _ack and not stored.cancelled() and stored.exception() is None
+
+
+def _answered(receipt: Receipt, _stored: Future[Any]) -> None:
+    receipt.answered()
+
+
+def _blocking(center: Center | AsyncCenter) -> Center:
+    """Raises TypeError."""
+    found: Any = getattr(center, "blocking", center)
+    if not hasattr(found, "sender"):
+        raise TypeError(f"Consumer needs a center as tmc_client.connect() returns it, not {center!r}")
+    blocking: Center = found
+    return blocking
+
+
+def _limit(max_handling: timedelta) -> float:
+    """Raises ValueError, TypeError."""
+    if not isinstance(max_handling, timedelta):
+        raise TypeError(f"max_handling must be a timedelta, for example timedelta(minutes=10), not {max_handling!r}")
+    if max_handling <= timedelta(0):
+        raise ValueError(f"max_handling must be longer than nothing, not {max_handling}")
+    return max_handling.total_seconds()
+
+
+def _not_subscribed(app: str, topics: Sequence[str]) -> str:
+    return (
+        f"app {app} has no subscription to {', '.join(topics) or 'anything'}: subscribe this app first, "
+        f"with: tmc admin subscribe {topics[0] if topics else 'TOPIC'} {app}"
+    )
+
+
 def _report(done: Future[Any]) -> None:
     exc = done.exception()
     if isinstance(exc, errors.Decided):
@@ -366,12 +530,34 @@ def _report(done: Future[Any]) -> None:
         log.error("an answer was not stored, the message comes again: %s", exc)
 
 
-def _inspect(topic: Topic[Any], handler: Callable[..., Any], inbox: SqlInbox | None) -> _Listener:
-    hints = get_type_hints(handler)
+_FORMS = ("model_validate_json", "FromString", "__dataclass_fields__", "__attrs_attrs__", "__struct_fields__")
+
+
+def _is_unreadable(body_type: Any) -> bool:
+    """A class of the program or a library that nothing makes from bytes: a session, a client, tmc.Message."""
+    if not isinstance(body_type, type) or body_type.__module__.partition(".")[0] in sys.stdlib_module_names:
+        return False
+    plain = issubclass(body_type, dict | list | tuple | str | int | float | Enum)
+    return body_type is Message or not (plain or any(hasattr(body_type, form) for form in _FORMS))
+
+
+def _inspect(topic: Topic[Any], handler: Callable[..., Any], inbox: SqlInbox | None, limit_s: float) -> _Listener:
+    try:
+        hints = get_type_hints(handler)
+    except NameError as exc:
+        raise TypeError(
+            f"{handler.__name__}(): an annotation means nothing when the program runs ({exc}): import it outside of "
+            "TYPE_CHECKING"
+        ) from exc
     names = list(inspect.signature(handler).parameters)
     if not names:
         raise TypeError(f"{handler.__name__}() must take the body as its first parameter")
     body_type = hints.get(names[0], topic.type)
+    if _is_unreadable(body_type):
+        raise TypeError(
+            f"{handler.__name__}(): no body can be read as {body_type.__name__}, the type of its first parameter, which is "
+            "the body: take bytes, str, dict, list, a dataclass, a pydantic model or a protobuf message"
+        )
     wants_message = next((name for name in names[1:] if hints.get(name) is Message), None)
     wants_session = "session" if "session" in names[1:] else None
     unknown = [name for name in names[1:] if name not in (wants_message, wants_session)]
@@ -379,4 +565,12 @@ def _inspect(topic: Topic[Any], handler: Callable[..., Any], inbox: SqlInbox | N
         raise TypeError(f"{handler.__name__}(): nobody fills {unknown}; known are the body, session and a tmc.Message")
     if wants_session and inbox is None:
         raise TypeError(f"{handler.__name__}() wants a session: give the listener inbox=SqlInbox(sessionmaker)")
-    return _Listener(topic, handler, body_type, wants_message, wants_session, inbox)
+    return _Listener(
+        topic=topic,
+        handler=handler,
+        body_type=body_type,
+        wants_message=wants_message,
+        wants_session=wants_session,
+        inbox=inbox,
+        limit_s=limit_s,
+    )

@@ -1,4 +1,4 @@
-"""Keeps the center from sending a second copy while a first is being worked on: Extend, again and again, by itself.
+"""Keeps the center from sending a second copy while a first is being worked on: repeated Extends.
 
 Copies that were fetched and wait for a free handler count as being worked on.
 """
@@ -10,16 +10,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tmc_client import sender
+from tmc_client import errors, sender
 from tmc_client.protocol import consumption_pb2
 from tmc_client.received import Message
 from tmc_client.sender import Sender
 
-_LEAST_S = 0.25
+_LEAST_S = 0.05
+_FIRST_S = 1.0  # a copy may have waited in a queue for most of its interval
+_LEAST_EXTENSION_S = 1.0
+_UNKNOWN_S = 5.0  # a center that does not say the interval
+_IDLE_S = 0.5
 _TIMEOUT_S = 10.0
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Work:
     message: Message
     every_s: float
@@ -27,54 +31,83 @@ class _Work:
 
 
 class Keeper:
-    """Extends by twice the distance between two Extends, so that one that gets lost does no harm."""
+    """Extends by twice the distance between two Extends, so that one that gets lost does no harm.
 
-    def __init__(self, calls: Sender, monotonic: Callable[[], float] = time.monotonic) -> None:
+    watch: called now and then in the keeper's thread; must not block.
+    """
+
+    def __init__(
+        self,
+        calls: Sender,
+        monotonic: Callable[[], float] = time.monotonic,
+        watch: Callable[[], object] = lambda: None,
+    ) -> None:
         self._sender = calls
         self._monotonic = monotonic
+        self._watch = watch
         self._every_s: dict[str, float] = {}
-        self._work: dict[tuple[str, int], _Work] = {}
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
+        self._work: dict[str, _Work] = {}
+        self._condition = threading.Condition()
+        self._wakes_at = 0.0
+        self._stopping = False
         self._thread: threading.Thread | None = None
 
     def expect(self, topic: str, interval_ms: int) -> None:
-        """The center waits at least so long between the first two tries of this topic."""
-        self._every_s[topic] = max(interval_ms / 2000, _LEAST_S)
+        """The shortest distance between two tries of this topic, for copies that do not carry it."""
+        self._every_s[topic] = interval_ms / 2000
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="tmc-keeper", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        self._stopping.set()
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
         if self._thread is not None:
             self._thread.join(5)
 
     def begin(self, message: Message) -> None:
-        every_s = self._every_s.get(message.topic, 5.0)
-        with self._lock:
-            self._work[message.id, message.attempt] = _Work(message, every_s, self._monotonic() + every_s)
+        """Keep this message; a newer copy of one that is kept takes over its place."""
+        known_s = message.interval_ms / 2000 or self._every_s.get(message.topic, _UNKNOWN_S)
+        every_s = max(known_s, _LEAST_S)
+        with self._condition:
+            due = self._monotonic() + min(every_s, _FIRST_S)
+            self._work[message.id] = _Work(message=message, every_s=every_s, due=due)
+            if due < self._wakes_at:
+                self._condition.notify()
 
     def end(self, message: Message) -> None:
-        with self._lock:
-            self._work.pop((message.id, message.attempt), None)
+        with self._condition:
+            self._work.pop(message.id, None)
 
     def run_once(self) -> int:
         """Extend what is due. Returns: how many."""
         now = self._monotonic()
-        with self._lock:
+        with self._condition:
             due = [work for work in self._work.values() if work.due <= now]
             for work in due:
                 work.due = now + work.every_s
         for work in due:
+            extend_s = max(2 * work.every_s, _LEAST_EXTENSION_S)
             request = consumption_pb2.ExtendRequest(
-                message_id=work.message.id, attempt=work.message.attempt, extend_ms=round(work.every_s * 2000)
+                message_id=work.message.id, attempt=work.message.attempt, extend_ms=round(extend_s * 1000)
             )
             # A refusal says that a newer copy is on its way; an outage, that the next Extend may do better.
             self._sender.send(sender.EXTEND, request, _TIMEOUT_S)
         return len(due)
 
     def _run(self) -> None:
-        while not self._stopping.wait(_LEAST_S / 2):
-            self.run_once()
+        while True:
+            with self._condition:
+                if self._stopping:
+                    return
+                now = self._monotonic()
+                earliest = min((work.due for work in self._work.values()), default=now + _IDLE_S)
+                self._wakes_at = min(max(earliest, now + _LEAST_S / 2), now + _IDLE_S)
+                self._condition.wait(self._wakes_at - now)
+            try:
+                self.run_once()
+            except errors.Unavailable:
+                return  # the connection was closed: no answer of ours reaches the center any more
+            self._watch()

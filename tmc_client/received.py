@@ -9,7 +9,11 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Message:
-    """What a handler may want to know beside the body. attempt: 1 for the first copy.  subscriber: APP.TAG."""
+    """What a handler may want to know beside the body.
+
+    attempt: 1 for the first copy.  subscriber: APP.TAG.  interval_ms: the subscription's shortest distance between two
+    tries when this copy was made; 0: the center did not say.
+    """
 
     id: str
     topic: str
@@ -20,6 +24,7 @@ class Message:
     attempt: int
     producer: str
     subscriber: str
+    interval_ms: int = 0
 
 
 class Receipt(Protocol):
@@ -37,7 +42,9 @@ OnMessage = Callable[[Message, Receipt], None]
 
 
 class Transport(Protocol):
-    """Brings copies until it is stopped."""
+    """Brings copies until it is stopped. malformed: number of those dropped since the center did not make them."""
+
+    malformed: int
 
     def start(self) -> None: ...
     def stop(self) -> None:

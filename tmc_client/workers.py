@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -14,20 +15,31 @@ class Workers:
 
     def __init__(self, count: int) -> None:
         self._waiting: SimpleQueue[Work | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"tmc-handler-{number}", daemon=True) for number in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._numbers = itertools.count()
+        self._threads: set[threading.Thread] = set()
+        for _ in range(count):
+            self._add()
 
     def submit(self, work: Work) -> None:
         self._waiting.put(work)
+
+    def replace(self, hanging: threading.Thread) -> None:
+        """Start another thread in place of one whose work does not end; when it does, the old thread ends too."""
+        self._threads.discard(hanging)
+        self._add()
 
     def stop(self) -> None:
         """End when what waits is done; does not wait for it."""
         for _ in self._threads:
             self._waiting.put(None)
 
+    def _add(self) -> None:
+        thread = threading.Thread(target=self._run, name=f"tmc-handler-{next(self._numbers)}", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
     def _run(self) -> None:
         while (work := self._waiting.get()) is not None:
             work()
+            if threading.current_thread() not in self._threads:
+                return

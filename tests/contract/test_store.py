@@ -292,6 +292,15 @@ class TestDelivering:
         assert store.perform(store.nack_of(number, 1)) == [DONE]
         assert store.row(number).due_ms == store.clock() + 10_000
 
+    def test_a_handler_that_hangs_alerts_its_owner_once_per_try(self, store: StoreUnderTest) -> None:
+        number = store.submitted(room=1)
+        for _ in range(2):
+            assert store.perform(store.nack_of(number, 1, hangs=True)) == [DONE]
+        (alert,) = store.alerts.unsent(10)
+        assert (alert.kind, alert.number, alert.attempt, alert.detail) == ("handler hangs", number, 1, "broken")
+        assert isinstance(store.perform(store.nack_of(number, 7, hangs=True))[0], AttemptStale)
+        assert len(store.alerts.unsent(10)) == 1
+
     def test_a_nack_can_name_its_own_time(self, store: StoreUnderTest) -> None:
         number = store.submitted(room=1)
         store.perform(store.nack_of(number, 1, retry_after_ms=5))

@@ -127,6 +127,7 @@ def test_a_copy_carries_what_a_consumer_needs(bench: Bench) -> None:
         "tmc-key": "key",
         "tmc-attempt": 1,
         "tmc-subscriber": f"{bench.consumer}.default",
+        "tmc-interval-ms": 10_000,
     }
     assert bench.answers.given_back == []
 

@@ -1,18 +1,22 @@
 """Copies from RabbitMQ: one connection in a thread of its own. Needs `tmc-center[rabbitmq]`.
 
-A copy is acked to the broker when the center has stored what became of it. When the broker cancels us (a queue was deleted,
-its leader moved), closes the channel or goes away, we begin anew; copies that were here come again.
+A copy is acked to the broker when the center has stored what became of it. What the center did not make is acked away,
+logged and counted: a foreign publisher can neither reach a handler nor break the connection. When the broker cancels us
+(a queue was deleted, its leader moved), closes the channel or goes away, we begin again; copies that were here come again.
 """
 
 from __future__ import annotations
 
 import logging
+import re
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pika
+import pika.frame
 from pika.adapters.select_connection import IOLoop, SelectConnection
 
 from tmc_client.received import Message, OnMessage
@@ -22,6 +26,8 @@ from tmc_client.transports.headers import from_wire
 log = logging.getLogger("tmc_client.rabbitmq")
 
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+_MESSAGE_ID = re.compile(r"\d+-\d+-\d+-\d+", re.ASCII)
+_LARGEST = 2**31 - 1
 _PATIENCE_S = 15.0  # a broker that just started may take our connection and never answer on it
 
 
@@ -58,6 +64,54 @@ class _Receipt:
         self._transport.ack(self._generation, self._tag)
 
 
+class _ConsumerConnection(SelectConnection):  # type: ignore[misc]  # the library has no types
+    """A connection that outlives properties which the library cannot decode: such a copy has none."""
+
+    def _read_frame(self) -> Any:
+        """The library's own way in, see pika.connection."""
+        try:
+            return super()._read_frame()
+        except Exception:
+            kind, channel, size = struct.unpack_from(">BHL", self._frame_buffer)
+            if kind != pika.spec.FRAME_HEADER:
+                raise
+            (body_bytes,) = struct.unpack_from(">Q", self._frame_buffer, 7 + 4)
+            return 7 + size + 1, pika.frame.Header(channel, body_bytes, pika.BasicProperties())
+
+
+def _number(value: object) -> int:
+    """Raises ValueError, TypeError."""
+    if not isinstance(value, int | str) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no number")
+    number = int(value)
+    if not 1 <= number <= _LARGEST:
+        raise ValueError(f"{value!r} is out of range")
+    return number
+
+
+def message_of(properties: Any, body: bytes) -> Message:
+    """A copy as the center made it. Raises ValueError, TypeError, LookupError for anything else."""
+    headers = dict(properties.headers or {})
+    if not isinstance(properties.message_id, str) or not _MESSAGE_ID.fullmatch(properties.message_id):
+        raise ValueError(f"its message id is {properties.message_id!r}")
+    if not isinstance(properties.type, str) or not properties.type:
+        raise ValueError(f"its topic is {properties.type!r}")
+    if strange := [name for name in headers if not isinstance(name, str)]:
+        raise ValueError(f"a header is named {strange[0]!r}")
+    return Message(
+        id=properties.message_id,
+        topic=properties.type,
+        key=str(headers.pop("tmc-key")),
+        body=body,
+        content_type=str(properties.content_type),
+        attempt=_number(headers.pop("tmc-attempt")),
+        subscriber=str(headers.pop("tmc-subscriber")),
+        interval_ms=_number(headers.pop("tmc-interval-ms")) if "tmc-interval-ms" in headers else 0,
+        headers=from_wire(headers),
+        producer=str(properties.app_id),
+    )
+
+
 class RabbitTransport:
     """plan: asks the center for broker and queues; blocks, raises TmcError.  prefetch: copies not acked at most."""
 
@@ -79,7 +133,9 @@ class RabbitTransport:
         self._open: dict[int, None] = {}  # delivery tags without an ack, ascending; on the connection's thread
         self._generation = 0
         self._failures = 0
+        self.malformed = 0
         self._queues: Sequence[str] = ()
+        self._by_consumer: dict[str, str] = {}  # queues by consumer tag; on the connection's thread
         self._unanswered = 0  # queues of this connection that the broker has not begun to send from
         self._connection: Any = None
         self._channel: Any = None
@@ -167,7 +223,7 @@ class RabbitTransport:
             heartbeat=10,
             client_properties={"connection_name": "tmc consumer"},
         )
-        self._connection = SelectConnection(
+        self._connection = _ConsumerConnection(
             parameters,
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_end,
@@ -207,7 +263,8 @@ class RabbitTransport:
         if self._stopping.is_set():
             return
         for queue in self._queues:
-            channel.basic_consume(queue, self._on_copy, callback=self._on_consuming)
+            tag = channel.basic_consume(queue, self._on_copy, callback=self._on_consuming)
+            self._by_consumer[tag] = queue
 
     def _on_consuming(self, _frame: object) -> None:
         self._unanswered -= 1
@@ -227,18 +284,18 @@ class RabbitTransport:
         if self._connection is not None and self._connection.is_open:
             self._connection.close()
 
-    def _on_copy(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
+    def _on_copy(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        try:
+            message = message_of(properties, body)
+        except (ValueError, TypeError, LookupError) as exc:
+            self.malformed += 1
+            log.error(
+                "what came from queue %s was not made by the center and is dropped (%d so far): %s",
+                self._by_consumer.get(method.consumer_tag, "?"),
+                self.malformed,
+                f"it has no header {exc}" if isinstance(exc, KeyError) else exc,
+            )
+            channel.basic_ack(method.delivery_tag)
+            return
         self._open[method.delivery_tag] = None
-        headers = dict(properties.headers or {})
-        message = Message(
-            id=str(properties.message_id),
-            topic=str(properties.type),
-            key=str(headers.pop("tmc-key", "")),
-            body=body,
-            content_type=str(properties.content_type),
-            attempt=int(headers.pop("tmc-attempt", 1)),
-            subscriber=str(headers.pop("tmc-subscriber", "")),
-            headers=from_wire(headers),
-            producer=str(properties.app_id),
-        )
         self._on_message(message, _Receipt(self, self._generation, method.delivery_tag))

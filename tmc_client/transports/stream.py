@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import grpc
 
-from tmc_client import wire
+from tmc_client import errors, wire
 from tmc_client.connection import Connection
 from tmc_client.protocol import consumption_pb2
 from tmc_client.received import Message, OnMessage
@@ -35,9 +35,17 @@ class _Receipt:
 
 def _message(delivery: consumption_pb2.Delivery) -> Message:
     return Message(
-        delivery.message_id, delivery.topic, delivery.key, delivery.body, delivery.content_type,
-        dict(delivery.headers), delivery.attempt, delivery.producer, delivery.subscriber,
-    )  # fmt: skip
+        id=delivery.message_id,
+        topic=delivery.topic,
+        key=delivery.key,
+        body=delivery.body,
+        content_type=delivery.content_type,
+        headers=dict(delivery.headers),
+        attempt=delivery.attempt,
+        producer=delivery.producer,
+        subscriber=delivery.subscriber,
+        interval_ms=delivery.retry_interval_ms,
+    )
 
 
 class StreamTransport:
@@ -58,6 +66,8 @@ class StreamTransport:
         self._topics = topics
         self._prefetch = prefetch
         self._on_message = on_message
+        self._complaint = ""
+        self.malformed = 0  # the center itself makes what comes here
         self._condition = threading.Condition()
         self._credit = 0
         self._generation = 0
@@ -113,11 +123,20 @@ class StreamTransport:
             except grpc.RpcError as exc:
                 error = wire.from_rpc(exc)
                 if not self._stopping.is_set() and not error.retryable:
-                    log.error("the center refuses this consumer, which goes on asking: %s", error)
+                    self._complain(error)
             except Exception:
                 log.exception("the stream of this consumer failed and is opened again")
             failures = 0 if received else min(failures + 1, len(_PAUSES_S) - 1)
             self._stopping.wait(_PAUSES_S[failures])
+
+    def _complain(self, error: errors.TmcError) -> None:
+        """Once per complaint: the stream is asked for again and again."""
+        hint = ""
+        if error.reason == "SUBSCRIPTION_UNKNOWN":
+            hint = f" Subscribe this app first: tmc admin subscribe TOPIC {self._connection.identity.app}"
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            log.error("the center refuses this consumer, which keeps asking: %s%s", error, hint)
 
     def _receive(self, generation: int) -> int:
         """Read one stream to its end. Returns: how many copies came."""

@@ -1,0 +1,341 @@
+"""A consumer between a scripted transport and a scripted center: who runs, what is answered, what is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import tmc_client as tmc
+from tests.support.eventually import eventually
+from tmc_client import sender
+from tmc_client.consumer import Consumer
+from tmc_client.keeping import Keeper
+from tmc_client.runs import Runs
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _Center:
+    """Takes every answer; `stored` says how it ends."""
+
+    def __init__(self) -> None:
+        self.sender = self
+        self.identity = SimpleNamespace(app="coupons")
+        self.sent: list[tuple[str, Any]] = []
+        self.open: list[Future[Any]] = []
+        self.hold = False
+
+    def send(self, kind: sender.Kind, request: Any, timeout: float) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.sent.append((kind.path.rpartition("/")[2], request))
+        if self.hold:
+            self.open.append(future)
+        else:
+            future.set_result(None)
+        return future
+
+    def flush(self, timeout: float) -> bool:
+        return True
+
+    def answers(self) -> list[tuple[str, int]]:
+        return [(name, request.attempt) for name, request in self.sent if name != "ExtendMany"]
+
+
+class _Receipt:
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def handled(self) -> None:
+        self.seen.append("handled")
+
+    def answered(self) -> None:
+        self.seen.append("answered")
+
+
+class _Transport:
+    malformed = 0
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+    def close(self) -> None: ...
+
+
+def a_message(number: int = 1, attempt: int = 1, interval_ms: int = 0) -> tmc.Message:
+    return tmc.Message(
+        id=f"1-1-0-{number}", topic="t", key="k", body=b"", content_type="", headers={}, attempt=attempt,
+        producer="orders", subscriber="coupons.default", interval_ms=interval_ms,
+    )  # fmt: skip
+
+
+class _Bench:
+    """A started consumer whose clock and copies are the test's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, concurrency: int = 2, **settings: Any) -> None:
+        self.center = _Center()
+        self.clock = _Clock()
+        self.transport = _Transport()
+        self.consumer = Consumer(self.center, concurrency=concurrency, **settings)  # type: ignore[arg-type]
+        self.consumer._runs = Runs(self.clock)
+        self.consumer._keeper = Keeper(self.center, self.clock)  # type: ignore[arg-type]  # does nothing by itself
+        monkeypatch.setattr(self.consumer, "_make_transport", lambda: self.transport)
+
+    def start(self, handler: Callable[..., Any], **settings: Any) -> None:
+        self.consumer.listener("t", **settings)(handler)
+        self.consumer.start()
+        eventually(lambda: self.consumer._transport)
+
+    def arrive(self, message: tmc.Message) -> _Receipt:
+        receipt = _Receipt()
+        self.consumer._on_message(message, receipt)
+        return receipt
+
+
+Gates = dict[int, threading.Event]
+
+
+@pytest.fixture
+def benches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., _Bench]]:
+    made: list[_Bench] = []
+
+    def make(**settings: Any) -> _Bench:
+        made.append(_Bench(monkeypatch, **settings))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.consumer.stop(timedelta(milliseconds=1))
+
+
+# -- one run of a message at a time ----------------------------------------------------------------------------------
+
+
+def test_a_second_copy_that_comes_while_the_first_runs_shares_its_fate(benches: Callable[..., _Bench]) -> None:
+    bench, gate, entered = benches(), threading.Event(), []
+
+    def handle(body: bytes, message: tmc.Message) -> None:
+        entered.append(message.attempt)
+        assert gate.wait(30)
+
+    bench.start(handle)
+    first = bench.arrive(a_message(attempt=1))
+    eventually(lambda: entered == [1])
+    second = bench.arrive(a_message(attempt=2))
+    assert bench.consumer._keeper._work["1-1-0-1"].message.attempt == 2  # Extends name the newest
+    gate.set()
+    eventually(lambda: first.seen == second.seen == ["handled", "answered"])
+    assert entered == [1]
+    assert bench.center.answers() == [("AckMany", 2)]
+
+
+def test_a_second_copy_that_comes_while_the_first_waits_for_a_thread_does_not_run(
+    benches: Callable[..., _Bench],
+) -> None:
+    bench, gate, entered = benches(concurrency=1), threading.Event(), []
+
+    def handle(body: bytes, message: tmc.Message) -> None:
+        entered.append(message.id)
+        assert gate.wait(30)
+
+    bench.start(handle)
+    bench.arrive(a_message(1))
+    eventually(lambda: entered)
+    copies = [bench.arrive(a_message(2, attempt)) for attempt in (1, 2)]
+    gate.set()
+    eventually(lambda: [copy.seen for copy in copies] == [["handled", "answered"]] * 2)
+    assert entered == ["1-1-0-1", "1-1-0-2"]
+
+
+def test_a_copy_that_comes_while_a_nack_is_on_its_way_runs_after_it(benches: Callable[..., _Bench]) -> None:
+    bench, entered = benches(), []
+    bench.center.hold = True
+
+    def handle(body: bytes, message: tmc.Message) -> None:
+        entered.append(message.attempt)
+        if message.attempt == 1:
+            raise RuntimeError("broken")
+
+    bench.start(handle)
+    bench.arrive(a_message(attempt=1))
+    eventually(lambda: bench.center.open)
+    late = bench.arrive(a_message(attempt=2))
+    assert entered == [1]
+    bench.center.open[0].set_result(None)
+    eventually(lambda: len(bench.center.open) == 2)
+    bench.center.open[1].set_result(None)
+    eventually(lambda: late.seen == ["handled", "answered"])
+    assert entered == [1, 2]
+    assert bench.center.answers() == [("NackMany", 1), ("AckMany", 2)]
+
+
+def test_a_copy_that_comes_while_an_ack_is_on_its_way_does_not_run(benches: Callable[..., _Bench]) -> None:
+    bench, entered = benches(), []
+    bench.center.hold = True
+    bench.start(lambda body: entered.append(1))
+    bench.arrive(a_message(attempt=1))
+    eventually(lambda: bench.center.open)
+    late = bench.arrive(a_message(attempt=2))
+    bench.center.open[0].set_result(None)
+    assert late.seen == ["handled", "answered"]
+    assert entered == [1]
+    assert not bench.consumer._runs._runs
+
+
+# -- handlers that hang ----------------------------------------------------------------------------------------------
+
+
+def test_a_handler_that_runs_too_long_is_nacked_and_its_thread_replaced(benches: Callable[..., _Bench]) -> None:
+    bench, gate, entered = benches(concurrency=2, max_handling=timedelta(minutes=10)), threading.Event(), []
+
+    def handle(body: bytes, message: tmc.Message) -> None:
+        entered.append((message.id, message.attempt))
+        if message.attempt == 1 and message.id == "1-1-0-1":
+            assert gate.wait(30)
+
+    bench.start(handle)
+    hung = bench.arrive(a_message(1))
+    eventually(lambda: entered)
+    bench.clock.now += 599
+    bench.consumer._give_up_overdue()
+    assert bench.center.answers() == []
+    bench.clock.now += 1
+    bench.consumer._give_up_overdue()
+    ((name, nack),) = bench.center.sent
+    assert (name, nack.attempt, nack.handler_hangs) == ("NackMany", 1, True)
+    assert "handle has run longer than its max_handling of 600 s" in nack.error
+    assert hung.seen == ["handled", "answered"]
+    assert "1-1-0-1" not in bench.consumer._keeper._work  # no more Extends
+    threads = bench.consumer._workers._threads if bench.consumer._workers else set()
+    assert len(threads) == 2
+    again = bench.arrive(a_message(1, attempt=2))  # the center delivers it again, here or elsewhere
+    eventually(lambda: again.seen == ["handled", "answered"])
+    assert bench.consumer._runs.hanging == 1
+    gate.set()
+    eventually(lambda: bench.consumer._runs.hanging == 0)
+    eventually(lambda: bench.center.answers()[-1] == ("AckMany", 1))  # its effect is done, late as it is
+    assert len(threads) == 2
+
+
+def test_an_asyncio_handler_that_runs_too_long_is_cancelled(benches: Callable[..., _Bench]) -> None:
+    bench, entered, cancelled = benches(), threading.Event(), threading.Event()
+
+    async def handle(body: bytes) -> None:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    bench.start(handle, max_handling=timedelta(seconds=1))
+    bench.arrive(a_message())
+    assert entered.wait(30)
+    bench.clock.now += 1
+    bench.consumer._give_up_overdue()
+    assert cancelled.wait(30)
+    eventually(lambda: bench.consumer._runs.hanging == 0)
+    assert [(name, request.handler_hangs) for name, request in bench.center.sent] == [("NackMany", True)]
+
+
+def test_a_consumer_whose_handlers_all_hang_takes_no_more_and_ends_its_process(
+    benches: Callable[..., _Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench, gate, entered = benches(concurrency=2, max_handling=timedelta(seconds=1)), threading.Event(), []
+
+    def handle(body: bytes) -> None:
+        entered.append(1)
+        assert gate.wait(30)
+
+    bench.start(handle)
+    for number in (1, 2):
+        bench.arrive(a_message(number))
+        eventually(lambda number=number: len(entered) == number)
+        assert not bench.transport.stopped.is_set()
+        bench.clock.now += 1
+        bench.consumer._give_up_overdue()
+    assert bench.transport.stopped.wait(30)
+    assert [record.levelname for record in caplog.records].count("CRITICAL") == 1
+    bench.arrive(a_message(3))
+    assert bench.consumer._runs.wait_idle(30)
+    assert len(entered) == 2
+    assert "2 handlers hang" in bench.consumer._broken
+    gate.set()
+
+
+def test_run_raises_when_its_handlers_hang_so_that_a_supervisor_starts_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = _Bench(monkeypatch)
+    bench.consumer.listener("t")(lambda body: None)
+    bench.consumer._broken = "2 handlers hang"
+    bench.consumer._stop_requested.set()
+    with pytest.raises(RuntimeError, match="2 handlers hang"):
+        bench.consumer.run()
+
+
+@pytest.mark.parametrize("wrong", [timedelta(0), timedelta(seconds=-1)])
+def test_a_limit_that_is_none_is_refused(wrong: timedelta) -> None:
+    with pytest.raises(ValueError, match="max_handling must be longer"):
+        Consumer(_Center(), max_handling=wrong)  # type: ignore[arg-type]
+
+
+# -- Extends ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("interval_ms", "times"),
+    [(10_000, [1, 6, 11, 16]), (1_000, [0.5, 1, 1.5, 2]), (100, [0.05, 0.1, 0.15, 0.2]), (0, [1, 6, 11, 16])],
+)
+def test_extends_follow_the_interval_that_came_with_the_copy(interval_ms: int, times: list[float]) -> None:
+    center, clock, seen = _Center(), _Clock(), []
+    keeper = Keeper(center, clock)  # type: ignore[arg-type]
+    keeper.begin(a_message(interval_ms=interval_ms))
+    for step in range(1, 2000):
+        clock.now = 1000 + step / 100
+        if keeper.run_once():
+            seen.append(step / 100)
+    assert seen[:4] == pytest.approx(times, abs=0.011)
+    assert {request.extend_ms for _, request in center.sent} == {max(interval_ms or 10_000, 1000)}
+
+
+def test_an_interval_told_by_topic_serves_copies_without_one() -> None:
+    center, clock = _Center(), _Clock()
+    keeper = Keeper(center, clock)  # type: ignore[arg-type]
+    keeper.expect("t", 1000)
+    keeper.begin(a_message())
+    clock.now += 0.5
+    assert keeper.run_once() == 1
+
+
+# -- forks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_forked_child_finds_no_lock_that_its_parent_held(benches: Callable[..., _Bench]) -> None:
+    bench = benches()
+    bench.start(lambda body: None)
+    bench.arrive(a_message())
+    with bench.consumer._transport_lock, bench.consumer._runs._condition, bench.consumer._keeper._condition:
+        child = os.fork()
+        if child == 0:
+            bench.consumer.stop(timedelta(0))
+            os._exit(0 if bench.consumer._workers is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
