@@ -60,6 +60,7 @@ class FirstUse:
     def topic_to_consume(self, caller: Caller, name: str) -> None:
         if name not in self._catalog.current.topic_by_name:
             self._make_topic(name, "")
+            self._say(f"nobody has produced {name} yet, {caller.app.id} only consumes it: is the name spelled right?")
         topic = self._catalog.current.topic_by_name[name]
         tag = caller.tag or topic.default_tag
         if (topic.number, caller.app.number, tag) not in self._catalog.current.subscription_by_name:

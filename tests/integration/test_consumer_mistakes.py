@@ -1,0 +1,232 @@
+"""Typical mistakes of people who write consumers, and the one sentence that each of them gets.
+
+MISTAKES is a table like that of test_mistakes: id, provoke, expected fragment of the sentence, class of the error (None:
+the sentence is in the log). A sentence names the thing and the way out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import tmc_client as tmc
+from tests.support.center import RunningCenter
+from tests.support.eventually import eventually
+from tmc_client import aio
+
+if TYPE_CHECKING:
+    from decimal import Decimal as OnlyForTypeCheckers
+
+
+@dataclass
+class Bench:
+    """A center where only `coupons` is subscribed, to `order.paid`; one where names are made at first use."""
+
+    strict: RunningCenter
+    dev: RunningCenter
+
+    def center(self, app: str) -> tmc.Center:
+        return tmc.connect(self.strict.address, app=app, key=self.strict.keys[app])
+
+
+class _Service:
+    """Neither a body nor made from one."""
+
+
+def _listen(bench: Bench, handler: Callable[..., Any], **settings: Any) -> None:
+    tmc.Consumer(bench.center("coupons")).listener("order.paid", **settings)(handler)
+
+
+def _without_parentheses(bench: Bench) -> None:
+    @tmc.Consumer(bench.center("coupons")).listener  # type: ignore[arg-type]
+    def give_coupon(body: str) -> None: ...
+
+
+def _no_body(bench: Bench) -> None:
+    def give_coupon() -> None: ...
+
+    _listen(bench, give_coupon)
+
+
+def _message_first(bench: Bench) -> None:
+    def give_coupon(message: tmc.Message) -> None: ...
+
+    _listen(bench, give_coupon)
+
+
+def _service_as_body(bench: Bench) -> None:
+    def give_coupon(service: _Service) -> None: ...
+
+    _listen(bench, give_coupon)
+
+
+def _only_for_type_checkers(bench: Bench) -> None:
+    def give_coupon(amount: OnlyForTypeCheckers) -> None: ...
+
+    _listen(bench, give_coupon)
+
+
+def _session_without_inbox(bench: Bench) -> None:
+    def give_coupon(body: str, session: object) -> None: ...
+
+    _listen(bench, give_coupon)
+
+
+def _stranger_among_the_parameters(bench: Bench) -> None:
+    def give_coupon(body: str, database: object) -> None: ...
+
+    _listen(bench, give_coupon)
+
+
+def _two_listeners(bench: Bench) -> None:
+    consumer = tmc.Consumer(bench.center("coupons"))
+    for _ in range(2):
+        consumer.listener("order.paid")(lambda body: None)
+
+
+def _nothing_to_consume(bench: Bench) -> None:
+    tmc.Consumer(bench.center("coupons")).start()
+
+
+def _address_instead_of_center(bench: Bench) -> None:
+    tmc.Consumer("127.0.0.1:50051")  # type: ignore[arg-type]
+
+
+def _seconds_as_limit(bench: Bench) -> None:
+    _listen(bench, lambda body: None, max_handling=30)
+
+
+def _until_said(bench: Bench, app: str, topic: str | None, running: RunningCenter | None = None) -> None:
+    """Run a consumer until something is logged; the table says what."""
+    center = bench.center(app) if running is None else tmc.connect(running.address, app=app)
+    consumer = tmc.Consumer(center)
+    if topic is None:
+        consumer.attach(_Everything())
+    else:
+        consumer.listener(topic)(lambda body: None)
+    with consumer:
+        eventually(lambda: bench_log.said())
+    center.close()
+
+
+class _Everything:
+    def consume(self, message: tmc.Message) -> None: ...
+
+
+class _Log(logging.Handler):
+    """What was said while a mistake was provoked, and what is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.wanted = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    def said(self) -> list[str]:
+        return [line for line in list(self.lines) if self.wanted in line]
+
+
+bench_log = _Log()
+
+MISTAKES: list[tuple[str, Callable[[Bench], object], str, type[Exception] | None]] = [
+    ("listener without parentheses", _without_parentheses,
+     'a listener needs its topic: write @consumer.listener("TOPIC") above give_coupon', TypeError),
+    ("handler without a body", _no_body, "give_coupon() must take the body as its first parameter", TypeError),
+    ("message instead of the body", _message_first,
+     "give_coupon(): no body can be read as Message, the type of its first parameter", TypeError),
+    ("a service as the body", _service_as_body, "take bytes, str, dict, list, a dataclass", TypeError),
+    ("annotation for type checkers only", _only_for_type_checkers,
+     "import it outside of TYPE_CHECKING", TypeError),
+    ("session without inbox", _session_without_inbox, "give the listener inbox=SqlInbox(sessionmaker)", TypeError),
+    ("parameter that nobody fills", _stranger_among_the_parameters, "nobody fills ['database']", TypeError),
+    ("two listeners of one topic", _two_listeners, "topic order.paid has a listener already", ValueError),
+    ("nothing to consume", _nothing_to_consume, "decorate a function with @consumer.listener(topic) first", ValueError),
+    ("an address instead of a center", _address_instead_of_center,
+     "Consumer needs a center as tmc_client.connect() returns it, not '127.0.0.1:50051'", TypeError),
+    ("max_handling in seconds", _seconds_as_limit,
+     "max_handling must be a timedelta, for example timedelta(minutes=10), not 30", TypeError),
+    ("app without this subscription", lambda bench: _until_said(bench, "stranger", "order.paid"),
+     "Subscribe this app first: tmc admin subscribe TOPIC stranger", None),
+    ("app without any subscription", lambda bench: _until_said(bench, "stranger", None),
+     "app stranger has no subscription to anything: subscribe this app first, with: tmc admin subscribe TOPIC stranger",
+     None),
+    ("typo in a topic under tmc dev", lambda bench: _until_said(bench, "coupons", "order.piad", bench.dev),
+     "nobody has produced order.piad yet, coupons only consumes it: is the name spelled right?", None),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp("mistakes")
+    with (
+        RunningCenter(f"sqlite:///{folder}/strict.db") as strict,
+        RunningCenter(f"sqlite:///{folder}/dev.db", open_to_all=True) as dev,
+    ):
+        yield Bench(strict, dev)
+
+
+@pytest.fixture(autouse=True)
+def listening(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    caplog.set_level(logging.INFO)  # as `tmc dev` shows it
+    logging.getLogger().addHandler(bench_log)
+    bench_log.lines.clear()
+    yield
+    logging.getLogger().removeHandler(bench_log)
+
+
+@pytest.mark.parametrize(
+    ("provoke", "expected", "kind"), [row[1:] for row in MISTAKES], ids=[row[0] for row in MISTAKES]
+)
+def test_a_mistake_gets_one_sentence_that_names_the_way_out(
+    bench: Bench, provoke: Callable[[Bench], object], expected: str, kind: type[Exception] | None
+) -> None:
+    bench_log.wanted = expected
+    if kind is None:
+        provoke(bench)
+        assert len(bench_log.said()) == 1
+    else:
+        with pytest.raises(kind) as caught:
+            provoke(bench)
+        assert expected in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+async def _connected(address: str) -> aio.AsyncCenter:
+    return aio.connect(address, app="from-asyncio")
+
+
+def test_a_consumer_takes_an_asyncio_center(bench: Bench) -> None:
+    import asyncio
+
+    got: list[str] = []
+    center = asyncio.run(_connected(bench.dev.address))
+    consumer = tmc.Consumer(center)
+
+    @consumer.listener("for.asyncio")
+    async def handle(body: str) -> None:
+        got.append(body)
+
+    catalog = bench.dev.center._watch
+    with consumer, tmc.connect(bench.dev.address, app="orders") as orders:
+        eventually(lambda: "for.asyncio" in catalog.current.topic_by_name)
+        eventually(lambda: any(s.topic == catalog.current.topic_by_name["for.asyncio"].number
+                               for s in catalog.current.subscriptions.values()))  # fmt: skip
+        orders.publish("for.asyncio", "hello", key="k")
+        eventually(lambda: got == ["hello"])
+    center.blocking.close()
+
+
+def test_a_listener_accepts_what_can_be_read(bench: Bench) -> None:
+    for body_type in (bytes, str, dict, list, dict[str, int], int, timedelta, Any):
+
+        def handle(body: Any) -> None: ...
+
+        handle.__annotations__["body"] = body_type
+        _listen(bench, handle)
