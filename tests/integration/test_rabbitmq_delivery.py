@@ -119,6 +119,38 @@ def test_a_single_queue_brings_all_its_topics_to_one_object(center: RunningCente
     assert _consumptions(center, made[1].number) == {"ACKED": 1}
 
 
+def test_what_a_foreign_program_puts_into_the_queue_stops_no_copies(
+    center: RunningCenter, orders: tmc.Center, rabbitmq: RabbitMQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, topic = f"app{next(_names)}", _topic()
+    queue = center.subscribe(topic, app).queue
+    broker = rabbitmq.connect()
+    channel = broker.channel()
+    foreign = [
+        pika.BasicProperties(),
+        pika.BasicProperties(message_id="1-1-0-1", type=topic, headers={"tmc-attempt": "first"}),
+        pika.BasicProperties(message_id="ours?", type=topic, headers={"tmc-attempt": 1, "tmc-key": "k"}),
+        pika.BasicProperties(message_id=b"\xff", type=b"\xff", headers={"n": None}),
+    ]
+    for properties in foreign:
+        channel.basic_publish("", queue, b"\xff", properties)
+    got: list[tuple[bytes, int]] = []
+    with _connect(center, app) as connection:
+        consumer = tmc.Consumer(connection)
+
+        @consumer.listener(topic)
+        def handle(body: bytes, message: tmc.Message) -> None:
+            got.append((body, message.interval_ms))
+
+        with consumer:
+            orders.publish(topic, b"ours", key="k")
+            eventually(lambda: got == [(b"ours", 10_000)])
+            assert consumer.malformed_copies == len(foreign)
+    assert channel.queue_declare(queue, passive=True).method.message_count == 0
+    broker.close()
+    assert not [record for record in caplog.records if "no copies come" in record.getMessage()]
+
+
 def test_reject_later_and_failures_follow_the_policy(center: RunningCenter, orders: tmc.Center) -> None:
     app, topic = f"app{next(_names)}", _topic()
     subscription = center.subscribe(topic, app, retry=FAST)

@@ -19,6 +19,7 @@ from tests.support.eventually import eventually
 from tmc_client import aio
 from tmc_client.protocol import types_pb2
 from tmc_client.tables import inbox, ledger
+from tmc_server.store.tables import alert
 
 
 @pytest.fixture(scope="module")
@@ -288,6 +289,34 @@ class TestConsumer:
         consumer.stop(grace=timedelta(milliseconds=10))
         eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("tmc-handler")])
         assert _consumption_states(running, "hanging") == {"x": 1}
+
+    def test_a_handler_that_hangs_is_given_up_and_its_message_runs_elsewhere(
+        self, running: RunningCenter, center: tmc.Center
+    ) -> None:
+        """The retry interval is 200 ms: Extends keep the second consumer from the message until max_handling."""
+        gate, ran = threading.Event(), []
+        consumers = [tmc.Consumer(tmc.connect(running.address, app="hung"), concurrency=2) for _ in range(2)]
+        for consumer in consumers:
+
+            @consumer.listener("hung", max_handling=timedelta(seconds=1))
+            def handle(body: str, message: tmc.Message) -> None:
+                ran.append((message.attempt, message.interval_ms))
+                if message.attempt == 1:
+                    gate.wait(60)
+
+        for consumer in consumers:
+            consumer.start()
+        eventually(lambda: _subscribed(running, "hung", 1))
+        center.publish("hung", "x", key="x")
+        eventually(lambda: _consumption_states(running, "hung") == {"x": 2}, seconds=60)
+        assert ran == [(1, 200), (2, 200)]
+        with running.center._shards.catalog.reading() as connection:
+            alerts = connection.execute(sa.select(alert.c.kind, alert.c.attempt, alert.c.detail)).all()
+        found = [(row.attempt, "max_handling of 1 s" in row.detail) for row in alerts if row.kind == "handler hangs"]
+        assert found == [(1, True)]
+        gate.set()
+        for consumer in consumers:
+            consumer.stop()
 
     def test_stop_lets_running_handlers_end(self, running: RunningCenter, center: tmc.Center) -> None:
         entered, go_on = threading.Event(), threading.Event()
