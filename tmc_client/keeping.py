@@ -5,6 +5,7 @@ Copies that were fetched and wait for a free handler count as being worked on.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from tmc_client import errors, sender
 from tmc_client.protocol import consumption_pb2
 from tmc_client.received import Message
 from tmc_client.sender import Sender
+
+log = logging.getLogger("tmc_client.keeping")
 
 _LEAST_S = 0.05
 _FIRST_S = 1.0  # a copy may have waited in a queue for most of its interval
@@ -108,6 +111,8 @@ class Keeper:
                 self._condition.wait(self._wakes_at - now)
             try:
                 self.run_once()
+                self._watch()
             except errors.Unavailable:
                 return  # the connection was closed: no answer of ours reaches the center any more
-            self._watch()
+            except Exception:
+                log.exception("keeping messages failed and is tried again")

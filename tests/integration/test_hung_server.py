@@ -139,3 +139,25 @@ def test_connections_that_are_cut_or_reset_lose_no_call(running: RunningCenter) 
             (one.cut, other.reset, one.reset, other.cut)[i % 4]()
             calls[-1].result(60)
         assert all(call.result(60) for call in calls)
+
+
+def test_while_every_server_is_silent_a_call_waits_for_the_first_that_answers(
+    running: RunningCenter, tries: Counter[str]
+) -> None:
+    host, _, port = running.address.rpartition(":")
+    with (
+        TcpProxy(host or "127.0.0.1", int(port)) as one,
+        TcpProxy(host or "127.0.0.1", int(port)) as other,
+        tmc.connect(f"{one.address},{other.address}", app="orders", timeout=_LIMIT) as center,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert _publish_from_eight_threads(center, "before") == 100
+        one.black_hole()
+        other.black_hole()
+        tries.clear()
+        call = pool.submit(center.publish, "paid", b"", key="silence")
+        eventually(lambda: tries[one.address] == tries[other.address] == 2, seconds=60)
+        assert not call.done()
+        other.pass_through()
+        assert call.result(60)
+        assert tries.total() <= 8
