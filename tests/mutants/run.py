@@ -1,8 +1,8 @@
 """Takes each guard out and demands a red test: a test that stays green without the guard proves nothing.
 
 A mutant is a patch with two lines in front: `guard:` what is taken out, `tests:` which tests must turn red. The table of
-results stands in docs/reliability.md; `--check` only compares it with the patches, and sees that each still applies, `--table` writes
-it. Names, or their beginnings, select some of them.
+results stands in docs/reliability.md; `--check` only compares it with the patches, and sees that each still applies, `--table`
+writes it. Names, or their beginnings, select some of them.
 """
 
 from __future__ import annotations
