@@ -21,6 +21,7 @@ _STYLE = {
     "axes.axisbelow": True, "axes.grid": True, "axes.spines.right": False, "axes.spines.top": False, "font.size": 9,
     "grid.color": "#e5e7eb",
     "svg.fonttype": "none", "svg.hashsalt": "tmc",
+    "text.parse_math": False,  # names and error texts are strangers': a $ in them is no formula
 }  # fmt: skip
 
 
@@ -65,22 +66,28 @@ def page(title: str, facts: Mapping[str, str], tables: Mapping[str, Rows]) -> st
 
 
 def _pictures(tables: Mapping[str, Rows]) -> Mapping[str, str]:
-    with mpl.rc_context(_STYLE):
-        return {
-            "volume": _svg(lambda axes: _volume(axes, tables["production_by_hour"])),
-            "latency": _svg(lambda axes: _latency(axes, tables["consumption_by_hour"])),
-            "skew": _svg(lambda axes: _skew(axes, tables["skew"])),
-            "failures": _svg(lambda axes: _failures(axes, tables["failures"])),
-        }
+    return {
+        "volume": _svg(lambda axes: _volume(axes, tables["production_by_hour"])),
+        "latency": _svg(lambda axes: _latency(axes, tables["consumption_by_hour"])),
+        "skew": _svg(lambda axes: _skew(axes, tables["skew"])),
+        "failures": _svg(lambda axes: _failures(axes, tables["failures"])),
+    }
 
 
 def _svg(draw: Any) -> str:
-    figure = Figure(figsize=(7.2, 2.6), layout="constrained")
-    draw(figure.add_subplot())
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
+    """Draw one picture. Texts are read when the figure is made and when it is written: both happen in our style."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(7.2, 2.6), layout="constrained")
+        draw(figure.add_subplot())
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
     svg = text.getvalue()
     return svg[svg.index("<svg") :]
+
+
+def _label(text: str) -> str:
+    """A stranger's text in a picture: one line, without characters that XML does not allow."""
+    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def _hours(rows: Rows) -> list[int]:
@@ -114,7 +121,7 @@ def _volume(axes: Axes, rows: Rows) -> None:
     width = 1 / 24 * 0.9
     for (topic, line), colour in zip(lines.items(), _COLOURS, strict=False):
         values = [line[hour] for hour in hours]
-        axes.bar(_moments(hours), values, width, bottom=bottom, label=topic, color=colour, align="edge")
+        axes.bar(_moments(hours), values, width, bottom=bottom, label=_label(topic), color=colour, align="edge")
         bottom = [a + b for a, b in zip(bottom, values, strict=True)]
     axes.set_ylabel("messages per hour")
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
@@ -155,7 +162,7 @@ def _failures(axes: Axes, rows: Rows) -> None:
         return
     first = rows[:_MOST_LINES][::-1]
     axes.barh(
-        [f"{row['subscriber']}: {row['reason'][:40]}" for row in first],
+        [_label(f"{row['subscriber']}: {row['reason'][:40]}") for row in first],
         [row["tries"] for row in first],
         color=_COLOURS[3],
     )

@@ -172,10 +172,24 @@ def test_a_share_does_not_round_to_everything() -> None:
     assert [page.share(*each) for each in ((0, 0), (0, 5), (5, 5), (9999, 10_000))] == ["", "0 %", "100 %", "99.99 %"]
 
 
+def _page_of(reason: str, subscriber: str = "s") -> str:
+    """The page of a time in which one try failed."""
+    names = ("production", "production_by_hour", "consumption", "consumption_by_hour", "skew", "oldest_open")
+    tables: dict[str, Any] = {name: [] for name in names}
+    failed = {"topic": "t", "subscriber": subscriber, "reason": reason, "tries": 1}
+    return page.page("t", {}, {**tables, "failures": [failed]})
+
+
 def test_names_on_the_page_are_text(spark: SparkSession) -> None:
-    tables: dict[str, Any] = {
-        name: []
-        for name in ("production", "production_by_hour", "consumption", "consumption_by_hour", "skew", "oldest_open")
-    }
-    failed = {"topic": "t", "subscriber": "s", "reason": "<script>alert(1)</script>", "tries": 1}
-    assert "<script" not in page.page("t", {}, {**tables, "failures": [failed]})
+    assert "<script" not in _page_of("<script>alert(1)</script>")
+
+
+@pytest.mark.parametrize("reason", ["price $5 and $6", "cost $5_{}$ wrong", "bad $\\frac{$ x", "$\\nosuch$"])
+def test_a_dollar_in_an_error_text_is_no_formula(reason: str) -> None:
+    assert f"s: {reason}</text>" in _page_of(reason)
+
+
+def test_control_characters_of_an_error_text_do_not_reach_the_picture() -> None:
+    picture = _page_of("a\x00b\x1b[31mc\nd").rpartition("<svg")[2].partition("</svg>")[0]
+    assert "s: a b [31mc d</text>" in picture
+    assert not {"\x00", "\x1b"} & set(picture)
