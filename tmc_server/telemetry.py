@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import email
 import logging
+import socket
 import sys
 from threading import Thread
 from typing import Any
-from wsgiref.simple_server import WSGIServer
 
 import structlog
-from prometheus_client import start_http_server
+from prometheus_client.exposition import choose_encoder
 
 from tmc_server.config import LogConfig
 from tmc_server.metrics import METRICS
 from tmc_server.printable import escaped, without_secrets
+
+_REQUEST_BYTES = 16_384
 
 
 def configure_logging(config: LogConfig) -> None:
@@ -58,26 +62,102 @@ def _as_line(value: object) -> object:
 
 
 class MetricsEndpoint:
-    """/metrics for Prometheus, one per process. listen: host:port, port 0 for a free one; "": none."""
+    """/metrics for Prometheus, one per process. listen: host:port, port 0 for a free one; "": none.
 
-    def __init__(self, listen: str) -> None:
+    One thread serves everybody. A connection gets one answer and `patience_s` to ask for it and take it; beyond `connections`
+    at once the one that has been silent longest is dropped, so strangers who only connect keep no scrape out.
+    """
+
+    def __init__(self, listen: str, patience_s: float = 10.0, connections: int = 64) -> None:
         self._listen = listen
-        self._server: WSGIServer | None = None
+        self._patience_s = patience_s
+        self._most = connections
+        self._open: dict[asyncio.Task[None], None] = {}  # in the order of their arrival
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._socket: socket.socket | None = None
+        self._server: asyncio.Server | None = None
         self._thread: Thread | None = None
 
     def start(self) -> None:
         """Raises OSError when the port is taken."""
-        if self._listen:
-            host, _, port = self._listen.rpartition(":")
-            self._server, self._thread = start_http_server(int(port), host, METRICS.registry)
+        if not self._listen:
+            return
+        host, _, port = self._listen.rpartition(":")
+        host = host.strip("[]")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, int(port)), family=family)
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._serve, args=(self._loop,), name="tmc-metrics", daemon=True)
+        self._thread.start()
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        listening = asyncio.start_server(self._accept, sock=self._socket, limit=_REQUEST_BYTES)
+        self._server = loop.run_until_complete(listening)
+        loop.run_forever()
 
     @property
     def port(self) -> int:
         """0: it does not listen."""
-        return self._server.server_port if self._server is not None else 0
+        return int(self._socket.getsockname()[1]) if self._socket is not None else 0
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._open)
 
     def stop(self) -> None:
-        if self._server is not None and self._thread is not None:
-            self._server.shutdown()
-            self._server.server_close()
+        """Close the port and every connection."""
+        if self._loop is not None and self._thread is not None:
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(5)
+            self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(5)
+            self._loop.close()
+            self._server = self._thread = self._loop = self._socket = None
+
+    async def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        if len(self._open) >= self._most:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.cancel()
+        self._open[me] = None
+        try:
+            async with asyncio.timeout(self._patience_s):
+                writer.write(_answer(await reader.readuntil(b"\r\n\r\n")))
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
+            writer.transport.abort()  # it asked for nothing, or took nothing: nobody waits for what is left
+        finally:
+            self._open.pop(me, None)
+
+
+def _answer(request: bytes) -> bytes:
+    """The whole response to one request head."""
+    line, _, fields = request.partition(b"\r\n")
+    method, _, rest = line.decode("latin-1").partition(" ")
+    path = rest.partition(" ")[0].partition("?")[0]
+    if method not in ("GET", "HEAD"):
+        return _response("405 Method Not Allowed", "text/plain", b"")
+    if path not in ("/", "/metrics"):
+        return _response("404 Not Found", "text/plain", b"")
+    accept = email.message_from_bytes(fields).get("Accept", "")
+    encode, content_type = choose_encoder(accept)
+    body: bytes = encode(METRICS.registry)
+    return _response("200 OK", content_type, body, with_body=method == "GET")
+
+
+def _response(status: str, content_type: str, body: bytes, with_body: bool = True) -> bytes:
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + (body if with_body else b"")

@@ -1,0 +1,85 @@
+"""The metrics port answers scrapes whoever else is connected, from one thread."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterator
+from urllib.error import HTTPError
+
+import pytest
+
+from tests.support.eventually import eventually
+from tmc_server.telemetry import MetricsEndpoint
+
+
+@pytest.fixture
+def endpoint(request: pytest.FixtureRequest) -> Iterator[MetricsEndpoint]:
+    made = MetricsEndpoint("127.0.0.1:0", **getattr(request, "param", {}))
+    made.start()
+    yield made
+    made.stop()
+
+
+def _scrape(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+def _silent(port: int, count: int) -> list[socket.socket]:
+    return [socket.create_connection(("127.0.0.1", port), 10) for _ in range(count)]
+
+
+def test_fifty_silent_connections_cost_no_thread_and_stop_no_scrape(endpoint: MetricsEndpoint) -> None:
+    before = threading.active_count()
+    silent = _silent(endpoint.port, 50)
+    eventually(lambda: endpoint.connections == 50)
+    assert "tmc_prepared_total" in _scrape(endpoint.port)
+    assert threading.active_count() == before
+    for each in silent:
+        each.close()
+    eventually(lambda: endpoint.connections == 0)
+
+
+@pytest.mark.parametrize("endpoint", [{"connections": 8, "patience_s": 3600.0}], indirect=True)
+def test_beyond_the_limit_whoever_is_silent_longest_is_dropped(endpoint: MetricsEndpoint) -> None:
+    first, *rest = silent = _silent(endpoint.port, 8)
+    eventually(lambda: endpoint.connections == 8)
+    assert "tmc_prepared_total" in _scrape(endpoint.port)
+    first.settimeout(30)
+    assert first.recv(1) == b""
+    eventually(lambda: endpoint.connections == len(rest))
+    for each in silent:
+        each.close()
+
+
+@pytest.mark.parametrize("endpoint", [{"patience_s": 0.05}], indirect=True)
+def test_a_connection_that_never_asks_is_closed(endpoint: MetricsEndpoint) -> None:
+    silent, slow = _silent(endpoint.port, 2)
+    slow.sendall(b"GET /metrics HTTP/1.1\r\n")
+    for each in (silent, slow):
+        each.settimeout(30)
+        assert each.recv(1) == b""
+        each.close()
+    eventually(lambda: endpoint.connections == 0)
+
+
+def test_what_is_no_scrape_gets_no_metrics(endpoint: MetricsEndpoint) -> None:
+    with pytest.raises(HTTPError, match="404"):
+        urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/other", timeout=30)
+    with pytest.raises(HTTPError, match="405"):
+        urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", data=b"x", timeout=30)
+    with socket.create_connection(("127.0.0.1", endpoint.port), 10) as flood:
+        flood.settimeout(30)
+        with pytest.raises(OSError, match=r".+"):
+            while True:
+                flood.sendall(b"x" * 65_536)
+
+
+def test_a_port_that_is_taken_is_named_and_leaves_nothing_behind(endpoint: MetricsEndpoint) -> None:
+    other = MetricsEndpoint(f"127.0.0.1:{endpoint.port}")
+    with pytest.raises(OSError, match=str(endpoint.port)):
+        other.start()
+    other.stop()
+    assert other.port == 0
