@@ -47,6 +47,7 @@ class Metrics:
             "unsendable", "copies that fit no frame, or whose content makes the broker close a channel"
         )
         self.given_back = counter("given_back", "copies given back uncounted", "reason")
+        self.streams_cut = counter("streams_cut", "consumers' streams ended because nothing was read from them")
         self.in_flight = gauge("in_flight", "copies on their way to the broker, without a confirm yet")
         self.confirm_seconds = histogram("confirm_seconds", "publish to confirm", _SECONDS)
         self.publisher_connected = gauge("publisher_connected", "1: connected to the broker")

@@ -120,3 +120,18 @@ def test_a_delivery_that_is_asked_to_wait_longer_keeps_its_place(store: StoreUnd
     store.perform(store.extend_of(number, 1, 20_000))
     assert store.outlet.came[store.subscription.number] == store.clock()
     assert store.row(number).tried_ms is None
+
+
+def test_a_message_whose_copy_is_unwritten_gets_no_second_one_and_its_neighbors_do(store: StoreUnderTest) -> None:
+    """Built-in delivery: a slow reader's copies wait in its stream, however long."""
+    waiting, written = store.submitted(room=1), store.submitted(room=1)
+    store.outlet.looks_like = QueueLook(consumers=1, unwritten={(store.shard, waiting)})
+    for _ in range(POLICY.max_retry + 2):
+        store.clock.advance(3600)
+        store.redeliver(room=None)
+    assert store.delivered_attempts(waiting) == [1]
+    assert (store.row(waiting).attempt, store.row(waiting).tried) == (1, 1)
+    assert store.consumption_state(written) is ConsumptionState.FAILED
+    store.outlet.looks_like = QueueLook(consumers=1)
+    store.clock.advance(3600)
+    assert store.redeliver(room=None) == Claimed(delivered=1)

@@ -3,33 +3,85 @@
 For a center of one process: a stream lives in the memory of the server it is connected to. A subscription without a
 consumer that has credit is not tried; its rows wait in the table and count nothing. What was handed to a stream that
 ended before it was written is given back uncounted.
+
+A consumer that asks for much and reads nothing must not fill the server's memory: what a stream holds unwritten is bounded
+in copies and in bytes, a message whose copy is still unwritten gets no second one, and a stream whose reader takes nothing
+for a while is cut.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ports import Copy
 from tmc_server.errors import ShuttingDown
+from tmc_server.metrics import METRICS
+
+log = logging.getLogger("tmc.delivery")
 
 GiveBackAll = Callable[[Sequence[Copy]], None]
 
 
-class ConsumerStream:
-    """One connected consumer. `credit`: copies it can take. Guarded by the outlet's lock; the queue by the loop."""
+_FIRST_GUESS_BYTES = 65_536  # size of a copy, before a stream has seen any
 
-    def __init__(self, outlet: StreamOutlet, subscriptions: Iterable[int]) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class StreamLimits:
+    """Of one stream. copies, bytes: credit and unwritten bodies at most.  patience_s: how long one write may take."""
+
+    copies: int = 10_000
+    bytes: int = 16 << 20
+    patience_s: float = 30.0
+
+
+class ConsumerStream:
+    """One connected consumer. Numbers are guarded by the outlet's lock; the queue belongs to the loop.
+
+    credit: copies it asked for and nobody promised yet.  promised: reserved, not handed over yet.
+    unwritten, unwritten_bytes: handed over and not yet taken by the connection.
+    """
+
+    def __init__(self, outlet: StreamOutlet, subscriptions: Iterable[int], limits: StreamLimits) -> None:
         self._outlet = outlet
+        self._limits = limits
         self.subscriptions = frozenset(subscriptions)
-        self.credit = 0
+        self.credit = self.promised = 0
+        self.unwritten = self.unwritten_bytes = 0
         self.open = True
+        self._guess_bytes = _FIRST_GUESS_BYTES
         self._finished = False
         self._waiting: deque[Copy] = deque()
+        self._writing: Sequence[Copy] = ()
+        self._watch: asyncio.TimerHandle | None = None
         self._arrived = asyncio.Event()
+
+    @property
+    def room(self) -> int:
+        """Copies that may be promised now. Under the lock."""
+        left = self._limits.bytes - self.unwritten_bytes - self.promised * self._guess_bytes
+        return min(self.credit, -(-left // self._guess_bytes)) if left > 0 else 0
+
+    def grant(self, credit: int) -> None:
+        """Credit beyond the limit is dropped: it comes back as the consumer works. Under the lock."""
+        self.credit = min(self.credit + credit, self._limits.copies - self.promised - self.unwritten)
+
+    def takes(self, copy: Copy) -> bool:
+        """Count a promised copy as unwritten, if its body fits; one always does. Under the lock."""
+        size = len(copy.body)
+        self.promised -= 1
+        self._guess_bytes = max(1024, size, (self._guess_bytes * 7 + size) // 8)
+        if self.unwritten and self.unwritten_bytes + size > self._limits.bytes:
+            self.credit += 1
+            return False
+        self.unwritten += 1
+        self.unwritten_bytes += size
+        return True
 
     def push(self, copies: Sequence[Copy]) -> None:
         """On the loop."""
@@ -38,7 +90,10 @@ class ConsumerStream:
 
     async def next_batch(self, most: int, most_bytes: int) -> list[Copy]:
         """See domain.ports.DeliveryStream."""
+        self._wrote()
         while not self._waiting:
+            if not self.open:
+                raise ShuttingDown("Nothing was read from this stream for too long: open another one, and read it.")
             if self._finished:
                 raise ShuttingDown
             self._arrived.clear()
@@ -48,11 +103,39 @@ class ConsumerStream:
         while self._waiting and len(batch) < most and len(self._waiting[0].body) <= room:
             batch.append(self._waiting.popleft())
             room -= len(batch[-1].body)
+        self._writing = batch
+        self._watch = asyncio.get_running_loop().call_later(self._limits.patience_s, self._cut)
         return batch
+
+    def _wrote(self) -> None:
+        """The caller came back: the connection took what it was given last."""
+        self._stop_watching()
+        written, self._writing = self._writing, ()
+        if written:
+            self._outlet.wrote(self, written)
+
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    def _cut(self) -> None:
+        """The reader takes nothing: what it holds up goes to others, or waits in the tables.
+
+        gRPC has no way to reset a call whose write is under way. It keeps that one response, and the call ends as soon as
+        the reader takes it, or its connection closes.
+        """
+        log.warning("a consumer has read nothing for %g s: its stream is cut", self._limits.patience_s)
+        METRICS.streams_cut.inc()
+        METRICS.given_back.labels("slow reader").inc(len(self._writing) + len(self._waiting))
+        self.put_back(self._writing)
+        self.close()
 
     def put_back(self, copies: Sequence[Copy]) -> None:
         """See domain.ports.DeliveryStream."""
+        self._stop_watching()
         self._waiting.extendleft(reversed(copies))
+        self._writing = ()
 
     def add_credit(self, credit: int) -> None:
         """See domain.ports.DeliveryStream."""
@@ -60,6 +143,7 @@ class ConsumerStream:
 
     def close(self) -> None:
         """See domain.ports.DeliveryStream."""
+        self._wrote()
         self._outlet.close(self)
 
     def finish(self) -> None:
@@ -77,17 +161,25 @@ class ConsumerStream:
 class StreamOutlet:
     """domain.ports.Outlet. give_back: called on the loop with copies that reached nobody.  wake: new room came up."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, give_back: GiveBackAll, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        give_back: GiveBackAll,
+        wake: Callable[[], None],
+        limits: StreamLimits = StreamLimits(),
+    ) -> None:
         self._loop = loop
         self._give_back = give_back
         self._wake = wake
+        self._limits = limits
         self._lock = threading.Lock()
         self._streams: dict[int, deque[ConsumerStream]] = {}
         self._granted: dict[int, deque[ConsumerStream]] = {}  # one entry per reserved copy
+        self._unwritten: dict[int, set[tuple[int, int]]] = {}  # by subscription: shard, number
 
     def open(self, subscriptions: Iterable[int]) -> ConsumerStream:
         """A consumer connected. It gets nothing before it gives credit."""
-        stream = ConsumerStream(self, subscriptions)
+        stream = ConsumerStream(self, subscriptions, self._limits)
         with self._lock:
             for number in stream.subscriptions:
                 self._streams.setdefault(number, deque()).append(stream)
@@ -95,18 +187,37 @@ class StreamOutlet:
 
     def add_credit(self, stream: ConsumerStream, credit: int) -> None:
         with self._lock:
-            starved = stream.credit == 0
-            stream.credit += credit
-        if starved and credit:
+            starved = stream.room == 0
+            stream.grant(credit)
+            woken = starved and stream.room > 0
+        if woken:
             self._wake()
 
-    def close(self, stream: ConsumerStream) -> None:
-        """The consumer is gone. On the loop."""
+    def wrote(self, stream: ConsumerStream, copies: Sequence[Copy]) -> None:
+        """The connection took these."""
         with self._lock:
-            stream.open = False
-            for number in stream.subscriptions:
-                self._streams[number].remove(stream)
+            full = stream.credit > 0 and stream.room == 0
+            self._forget(stream, copies)
+            woken = full and stream.room > 0
+        if woken:
+            self._wake()
+
+    def _forget(self, stream: ConsumerStream, copies: Iterable[Copy]) -> None:
+        """They are unwritten no longer. Under the lock."""
+        for copy in copies:
+            stream.unwritten -= 1
+            stream.unwritten_bytes -= len(copy.body)
+            self._unwritten[copy.subscription].discard((copy.shard, copy.number))
+
+    def close(self, stream: ConsumerStream) -> None:
+        """The consumer is gone, or is sent away. On the loop; a second time does nothing."""
         unsent = stream.unsent()
+        with self._lock:
+            if stream.open:
+                stream.open = False
+                for number in stream.subscriptions:
+                    self._streams[number].remove(stream)
+            self._forget(stream, unsent)
         if unsent:
             self._give_back(unsent)
 
@@ -128,8 +239,9 @@ class StreamOutlet:
                 streams.rotate(-1)  # consumers take turns
                 stream = streams[0]
                 fair_share = -(-(wanted - count) // left)
-                take = min(stream.credit, fair_share)
+                take = min(stream.room, fair_share)
                 stream.credit -= take
+                stream.promised += take
                 granted.extend([stream] * take)
                 count += take
             return count
@@ -137,25 +249,41 @@ class StreamOutlet:
     def release(self, subscription: int, count: int) -> None:
         with self._lock:
             for _ in range(count):
-                self._granted[subscription].popleft().credit += 1
+                stream = self._granted[subscription].popleft()
+                stream.promised -= 1
+                stream.credit += 1
 
     def deliver(self, copies: Sequence[Copy]) -> None:
         batches: dict[ConsumerStream, list[Copy]] = {}
+        too_many: list[Copy] = []
         with self._lock:
             for copy in copies:
-                batches.setdefault(self._granted[copy.subscription].popleft(), []).append(copy)
-        self._loop.call_soon_threadsafe(self._push, batches)
+                stream = self._granted[copy.subscription].popleft()
+                if stream.takes(copy):
+                    batches.setdefault(stream, []).append(copy)
+                    self._unwritten.setdefault(copy.subscription, set()).add((copy.shard, copy.number))
+                else:
+                    too_many.append(copy)
+        self._loop.call_soon_threadsafe(self._push, batches, too_many)
 
     def came_out(self, subscription: int, tried_ms: int) -> None:
-        """Nothing waits here: copies go to consumers that have credit."""
+        """Copies go to consumers that have credit; whether one waits here is known by its message."""
 
     def look(self, subscription: int) -> QueueLook | None:
-        """No queue holds a copy that a consumer has not asked for."""
-        return QueueLook()
+        """No queue holds a copy that a consumer has not asked for; those that are not written yet are named."""
+        with self._lock:
+            return QueueLook(
+                consumers=len(self._streams.get(subscription, ())),
+                unwritten=frozenset(self._unwritten.get(subscription, ())),
+            )
 
-    def _push(self, batches: dict[ConsumerStream, list[Copy]]) -> None:
+    def _push(self, batches: dict[ConsumerStream, list[Copy]], too_many: Sequence[Copy]) -> None:
         for stream, copies in batches.items():
             if stream.open:
                 stream.push(copies)
             else:
+                with self._lock:
+                    self._forget(stream, copies)
                 self._give_back(copies)
+        if too_many:
+            self._give_back(too_many)

@@ -8,7 +8,7 @@ true for every copy, and final.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 
@@ -157,12 +157,14 @@ class QueueLook:
     passed_ms: when the newest try was made whose copy came out of the queue already, as far as any server saw; 0: none.
     A queue is first in, first out: a copy of an older try is not in it any more.
     still_ms: for so long there have been consumers and no server saw anything come out.
+    unwritten: (shard, number) of messages whose copies are certain to wait still; where copies go down streams.
     """
 
     consumers: int = 0
     messages: int = 0
     passed_ms: int = 0
     still_ms: int = 0
+    unwritten: Set[tuple[int, int]] = frozenset()
 
     def may_hold_copy(self, tried_ms: int | None, now: int) -> bool:
         """May the copy of a try made at tried_ms still wait in the queue? None: that try is answered, or never got there.

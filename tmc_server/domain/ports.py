@@ -92,13 +92,17 @@ class DeliveryStream(Protocol):
     """One connected consumer of built-in delivery. On the loop only."""
 
     async def next_batch(self, most: int, most_bytes: int) -> list[Copy]:
-        """Wait for copies: at most `most`, and no more than `most_bytes` but for a single one. Raises ShuttingDown."""
+        """Wait for copies: at most `most`, and no more than `most_bytes` but for a single one. Raises ShuttingDown.
+
+        Calling it again says that the copies before were written. Raises ShuttingDown, too, when that took too long: the
+        stream was closed meanwhile.
+        """
 
     def put_back(self, copies: Sequence[Copy]) -> None:
         """These were taken and not written."""
 
     def add_credit(self, credit: int) -> None:
-        """The consumer can take so many copies more; before its first credit it gets nothing."""
+        """The consumer can take so many copies more; before its first credit it gets nothing, and a limit caps the sum."""
 
     def close(self) -> None:
         """The consumer is gone: what was not written is given back."""

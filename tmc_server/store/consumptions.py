@@ -209,7 +209,8 @@ def claim_due(
             continue
         # Rows of one group get the same values, so their due time as read does not tell them apart.
         same = Row(old.state, old.attempt, old.tried, None)
-        if subscribed and look.may_hold_copy(found.tried_ms, tx.now):
+        waits = found.tried_ms is not None and (tx.sql.shard, found.message_id) in look.unwritten
+        if subscribed and (waits or look.may_hold_copy(found.tried_ms, tx.now)):
             waiting.setdefault(same, []).append(found)
         else:
             new = duty.decide_due(old, subscription.policy, subscribed, tx.now)
