@@ -255,6 +255,9 @@ class TelemetryConfig(Section):
     listen: Address = Field(
         "", description="host:port of the Prometheus endpoint; empty: none; workers take the next ports"
     )
+    series: int = Field(
+        1000, ge=1, le=100_000, description="topic and app pairs with gauges of their own; the rest is one, `other`"
+    )
 
 
 class DevConfig(Section):

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter as Tally
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from tmc_server.domain.catalog import Catalog
+
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 400, 1000)
+
+
+OTHER = "other"
+
+
+class _BoundedNames:
+    """Topic and app pairs with series of their own: the first `limit` that came; the rest is counted together as "other"."""
+
+    def __init__(self, limit: int = 1_000) -> None:
+        self.limit = limit
+        self._known: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+
+    def of(self, topic: str, app: str) -> tuple[str, str]:
+        pair = (topic, app)
+        if pair not in self._known:
+            with self._lock:
+                if len(self._known) >= self.limit and pair not in self._known:
+                    return OTHER, OTHER if app else ""
+                self._known.add(pair)
+        return pair
 
 
 class Metrics:
@@ -25,12 +49,13 @@ class Metrics:
             return Histogram(f"tmc_{name}", text, labels, buckets=buckets, registry=registry)
 
         self.registry = registry
+        self.names = _BoundedNames()
         self.prepared = counter("prepared", "messages stored by Prepare", "topic")
         self.submitted = counter("submitted", "messages submitted, published or committed by a check", "topic")
         self.rolled_back = counter("rolled_back", "messages rolled back, by their producer or by a check", "topic")
         self.acked = counter("acked", "acks stored", "topic", "app")
         self.nacked = counter("nacked", "failed tries stored", "topic", "app")
-        self.failed = counter("failed", "deliveries given up by the redelivering duty")
+        self.failed = counter("failed", "deliveries given up: rejected, or tries used up", "topic", "app")
         self.redelivered = counter("redelivered", "due deliveries handed over by the redelivering duty")
         self.removed = counter("removed", "closed messages removed by the retention duty")
         self.held = counter("held", "due deliveries that waited for an earlier copy in their queue")
@@ -58,7 +83,26 @@ class Metrics:
         self.call_seconds = histogram("call_seconds", "one RPC, as the server sees it", _SECONDS, "method", "code")
         self.leases_held = gauge("leases_held", "shards whose leases this server holds")
         self.servers_alive = gauge("servers_alive", "servers with a heartbeat, this one included")
+        self.messages_prepared = gauge("messages_prepared", "messages PREPARED, by the last count", "topic")
+        self.messages_undecided = gauge("messages_undecided", "of these, older than their transaction time", "topic")
+        self.messages_check_failed = gauge("messages_check_failed", "messages CHECK_FAILED: a human decides", "topic")
+        self.deliveries_scheduled = gauge(
+            "deliveries_scheduled", "deliveries SCHEDULED, delayed included", "topic", "app"
+        )
+        self.backlog = gauge("backlog", "of these, due or tried and not acked yet", "topic", "app")
+        self.deliveries_failed = gauge("deliveries_failed", "deliveries FAILED: a human reactivates", "topic", "app")
+        self.oldest_seconds = gauge("oldest_seconds", "age of the oldest, per state", "state", "topic", "app")
         self.duty_failures = gauge("duty_failures", "runs of a duty that failed in a row", "duty")
+
+    def pair(self, catalog: Catalog, topic: int, subscription: int) -> tuple[str, str]:
+        """Label values for a topic and a subscriber, by number; within the limit on series."""
+        return self.names.of(*_names_of(catalog, topic, subscription))
+
+
+def _names_of(catalog: Catalog, topic: int, subscription: int) -> tuple[str, str]:
+    """app "": it is about no subscriber."""
+    known, subscribed = catalog.topics.get(topic), catalog.subscriptions.get(subscription)
+    return known.name if known else str(topic), catalog.apps[subscribed.app].id if subscribed else ""
 
 
 def count_each(counter: Counter, labels: Iterable[tuple[str, ...]]) -> None:

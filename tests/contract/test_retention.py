@@ -285,7 +285,7 @@ def test_tombstones_and_told_alerts_are_forgotten_after_the_window(kept: Kept) -
     prepared = store.a_prepare()
     store.perform(store.decide_attempt(prepared, commit=False))
     _failed(store)
-    store.alerts.mark_sent(store.alerts.unsent(10))
+    store.alerts.group([], 10)
     store.clock.advance(DAY_MS / 1000 - 1)
     kept.sweep(by_age=True)
     (refused,) = store.perform(prepared)

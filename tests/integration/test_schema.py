@@ -99,6 +99,32 @@ def test_a_revision_that_was_cut_short_is_run_again(mariadb: MariaDB) -> None:
     database.close()
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
+def test_what_failed_before_the_upgrade_is_counted_after_it(kind: str, mariadb: MariaDB, tmp_path) -> None:
+    database = Database(f"sqlite:///{tmp_path}/a.db" if kind == "sqlite" else mariadb.url("tmc_failed_before"))
+    migrate(ShardMap(database, [database] * 32))
+    message = (
+        "INSERT INTO tmc_message_05 (id, topic_no, producer_no, producer_tag, message_key, attempt_id, digest, state,"
+        " content_type, body, delay_ms, created_ms) VALUES ({0}, 7, 1, '', '{0}', '{0:016d}', '{0:032d}', {1}, '', '', 0, 10)"
+    )
+    consumption = (
+        "INSERT INTO tmc_consumption_05 (message_id, subscription_no, state, attempt, tried, created_ms, closed_ms)"
+        " VALUES ({}, 9, {}, 1, 1, 10, {})"
+    )
+    with database.transaction() as connection:
+        for number, state in ((1, 2), (2, 2), (3, 4), (4, 1)):
+            connection.exec_driver_sql(message.format(number, state))
+        connection.exec_driver_sql(consumption.format(1, 3, 30))
+        connection.exec_driver_sql(consumption.format(2, 2, 40))
+        connection.exec_driver_sql(f"DELETE FROM {VERSION_TABLE}")
+    for _ in range(2):  # one that was cut short is run again
+        migrate(ShardMap(database, [database] * 32))
+        with database.reading() as connection:
+            rows = connection.exec_driver_sql("SELECT * FROM tmc_failed ORDER BY message_id").fetchall()
+        assert [tuple(row) for row in rows] == [(5, 7, 9, 1, 30), (5, 7, 0, 3, 10)]
+    database.close()
+
+
 def test_shards_over_two_databases(mariadb: MariaDB) -> None:
     one, two = Database(mariadb.url("tmc_one")), Database(mariadb.url("tmc_two"))
     migrate(ShardMap(one, [one] * 16 + [two] * 16))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from tmc_server.alerts.webhook import WebhookSink
 from tmc_server.domain.catalog import App, Catalog, Topic
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ports import Alert, Claimed, ServerRun
-from tmc_server.duties.alerting import Alerting
+from tmc_server.duties.alerting import Alerting, Grouping
 from tmc_server.duties.counting import Counting
 from tmc_server.duties.periodic import Periodic
 from tmc_server.duties.redelivering import Redelivering
@@ -149,55 +149,81 @@ class TestPeriodic:
 
 
 class _Outbox:
+    """domain.ports.AlertOutbox with one claim at a time, in memory."""
+
     def __init__(self, alerts: list[Alert]) -> None:
         self.alerts = alerts
-
-    def unsent(self, limit: int) -> list[Alert]:
-        return self.alerts[:limit]
+        self.claimed: list[Alert] = []
+        self.put_back_for: list[int] = []
+        self.ungrouped = 0
 
     def add(self, kind: str, topic: int, subscription: int, episode: int, detail: str) -> None:
-        self.alerts.append(Alert(len(self.alerts), kind, topic, 0, 0, subscription, episode, detail, 0))
+        raise NotImplementedError
 
-    def mark_sent(self, alerts: list[Alert]) -> None:
-        self.alerts = [alert for alert in self.alerts if alert not in alerts]
+    def group(self, sinks: Sequence[str], limit: int) -> int:
+        grouped = min(self.ungrouped, limit)
+        self.ungrouped -= grouped
+        return grouped
+
+    def claim(self, sink: str, limit: int, for_ms: int) -> list[Alert]:
+        self.claimed = [alert for alert in self.alerts if alert not in self.claimed][:limit]
+        return self.claimed
+
+    def mark_sent(self, notices: Sequence[Alert]) -> None:
+        self.alerts = [alert for alert in self.alerts if alert not in notices]
+
+    def put_back(self, notices: Sequence[Alert], after_ms: int) -> None:
+        self.claimed = []
+        self.put_back_for.append(len(notices))
+
+
+class _Sink:
+    def __init__(self, fails: bool = False) -> None:
+        self.got: list[int] = []
+        self.fails = fails
+
+    def send(self, alert: Alert, catalog: Catalog) -> None:
+        if self.fails:
+            raise OSError("away")
+        self.got.append(alert.id)
 
 
 class TestAlerting:
     ALERTS = tuple(Alert(i, "delivery failed", 1, 0, i, 1, 1, "", 0) for i in range(3))
 
-    class Sink:
-        def __init__(self, fails: bool = False) -> None:
-            self.got: list[int] = []
-            self.fails = fails
+    def test_each_notice_is_sent_once_and_marked(self) -> None:
+        outbox, sink = _Outbox(list(self.ALERTS)), _Sink()
+        duty = Alerting(outbox, "log", sink, _Fixed())
+        assert (duty.run_once(), duty.run_once()) == (False, False)
+        assert (sink.got, outbox.alerts) == ([0, 1, 2], [])
 
-        def send(self, alert: Alert, catalog: Catalog) -> None:
-            if self.fails:
-                raise OSError("away")
-            self.got.append(alert.id)
-
-    def test_each_alert_is_sent_once_and_marked(self) -> None:
-        outbox, sink = _Outbox(list(self.ALERTS)), self.Sink()
-        duty = Alerting([outbox], [sink], _Fixed())
-        assert (duty.run_once(), duty.run_once()) == (3, 0)
+    def test_a_full_page_is_followed_by_another_one_at_once(self) -> None:
+        outbox, sink = _Outbox(list(self.ALERTS)), _Sink()
+        duty = Alerting(outbox, "log", sink, _Fixed(), page=2)
+        assert (duty.run_once(), duty.run_once()) == (True, False)
         assert sink.got == [0, 1, 2]
 
-    def test_a_sink_that_fails_gets_them_again(self) -> None:
-        outbox, sink = _Outbox(list(self.ALERTS)), self.Sink(fails=True)
-        duty = Alerting([outbox], [sink], _Fixed())
+    def test_a_sink_that_fails_is_asked_once_a_run_and_gets_them_again(self) -> None:
+        outbox, sink = _Outbox(list(self.ALERTS)), _Sink(fails=True)
+        duty = Alerting(outbox, "webhook", sink, _Fixed())
         with pytest.raises(OSError, match="away"):
             duty.run_once()
+        assert (outbox.put_back_for, len(outbox.alerts)) == ([3], 3)
         sink.fails = False
-        assert duty.run_once() == 3
+        duty.run_once()
+        assert sink.got == [0, 1, 2]
 
-    def test_a_sink_that_fails_does_not_make_the_others_repeat_themselves(self) -> None:
-        outbox, log, webhook = _Outbox(list(self.ALERTS)), self.Sink(), self.Sink(fails=True)
-        duty = Alerting([outbox], [log, webhook], _Fixed())
-        for _ in range(3):
-            with pytest.raises(OSError, match="away"):
-                duty.run_once()
-        webhook.fails = False
-        assert duty.run_once() == 3
-        assert log.got == webhook.got == [0, 1, 2]
+    def test_what_a_slow_sink_did_not_get_within_the_claim_is_put_back(self) -> None:
+        outbox, sink, now = _Outbox(list(self.ALERTS)), _Sink(), iter((0.0, 0.0, 70.0))
+        Alerting(outbox, "webhook", sink, _Fixed(), monotonic=lambda: next(now)).run_once()
+        assert (sink.got, outbox.put_back_for) == ([0], [2])
+
+    def test_grouping_wakes_those_who_send_and_goes_on_while_there_is_more(self) -> None:
+        outbox, woken = _Outbox([]), []
+        outbox.ungrouped = 3
+        duty = Grouping(outbox, ["log"], lambda: woken.append(1), page=2)
+        assert [duty.run_once() for _ in range(3)] == [True, False, False]
+        assert len(woken) == 2
 
     def test_a_webhook_gets_names_instead_of_numbers(self) -> None:
         rogue = RogueHttp()
@@ -206,7 +232,8 @@ class TestAlerting:
         sink.send(Alert(7, "check failed", 1, 5, 99, 0, 3, "nobody knew", 12), _Fixed.current)
         assert json.loads(rogue.bodies[0]) == {
             "kind": "check failed", "topic": "t", "message_id": "1-1-05-99", "subscriber": "", "tag": "", "attempt": 3,
-            "detail": "nobody knew", "created_ms": 12, "owner": "", "owner_email": "", "owner_phone": "",
+            "detail": "nobody knew", "created_ms": 12, "count": 1, "first_ms": 12, "last_ms": 12,
+            "message_ids": ["1-1-05-99"], "owner": "", "owner_email": "", "owner_phone": "",
         }  # fmt: skip
         WebhookSink(f"http://{rogue.address}/gone").send(
             self.ALERTS[0], _Fixed.current

@@ -7,12 +7,13 @@ from tmc_server.domain.ids import MessageId
 from tmc_server.domain.ports import Alert
 
 
-def facts(alert: Alert, catalog: Catalog) -> dict[str, str | int]:
+def facts(alert: Alert, catalog: Catalog) -> dict[str, str | int | list[str]]:
     """Empty texts: it is not about one message, or not about one subscriber."""
     topic = catalog.topics.get(alert.topic)
     subscription = catalog.subscriptions.get(alert.subscription)
     owner = catalog.apps.get(topic.owner) if topic is not None else None
     producer = topic.owner if topic is not None else 0
+    samples = alert.samples or ([(alert.shard, alert.number)] if alert.number else [])
     return {
         "kind": alert.kind,
         "topic": topic.name if topic is not None else str(alert.topic),
@@ -22,6 +23,10 @@ def facts(alert: Alert, catalog: Catalog) -> dict[str, str | int]:
         "attempt": alert.attempt,
         "detail": alert.detail,
         "created_ms": alert.created_ms,
+        "count": alert.count,
+        "first_ms": alert.first_ms or alert.created_ms,
+        "last_ms": alert.last_ms or alert.created_ms,
+        "message_ids": [str(MessageId(alert.topic, producer, shard, number)) for shard, number in samples],
         "owner": owner.id if owner is not None else "",
         "owner_email": owner.alert_email if owner is not None else "",
         "owner_phone": owner.alert_phone if owner is not None else "",

@@ -12,16 +12,17 @@ log = logging.getLogger("tmc.alert")
 
 
 class LogSink:
-    """One warning per alert, with what an operator needs to look further."""
+    """One warning per notice, with what an operator needs to look further."""
 
     def send(self, alert: Alert, catalog: Catalog) -> None:
         told = facts(alert, catalog)
         log.warning(
-            "%s: %stopic %s%s, %s; its owner is %s",
+            "%s: %stopic %s%s, %s%s; its owner is %s",
             alert.kind,
             f"message {told['message_id']} of " if told["message_id"] else "",
             told["topic"],
             f" for {told['subscriber']} ({told['tag']})" if told["subscriber"] else "",
             alert.detail,
+            f" ({alert.count} times in {(alert.last_ms - alert.first_ms) / 1000:.0f} s)" if alert.count > 1 else "",
             " ".join(str(text) for text in (told["owner"], told["owner_email"]) if text) or "unknown",
         )

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -24,9 +25,9 @@ from tmc_server.config import Config
 from tmc_server.delivery.window import UNCERTAIN_MS
 from tmc_server.domain.ports import AlertSink
 from tmc_server.domain.retry import RetryPolicy
-from tmc_server.duties.alerting import Alerting
+from tmc_server.duties.alerting import Alerting, Grouping
 from tmc_server.duties.checking import Checking
-from tmc_server.duties.counting import Counting
+from tmc_server.duties.counting import Counting, Gauging
 from tmc_server.duties.periodic import Periodic
 from tmc_server.duties.redelivering import Redelivering
 from tmc_server.duties.rescuing import Rescuing
@@ -57,11 +58,13 @@ from tmc_server.store.progress import SqlQueueProgress
 from tmc_server.store.reading import Reader
 from tmc_server.store.retention import ClosedMessages
 from tmc_server.store.scanning import Look, earliest_check, earliest_delivery
+from tmc_server.store.standing import StandingCounts
 from tmc_server.telemetry import MetricsEndpoint
 
 log = logging.getLogger("tmc.app")
 
 _RETENTION_S = 60.0
+_GAUGES_S = 15.0
 _WOKEN_S = 30.0  # the scan wakes these duties; by themselves they look so often
 SAME_SIGNAL_S = 1.0  # a terminal and a supervisor may both pass on one wish to stop
 
@@ -175,6 +178,10 @@ class Center:
         self._looks = [
             Look(database, leases, self._watch, earliest_delivery, earliest_check) for database, leases in held
         ]
+        METRICS.names.limit = config.telemetry.series
+        self._gauging = Gauging(
+            [StandingCounts(database, leases, self._watch) for database, leases in held], self._watch
+        )
         self._grpc: GrpcServer = build(
             self._servicers(), self._authentication, config.server.listen, config.tls, limits.request_bytes
         )
@@ -243,8 +250,8 @@ class Center:
         self._asking = [Periodic("checking", duty.run_once, _WOKEN_S) for duty in self._checking]
         self._rescuing = [Rescuing([work], self._nodes, self._uncertain_ms) for work in self._work]
         webhook = self._config.alerts.webhook.get_secret_value()
-        sinks: list[AlertSink] = [LogSink(), *([WebhookSink(webhook)] if webhook else [])]
-        alerting = [Alerting([outbox], sinks, self._watch) for outbox in outboxes]
+        sinks: dict[str, AlertSink] = {"log": LogSink()} | ({"webhook": WebhookSink(webhook)} if webhook else {})
+        alerting = [each for outbox in outboxes for each in self._make_alerting(outbox, sinks)]
         alone = self._shards.databases if self._alone else []
         return [
             Periodic("node", self._beat, beat_s),
@@ -255,12 +262,26 @@ class Center:
             *self._redelivering,
             *self._asking,
             *(Periodic("scanning", partial(self._scan, look), scan_s) for look in self._looks),
-            *(Periodic("alerting", duty.run_once, 5.0) for duty in alerting),
+            *alerting,
             *self._retaining(),
             *(Periodic("alone", partial(self._stay_alone, database), 5.0) for database in alone),
             Periodic("catalog", self._watch.run_once, self._watch.period_s),
             Periodic("counting", self._counting.run_once, 2.0),
+            *([Periodic("gauging", self._gauging.run_once, _GAUGES_S)] if self._config.telemetry.listen else []),
         ]
+
+    def _make_alerting(self, outbox: SqlAlertOutbox, sinks: Mapping[str, AlertSink]) -> list[Periodic]:
+        """One that groups, and one per sink: a sink that hangs holds up no other."""
+        sending = [
+            Periodic(f"alerting {name}", Alerting(outbox, name, sink, self._watch).run_once, 5.0)
+            for name, sink in sinks.items()
+        ]
+
+        def send() -> None:
+            for duty in sending:
+                duty.wake()
+
+        return [Periodic("alerting", Grouping(outbox, list(sinks), send).run_once, 5.0), *sending]
 
     def _retaining(self) -> list[Periodic]:
         """One per database; none where nothing is to be removed."""

@@ -506,18 +506,35 @@ class Members(Protocol):
 
 
 class AlertOutbox(Protocol):
-    """Alerts written with the changes they tell of."""
+    """Alerts written with the changes they tell of, and the notices made of them. Shared by all servers. All block."""
 
     def add(self, kind: str, topic: int, subscription: int, episode: int, detail: str) -> None:
         """An alert about a subscription as a whole; the same episode is told once."""
 
-    def unsent(self, limit: int) -> Sequence[Alert]: ...
-    def mark_sent(self, alerts: Sequence[Alert]) -> None: ...
+    def group(self, sinks: Sequence[str], limit: int) -> int:
+        """Make notices of at most `limit` alerts, one per sink and group: kind, topic and subscription.
+
+        A group whose notice was sent within the last minute waits for the minute to end, and its alerts add up meanwhile.
+        Returns: how many alerts.
+        """
+
+    def claim(self, sink: str, limit: int, for_ms: int) -> Sequence[Alert]:
+        """Notices that are due for this sink, longest due first; nobody else gets them for so long."""
+
+    def mark_sent(self, notices: Sequence[Alert]) -> None:
+        """The sink has them."""
+
+    def put_back(self, notices: Sequence[Alert], after_ms: int) -> None:
+        """The sink did not take them: due again after that time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """id: within its outbox."""
+    """An alert, or a notice of several alike: then message, attempt and detail are those of the first.
+
+    id: within its outbox.  count: alerts.  first_ms, last_ms: when they were written.  samples: (shard, message number) of
+    the first few that are about a message.
+    """
 
     id: int
     kind: str
@@ -528,9 +545,41 @@ class Alert:
     attempt: int
     detail: str
     created_ms: int
+    count: int = 1
+    first_ms: int = 0
+    last_ms: int = 0
+    samples: Sequence[tuple[int, int]] = ()
 
 
 class AlertSink(Protocol):
     """Where alerts go. May raise: the alert is then sent again later."""
 
     def send(self, alert: Alert, catalog: Catalog) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How many rows of one topic or subscription are in which state, and since when the oldest is; None: none is.
+
+    subscription: 0: messages of the topic.  open: PREPARED, or SCHEDULED.  late: of these, past their transaction time; or due
+    or tried.  failed: CHECK_FAILED, or FAILED.
+    """
+
+    topic: int
+    subscription: int = 0
+    open: int = 0
+    late: int = 0
+    failed: int = 0
+    oldest_open_ms: int | None = None
+    oldest_late_ms: int | None = None
+    oldest_failed_ms: int | None = None
+
+
+class StandingReader(Protocol):
+    """Counts in the shards of one database that this server holds. Blocks."""
+
+    def shards(self) -> Sequence[int]:
+        """Those that are held now."""
+
+    def count(self, shards: Sequence[int]) -> tuple[int, Mapping[int, Sequence[Standing]]]:
+        """Returns: the time by the database's clock, and what is there, by shard."""

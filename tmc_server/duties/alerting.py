@@ -1,53 +1,72 @@
-"""Send what stands in the alert outboxes. Each sink gets each alert at least once; one that fails does not hold up the others."""
+"""Group what stands in the alert outboxes into notices, and send each notice to its sink.
+
+The outbox is shared by all servers and hands a notice to one of them at a time. Each sink gets each notice once; twice
+only when a server dies, or loses its database, between sending and marking. A sink that fails holds up only its own notices.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
-from tmc_server.domain.ports import Alert, AlertOutbox, AlertSink, CatalogSource
+from tmc_server.domain.ports import AlertOutbox, AlertSink, CatalogSource
+
+CLAIM_MS = 120_000
+_AGAIN_MS = 5_000
+
+
+class Grouping:
+    """sinks: names of all.  on_grouped: called when there is something to send.  page: alerts of one transaction."""
+
+    def __init__(
+        self,
+        outbox: AlertOutbox,
+        sinks: Sequence[str],
+        on_grouped: Callable[[], None] = lambda: None,
+        page: int = 5_000,
+    ) -> None:
+        self._outbox = outbox
+        self._sinks = sinks
+        self._on_grouped = on_grouped
+        self._page = page
+
+    def run_once(self) -> bool:
+        """Returns: there may be more."""
+        grouped = self._outbox.group(self._sinks, self._page)
+        if grouped:
+            self._on_grouped()
+        return grouped == self._page
 
 
 class Alerting:
-    """page: alerts per outbox and run."""
+    """One sink of one outbox. page: notices claimed at once, few enough to be sent within their claim."""
 
     def __init__(
-        self, outboxes: Sequence[AlertOutbox], sinks: Sequence[AlertSink], catalog: CatalogSource, page: int = 1_000
+        self,
+        outbox: AlertOutbox,
+        name: str,
+        sink: AlertSink,
+        catalog: CatalogSource,
+        page: int = 10,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._outboxes = outboxes
-        self._sinks = sinks
+        self._outbox = outbox
+        self._name = name
+        self._sink = sink
         self._catalog = catalog
         self._page = page
-        self._told: set[tuple[AlertOutbox, int, AlertSink]] = set()  # of alerts that another sink has still to take
+        self._monotonic = monotonic
 
-    def run_once(self) -> int:
-        """Returns: how many alerts every sink has. Raises the first failure, after everybody had a turn."""
-        sent = 0
-        failures: dict[AlertSink, Exception] = {}
-        for outbox in self._outboxes:
-            alerts = outbox.unsent(self._page)
-            done = [alert for alert in alerts if self._tell(outbox, alert, failures)]
-            if done:
-                outbox.mark_sent(done)
-                sent += len(done)
-            open_ = {alert.id for alert in alerts} - {alert.id for alert in done}
-            self._told = {told for told in self._told if told[0] is not outbox or told[1] in open_}
-        for failure in failures.values():
-            raise failure
-        return sent
-
-    def _tell(self, outbox: AlertOutbox, alert: Alert, failures: dict[AlertSink, Exception]) -> bool:
-        """Returns: every sink has it. One that failed in this run is left alone until the next."""
-        everybody = True
-        for sink in self._sinks:
-            if (outbox, alert.id, sink) in self._told:
-                continue
-            if sink in failures:
-                everybody = False
-                continue
-            try:
-                sink.send(alert, self._catalog.current)
-                self._told.add((outbox, alert.id, sink))
-            except Exception as exc:  # noqa: BLE001 - raised by run_once
-                failures[sink] = exc
-                everybody = False
-        return everybody
+    def run_once(self) -> bool:
+        """Returns: there may be more. Raises what the sink raised; the notice comes again."""
+        claimed_until = self._monotonic() + CLAIM_MS / 2000  # half of it, so that marking comes in time
+        waiting = list(self._outbox.claim(self._name, self._page, CLAIM_MS))
+        more = len(waiting) == self._page
+        try:
+            while waiting and self._monotonic() < claimed_until:
+                self._sink.send(waiting[0], self._catalog.current)
+                self._outbox.mark_sent([waiting.pop(0)])
+        finally:
+            if waiting:
+                self._outbox.put_back(waiting, _AGAIN_MS)
+        return more

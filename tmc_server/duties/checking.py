@@ -226,7 +226,6 @@ def count(topic: str, answers: Sequence[CheckAnswer], settled: Settled) -> None:
     """Metrics of one page."""
     for answer in answers:
         METRICS.checked.labels(topic, answer.verdict.name.lower(), answer.reason.name.lower()).inc()
-    METRICS.check_failed.inc(settled.failed)
     if settled.committed:
         METRICS.submitted.labels(topic).inc(settled.committed)
     if settled.rolled_back:

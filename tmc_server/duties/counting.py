@@ -1,4 +1,4 @@
-"""Keep an eye on how many messages of each topic are undecided, for the topics' open limits.
+"""Keep an eye on how many messages of each topic are undecided, for the topics' open limits; and what stands, for the gauges.
 
 Between counts the number is estimated from what this server stored and decided. The tables are counted at the first
 sight of a topic, whenever the estimate passes half the limit, and every thirtieth run in any case: an answer that nobody
@@ -7,11 +7,15 @@ waited for any more is missing in the estimate.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from prometheus_client import Gauge
+
 from tmc_server.domain.placement import shards_of
-from tmc_server.domain.ports import CatalogSource
+from tmc_server.domain.ports import CatalogSource, Standing, StandingReader
+from tmc_server.metrics import METRICS
 
 _COUNT_ALL_EVERY = 30
 
@@ -53,3 +57,93 @@ class Counting:
             self._open[topic.number] = counted + max(0, self.open(topic.number) - before)
             self._seen.add(topic.number)
         return False
+
+
+class Gauging:
+    """Sets the gauges of states, ages and backlogs from the shards that this server holds: the sum over servers is right.
+
+    Shards in which nothing was found are counted together, which costs about one statement; the others one by one, as far as
+    `budget_s` reaches, and from there in the next run.
+    """
+
+    def __init__(
+        self,
+        readers: Sequence[StandingReader],
+        catalog: CatalogSource,
+        budget_s: float = 1.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._readers = readers
+        self._catalog = catalog
+        self._budget_s = budget_s
+        self._monotonic = monotonic
+        self._found: dict[int, tuple[int, Sequence[Standing]]] = {}  # by shard: when, what
+        self._shown: dict[tuple[Gauge, tuple[str, ...]], float] = {}
+
+    def run_once(self) -> bool:
+        """Count, and show. Returns False: nothing is left to do."""
+        until = self._monotonic() + self._budget_s
+        held: set[int] = set()
+        failure: Exception | None = None
+        for reader in self._readers:
+            shards = reader.shards()
+            held |= set(shards)
+            try:
+                self._count(reader, shards, until)
+            except Exception as exc:  # noqa: BLE001 - the other databases first, then raised
+                failure = failure or exc
+        self._found = {shard: found for shard, found in self._found.items() if shard in held}
+        self._show()
+        if failure is not None:
+            raise failure
+        return False
+
+    def _count(self, reader: StandingReader, shards: Sequence[int], until: float) -> None:
+        empty = [shard for shard in shards if shard in self._found and not any(map(_stands, self._found[shard][1]))]
+        others = sorted(set(shards) - set(empty), key=lambda shard: self._found.get(shard, (0,))[0])
+        for turn in [empty, *([shard] for shard in others)]:
+            if turn and self._monotonic() < until:
+                now, found = reader.count(turn)
+                self._found |= {shard: (now, found[shard]) for shard in turn}
+
+    def _show(self) -> None:
+        catalog = self._catalog.current
+        shown: dict[tuple[Gauge, tuple[str, ...]], float] = {}
+
+        def add(gauge: Gauge, labels: tuple[str, ...], value: float) -> None:
+            shown[gauge, labels] = shown.get((gauge, labels), 0) + value
+
+        for now, standings in self._found.values():
+            for each in standings:
+                topic, app = labels = METRICS.pair(catalog, each.topic, each.subscription)
+                if each.subscription:
+                    add(METRICS.deliveries_scheduled, labels, each.open)
+                    add(METRICS.backlog, labels, each.late)
+                    add(METRICS.deliveries_failed, labels, each.failed)
+                else:
+                    add(METRICS.messages_prepared, (topic,), each.open)
+                    add(METRICS.messages_undecided, (topic,), each.late)
+                    add(METRICS.messages_check_failed, (topic,), each.failed)
+                for state, oldest_ms in zip(_states(each), _oldest(each), strict=True):
+                    if oldest_ms is not None:
+                        key = (METRICS.oldest_seconds, (state, topic, app))
+                        shown[key] = max(shown.get(key, 0), (now - oldest_ms) / 1000)
+        for (gauge, values), value in shown.items():
+            gauge.labels(*values).set(value)
+        for gauge, values in self._shown.keys() - shown.keys():
+            gauge.remove(*values)
+        self._shown = shown
+
+
+def _stands(standing: Standing) -> bool:
+    return bool(standing.open or standing.failed)
+
+
+def _states(standing: Standing) -> tuple[str, str, str]:
+    if standing.subscription:
+        return "scheduled", "backlog", "failed"
+    return "prepared", "undecided", "check_failed"
+
+
+def _oldest(standing: Standing) -> tuple[int | None, int | None, int | None]:
+    return standing.oldest_open_ms, standing.oldest_late_ms, standing.oldest_failed_ms

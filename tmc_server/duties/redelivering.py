@@ -57,7 +57,6 @@ class Redelivering:
                 except Exception as exc:  # noqa: BLE001 - raised below
                     failure = failure or exc
         METRICS.redelivered.inc(total.delivered)
-        METRICS.failed.inc(total.failed)
         METRICS.held.inc(total.held)
         if failure is not None:
             raise failure

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from tmc_server.domain.operations import Consume, Decide, Operation, Prepare
 from tmc_server.domain.ports import CatalogSource, Copy, Outlet
 from tmc_server.errors import StoreUnavailable
+from tmc_server.metrics import METRICS
 from tmc_server.store.consumptions import consume
 from tmc_server.store.engines import Database
 from tmc_server.store.messages import prepare, settle
@@ -82,6 +83,12 @@ class ShardWriter:
         if tx.copies:
             self._outlet.deliver(tx.copies)
             tx.reserved.subtract(copy.subscription for copy in tx.copies)
+        for (topic, subscription), count in tx.failed.items():
+            catalog = self._catalog.current
+            if subscription:
+                METRICS.failed.labels(*METRICS.pair(catalog, topic, subscription)).inc(count)
+            else:
+                METRICS.check_failed.inc(count)
         for subscription, tried_ms in tx.came_out.items():
             self._outlet.came_out(subscription, tried_ms)
         for subscription, left in tx.reserved.items():

@@ -130,8 +130,14 @@ def _write_undecided(tx: Transaction, undecided: Sequence[tuple[Checked, Undecid
             if checked.answer.reached
         ],
     )
-    tx.alert_once(_alert(checked, "check failed") for checked, after in undecided if after.failed)
-    return sum(after.failed for _, after in undecided)
+    given_up = [checked for checked, after in undecided if after.failed]
+    by_topic: dict[int, list[int]] = {}
+    for checked in given_up:
+        by_topic.setdefault(checked.pending.topic, []).append(checked.pending.number)
+    for topic, numbers in sorted(by_topic.items()):
+        tx.note_failed(topic, 0, numbers)
+    tx.alert_once(_alert(checked, "check failed") for checked in given_up)
+    return len(given_up)
 
 
 def _told(answer: CheckAnswer) -> str:

@@ -42,7 +42,7 @@ def consume(tx: Transaction, operations: Sequence[Consume]) -> None:
     _write(tx, before, after, answered)
     _journal(tx, accepted)
     errors = {(o.subscription, o.number): o.error for o in accepted if isinstance(o, Nack)}
-    _alert_failed(tx, before, after, errors)
+    _note_failures(tx, before, after, errors)
     _alert_hanging(tx, [operation for operation in accepted if isinstance(operation, Nack) and operation.hangs])
 
 
@@ -154,20 +154,33 @@ def _journal(tx: Transaction, accepted: Sequence[Consume]) -> None:
     )
 
 
-def _alert_failed(
+def _note_failures(
     tx: Transaction, before: dict[_Pair, Row], after: dict[_Pair, Row], errors: Mapping[_Pair, str]
 ) -> None:
+    failed: dict[int, list[int]] = {}
+    recovered: dict[int, list[int]] = {}
+    for (subscription, number), row in after.items():
+        was_failed = before[subscription, number].state is ConsumptionState.FAILED
+        is_failed = row.state is ConsumptionState.FAILED
+        if is_failed and not was_failed:
+            failed.setdefault(subscription, []).append(number)
+        elif was_failed and not is_failed:
+            recovered.setdefault(subscription, []).append(number)
+    for subscription, numbers in sorted(recovered.items()):
+        tx.note_recovered(_topic_of(tx, subscription), subscription, numbers)
+    for subscription, numbers in sorted(failed.items()):
+        tx.note_failed(_topic_of(tx, subscription), subscription, numbers)
     tx.alert_once(
         {
             "kind": "delivery failed",
             "topic_no": _topic_of(tx, subscription),
             "message_id": number,
             "subscription_no": subscription,
-            "attempt": row.attempt,
-            "detail": f"given up after try {row.attempt}: {errors.get((subscription, number), 'no ack')}"[:500],
+            "attempt": after[subscription, number].attempt,
+            "detail": _given_up(after[subscription, number], errors.get((subscription, number), "no ack")),
         }
-        for (subscription, number), row in after.items()
-        if row.state is ConsumptionState.FAILED and before[subscription, number].state is not ConsumptionState.FAILED
+        for subscription, numbers in failed.items()
+        for number in numbers
     )
 
 
@@ -183,6 +196,10 @@ def _alert_hanging(tx: Transaction, nacks: Sequence[Nack]) -> None:
         }
         for nack in nacks
     )
+
+
+def _given_up(row: Row, error: str) -> str:
+    return f"given up after try {row.attempt}: {error}"[:500]
 
 
 def _topic_of(tx: Transaction, subscription: int) -> int:
@@ -246,7 +263,7 @@ class _Claims:
             return Claimed(delivered=len(mine))
         if new.state is ConsumptionState.FAILED:
             pairs = [(self._subscription.number, number) for number in mine]
-            _alert_failed(self._tx, dict.fromkeys(pairs, old), dict.fromkeys(pairs, new), errors={})
+            _note_failures(self._tx, dict.fromkeys(pairs, old), dict.fromkeys(pairs, new), errors={})
             return Claimed(failed=len(mine))
         return Claimed(cancelled=len(mine))
 

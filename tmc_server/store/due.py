@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -11,14 +14,23 @@ from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ports import Alert, CatalogSource, Claimed
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.consumptions import claim_due
-from tmc_server.store.engines import Database, repeated
+from tmc_server.store.engines import Database, StoreConflict, repeated
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.scanning import Look, earliest_delivery
 from tmc_server.store.statements import statements_of
-from tmc_server.store.tables import alert
+from tmc_server.store.tables import alert, notice
 
 _RESCUE_PAGE = 500
+EPISODE_MS = 60_000  # between two notices of one group
+_SAMPLES = 5
 _UNSENT = sa.select(alert).where(alert.c.sent_ms.is_(None)).order_by(alert.c.id).limit(sa.bindparam("limit"))
+
+_DUE_NOTICES = (
+    sa.select(notice)
+    .where(notice.c.sink == sa.bindparam("sink"), notice.c.due_ms <= sa.bindparam("now"))
+    .order_by(notice.c.due_ms, notice.c.id)
+    .limit(sa.bindparam("limit"))
+)
 
 
 class DueConsumptions:
@@ -87,8 +99,10 @@ class SqlAlertOutbox:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._me = secrets.randbits(62) + 1  # a claim of this run, told from everybody else's
 
     def unsent(self, limit: int) -> Sequence[Alert]:
+        """Alerts that no notice tells of yet, oldest first."""
         with self._database.reading() as connection:
             return [
                 Alert(
@@ -112,10 +126,118 @@ class SqlAlertOutbox:
         except sa.exc.IntegrityError:
             return  # this episode was told before, by another server
 
-    def mark_sent(self, alerts: Sequence[Alert]) -> None:
-        with self._database.transaction() as connection:
+    def group(self, sinks: Sequence[str], limit: int) -> int:
+        return repeated(partial(self._group, sinks, limit))
+
+    def _group(self, sinks: Sequence[str], limit: int) -> int:
+        alerts = self.unsent(limit)
+        groups: dict[tuple[str, int, int], list[Alert]] = {}
+        for each in alerts:
+            groups.setdefault((each.kind, each.topic, each.subscription), []).append(each)
+        if alerts:
+            with self._database.transaction() as connection:
+                now = self._database.now(connection)
+                ids = [each.id for each in alerts]
+                told = alert.update().where(alert.c.id.in_(ids), alert.c.sent_ms.is_(None)).values(sent_ms=now)
+                if connection.execute(told).rowcount != len(ids):
+                    raise StoreConflict("another server groups the same alerts")
+                for alike in groups.values():
+                    for sink in sinks:
+                        if not self._add_to_waiting(connection, sink, alike):
+                            self._begin_notice(connection, sink, alike, now)
+        return len(alerts)
+
+    @staticmethod
+    def _add_to_waiting(connection: sa.Connection, sink: str, alike: Sequence[Alert]) -> bool:
+        """Nobody sends it yet: it can tell of these, too."""
+        found = connection.execute(_same_group(sink, alike[0]).where(notice.c.claim == 0, notice.c.due_ms.is_not(None)))
+        row = found.first()
+        if row is None:
+            return False
+        waiting = (notice.c.id == row.id, notice.c.claim == 0, notice.c.due_ms.is_not(None))
+        values = {"alerts": notice.c.alerts + len(alike), "last_ms": max(each.created_ms for each in alike)}
+        return connection.execute(notice.update().where(*waiting).values(values)).rowcount == 1
+
+    @staticmethod
+    def _begin_notice(connection: sa.Connection, sink: str, alike: Sequence[Alert], now: int) -> None:
+        first = alike[0]
+        newest = _same_group(sink, first).order_by(notice.c.id.desc()).limit(1)
+        before = connection.execute(newest).first()
+        due_ms = now
+        if before is not None:  # one a minute: claimed by somebody, or sent
+            due_ms = max(now, (before.sent_ms or now) + EPISODE_MS)
+        samples = [(each.shard, each.number) for each in alike if each.number][:_SAMPLES]
+        connection.execute(
+            notice.insert().values(
+                sink=sink, kind=first.kind, topic_no=first.topic, subscription_no=first.subscription, shard=first.shard,
+                message_id=first.number, attempt=first.attempt, detail=first.detail, samples=json.dumps(samples),
+                alerts=len(alike), first_ms=min(each.created_ms for each in alike),
+                last_ms=max(each.created_ms for each in alike), claim=0, due_ms=due_ms, sent_ms=None,
+            )
+        )  # fmt: skip
+
+    def claim(self, sink: str, limit: int, for_ms: int) -> Sequence[Alert]:
+        due = self.due(sink, limit)
+        return repeated(lambda: self.take(due, for_ms)) if due else []
+
+    def due(self, sink: str, limit: int) -> Sequence[Any]:
+        """Rows as they are; nothing is claimed."""
+        with self._database.reading() as connection:
             now = self._database.now(connection)
-            connection.execute(alert.update().where(alert.c.id.in_([a.id for a in alerts])).values(sent_ms=now))
+            return list(connection.execute(_DUE_NOTICES, {"sink": sink, "now": now, "limit": limit}))
+
+    def take(self, due: Sequence[Any], for_ms: int) -> Sequence[Alert]:
+        """Claim those that are still as they were read."""
+        with self._database.transaction() as connection:
+            until = self._database.now(connection) + for_ms
+            mine = [row for row in due if self._claim_one(connection, row, until)]
+        return [
+            Alert(
+                row.id, row.kind, row.topic_no, row.shard, row.message_id, row.subscription_no, row.attempt, row.detail,
+                row.first_ms, row.alerts, row.first_ms, row.last_ms, [tuple(each) for each in json.loads(row.samples)],
+            )
+            for row in mine
+        ]  # fmt: skip
+
+    def _claim_one(self, connection: sa.Connection, row: Any, until: int) -> bool:
+        """As it was read: nobody took it, and no alert was added that would be lost with it."""
+        same = (
+            notice.c.id == row.id,
+            notice.c.claim == row.claim,
+            notice.c.due_ms == row.due_ms,
+            notice.c.alerts == row.alerts,
+        )
+        return connection.execute(notice.update().where(*same).values(claim=self._me, due_ms=until)).rowcount == 1
+
+    def mark_sent(self, notices: Sequence[Alert]) -> None:
+        def write() -> None:
+            with self._database.transaction() as connection:
+                now = self._database.now(connection)
+                connection.execute(self._mine(notices).values(due_ms=None, sent_ms=now))
+
+        repeated(write)
+
+    def put_back(self, notices: Sequence[Alert], after_ms: int) -> None:
+        def write() -> None:
+            with self._database.transaction() as connection:
+                due_ms = self._database.now(connection) + after_ms
+                connection.execute(self._mine(notices).values(claim=0, due_ms=due_ms))
+
+        repeated(write)
+
+    def _mine(self, notices: Sequence[Alert]) -> sa.Update:
+        return notice.update().where(
+            notice.c.id.in_([each.id for each in notices]), notice.c.claim == self._me, notice.c.due_ms.is_not(None)
+        )
+
+
+def _same_group(sink: str, like: Alert) -> sa.Select[Any]:
+    return sa.select(notice.c.id, notice.c.sent_ms).where(
+        notice.c.kind == like.kind,
+        notice.c.topic_no == like.topic,
+        notice.c.subscription_no == like.subscription,
+        notice.c.sink == sink,
+    )
 
 
 class OpenCounts:

@@ -88,6 +88,9 @@ class UndecidedMessages:
         def change(tx: Transaction) -> int:
             done: int = tx.execute(tx.sql.reactivate_checks, ids=sorted(numbers), now=tx.now).rowcount
             if done:
+                asked = [row for row in tx.rows(tx.sql.asked_messages, ids=sorted(numbers)) if row.due_ms is not None]
+                for topic in sorted({row.topic_no for row in asked}):
+                    tx.note_recovered(topic, 0, [row.id for row in asked if row.topic_no == topic])
                 subject = f"message {numbers[0]}" if len(numbers) == 1 else f"{done} messages of shard {shard}"
                 tx.note(actor, "reactivate check", subject, reason)
             return done

@@ -256,6 +256,12 @@ def write_decisions(
 ) -> None:
     """Submit and roll back locked rows (of `lock_messages`), by number. told: who decided, if not the producer."""
     submitted, rolled_back = moved[MessageEvent.SUBMIT], moved[MessageEvent.ROLLBACK]
+    recovered: dict[int, list[int]] = {}
+    for number in (*submitted, *rolled_back):
+        if rows[number].state == MessageState.CHECK_FAILED:
+            recovered.setdefault(rows[number].topic_no, []).append(number)
+    for topic, numbers in sorted(recovered.items()):
+        tx.note_recovered(topic, 0, numbers)
     if submitted:
         tx.change(tx.sql.submit, len(submitted), ids=sorted(submitted), now=tx.now)
         _schedule(tx, [_Submitted.stored(rows[number]) for number in sorted(submitted)])

@@ -13,10 +13,11 @@ from tmc_server.domain.ports import Position
 from tmc_server.store.engines import Database, StoreConflict, repeated
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.statements import statements_of
-from tmc_server.store.tables import alert, tombstone
+from tmc_server.store.tables import alert, notice, tombstone
 
 _OLD_TOMBSTONES = sa.select(tombstone.c.attempt_id).where(tombstone.c.created_ms < sa.bindparam("before"))
 _OLD_ALERTS = sa.select(alert.c.id).where(alert.c.sent_ms < sa.bindparam("before"))
+_OLD_NOTICES = sa.select(notice.c.id).where(notice.c.sent_ms < sa.bindparam("before"))
 
 
 class ClosedMessages:
@@ -78,7 +79,12 @@ class ClosedMessages:
     def forget(self, before_ms: int, limit: int) -> int:
         """Tombstones and sent alerts from before: nobody asks for them any more. Returns: how many went."""
         total = 0
-        for query, column in ((_OLD_TOMBSTONES, tombstone.c.attempt_id), (_OLD_ALERTS, alert.c.id)):
+        forgotten = (
+            (_OLD_TOMBSTONES, tombstone.c.attempt_id),
+            (_OLD_ALERTS, alert.c.id),
+            (_OLD_NOTICES, notice.c.id),
+        )
+        for query, column in forgotten:
             with self._database.reading() as connection:
                 found = list(connection.execute(query.limit(limit), {"before": before_ms}).scalars())
             if found:

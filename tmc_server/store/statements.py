@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain import consumption as c
 from tmc_server.domain import message as m
-from tmc_server.store.tables import alert, audit, lease, retention, shard_tables, tombstone
+from tmc_server.store.tables import alert, audit, failed, lease, retention, shard_tables, tombstone
 
 
 def _in(column: sa.Column[Any], name: str = "ids") -> sa.ColumnElement[bool]:
@@ -57,11 +57,11 @@ class InsertRows:
     calls of Python. Values: int, str, bytes, None.
     """
 
-    def __init__(self, table: sa.Table, without: Sequence[str] = ()) -> None:
-        """without: columns that begin with their default."""
+    def __init__(self, table: sa.Table, without: Sequence[str] = (), verb: str = "INSERT") -> None:
+        """without: columns that begin with their default.  verb: REPLACE, where a row that is there already is the same."""
         names = [column.name for column in table.columns if column.autoincrement is not True]
         self._columns = [name for name in names if name not in without]
-        self._head = f"INSERT INTO {table.name} ({', '.join(self._columns)}) VALUES "
+        self._head = f"{verb} INTO {table.name} ({', '.join(self._columns)}) VALUES "
 
     def run(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
         """rows: one dictionary each, with every column. Raises IntegrityError: no row of this call is in."""
@@ -451,6 +451,16 @@ class ShardStatements:
             ).where(_in(tombstone.c.attempt_id))
         )
         self.insert_alerts = InsertRows(alert)
+        self.insert_failed = InsertRows(failed, verb="REPLACE")
+        # topic, subscription, ids: they wait for nobody any more.
+        self.delete_failed = ByIds(
+            failed.delete().where(
+                failed.c.shard == self.shard,
+                failed.c.topic_no == sa.bindparam("topic"),
+                failed.c.subscription_no == sa.bindparam("subscription"),
+                _in(failed.c.message_id),
+            )
+        )
         self.alert_exists = sa.select(alert.c.message_id).where(
             alert.c.kind == sa.bindparam("kind"),
             alert.c.message_id == sa.bindparam("id"),

@@ -236,6 +236,45 @@ alert = sa.Table(
     **_OPTIONS,
 )
 
+# What is told about alerts: one row per sink, grouped. due_ms: when it is sent, or tried again; NULL once it was taken.
+# claim: 0, or the number under which a server sends it until due_ms; while it is 0 further alerts are added to it.
+notice = sa.Table(
+    "tmc_notice",
+    METADATA,
+    _serial(),
+    sa.Column("sink", _text(32), nullable=False),
+    sa.Column("kind", _text(32), nullable=False),
+    sa.Column("topic_no", sa.Integer, nullable=False),
+    sa.Column("subscription_no", sa.Integer, nullable=False),
+    sa.Column("shard", sa.SmallInteger, nullable=False),
+    sa.Column("message_id", sa.BigInteger, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("detail", _text(500), nullable=False),
+    sa.Column("samples", _text(500), nullable=False),  # JSON list of [shard, message number]
+    sa.Column("alerts", sa.Integer, nullable=False),  # how many
+    _ms("first_ms"),
+    _ms("last_ms"),
+    sa.Column("claim", sa.BigInteger, nullable=False),
+    _ms("due_ms", nullable=True),
+    _ms("sent_ms", nullable=True),
+    sa.UniqueConstraint("kind", "topic_no", "subscription_no", "sink", "id", name="tmc_notice_group"),
+    sa.Index("tmc_notice_due", "sink", "due_ms"),
+    **_OPTIONS,
+)
+
+# What waits for a human: FAILED deliveries, and CHECK_FAILED messages under subscription 0. Kept with the state changes, so
+# that they are counted without a look at closed rows; most messages never come here.
+failed = sa.Table(
+    "tmc_failed",
+    METADATA,
+    sa.Column("shard", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("topic_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("subscription_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("message_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    _ms("failed_ms"),
+    **_OPTIONS,
+)
+
 # What operators changed, written in the transaction of the change.
 audit = sa.Table(
     "tmc_audit",
@@ -262,7 +301,15 @@ CATALOG_TABLES = (
     sender,
     audit,
 )
-DATABASE_TABLES = (lease, retention, tombstone, alert, audit)  # once in every database that holds shards
+DATABASE_TABLES = (
+    lease,
+    retention,
+    tombstone,
+    alert,
+    notice,
+    failed,
+    audit,
+)  # once in every database that holds shards
 
 
 @dataclass(frozen=True)

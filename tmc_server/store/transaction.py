@@ -45,6 +45,7 @@ class Transaction:
     copies: list[Copy] = field(default_factory=list)
     reserved: Counter[int] = field(default_factory=Counter)
     came_out: Counter[int] = field(default_factory=Counter)
+    failed: Counter[tuple[int, int]] = field(default_factory=Counter)  # by topic and subscription; 0: a check's
     _horizon: int | None = None
 
     def rows(self, statement: sa.Executable | ByIds, **parameters: Any) -> Sequence[sa.Row[Any]]:
@@ -84,6 +85,25 @@ class Transaction:
         """An audit row, in the transaction of what it tells of."""
         row = {"at_ms": self.now, "actor": actor, "action": action, "subject": subject, "reason": reason}
         self.insert(self.sql.insert_audit, [row])
+
+    def note_failed(self, topic: int, subscription: int, numbers: Sequence[int]) -> None:
+        """These wait for a human now: FAILED deliveries, or CHECK_FAILED messages under subscription 0."""
+        rows = [
+            {
+                "shard": self.sql.shard,
+                "topic_no": topic,
+                "subscription_no": subscription,
+                "message_id": number,
+                "failed_ms": self.now,
+            }
+            for number in sorted(numbers)
+        ]
+        self.insert(self.sql.insert_failed, rows)
+        self.failed[topic, subscription] += len(rows)
+
+    def note_recovered(self, topic: int, subscription: int, numbers: Sequence[int]) -> None:
+        """They were FAILED or CHECK_FAILED, and are not any more."""
+        self.execute(self.sql.delete_failed, topic=topic, subscription=subscription, ids=sorted(numbers))
 
     def reserve(self, subscription: int, wanted: int) -> int:
         """Room at the outlet, given back by itself when the transaction fails."""

@@ -1,0 +1,176 @@
+"""What stands and what failed, counted on every database without a look at closed rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.store import INCARNATION, POLICY, StoreUnderTest
+from tmc_server.domain.checks import CheckAnswer, CheckReason, Verdict
+from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.message import MessageState
+from tmc_server.domain.ports import Checked, Standing
+from tmc_server.domain.retry import RetryPolicy
+from tmc_server.duties.counting import Gauging
+from tmc_server.metrics import METRICS
+from tmc_server.store.due_checks import UndecidedMessages
+from tmc_server.store.standing import StandingCounts
+
+
+@pytest.fixture
+def counts(store: StoreUnderTest) -> StandingCounts:
+    return StandingCounts(store.database, store.leases, store.watch)
+
+
+def _of(store: StoreUnderTest, counts: StandingCounts) -> tuple[Standing, Standing]:
+    """The topic's messages, and the subscription's deliveries."""
+    _, found = counts.count(counts.shards())
+    messages, deliveries = found[store.shard]
+    assert (messages.subscription, deliveries.subscription) == (0, store.subscription.number)
+    return messages, deliveries
+
+
+def _failed_total(store: StoreUnderTest) -> float:
+    return METRICS.failed.labels("order.paid", "coupons")._value.get()
+
+
+def test_messages_and_deliveries_by_state_with_the_age_of_the_oldest(
+    store: StoreUnderTest, counts: StandingCounts
+) -> None:
+    began = store.clock()
+    store.prepared()
+    store.clock.advance(11)  # the topic's transaction time is 10 s
+    store.prepared()
+    store.submitted(room=1)
+    store.submitted(room=0)
+    store.submitted(delay_ms=3_600_000)
+    store.perform(store.ack_of(store.submitted(room=1)))
+    store.prepared(publish=True)
+    messages, deliveries = _of(store, counts)
+    assert (messages.open, messages.late, messages.failed) == (2, 1, 0)
+    assert (messages.oldest_open_ms, messages.oldest_late_ms, messages.oldest_failed_ms) == (began, began, None)
+    assert (deliveries.open, deliveries.late, deliveries.failed) == (4, 3, 0)
+    assert (deliveries.oldest_open_ms, deliveries.oldest_late_ms) == (began + 11_000, began + 11_000)
+
+
+@pytest.mark.parametrize("way", ["reject", "nack of the last try", "limit of redelivering"])
+def test_each_way_into_failed_is_counted_by_topic_and_subscriber(
+    store: StoreUnderTest, counts: StandingCounts, way: str
+) -> None:
+    before = _failed_total(store)
+    numbers = [store.submitted(room=1) for _ in range(3)]
+    if way == "reject":
+        store.perform(*(store.nack_of(number, 1, reject=True) for number in numbers))
+    elif way == "nack of the last try":
+        for attempt in range(1, POLICY.max_retry + 2):
+            store.perform(*(store.nack_of(number, attempt, retry_after_ms=0) for number in numbers))
+            store.redeliver(room=10)
+    else:
+        for _ in range(POLICY.max_retry + 1):
+            store.clock.advance(3600)
+            store.redeliver(room=None)
+    assert {store.consumption_state(number) for number in numbers} == {ConsumptionState.FAILED}
+    assert _failed_total(store) - before == 3
+    failed_ms = store.clock()
+    store.clock.advance(5)
+    deliveries = _of(store, counts)[1]
+    assert (deliveries.open, deliveries.failed, deliveries.oldest_failed_ms) == (0, 3, failed_ms)
+
+
+def test_what_is_reactivated_or_acked_is_failed_no_longer(store: StoreUnderTest, counts: StandingCounts) -> None:
+    before = _failed_total(store)
+    one, two, three = numbers = [store.submitted(room=1) for _ in range(3)]
+    store.perform(*(store.nack_of(number, 1, reject=True) for number in numbers))
+    store.perform(store.reactivate_of(one), store.ack_of(two))
+    deliveries = _of(store, counts)[1]
+    assert (deliveries.open, deliveries.failed) == (1, 1)
+    store.redeliver(room=1)
+    store.perform(store.nack_of(one, 2, reject=True))  # FAILED a second time
+    assert _of(store, counts)[1].failed == 2
+    assert _failed_total(store) - before == 4
+    assert store.consumption_state(three) is ConsumptionState.FAILED
+
+
+def _check_failed(store: StoreUnderTest) -> int:
+    store.set_checks(RetryPolicy(interval_ms=1_000, max_retry=0))
+    number = store.prepared().number
+    desk = UndecidedMessages([store.writer] * 32)
+    pending = desk.begin(store.shard, number, 60_000)
+    assert pending is not None
+    desk.settle(store.shard, [Checked(pending, CheckAnswer(Verdict.UNKNOWN, CheckReason.ANSWERED))])
+    assert store.state_of(number) is MessageState.CHECK_FAILED
+    return number
+
+
+def test_check_failed_messages_until_somebody_decides(store: StoreUnderTest, counts: StandingCounts) -> None:
+    before = METRICS.check_failed._value.get()
+    submitted, rolled_back, reactivated, left = (_check_failed(store) for _ in range(4))
+    assert METRICS.check_failed._value.get() - before == 4  # an operator's check counts like the duty's
+    assert _of(store, counts)[0].failed == 4
+    store.perform(store.submit_of(submitted), store.rollback_of(rolled_back))
+    UndecidedMessages([store.writer] * 32).reactivate("somebody", store.shard, [reactivated], "")
+    messages = _of(store, counts)[0]
+    assert (messages.open, messages.failed) == (1, 1)
+    assert store.state_of(left) is MessageState.CHECK_FAILED
+
+
+def test_a_count_stops_at_its_limit(store: StoreUnderTest) -> None:
+    for _ in range(5):
+        store.prepared()
+        store.submitted()
+    store.perform(*(store.nack_of(store.submitted(room=1), 1, reject=True) for _ in range(5)))
+    messages, deliveries = _of(store, StandingCounts(store.database, store.leases, store.watch, limit=3))
+    assert (messages.open, deliveries.open, deliveries.failed) == (3, 3, 3)
+
+
+def test_a_count_reads_the_due_index_and_no_closed_row(store: StoreUnderTest, counts: StandingCounts) -> None:
+    for _ in range(50):
+        store.perform(store.ack_of(store.submitted(room=1)))
+    with store.counting() as counted:
+        counts.count(counts.shards())
+    (statement,) = counted.statements
+    with store.database.reading() as connection:
+        if store.database.is_sqlite:
+            plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}")]
+            assert not [step for step in plan if step.startswith("SCAN tmc_")]
+        else:
+            plan = list(connection.exec_driver_sql(f"EXPLAIN {statement}").mappings())
+            tables = {row["table"]: (row["key"], row["rows"]) for row in plan if row["table"].startswith("tmc_")}
+            assert {key for key, _ in tables.values()} == {
+                f"tmc_message_{store.shard:02d}_due", f"tmc_consumption_{store.shard:02d}_due", "PRIMARY",
+            }  # fmt: skip
+            assert all(int(rows) <= 2 for _, rows in tables.values())
+
+
+def _gauge(gauge: object, *labels: str) -> float:
+    return gauge.labels(*labels)._value.get()  # type: ignore[attr-defined]
+
+
+def test_only_the_holder_of_a_shard_shows_it(store: StoreUnderTest) -> None:
+    store.prepared()
+    store.submitted(room=0)
+    store.perform(store.nack_of(store.submitted(room=1), 1, reject=True))
+    holder = Gauging([StandingCounts(store.database, store.leases, store.watch)], store.watch)
+    holder.run_once()
+    assert _gauge(METRICS.messages_prepared, "order.paid") == 1
+    assert _gauge(METRICS.deliveries_scheduled, "order.paid", "coupons") == 1
+    assert _gauge(METRICS.backlog, "order.paid", "coupons") == 1
+    assert _gauge(METRICS.deliveries_failed, "order.paid", "coupons") == 1
+    store.clock.advance(7)
+    holder.run_once()
+    assert _gauge(METRICS.oldest_seconds, "backlog", "order.paid", "coupons") == 7
+    store.leases.release()
+    other = store.new_leases(INCARNATION + 1)
+    with store.counting() as counted:
+        holder.run_once()
+    assert not counted.statements
+    assert ("order.paid",) not in METRICS.messages_prepared._metrics
+    assert StandingCounts(store.database, other, store.watch).shards() == [store.shard]
+    other.release()
+
+
+def test_an_idle_center_is_counted_by_one_statement(store: StoreUnderTest) -> None:
+    duty = Gauging([StandingCounts(store.database, store.leases, store.watch)], store.watch)
+    duty.run_once()
+    with store.counting() as counted:
+        duty.run_once()
+    assert (len(counted.statements), counted.commits) == (1, 0)

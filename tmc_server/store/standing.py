@@ -1,0 +1,113 @@
+"""Counts what stands open and what failed in the shards of one database, for the gauges.
+
+Closed rows are never looked at: what is open has a due time and is found by the due indexes, what failed stands in a table
+of its own. Each count stops at a limit, so one statement takes bounded time however long a backlog is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tmc_server.domain.ids import created_ms, first_number
+from tmc_server.domain.ports import CatalogSource, Standing
+from tmc_server.store.engines import Database
+from tmc_server.store.leases import ShardLeases
+from tmc_server.store.scanning import chunks
+from tmc_server.store.tables import failed, shard_tables
+
+COUNTED_AT_MOST = 100_000  # rows of one topic or subscription, state and shard
+_UNION = 200
+_MESSAGES, _DELIVERIES, _FAILED = 0, 1, 2
+
+
+class StandingCounts:
+    """domain.ports.StandingReader. limit: rows per count."""
+
+    def __init__(
+        self, database: Database, leases: ShardLeases, catalog: CatalogSource, limit: int = COUNTED_AT_MOST
+    ) -> None:
+        self._database = database
+        self._leases = leases
+        self._catalog = catalog
+        self._limit = limit
+
+    def shards(self) -> Sequence[int]:
+        return sorted(self._leases.held())
+
+    def count(self, shards: Sequence[int]) -> tuple[int, Mapping[int, Sequence[Standing]]]:
+        found: dict[tuple[int, int, int, int], Any] = {}
+        with self._database.reading() as connection:
+            now = int(self._database.now(connection))
+            for parts in chunks([part for shard in shards for part in self._parts(shard, now)], _UNION):
+                for row in connection.exec_driver_sql(" UNION ALL ".join(parts)):
+                    found[row[0], row[1], row[2], row[3]] = row[4:]
+        return now, {shard: self._standings(shard, found) for shard in shards}
+
+    def _standings(self, shard: int, found: Mapping[tuple[int, int, int, int], Any]) -> Sequence[Standing]:
+        made = []
+        for kind, topic, subscription in self._groups(shard):
+            counted = found.get((kind, shard, topic, subscription))
+            failures = found.get((_FAILED, shard, topic, subscription))
+            if counted is not None and failures is not None:
+                count, late, oldest, oldest_late = counted
+                made.append(
+                    Standing(
+                        topic=topic,
+                        subscription=subscription,
+                        open=count,
+                        late=int(late),
+                        failed=failures[0],
+                        oldest_open_ms=oldest and created_ms(oldest),
+                        oldest_late_ms=oldest_late and created_ms(oldest_late),
+                        oldest_failed_ms=failures[2],
+                    )
+                )
+        return made
+
+    def _groups(self, shard: int) -> list[tuple[int, int, int]]:
+        catalog = self._catalog.current
+        return [(_MESSAGES, topic.number, 0) for topic in catalog.topics_on.get(shard, ())] + [
+            (_DELIVERIES, each.topic, each.number) for each in catalog.subscriptions_on.get(shard, ())
+        ]
+
+    def _parts(self, shard: int, now: int) -> list[str]:
+        topics = self._catalog.current.topics
+        parts = []
+        for kind, topic, subscription in self._groups(shard):
+            if kind == _MESSAGES:
+                late = f"id < {first_number(now - topics[topic].transaction_time_ms)}"
+                parts.append(
+                    self._open(shard, kind, topic, 0, shard_tables(shard).message.name, "topic_no", "id", late)
+                )
+            else:
+                late = f"due_ms <= {now} OR tried > 0"
+                table = shard_tables(shard).consumption.name
+                parts.append(self._open(shard, kind, topic, subscription, table, "subscription_no", "message_id", late))
+            parts.append(self._failed(shard, topic, subscription))
+        return parts
+
+    def _open(
+        self, shard: int, kind: int, topic: int, subscription: int, table: str, by: str, id_: str, late: str
+    ) -> str:
+        """Through the due index, whatever the statistics say: a plan over the table would read what is closed."""
+        index = f"INDEXED BY {table}_due" if self._database.is_sqlite else f"FORCE INDEX ({table}_due)"
+        some = (
+            f"SELECT {id_} AS id, CASE WHEN {late} THEN 1 ELSE 0 END AS late FROM {table} {index}"
+            f" WHERE {by} = {subscription or topic} AND due_ms IS NOT NULL LIMIT {self._limit}"
+        )
+        return (
+            f"SELECT {kind} AS kind, {shard} AS shard, {topic} AS topic, {subscription} AS subscription, COUNT(*) AS rows_,"
+            f" COALESCE(SUM(late), 0) AS late, MIN(id) AS oldest, MIN(CASE WHEN late = 1 THEN id END) AS oldest_late"
+            f" FROM ({some}) AS some_{kind}"
+        )
+
+    def _failed(self, shard: int, topic: int, subscription: int) -> str:
+        some = (
+            f"SELECT failed_ms FROM {failed.name} WHERE shard = {shard} AND topic_no = {topic}"
+            f" AND subscription_no = {subscription} LIMIT {self._limit}"
+        )
+        return (
+            f"SELECT {_FAILED} AS kind, {shard} AS shard, {topic} AS topic, {subscription} AS subscription,"
+            f" COUNT(*) AS rows_, 0 AS late, MIN(failed_ms) AS oldest, NULL AS oldest_late FROM ({some}) AS some_{_FAILED}"
+        )
