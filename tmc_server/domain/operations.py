@@ -49,9 +49,13 @@ Answer = Stored | Done | Locked | Again | TmcError
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """The base. answer: set by the store.  again: its AGAIN was committed.  ticket, tries: for group commit alone."""
+    """The base. answer: set by the store.  again: its AGAIN was committed.  ticket, tries: for group commit alone.
+
+    app: number of the app that asked, which queues for a shard by itself; 0: the center's own work.
+    """
 
     answer: Answer | None = field(default=None, init=False)
+    app: int = field(default=0, init=False)
     again: bool = field(default=False, init=False)
     ticket: Any = field(default=None, init=False)
     tries: int = field(default=0, init=False)

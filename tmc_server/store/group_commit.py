@@ -4,7 +4,10 @@ A caller on the event loop puts operations into their shard's queue and awaits. 
 connection, take the shard whose oldest operation waits longest, run up to a batch of operations in one transaction, and
 hand all answers to the loop in one call. A shard is worked on by one lane at a time.
 
-- A full queue refuses, it does not grow: QueueFull.
+- A shard's queue is shared fairly between apps: a lane serves them in turns by the bytes of their operations (deficit
+  round robin), each app's own operations stay in order.
+- A full queue refuses, it does not grow: QueueFull. An app may fill it as long as nobody else needs the room; an app that
+  holds less than its share is not refused, the newest operations of the app that holds most make room for it.
 - A statement error repeats the batch by halves, so that one poisoned operation fails alone.
 - A lost connection leaves the commit's outcome open; operations are idempotent, so the batch is simply run again on a
   new connection, and finds its own work or does it. Only then is anybody answered.
@@ -36,6 +39,7 @@ log = logging.getLogger("tmc.group_commit")
 _CONFLICT_TRIES = 6
 _LOCKED_PAUSE_S = 0.02
 _LOCKED_TRIES = 100  # x the pause: about two seconds
+_QUANTUM_BYTES = 16_384  # what an app may add to a batch per turn: about 16 small messages or 160 acks
 
 
 @dataclass(frozen=True)
@@ -59,13 +63,120 @@ class _Ticket:
         self.open = count
 
 
-class _Queue:
-    __slots__ = ("busy", "bytes", "waiting")
+class _Line:
+    """What one app has waiting for a shard. credit: bytes it may still add to batches in this turn."""
+
+    __slots__ = ("bytes", "credit", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[Operation] = deque()
         self.bytes = 0
+        self.credit = _QUANTUM_BYTES
+
+
+class FairQueue:
+    """What waits for one shard, an own line per app. Guarded by the lock of the group commit.
+
+    limit, limit_bytes: of all lines together. An app's share is its part of them among the apps that have a line.
+    """
+
+    __slots__ = ("busy", "bytes", "count", "limit", "limit_bytes", "lines", "turns")
+
+    def __init__(self, limit: int, limit_bytes: int) -> None:
+        self.limit = limit
+        self.limit_bytes = limit_bytes
+        self.lines: dict[int, _Line] = {}
+        self.turns: deque[int] = deque()  # apps with a line, the one whose turn it is first
+        self.count = 0
+        self.bytes = 0
         self.busy = False  # in the line of ready shards, or being worked on
+
+    def has_room(self, app: int, count: int) -> bool:
+        """May this app add so many? It may take what nobody uses, and its share even of a full queue."""
+        if self.count + count <= self.limit and self.bytes <= self.limit_bytes:
+            return True
+        line = self.lines.get(app)
+        held, held_bytes = (len(line.waiting), line.bytes) if line is not None else (0, 0)
+        apps = len(self.lines) + (line is None)
+        return apps > 1 and held + count <= self.limit // apps and held_bytes <= self.limit_bytes // apps
+
+    def add(self, operation: Operation) -> list[Operation]:
+        """Returns: what had to leave for it, the newest operations of the apps that hold more than their share."""
+        line = self.lines.get(operation.app)
+        if line is None:
+            line = self.lines[operation.app] = _Line()
+            self.turns.append(operation.app)
+        size = operation.size
+        line.waiting.append(operation)
+        line.bytes += size
+        self.count += 1
+        self.bytes += size
+        if self.count <= self.limit and self.bytes <= self.limit_bytes:
+            return []
+        return [] if self._over_share(line) else self._push_out()
+
+    def _over_share(self, line: _Line) -> bool:
+        apps = len(self.lines)
+        return len(line.waiting) > self.limit // apps or line.bytes > self.limit_bytes // apps
+
+    def _push_out(self) -> list[Operation]:
+        out: list[Operation] = []
+        while self.count > self.limit or self.bytes > self.limit_bytes:
+            lines = [line for line in self.lines.values() if self._over_share(line)]
+            if not lines:
+                break
+            by_count = self.count > self.limit
+            line = max(lines, key=lambda line: len(line.waiting) if by_count else line.bytes)
+            while self._over_share(line) and (self.count > self.limit or self.bytes > self.limit_bytes):
+                operation = line.waiting.pop()
+                size = operation.size
+                line.bytes -= size
+                self.count -= 1
+                self.bytes -= size
+                out.append(operation)
+            if not line.waiting:
+                self._leave(out[-1].app)
+        return out
+
+    def take(self, most: int, most_bytes: int) -> list[Operation]:
+        """The next batch: apps in turns, each app's operations in their order. What is larger than a batch comes alone."""
+        batch: list[Operation] = []
+        room = most_bytes
+        turns = self.turns
+        while turns and len(batch) < most:
+            line = self.lines[turns[0]]
+            shared = len(turns) > 1
+            waiting = line.waiting
+            while waiting and len(batch) < most:
+                size = waiting[0].size
+                if batch and size > room:
+                    return batch
+                if shared and size > line.credit:
+                    break
+                line.credit -= size if shared else 0
+                line.bytes -= size
+                self.bytes -= size
+                self.count -= 1
+                room -= size
+                batch.append(waiting.popleft())
+            if not waiting:
+                self._leave(turns[0])
+            elif len(batch) < most:  # its turn is over; one that the end of the batch cut off goes on in the next
+                turns.rotate(-1)
+                line.credit += _QUANTUM_BYTES
+        return batch
+
+    def waiting(self) -> list[Operation]:
+        """All of them."""
+        return [operation for line in self.lines.values() for operation in line.waiting]
+
+    def _leave(self, app: int) -> None:
+        """An app without work keeps no credit: it would come back with a burst."""
+        del self.lines[app]
+        if self.turns[0] == app:
+            self.turns.popleft()
+        else:
+            self.turns.remove(app)
 
 
 class GroupCommit:
@@ -78,7 +189,7 @@ class GroupCommit:
         self._limits = limits
         self._loop = loop
         self._on_death = on_death
-        self._queues: dict[int, _Queue] = {}
+        self._queues: dict[int, FairQueue] = {}
         self._ready: deque[int] = deque()  # shards with work and without a lane, longest waiting first
         self._condition = threading.Condition()
         self._stopping = False
@@ -105,7 +216,7 @@ class GroupCommit:
         """On the loop: no lane will come any more, so nobody may go on waiting for one."""
         self._closed = True
         with self._condition:
-            left = [operation for queue in self._queues.values() for operation in queue.waiting]
+            left = [operation for queue in self._queues.values() for operation in queue.waiting()]
             self._queues.clear()
             self._ready.clear()
         for operation in left:
@@ -127,11 +238,12 @@ class GroupCommit:
         """Is there room for all of these? Raises QueueFull, ShuttingDown."""
         if self._stopping:
             raise ShuttingDown
+        if not operations:
+            return
+        app = operations[0][1].app
         for shard in {shard for shard, _ in operations}:
             queue = self._queues.get(shard)
-            if queue is not None and (
-                len(queue.waiting) + len(operations) > self._limits.queue or queue.bytes > self._limits.queue_bytes
-            ):
+            if queue is not None and not queue.has_room(app, len(operations)):
                 raise QueueFull
 
     def _enqueue(self, operations: Sequence[tuple[int, Operation]]) -> None:
@@ -140,17 +252,20 @@ class GroupCommit:
                 operation.answer = ShuttingDown()
                 self._finish(operation.ticket)
             return
+        pushed_out: list[Operation] = []
         with self._condition:
             for shard, operation in operations:
                 queue = self._queues.get(shard)
                 if queue is None:
-                    queue = self._queues[shard] = _Queue()
-                queue.waiting.append(operation)
-                queue.bytes += operation.size
+                    queue = self._queues[shard] = FairQueue(self._limits.queue, self._limits.queue_bytes)
+                pushed_out += queue.add(operation)
                 if not queue.busy:
                     queue.busy = True
                     self._ready.append(shard)
                     self._condition.notify()
+        for operation in pushed_out:
+            operation.answer = QueueFull()
+            self._finish(operation.ticket)
 
     def _lane(self) -> None:
         connection: sa.Connection | None = None
@@ -180,22 +295,13 @@ class GroupCommit:
                     return None
                 self._condition.wait()
             shard = self._ready.popleft()
-            queue = self._queues[shard]
-            operations: list[Operation] = []
-            room = self._limits.batch_bytes
-            while queue.waiting and len(operations) < self._limits.batch_operations:
-                if operations and queue.waiting[0].size > room:
-                    break
-                operation = queue.waiting.popleft()
-                queue.bytes -= operation.size
-                room -= operation.size
-                operations.append(operation)
-            return shard, operations
+            limits = self._limits
+            return shard, self._queues[shard].take(limits.batch_operations, limits.batch_bytes)
 
     def _put_back(self, shard: int) -> None:
         with self._condition:
             queue = self._queues[shard]
-            if queue.waiting:
+            if queue.count:
                 self._ready.append(shard)
                 self._condition.notify()
             else:
