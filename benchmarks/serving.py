@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -31,11 +31,14 @@ class Served:
     orders_key: str
     coupons_key: str
     pid: int
+    keys: dict[str, str] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
-def serving(url: str, spread: int = 1, environment: dict[str, str] | None = None) -> Iterator[Served]:
-    """A `tmc serve` on `url`."""
+def serving(
+    url: str, spread: int = 1, environment: dict[str, str] | None = None, polite: bool = False
+) -> Iterator[Served]:
+    """A `tmc serve` on `url`. polite: with another app of that name, its topic `polite.paid` in the same shard."""
     port = free_port()
     log = tempfile.NamedTemporaryFile(prefix="tmc-bench-", suffix=".log", delete=False)  # noqa: SIM115
     values = os.environ | {
@@ -52,15 +55,22 @@ def serving(url: str, spread: int = 1, environment: dict[str, str] | None = None
             admin, metadata = admin_pb2_grpc.AdminServiceStub(channel), [("authorization", f"Bearer {token}")]
             orders = admin.RegisterApp(admin_pb2.RegisterAppRequest(id="orders"), metadata=metadata)
             coupons = admin.RegisterApp(admin_pb2.RegisterAppRequest(id="coupons"), metadata=metadata)
-            admin.RegisterTopic(
+            topic = admin.RegisterTopic(
                 admin_pb2.RegisterTopicRequest(name=TOPIC, owner="orders", spread=spread, open_limit=10_000_000),
                 metadata=metadata,
             )
+            keys = {"orders": orders.key, "coupons": coupons.key}
+            if polite:
+                keys["polite"] = admin.RegisterApp(admin_pb2.RegisterAppRequest(id="polite"), metadata=metadata).key
+                beside = admin_pb2.RegisterTopicRequest(
+                    name="polite.paid", owner="polite", table_index=topic.table_index, spread=spread
+                )
+                admin.RegisterTopic(beside, metadata=metadata)
             subscription = admin.RegisterSubscription(
                 admin_pb2.RegisterSubscriptionRequest(topic=TOPIC, app="coupons"), metadata=metadata
             )
             eventually(lambda: time.time() * 1000 > subscription.effective_ms + 200)
-        yield Served(f"127.0.0.1:{port}", orders.key, coupons.key, process.pid)
+        yield Served(f"127.0.0.1:{port}", orders.key, coupons.key, process.pid, keys)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(40)

@@ -148,6 +148,17 @@ class LimitsConfig(Section):
     batch_operations: int = Field(400, ge=1, le=5000, description="operations of one transaction")
     batch_bytes: int = Field(4 << 20, ge=65_536, le=64 << 20, description="bodies of one transaction, about")
     items_per_second: int = Field(50_000, ge=0, le=10_000_000, description="per app; 0: no limit")
+    calls_per_second: int = Field(5_000, ge=0, le=1_000_000, description="per app and server; 0: no limit")
+    bytes_per_second: int = Field(
+        128 << 20, ge=0, le=64 << 30, description="of an app's requests, per server; 0: no limit"
+    )
+    open_calls: int = Field(1_000, ge=0, le=1_000_000, description="of an app at once, per server; 0: no limit")
+    open_bytes: int = Field(
+        64 << 20, ge=0, le=64 << 30, description="of an app's requests at once, per server; 0: no limit"
+    )
+    streams: int = Field(200, ge=0, le=1_000_000, description="open Subscribe streams of an app; 0: no limit")
+    connections: int = Field(2_000, ge=10, le=1_000_000, description="of all callers to this server at once")
+    calls_per_connection: int = Field(500, ge=1, le=100_000, description="open at once; clients queue further ones")
 
 
 class DeliveryConfig(Section):

@@ -81,6 +81,8 @@ class Metrics:
         self.batch_operations = histogram("batch_operations", "operations in one transaction", _SIZES)
         self.commit_seconds = histogram("commit_seconds", "one transaction of the group commit", _SECONDS)
         self.call_seconds = histogram("call_seconds", "one RPC, as the server sees it", _SECONDS, "method", "code")
+        self.login_failures = counter("login_failures", "calls without a valid key or token", "kind")
+        self.connections_closed = counter("connections_closed", "connections closed because they showed no key")
         self.leases_held = gauge("leases_held", "shards whose leases this server holds")
         self.servers_alive = gauge("servers_alive", "servers with a heartbeat, this one included")
         self.messages_prepared = gauge("messages_prepared", "messages PREPARED, by the last count", "topic")

@@ -36,12 +36,14 @@ from tmc_server.errors import Retryable, StoreUnavailable, TmcError
 from tmc_server.metrics import METRICS
 from tmc_server.requests.acking import Acking
 from tmc_server.requests.administering import Administering
-from tmc_server.requests.caller import RateLimiter
+from tmc_server.requests.caller import Allowance, Budget, RateLimiter
 from tmc_server.requests.deciding import Deciding
 from tmc_server.requests.first_use import FirstUse
 from tmc_server.requests.preparing import Preparing
 from tmc_server.requests.undecided import Undecided
 from tmc_server.rpc.authentication import Authentication
+from tmc_server.rpc.calls import Edge
+from tmc_server.rpc.doorkeeper import Doorkeeper
 from tmc_server.rpc.server import GrpcServer, build
 from tmc_server.rpc.servicers import AdminServicer, ConsumptionServicer, MessageServicer
 from tmc_server.store.batch import ShardWriter
@@ -65,6 +67,7 @@ log = logging.getLogger("tmc.app")
 
 _RETENTION_S = 60.0
 _GAUGES_S = 15.0
+_DOORS_S = 1.0
 _WOKEN_S = 30.0  # the scan wakes these duties; by themselves they look so often
 SAME_SIGNAL_S = 1.0  # a terminal and a supervisor may both pass on one wish to stop
 
@@ -182,10 +185,10 @@ class Center:
         self._gauging = Gauging(
             [StandingCounts(database, leases, self._watch) for database, leases in held], self._watch
         )
-        self._grpc: GrpcServer = build(
-            self._servicers(), self._authentication, config.server.listen, config.tls, limits.request_bytes
-        )
-        self._duties = [*self._make_duties(outboxes), *self._outlets.duties()]
+        servicers, edge = self._servicers(), self._edge()
+        self._grpc: GrpcServer = build(servicers, edge, config.server.listen, config.tls, limits)
+        doors = Periodic("doors", edge.doorkeeper.sweep, _DOORS_S)
+        self._duties = [*self._make_duties(outboxes), *self._outlets.duties(), doors]
         self._findable = self._surroundings.duties(self._grpc.port)
 
     def _servicers(self) -> dict[str, object]:
@@ -211,6 +214,17 @@ class Center:
             ),
             "tmc.v1.AdminService": AdminServicer(administering, self._undecided(administering)),
         }
+
+    def _edge(self) -> Edge:
+        limits = self._config.limits
+        allowance = Allowance(
+            calls_per_second=limits.calls_per_second,
+            bytes_per_second=limits.bytes_per_second,
+            open_calls=limits.open_calls,
+            open_bytes=limits.open_bytes,
+            streams=limits.streams,
+        )
+        return Edge(self._authentication, Budget(allowance), Doorkeeper(limits.connections))
 
     def _undecided(self, administering: Administering) -> Undecided:
         desk = UndecidedMessages([self._writers[database] for database in self._shards.shards])

@@ -60,10 +60,13 @@ class Acking:
         validation.between(extend_ms, "extend_ms", 1, DAY_MS)
         return target.shard, Extend(target.number, subscription.number, attempt, extend_ms)
 
+    def admit(self, caller: Caller, count: int) -> None:
+        """Before any of so many items is looked at: invalid ones cost as much as valid ones. Raises InvalidField, RateLimited."""
+        self._rate.take(caller.app, validation.items(count))
+
     async def perform(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:
-        """Store them. Raises RateLimited, QueueFull, ShuttingDown for all."""
-        self._rate.take(caller.app, len(items))
-        answers = await perform_each(self._performer, items)
+        """Store them. Raises QueueFull, ShuttingDown for all."""
+        answers = await perform_each(self._performer, caller.app.number, items)
         done = [
             item[1]
             for item, answer in zip(items, answers, strict=True)

@@ -270,7 +270,7 @@ class Administering:
             raise SubscriptionUnknown("There is no such subscription: list them to see topic, app and tag.")
         subscription = catalog.consumable(topic.number, consumer, validation.tag(tag) or topic.default_tag)
         operation = Reactivate(parsed.number, subscription.number, actor, reason)
-        (answer,) = await perform_each(self._performer, [(parsed.shard, operation)])
+        (answer,) = await perform_each(self._performer, 0, [(parsed.shard, operation)])
         if isinstance(answer, TmcError):
             raise answer
         found = await asyncio.to_thread(self._reader.consumption, parsed.shard, parsed.number, subscription.number)

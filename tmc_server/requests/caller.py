@@ -28,9 +28,14 @@ Item = tuple[int, Operation] | TmcError
 """One item of a batch: the shard and what to do there, or why it was refused before it got that far."""
 
 
-async def perform_each(performer: Performer, items: Sequence[Item]) -> list[Answer]:
-    """Perform what can be performed. Returns: one answer per item, in order. Raises only what concerns all of them."""
+async def perform_each(performer: Performer, app: int, items: Sequence[Item]) -> list[Answer]:
+    """Perform what can be performed, in the line of this app in each shard's queue (0: the center's own).
+
+    Returns: one answer per item, in order. Raises only what concerns all of them.
+    """
     runnable = [item for item in items if not isinstance(item, TmcError)]
+    for _, operation in runnable:
+        operation.app = app
     if runnable:
         await performer.perform(runnable)
     return [item if isinstance(item, TmcError) else _answer_of(item[1]) for item in items]
@@ -42,22 +47,88 @@ def _answer_of(operation: Operation) -> Answer:
 
 
 class RateLimiter:
-    """A token bucket per app. per_second: items an app may send, 0 for no limit; a burst of one second is free."""
+    """A token bucket per app. per_second: how much an app may use, 0 for no limit; a burst of one second is free."""
 
     def __init__(self, per_second: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._rate = per_second
         self._monotonic = monotonic
         self._buckets: dict[int, tuple[float, float]] = {}
 
-    def take(self, app: App, items: int) -> None:
-        """Raises RateLimited with the time after which the items would fit."""
+    def take(self, app: App, amount: int) -> None:
+        """Raises RateLimited with the time after which the amount would fit."""
         if not self._rate:
             return
         now = self._monotonic()
         tokens, then = self._buckets.get(app.number, (float(self._rate), now))
         tokens = min(float(self._rate), tokens + (now - then) * self._rate)
-        missing = min(items, self._rate) - tokens
+        missing = min(amount, self._rate) - tokens
         if missing > 0:
             self._buckets[app.number] = (tokens, now)
             raise RateLimited(retry_after_ms=int(missing / self._rate * 1000) + 1)
-        self._buckets[app.number] = (tokens - items, now)
+        self._buckets[app.number] = (tokens - amount, now)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allowance:
+    """What one app may use of one server process. 0 means no limit."""
+
+    calls_per_second: int = 0
+    bytes_per_second: int = 0
+    open_calls: int = 0
+    open_bytes: int = 0
+    streams: int = 0
+
+
+class Budget:
+    """What apps use besides items: calls, the bytes of their requests, what they hold open. On the loop only.
+
+    Whoever is over an allowance is refused before the request is read (calls, streams) or decoded (bytes).
+    """
+
+    def __init__(self, allowance: Allowance, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._allowance = allowance
+        self._calls = RateLimiter(allowance.calls_per_second, monotonic)
+        self._bytes = RateLimiter(allowance.bytes_per_second, monotonic)
+        self._open_calls: dict[int, int] = {}
+        self._open_bytes: dict[int, int] = {}
+        self._streams: dict[int, int] = {}
+
+    def begin_call(self, app: App) -> None:
+        """Raises RateLimited."""
+        self._calls.take(app, 1)
+        _hold(self._open_calls, app.number, 1, self._allowance.open_calls, "calls open at once")
+
+    def end_call(self, app: App) -> None:
+        _let_go(self._open_calls, app.number, 1)
+
+    def begin_request(self, app: App, size: int) -> None:
+        """Raises RateLimited. One request alone is never too large for the bytes that may be open."""
+        self._bytes.take(app, size)
+        limit = self._allowance.open_bytes
+        _hold(self._open_bytes, app.number, size, max(limit, size) if limit else 0, "bytes of requests at once")
+
+    def end_request(self, app: App, size: int) -> None:
+        _let_go(self._open_bytes, app.number, size)
+
+    def begin_stream(self, app: App) -> None:
+        """Raises RateLimited."""
+        self._calls.take(app, 1)
+        _hold(self._streams, app.number, 1, self._allowance.streams, "streams")
+
+    def end_stream(self, app: App) -> None:
+        _let_go(self._streams, app.number, 1)
+
+
+def _hold(held: dict[int, int], app: int, amount: int, limit: int, what: str) -> None:
+    total = held.get(app, 0) + amount
+    if limit and total > limit:
+        raise RateLimited(f"Your app has {limit} {what} with this server, the most it may have: end some, then repeat.")
+    held[app] = total
+
+
+def _let_go(held: dict[int, int], app: int, amount: int) -> None:
+    left = held[app] - amount
+    if left:
+        held[app] = left
+    else:
+        del held[app]

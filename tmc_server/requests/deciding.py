@@ -41,10 +41,13 @@ class Deciding:
         shard = shard_of(found.table_index, found.spread, key)
         return shard, Decide(commit, found, caller.tag or found.default_tag, None, key, attempt_id)
 
+    def admit(self, caller: Caller, count: int) -> None:
+        """Before any of so many items is looked at: invalid ones cost as much as valid ones. Raises InvalidField, RateLimited."""
+        self._rate.take(caller.app, validation.items(count))
+
     async def perform(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:
-        """Decide them. Raises RateLimited, QueueFull, ShuttingDown for all."""
-        self._rate.take(caller.app, len(items))
-        answers = await perform_each(self._performer, items)
+        """Decide them. Raises QueueFull, ShuttingDown for all."""
+        answers = await perform_each(self._performer, caller.app.number, items)
         decided = [
             item[1]
             for item, answer in zip(items, answers, strict=True)

@@ -98,11 +98,14 @@ class Preparing:
             ),
         )
 
+    def admit(self, caller: Caller, count: int) -> None:
+        """Before any of so many items is looked at: invalid ones cost as much as valid ones. Raises InvalidField, RateLimited."""
+        self._rate.take(caller.app, validation.items(count))
+
     async def perform(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:
-        """Store them. Raises RateLimited, QueueFull, ShuttingDown for all."""
-        self._rate.take(caller.app, len(items))
+        """Store them. Raises QueueFull, ShuttingDown for all."""
         self._note_sender(caller, items)
-        answers = await perform_each(self._performer, items)
+        answers = await perform_each(self._performer, caller.app.number, items)
         fresh = [
             item[1]
             for item, answer in zip(items, answers, strict=True)

@@ -1,17 +1,26 @@
-"""From call metadata to a caller. Keys are compared by their SHA-256; one error for unknown apps and wrong keys."""
+"""From call metadata to a caller. Keys are compared by their SHA-256; one error for unknown apps and wrong keys.
+
+Failed logins are counted, and told in the log at most once a second: an operator sees them, a flood does not fill the disk.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from tmc_server.domain.catalog import App, Catalog
-from tmc_server.errors import AdminOnly, CredentialsMissing
+from tmc_server.errors import AdminOnly, CredentialsInvalid, CredentialsMissing, TmcError
+from tmc_server.metrics import METRICS
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller
 
+log = logging.getLogger("tmc.login")
+
 DEV_OPERATOR = "developer"
+_SAID_CHARACTERS = 64
 
 
 class Credentials(Protocol):
@@ -23,25 +32,77 @@ class Credentials(Protocol):
     def operators(self) -> Mapping[bytes, str]: ...
 
 
+class Call(Protocol):
+    """What a failed login tells of itself."""
+
+    def peer(self) -> str: ...
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
+
+
+class FailedLogins:
+    """Counts them all, writes one line per `pause_s` at most. Never the key."""
+
+    KINDS: Mapping[type[TmcError], str] = {
+        CredentialsMissing: "missing",
+        CredentialsInvalid: "invalid",
+        AdminOnly: "admin",
+    }
+
+    def __init__(self, pause_s: float = 1.0, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._pause_s = pause_s
+        self._monotonic = monotonic
+        self._counters = {error: METRICS.login_failures.labels(kind) for error, kind in self.KINDS.items()}
+        self._next = 0.0
+        self._untold = 0
+
+    def note(self, error: TmcError, call: Call) -> bool:
+        """Was this error a failed login?"""
+        counter = self._counters.get(type(error))
+        if counter is None:
+            return False
+        counter.inc()
+        now = self._monotonic()
+        if now < self._next:
+            self._untold += 1
+            return True
+        app = _texts(call.invocation_metadata() or ()).get("tmc-app", "")
+        log.warning(
+            "failed login (%s) as app %s from %s; %d more since the last of these lines",
+            self.KINDS[type(error)], ascii(app[:_SAID_CHARACTERS]), call.peer(), self._untold,
+        )  # fmt: skip
+        self._next, self._untold = now + self._pause_s, 0
+        return True
+
+
 class Authentication:
     """open_app: makes or finds an app without a key; only for `tmc dev`, where everybody on loopback is welcome."""
 
     def __init__(self, credentials: Credentials, open_app: Callable[[str], App] | None = None) -> None:
         self._credentials = credentials
         self._open_app = open_app
+        self._failed = FailedLogins()
+        self.note = self._failed.note
+
+    @property
+    def version(self) -> object:
+        """Another object whenever keys may have changed."""
+        return self._credentials.current
 
     def app(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
         """Raises CredentialsMissing, CredentialsInvalid, InvalidField for the tag."""
         values = _texts(metadata)
+        app = self._app(values)
         tag = validation.tag(values.get("tmc-tag", ""), "tmc-tag")
+        return Caller(app, tag, validation.address(values.get("tmc-check-address", ""), "tmc-check-address"))
+
+    def _app(self, values: Mapping[str, str]) -> App:
         app_id = values.get("tmc-app", "")
-        check_address = validation.address(values.get("tmc-check-address", ""), "tmc-check-address")
         if self._open_app is not None:
-            return Caller(self._open_app(app_id or "dev"), tag, check_address)
+            return self._open_app(app_id or "dev")
         key = _bearer(values)
         if not app_id or not key:
             raise CredentialsMissing
-        return Caller(self._credentials.current.authenticated(app_id, _hash(key)), tag, check_address)
+        return self._credentials.current.authenticated(app_id, _hash(key))
 
     def admin(self, metadata: Iterable[tuple[str, str | bytes]]) -> str:
         """The operator's name. Raises AdminOnly."""

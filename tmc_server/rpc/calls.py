@@ -1,4 +1,7 @@
-"""What surrounds every RPC: decode, authenticate, run, turn errors into statuses.
+"""What surrounds every RPC: authenticate, count, read, decode, run, turn errors into statuses. In this order.
+
+Before its sender is known, a request is not read: flow control stops it after one window, whatever it holds. Every handler
+takes a stream of bytes for that reason, also of an RPC with one request: gRPC hands over such calls before their message.
 
 Handlers are made from the service descriptors, so a new RPC cannot be forgotten: without an entry in domain/rights.py
 the server does not start. No client input ends in UNKNOWN or INTERNAL: bytes that are no request are an
@@ -11,107 +14,251 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf import message_factory
-from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.descriptor import Descriptor, MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from tmc_server.domain.catalog import App
 from tmc_server.domain.rights import RIGHTS, Right
-from tmc_server.errors import InternalFault, MalformedRequest, TmcError
+from tmc_server.errors import CredentialsInvalid, InternalFault, MalformedRequest, TmcError
 from tmc_server.metrics import METRICS
+from tmc_server.requests.caller import Budget, Caller
 from tmc_server.rpc.authentication import Authentication
-from tmc_server.rpc.status import CODES, trailing
+from tmc_server.rpc.doorkeeper import Doorkeeper
+from tmc_server.rpc.reads import OPERATORS, Reads
+from tmc_server.rpc.refusing import Context, let_go, refuse
+from tmc_server.rpc.status import CODES
+from tmc_server.rpc.wire import check_fields
 
 log = logging.getLogger("tmc.rpc")
 
-Context = grpc.aio.ServicerContext[Any, Any]
+_REVOKED_LOOK_S = 0.5
+
+Identify = Callable[[Any], Any]
+Answer = TypeVar("Answer")
 
 
-class _Malformed:
-    """Stands for a request that could not be decoded."""
+class Edge:
+    """What all calls of a server share. On the loop only."""
+
+    def __init__(self, authentication: Authentication, budget: Budget, doorkeeper: Doorkeeper) -> None:
+        self.authentication = authentication
+        self.budget = budget
+        self.doorkeeper = doorkeeper
+        self.reads = Reads()
+        self._streams: set[_Stream] = set()
+        self._seen: object = None
+        self._looking = False
+
+    def identity(self, identify: Identify, context: Context) -> Any:
+        """Raises what `identify` raises."""
+        found = identify(context.invocation_metadata() or ())
+        self.doorkeeper.showed_key(context)
+        return found
+
+    async def refuse(self, context: Context, error: TmcError) -> None:
+        """End a call of one of our services."""
+        if self.authentication.note(error, context):
+            await self.doorkeeper.hold_up(context)
+        await refuse(context, error)
+
+    def opened(self, stream: _Stream) -> None:
+        """From now on the stream ends soon after its key stopped working."""
+        self._streams.add(stream)
+        if not self._looking:
+            self._looking = True
+            self._seen = self.authentication.version
+            self._look_later()
+
+    def closed(self, stream: _Stream) -> None:
+        self._streams.discard(stream)
+
+    def _look_later(self) -> None:
+        asyncio.get_running_loop().call_later(_REVOKED_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        version = self.authentication.version
+        if version is not self._seen:
+            self._seen = version
+            for stream in self._streams:
+                stream.authenticate_again()
+        self._looking = bool(self._streams)
+        if self._looking:
+            self._look_later()
 
 
-MALFORMED = _Malformed()
+@dataclass(eq=False, kw_only=True)
+class _Stream:
+    """An open stream: how it proved who it is, and the task that serves it. revoked: that proves nothing any more."""
+
+    identify: Identify
+    metadata: Any
+    task: asyncio.Task[Any]
+    revoked: bool = False
+
+    def authenticate_again(self) -> None:
+        try:
+            self.identify(self.metadata)
+        except TmcError:
+            self.revoked = True
+            self.task.cancel()
 
 
-def handlers(service: ServiceDescriptor, servicer: object, authentication: Authentication) -> grpc.GenericRpcHandler:
+def handlers(service: ServiceDescriptor, servicer: object, edge: Edge) -> grpc.GenericRpcHandler:
     """All methods of `servicer`, each async (identity, request) -> response, or (identity, requests) -> responses."""
-    made = {method.name: _handler(method, getattr(servicer, method.name), authentication) for method in service.methods}
+    made = {method.name: _handler(method, getattr(servicer, method.name), edge) for method in service.methods}
     return grpc.method_handlers_generic_handler(service.full_name, made)
 
 
-def _handler(method: MethodDescriptor, behaviour: Any, authentication: Authentication) -> Any:
+def _handler(method: MethodDescriptor, behaviour: Any, edge: Edge) -> Any:
     right = RIGHTS[f"{method.containing_service.full_name}/{method.name}"]
-    identify = authentication.app if right is Right.APP else authentication.admin
-    request_class = message_factory.GetMessageClass(method.input_type)
+    identify = edge.authentication.app if right is Right.APP else edge.authentication.admin
+    decode = _decoder(method.input_type)
     name = f"{method.containing_service.name}/{method.name}"
-    options = {
-        "request_deserializer": _tolerant(request_class),
-        "response_serializer": lambda response: response.SerializeToString(),
-    }
     if method.server_streaming:
-        return grpc.stream_stream_rpc_method_handler(_streaming(behaviour, identify), **options)
-    return grpc.unary_unary_rpc_method_handler(_unary(name, behaviour, identify), **options)
+        return grpc.stream_stream_rpc_method_handler(
+            _streaming(behaviour, identify, decode, edge), response_serializer=_serialize
+        )
+    return grpc.stream_unary_rpc_method_handler(
+        _unary(name, behaviour, identify, decode, edge), response_serializer=_serialize
+    )
 
 
-def _tolerant(request_class: type[Message]) -> Callable[[bytes], Message | _Malformed]:
-    def deserialize(data: bytes) -> Message | _Malformed:
+def _serialize(response: Message) -> bytes:
+    return response.SerializeToString()
+
+
+def _decoder(descriptor: Descriptor) -> Callable[[bytes], Message]:
+    request_class = message_factory.GetMessageClass(descriptor)
+
+    def decode(data: bytes) -> Message:
+        check_fields(data, descriptor)
         try:
             return request_class.FromString(data)
         except DecodeError:
-            return MALFORMED
+            raise MalformedRequest from None
 
-    return deserialize
+    return decode
 
 
 def _unary(
-    name: str, behaviour: Callable[[Any, Any], Awaitable[Message]], identify: Callable[[Any], Any]
-) -> Callable[[Any, Context], Awaitable[Message]]:
+    name: str,
+    behaviour: Callable[[Any, Any], Awaitable[Message]],
+    identify: Identify,
+    decode: Callable[[bytes], Message],
+    edge: Edge,
+) -> Callable[[Any, Context], Awaitable[Message | None]]:
     served = METRICS.call_seconds.labels(name, "OK")
+    budget, reads = edge.budget, edge.reads
 
-    async def call(request: Any, context: Context) -> Message:
+    async def of_app(caller: Caller, context: Context) -> Message:
+        app = caller.app
+        budget.begin_call(app)
+        try:
+            data = await reads.one(context, app.number)
+            size = len(data)
+            budget.begin_request(app, size)
+            try:
+                request = behaviour(caller, decode(data))
+                del data  # the request has its own copy
+                return await request
+            finally:
+                budget.end_request(app, size)
+        finally:
+            budget.end_call(app)
+
+    async def of_operator(operator: str, context: Context) -> Message:
+        return await behaviour(operator, decode(await reads.one(context, OPERATORS)))
+
+    async def serve(context: Context) -> Message:
+        identity = edge.identity(identify, context)
+        return await (of_app if isinstance(identity, Caller) else of_operator)(identity, context)
+
+    async def call(_requests: Any, context: Context) -> Message | None:
         began = time.monotonic()
         try:
-            identity = identify(context.invocation_metadata() or ())
-            if request is MALFORMED:
-                raise MalformedRequest
-            answer = await behaviour(identity, request)
-        except Exception as exc:
-            error = _as_ours(exc)
-            METRICS.call_seconds.labels(name, CODES[type(error)].name).observe(time.monotonic() - began)
-            await _abort(context, error)
-            raise AssertionError("abort raises") from exc
-        served.observe(time.monotonic() - began)
-        return answer
+            answer = await _outcome(serve(context))
+        except grpc.aio.AbortError as refused:  # while it was read: gRPC raises it again
+            let_go(refused)
+            return None
+        if not isinstance(answer, TmcError):
+            served.observe(time.monotonic() - began)
+            return answer
+        METRICS.call_seconds.labels(name, CODES[type(answer)].name).observe(time.monotonic() - began)
+        await edge.refuse(context, answer)
+        return None
 
     return call
 
 
 def _streaming(
-    behaviour: Callable[[Any, Any], AsyncIterator[Message]], identify: Callable[[Any], Any]
-) -> Callable[[Any, Context], AsyncIterator[Message]]:
-    async def call(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Message]:
+    behaviour: Callable[[Any, Any], AsyncGenerator[Message]],
+    identify: Identify,
+    decode: Callable[[bytes], Message],
+    edge: Edge,
+) -> Callable[[Any, Context], Awaitable[None]]:
+    async def serve(stream: _Stream, context: Context) -> None:
+        caller = edge.identity(identify, context)
+        with _open_stream(edge, stream, caller.app):
+            async with aclosing(behaviour(caller, _requests(context, decode))) as responses:
+                async for response in responses:
+                    await context.write(response)
+
+    async def call(_requests: Any, context: Context) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        stream = _Stream(identify=identify, metadata=context.invocation_metadata() or (), task=task)
         try:
-            identity = identify(context.invocation_metadata() or ())
-            async for response in behaviour(identity, requests):
-                yield response
-        except (asyncio.CancelledError, GeneratorExit):
-            raise
-        except Exception as exc:  # noqa: BLE001 - the edge, as above
-            await _abort(context, _as_ours(exc))
+            error = await _outcome(serve(stream, context))
+        except asyncio.CancelledError:
+            if not stream.revoked:
+                raise
+            task.uncancel()
+            error = CredentialsInvalid("The key of this stream was dropped: open another with a new key.")
+        if error is not None:
+            await edge.refuse(context, error)
 
     return call
 
 
+@contextmanager
+def _open_stream(edge: Edge, stream: _Stream, app: App) -> Iterator[None]:
+    edge.budget.begin_stream(app)
+    edge.opened(stream)
+    try:
+        yield
+    finally:
+        edge.closed(stream)
+        edge.budget.end_stream(app)
+
+
+async def _requests(context: Context, decode: Callable[[bytes], Message]) -> AsyncIterator[Message]:
+    """The requests of a stream, until the client has sent its last. Raises MalformedRequest."""
+    while True:
+        data: Any = await context.read()
+        if data is grpc.aio.EOF:
+            return
+        yield decode(data)
+
+
+async def _outcome(work: Awaitable[Answer]) -> Answer | TmcError:
+    """The one place where an exception becomes a status, whatever broke."""
+    try:
+        return await work
+    except grpc.aio.AbortError:  # refused already: nothing is left to say
+        raise
+    except Exception as exc:  # noqa: BLE001 - the edge, see the module
+        return _as_ours(exc)
+
+
 def _as_ours(exc: Exception) -> TmcError:
     return exc if isinstance(exc, TmcError) and type(exc) in CODES else _unforeseen(exc)
-
-
-async def _abort(context: Context, error: TmcError) -> None:
-    await context.abort(CODES[type(error)], error.sentence, trailing(error))
 
 
 def _unforeseen(exc: Exception) -> TmcError:

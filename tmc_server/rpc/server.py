@@ -15,9 +15,9 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2
-from tmc_server.config import TlsConfig
-from tmc_server.rpc.authentication import Authentication
-from tmc_server.rpc.calls import handlers
+from tmc_server.config import LimitsConfig, TlsConfig
+from tmc_server.rpc.calls import Edge, handlers
+from tmc_server.rpc.strangers import OpenToAll
 
 SERVICES = {
     "tmc.v1.MessageService": message_pb2.DESCRIPTOR.services_by_name["MessageService"],
@@ -26,6 +26,12 @@ SERVICES = {
 }
 _REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 _HEADROOM = 1 << 20
+_WINDOW_BYTES = 16_384  # what a call may send before anybody waits for it
+_PENDING = 4_000
+_HANDSHAKE_MS = 5_000  # TLS and the first frame
+_IDLE_MS = 300_000  # without a call; clients connect again by themselves
+_KEEPALIVE_MS = 30_000
+_KEEPALIVE_TIMEOUT_MS = 10_000
 
 
 @dataclass
@@ -43,22 +49,11 @@ class GrpcServer:
             await self.health.set(name, status)
 
 
-def build(
-    servicers: Mapping[str, object], authentication: Authentication, listen: str, tls: TlsConfig, message_bytes: int
-) -> GrpcServer:
-    """listen: host:port, port 0 for a free one.  message_bytes: the largest request. Raises OSError when it is taken."""
-    server = grpc.aio.server(
-        options=[
-            ("grpc.max_receive_message_length", message_bytes + _HEADROOM),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", 0),
-            # Clients may ping every 10 s, idle ones as well; the default would answer that with too_many_pings.
-            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-            ("grpc.keepalive_permit_without_calls", 1),
-        ]
-    )
+def build(servicers: Mapping[str, object], edge: Edge, listen: str, tls: TlsConfig, limits: LimitsConfig) -> GrpcServer:
+    """listen: host:port, port 0 for a free one. Raises OSError when it is taken."""
+    server = grpc.aio.server(options=_options(limits), interceptors=(OpenToAll(edge.reads, edge.doorkeeper),))
     for name, descriptor in SERVICES.items():
-        server.add_generic_rpc_handlers((handlers(descriptor, servicers[name], authentication),))
+        server.add_generic_rpc_handlers((handlers(descriptor, servicers[name], edge),))
     healthy = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     _add_reflection(server)
@@ -68,7 +63,32 @@ def build(
         )
     except RuntimeError as exc:
         raise OSError(f"Cannot listen on {listen}: choose another address or stop what uses it.") from exc
+    edge.doorkeeper.port = port
     return GrpcServer(server, healthy, port)
+
+
+def _options(limits: LimitsConfig) -> list[tuple[str, int]]:
+    """What one connection may cost before anybody looks at it, and when it is closed."""
+    return [
+        ("grpc.max_receive_message_length", limits.request_bytes + _HEADROOM),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.max_concurrent_streams", limits.calls_per_connection),
+        # Calls that nobody has looked at yet; above the first number gRPC drops some, whoever sent them.
+        ("grpc.server.max_pending_requests", _PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * _PENDING),
+        # Windows stay this small until a request is read; measuring the line would let them grow to megabytes per call.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+        ("grpc.max_connection_idle_ms", _IDLE_MS),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        # Clients may ping every 10 s, idle ones as well; the default would answer that with too_many_pings.
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
 
 
 def _add_reflection(server: grpc.aio.Server) -> None:

@@ -18,12 +18,13 @@ from tmc_server.requests.administering import Administering
 from tmc_server.requests.caller import Caller, Item
 from tmc_server.requests.undecided import Undecided
 from tmc_server.rpc import convert
-from tmc_server.rpc.calls import MALFORMED
 from tmc_server.rpc.status import item_error
 
 _STATE: dict[MessageState, Any] = {
     state: types_pb2.MessageState.Value(f"MESSAGE_STATE_{state.name}") for state in MessageState
 }
+_LOOKS_AT_ONCE = 2  # of one app; all apps share the threads that read
+_SLICE = 100  # items; about a millisecond
 _DELIVERIES_PER_RESPONSE = 200
 _BYTES_PER_RESPONSE = 1 << 20  # below what a gRPC client takes by default
 
@@ -33,7 +34,27 @@ def _try(make: Callable[[Any], Item], request: Any) -> Item:
     try:
         return make(request)
     except TmcError as error:
-        return error
+        return error.with_traceback(None)  # its frames hold the request
+
+
+class Turns:
+    """Large batches are made into items slice by slice, one batch of an app at a time.
+
+    The loop is back with other apps after each slice, however many batches one app has sent.
+    """
+
+    def __init__(self) -> None:
+        self._locks: dict[int, asyncio.Lock] = {}
+
+    async def items(self, caller: Caller, make: Callable[[Any], Item], requests: Sequence[Any]) -> list[Item]:
+        if len(requests) <= _SLICE:
+            return [_try(make, request) for request in requests]
+        made: list[Item] = []
+        async with self._locks.setdefault(caller.app.number, asyncio.Lock()):
+            for start in range(0, len(requests), _SLICE):
+                made += [_try(make, request) for request in requests[start : start + _SLICE]]
+                await asyncio.sleep(0)
+        return made
 
 
 def _only(answers: Sequence[Answer]) -> Any:
@@ -50,6 +71,8 @@ class MessageServicer:
     def __init__(self, prepare: preparing.Preparing, decide: deciding.Deciding, administering: Administering) -> None:
         self._preparing = prepare
         self._deciding = decide
+        self._turns = Turns()
+        self._looking: dict[int, asyncio.Semaphore] = {}
         self._administering = administering
 
     def _prepare_item(self, caller: Caller, publish: bool) -> Callable[[message_pb2.PrepareRequest], Item]:
@@ -68,14 +91,14 @@ class MessageServicer:
         )
 
     async def _store(self, caller: Caller, request: message_pb2.PrepareRequest, publish: bool) -> Any:
+        self._preparing.admit(caller, 1)
         item: Any = self._prepare_item(caller, publish)(request)
         answer = _only(await self._preparing.perform(caller, [item]))
         return message_pb2.PrepareResponse(message_id=preparing.id_of(item, answer), state=_STATE[answer.state])
 
     async def _store_many(self, caller: Caller, request: message_pb2.PrepareManyRequest, publish: bool) -> Any:
-        validation.items(len(request.items))
-        make = self._prepare_item(caller, publish)
-        items = [_try(make, item) for item in request.items]
+        self._preparing.admit(caller, len(request.items))
+        items = await self._turns.items(caller, self._prepare_item(caller, publish), request.items)
         answers = await self._preparing.perform(caller, items)
         return message_pb2.PrepareManyResponse(results=map(_prepare_result, items, answers))
 
@@ -102,6 +125,7 @@ class MessageServicer:
         )
 
     async def _decide(self, caller: Caller, request: message_pb2.DecideRequest, commit: bool) -> Any:
+        self._deciding.admit(caller, 1)
         item: Any = self._decide_item(caller, commit)(request)
         answer = _only(await self._deciding.perform(caller, [item]))
         return message_pb2.DecideResponse(
@@ -110,9 +134,8 @@ class MessageServicer:
         )
 
     async def _decide_many(self, caller: Caller, request: message_pb2.DecideManyRequest, commit: bool) -> Any:
-        validation.items(len(request.items))
-        make = self._decide_item(caller, commit)
-        items = [_try(make, item) for item in request.items]
+        self._deciding.admit(caller, len(request.items))
+        items = await self._turns.items(caller, self._decide_item(caller, commit), request.items)
         answers = await self._deciding.perform(caller, items)
         results = (_decide_result(item, caller, answer) for item, answer in zip(items, answers, strict=True))
         return message_pb2.DecideManyResponse(results=results)
@@ -134,7 +157,8 @@ class MessageServicer:
         return message_pb2.DescribeChecksResponse(check_token=await self._administering.check_token(caller.app))
 
     async def GetMessage(self, caller: Caller, request: message_pb2.GetMessageRequest) -> Any:
-        view = await self._administering.own_message(caller, request.message_id, request.topic, request.key)
+        async with self._looking.setdefault(caller.app.number, asyncio.Semaphore(_LOOKS_AT_ONCE)):
+            view = await self._administering.own_message(caller, request.message_id, request.topic, request.key)
         return convert.message_to(view, self._administering.catalog)
 
 
@@ -175,6 +199,7 @@ class ConsumptionServicer:
         ensure_topic: Callable[[Caller, str], None] = lambda _caller, _name: None,
     ) -> None:
         self._acking = acking
+        self._turns = Turns()
         self._administering = administering
         self._streams = streams
         self._broker = broker
@@ -198,12 +223,13 @@ class ConsumptionServicer:
         return lambda request: self._acking.extend(caller, request.message_id, request.attempt, request.extend_ms)
 
     async def _one(self, caller: Caller, make: Callable[[Any], Item], request: Any, response: Any) -> Any:
+        self._acking.admit(caller, 1)
         _only(await self._acking.perform(caller, [make(request)]))
         return response
 
     async def _many(self, caller: Caller, make: Callable[[Any], Item], request: Any, response: Any) -> Any:
-        validation.items(len(request.items))
-        answers = await self._acking.perform(caller, [_try(make, item) for item in request.items])
+        self._acking.admit(caller, len(request.items))
+        answers = await self._acking.perform(caller, await self._turns.items(caller, make, request.items))
         return response(results=map(_ack_result, answers))
 
     async def Ack(self, caller: Caller, request: consumption_pb2.AckRequest) -> Any:
@@ -251,7 +277,7 @@ class ConsumptionServicer:
         if self._streams is None:
             raise NotBuiltIn
         first = await anext(requests, None)
-        if first is None or first is MALFORMED:
+        if first is None:
             raise MalformedRequest
         stream = self._streams.open(self._subscriptions(caller, first))
         credit = asyncio.create_task(self._read_credit(stream, first, requests))
@@ -294,8 +320,6 @@ class ConsumptionServicer:
     async def _read_credit(self, stream: DeliveryStream, first: Any, requests: AsyncIterator[Any]) -> None:
         self._add_credit(stream, first.credit)
         async for request in requests:
-            if request is MALFORMED:
-                raise MalformedRequest
             if request.topics:
                 raise InvalidField("topics", "be in the first request only: open another stream for other topics")
             self._add_credit(stream, request.credit)

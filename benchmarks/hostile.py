@@ -1,0 +1,155 @@
+"""What strangers and a greedy tenant cost a polite neighbour, on one machine with all of them.
+
+Without a key: benchmarks/strangers.py floods for 60 s, while a neighbour makes 20 calls a second over one connection; the
+server's memory and the neighbour's 99th percentile. With a key: a tenant publishes batches of 1,000 in one shard as fast as
+it is answered; a neighbour in the same shard publishes at its own rate, far below a fair share, with and without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import grpc
+
+from benchmarks.serving import TOPIC, Served, serving
+from tests.support.mariadb import MariaDB
+from tmc_client.protocol import message_pb2, message_pb2_grpc
+
+_PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+_CALLS_PER_S = 20
+_GREEDY_THREADS, _GREEDY_BATCH = 8, 1000
+_NEIGHBOUR_THREADS, _NEIGHBOUR_BATCH, _NEIGHBOUR_BATCHES_PER_S = 2, 10, 10
+
+
+def rss_mb(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_MB
+
+
+def a_message() -> message_pb2.PrepareRequest:
+    return message_pb2.PrepareRequest(topic=TOPIC, key=os.urandom(8).hex(), body=b"x" * 256, attempt_id=os.urandom(16))
+
+
+class Tenant:
+    """An app on a connection of its own."""
+
+    def __init__(self, served: Served, app: str, key: str, topic: str) -> None:
+        self.channel = grpc.insecure_channel(served.address, [("grpc.use_local_subchannel_pool", 1)])
+        self.messages = message_pb2_grpc.MessageServiceStub(self.channel)
+        self.metadata = [("tmc-app", app), ("authorization", f"Bearer {key}")]
+        self.topic = topic
+        self.answers: Counter[str] = Counter()
+        self.seconds: list[float] = []
+
+    def publish(self, count: int) -> None:
+        """One batch; counts what became of each message."""
+        items = [a_message() for _ in range(count)]
+        for item in items:
+            item.topic = self.topic
+        began = time.monotonic()
+        try:
+            request = message_pb2.PrepareManyRequest(items=items)
+            results = self.messages.PublishMany(request, metadata=self.metadata, timeout=30).results
+            self.answers.update("refused" if result.HasField("error") else "stored" for result in results)
+        except grpc.RpcError:
+            self.answers["refused"] += count
+        self.seconds.append(time.monotonic() - began)
+
+    def p99_ms(self) -> float:
+        return sorted(self.seconds)[int(len(self.seconds) * 0.99)] * 1000
+
+
+def at_rate(tenant: Tenant, batch: int, per_s: float, until: float) -> None:
+    """Open loop as far as one caller can: a late answer does not move the next call."""
+    began, sent = time.monotonic(), 0
+    while (now := time.monotonic()) < until:
+        if sent <= (now - began) * per_s:
+            tenant.publish(batch)
+            sent += 1
+        else:
+            time.sleep(0.002)
+
+
+def strangers(served: Served, seconds: float, kinds: str) -> dict[str, object]:
+    neighbour = Tenant(served, "orders", served.orders_key, TOPIC)
+    at_rate(neighbour, 1, _CALLS_PER_S, time.monotonic() + 2)
+    neighbour.seconds.clear()
+    neighbour.answers.clear()
+    command = [sys.executable, "-m", "benchmarks.strangers", served.address, str(seconds), kinds]
+    flood = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    calls = threading.Thread(target=at_rate, args=(neighbour, 1, _CALLS_PER_S, time.monotonic() + seconds))
+    calls.start()
+    peak = 0.0
+    while calls.is_alive():
+        peak = max(peak, rss_mb(served.pid))
+        calls.join(0.02)
+    sent = json.loads(flood.communicate()[0])
+    return {
+        "rss_peak_mb": round(peak),
+        "rss_after_mb": round(rss_mb(served.pid)),
+        "neighbour_p99_ms": round(neighbour.p99_ms(), 1),
+        "neighbour_worst_ms": round(max(neighbour.seconds) * 1000, 1),
+        "neighbour_calls": len(neighbour.seconds),
+        "neighbour_refused_by_flood": neighbour.answers["refused"],
+        "flood": sent,
+    }
+
+
+def tenants(served: Served, seconds: float) -> dict[str, object]:
+    def neighbour_alone_or_not(greedy: Tenant | None) -> tuple[Tenant, float]:
+        neighbour = Tenant(served, "polite", served.keys["polite"], "polite.paid")
+        until = time.monotonic() + seconds
+        work = [
+            threading.Thread(target=at_rate, args=(neighbour, _NEIGHBOUR_BATCH, _NEIGHBOUR_BATCHES_PER_S, until))
+            for _ in range(_NEIGHBOUR_THREADS)
+        ]
+        if greedy is not None:
+            work += [
+                threading.Thread(target=at_rate, args=(greedy, _GREEDY_BATCH, 1e9, until))
+                for _ in range(_GREEDY_THREADS)
+            ]
+        for thread in work:
+            thread.start()
+        for thread in work:
+            thread.join()
+        return neighbour, neighbour.answers["stored"] / seconds
+
+    _, alone = neighbour_alone_or_not(None)
+    greedy = Tenant(served, "orders", served.orders_key, TOPIC)
+    neighbour, beside = neighbour_alone_or_not(greedy)
+    return {
+        "neighbour_loss_share": round(max(0.0, 1 - beside / alone), 3),
+        "neighbour_refused": neighbour.answers["refused"],
+        "neighbour_messages_per_s": round(beside),
+        "neighbour_messages_per_s_alone": round(alone),
+        "neighbour_batch_p99_ms": round(neighbour.p99_ms(), 1),
+        "greedy_messages_per_s": round(greedy.answers["stored"] / seconds),
+        "greedy_refused_per_s": round(greedy.answers["refused"] / seconds),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--seconds", type=float, default=60, help="of the flood without a key")
+    parser.add_argument("--kinds", default="large,small,unfinished,connections,streams", help="of strangers")
+    options = parser.parse_args()
+    server = MariaDB(pool_mb=1024)
+    try:
+        environment = {"TMC_LIMITS__ITEMS_PER_SECOND": "50000"}
+        with serving(server.url("tmc_hostile"), environment=environment, polite=True) as served:
+            result = tenants(served, 10) | strangers(served, options.seconds, options.kinds)
+    finally:
+        server.stop()
+    print(json.dumps(result) if options.json else "\n".join(f"{key:32} {value}" for key, value in result.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""A flood without a valid key: raw HTTP/2 frames, made once and sent as fast as the server takes them. Loopback only.
+
+usage: strangers.py ADDRESS SECONDS      prints one JSON line: what was sent, by kind
+
+- large: requests of 16 MiB, four at a time on each of four connections, begun again when they are refused.
+- small: as many calls as the server allows on each of sixteen connections, each begun again at once.
+- unfinished: forty connections with 16 MiB requests of which the last byte never comes, to our methods and to health.
+- connections: up to 1,500 that say nothing, or nothing after the first frame, opened again when they are closed.
+- streams: health watches, as many as the server allows on each of ten connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
+_END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
+_LARGE = 16 << 20
+_CHUNK = b"\x0a\x00" * 8192
+SENT: Counter[str] = Counter()
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
+
+
+def headers(path: str) -> bytes:
+    """Literals without an index: the server's table does not matter."""
+    values = {
+        ":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", "te": "trailers",
+        "content-type": "application/grpc", "tmc-app": "orders", "authorization": "Bearer wrong",
+    }  # fmt: skip
+    return b"".join(
+        b"\x00" + bytes((len(name),)) + name.encode() + bytes((len(text),)) + text.encode()
+        for name, text in values.items()
+    )
+
+
+class Connection(asyncio.Protocol):
+    """Keeps `wide` calls to `path` open. size: of the message; a part of it never comes when it is `unfinished`."""
+
+    def __init__(
+        self, kind: str, path: str, wide: int, size: int, unfinished: bool = False, hold: bool = False
+    ) -> None:
+        self.kind, self.wide, self.size, self.unfinished, self.hold = kind, wide, size, unfinished, hold
+        self.block = headers(path)
+        self.closed = asyncio.get_running_loop().create_future()
+        self.rest = b""
+        self.window, self.first_window, self.allowed = 65_535, 65_535, 1 << 30
+        self.open: dict[int, list[int]] = {}  # stream: its window, bytes left
+        self.next = 1
+        self.writing = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.write(_PREFACE + frame(_SETTINGS, 0, 0) + frame(_WINDOW, 0, 0, struct.pack(">I", 1 << 30)))
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def pause_writing(self) -> None:
+        self.writing = False
+
+    def resume_writing(self) -> None:
+        self.writing = True
+        self.fill()
+
+    def data_received(self, data: bytes) -> None:
+        data = self.rest + data
+        at = 0
+        while len(data) - at >= 9:
+            size = int.from_bytes(data[at : at + 3], "big")
+            if len(data) - at < 9 + size:
+                break
+            stream = int.from_bytes(data[at + 5 : at + 9], "big")
+            self.received(data[at + 3], data[at + 4], stream, data[at + 9 : at + 9 + size])
+            at += 9 + size
+        self.rest = data[at:]
+        self.fill()
+
+    def received(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if kind == _SETTINGS and not flags & _ACK:
+            for name, value in struct.iter_unpack(">HI", payload):
+                if name == 4:
+                    self.first_window = value
+                elif name == 3:
+                    self.allowed = value
+            self.transport.write(frame(_SETTINGS, _ACK, 0))
+        elif kind == _PING and not flags & _ACK:
+            self.transport.write(frame(_PING, _ACK, 0, payload))
+        elif kind == _WINDOW:
+            by = int.from_bytes(payload, "big")
+            if stream == 0:
+                self.window += by
+            elif stream in self.open:
+                self.open[stream][0] += by
+        elif (kind == _RESET or (kind in (_HEADERS, _DATA) and flags & _END_STREAM)) and self.open.pop(stream, None):
+            SENT[f"{self.kind}_refused"] += 1
+        elif kind == _GOAWAY:
+            self.transport.close()
+
+    def fill(self) -> None:
+        if self.transport.is_closing():
+            return
+        out: list[bytes] = []
+        while self.writing and len(self.open) < min(self.wide, self.allowed) and self.next < 1 << 31:
+            stream, self.next = self.next, self.next + 2
+            self.open[stream] = [self.first_window, self.size + 5]
+            SENT[f"{self.kind}_calls"] += 1
+            out.append(frame(_HEADERS, _END_HEADERS, stream, self.block))
+            if len(out) >= 64:
+                break
+        for stream, state in self.open.items():
+            out += self.message(stream, state)
+            if len(out) > 256:
+                break
+        if out:
+            self.transport.write(b"".join(out))
+
+    def message(self, stream: int, state: list[int]) -> Iterator[bytes]:
+        keep = 1 if self.unfinished else 0
+        while state[1] > keep and (room := min(state[0], self.window, state[1] - keep, 16_384)) > 0:
+            first = state[1] == self.size + 5
+            payload = (b"\0" + struct.pack(">I", self.size) + _CHUNK if first else _CHUNK)[:room]
+            state[0] -= len(payload)
+            state[1] -= len(payload)
+            self.window -= len(payload)
+            SENT[f"{self.kind}_bytes"] += len(payload)
+            yield frame(_DATA, 0 if state[1] or self.hold else _END_STREAM, stream, payload)
+
+
+PREPARE, PREPARE_MANY = "/tmc.v1.MessageService/Prepare", "/tmc.v1.MessageService/PrepareMany"
+CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+
+
+async def keep(host: str, port: int, *settings: object) -> None:
+    """One connection, opened again whenever it is closed."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            _, made = await loop.create_connection(lambda: Connection(*settings), host, port)  # type: ignore[arg-type]
+            await made.closed
+        except OSError:
+            SENT["connections_refused"] += 1
+        await asyncio.sleep(0.01)
+
+
+async def keep_silent(host: str, port: int, first: bytes) -> None:
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection(host, port)
+            SENT["silent_connections"] += 1
+            writer.write(first)
+            while await reader.read(65_536):
+                pass
+            writer.close()
+        except OSError:
+            SENT["connections_refused"] += 1
+        await asyncio.sleep(0.05)
+
+
+async def flood(host: str, port: int, seconds: float, kinds: list[str]) -> None:
+    made = {
+        "large": [keep(host, port, "large", PREPARE_MANY, 4, _LARGE) for _ in range(4)],
+        "small": [keep(host, port, "small", PREPARE, 1000, 20) for _ in range(16)],
+        "unfinished": [
+            keep(host, port, "unfinished", path, 4, _LARGE, True) for path in (PREPARE, CHECK) for _ in range(20)
+        ],
+        "connections": [
+            keep_silent(host, port, first) for first in (b"", _PREFACE + frame(_SETTINGS, 0, 0)) for _ in range(750)
+        ],
+        "streams": [keep(host, port, "streams", WATCH, 1000, 0, False, True) for _ in range(10)],
+    }
+    for kind, each in made.items():
+        if kind not in kinds:
+            for work in each:
+                work.close()
+    tasks = [asyncio.ensure_future(work) for kind in kinds for work in made[kind]]
+    await asyncio.sleep(seconds)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def main(address: str, seconds: str, kinds: str = "large,small,unfinished,connections,streams") -> None:
+    host, _, port = address.rpartition(":")
+    assert socket.gethostbyname(host).startswith("127."), "loopback only"
+    began = time.monotonic()
+    asyncio.run(flood(host, int(port), float(seconds), kinds.split(",")))
+    print(json.dumps({**SENT, "seconds": round(time.monotonic() - began, 1)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

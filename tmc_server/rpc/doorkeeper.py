@@ -1,0 +1,144 @@
+"""Connections of strangers: few calls a second each, and never all the places there are.
+
+gRPC hands over calls one by one, whoever sends them, so a call without a key delays its neighbours by what it costs to
+refuse it. A connection that sends more of them than an honest mistake would is answered late: its calls stay open, gRPC
+takes no more of them than `limits.calls_per_connection`, and its sender waits. Where that does not help, or where more than
+half of all connections have never shown a key, the worst are closed.
+
+gRPC does not let a server close one connection. It is closed from outside, by shutting down its socket, which is looked up
+among our own file descriptors by the address of its peer; gRPC then sees that the peer is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tmc_server.metrics import METRICS
+from tmc_server.rpc.refusing import Context
+
+log = logging.getLogger("tmc.doorkeeper")
+
+_FREE_PER_SECOND = 20.0  # calls without a key, per connection; as many at once
+_HOLD_S = (1.0, 3.0)  # each call differently: a thousand answered together would be a flood of their own
+_MOST_HELD = 2000
+_GRACE_S = 1.0  # a connection this young may still show a key
+
+
+class Doorkeeper:
+    """Everything but `sweep` on the loop. port: set when the server listens.  connections: limits.connections."""
+
+    def __init__(self, connections: int, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.port = 0
+        self._unproven_most = max(connections // 2, 1)
+        self._monotonic = monotonic
+        self._proven: set[str] = set()
+        self._patience: dict[str, tuple[float, float]] = {}  # calls that are still free, when
+        self._held = 0
+        self._worst: set[str] = set()
+        self._since: dict[str, float] = {}
+        self._sockets = Sockets()
+
+    def showed_key(self, context: Context) -> None:
+        """A call of this connection was authenticated."""
+        peer = context.peer()
+        if peer not in self._proven:
+            self._proven.add(peer)
+
+    async def hold_up(self, context: Context) -> None:
+        """Before a call without a key is answered: return at once, or late if its connection sends many of them."""
+        peer = context.peer()
+        now = self._monotonic()
+        free, then = self._patience.get(peer, (_FREE_PER_SECOND, now))
+        free = min(_FREE_PER_SECOND, free + (now - then) * _FREE_PER_SECOND) - 1
+        self._patience[peer] = (max(free, 0.0), now)
+        if free >= 0:
+            return
+        if self._held >= _MOST_HELD:
+            self._worst.add(peer)
+            return
+        self._held += 1
+        try:
+            await asyncio.sleep(random.uniform(*_HOLD_S))
+        finally:
+            self._held -= 1
+
+    def sweep(self) -> None:
+        """Close what has to go, forget who is gone. From any thread, every second or so."""
+        now = self._monotonic()
+        live = self._sockets.connections(self.port)
+        for known in (self._patience, self._since):
+            for peer in [peer for peer in list(known) if peer not in live]:
+                del known[peer]
+        self._proven.difference_update([peer for peer in list(self._proven) if peer not in live])
+        for peer in live:
+            self._since.setdefault(peer, now)
+        unproven = sorted((peer for peer in live if peer not in self._proven), key=self._since.__getitem__)
+        too_many = max(len(unproven) - self._unproven_most, 0)
+        old = [peer for peer in unproven if now - self._since[peer] >= _GRACE_S]
+        worst, self._worst = self._worst, set()
+        closed = sum(
+            self._sockets.shut_down(live[peer], peer)
+            for peer in {*old[:too_many], *(peer for peer in worst if peer in live and peer not in self._proven)}
+        )
+        if closed:
+            METRICS.connections_closed.inc(closed)
+            log.warning("closed %d connections whose calls show no key", closed)
+
+
+class Sockets:
+    """The server's own sockets, as the operating system lists them."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[int, str]] = {}  # inode: local port, peer
+
+    def connections(self, port: int) -> dict[str, int]:
+        """Peer, as gRPC writes it: file descriptor."""
+        found: dict[str, int] = {}
+        known: dict[int, tuple[int, str]] = {}
+        for number in (int(path.name) for path in Path("/dev/fd").iterdir()):
+            try:
+                status = os.fstat(number)
+            except OSError:  # closed meanwhile
+                continue
+            if stat.S_ISSOCK(status.st_mode):
+                local, peer = known[status.st_ino] = self._known.get(status.st_ino) or _ends(number)
+                if local == port and peer:
+                    found[peer] = number
+        self._known = known
+        return found
+
+    def shut_down(self, number: int, peer: str) -> bool:
+        """Meanwhile the number may belong to another file: only the connection that is meant is shut down."""
+        try:
+            with socket.socket(fileno=os.dup(number)) as connection:
+                if _name(connection.getpeername()) != peer:
+                    return False
+                connection.shutdown(socket.SHUT_RDWR)
+        except OSError:  # gone by itself
+            return False
+        return True
+
+
+def _ends(number: int) -> tuple[int, str]:
+    """Local port and peer; nothing for what is no connection over IP."""
+    try:
+        with socket.socket(fileno=os.dup(number)) as connection:
+            if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                return 0, ""
+            return connection.getsockname()[1], _name(connection.getpeername())
+    except OSError:
+        return 0, ""
+
+
+def _name(address: tuple[Any, ...]) -> str:
+    host, port = str(address[0]).removeprefix("::ffff:"), address[1]
+    return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"

@@ -1,0 +1,85 @@
+"""Requests on their way: what may be unfinished, for how long.
+
+gRPC takes in a message as far as its length says, once somebody waits for it; before that, flow control stops the sender
+after one window (16 KiB). So nothing is waited for before its sender is known, and whoever makes us wait for long, or for
+much at once, is refused while the message is still unfinished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from tmc_server.errors import MalformedRequest, RateLimited
+from tmc_server.rpc.refusing import Context, refuse
+
+STRANGERS = -1  # in place of an app's number: senders that need no key
+OPERATORS = -2
+
+_LOOK_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """A request may take `longest_s`. Where more than `crowd` of one sender are unfinished: `crowded_s`."""
+
+    longest_s: float
+    crowd: int
+    crowded_s: float
+
+
+OF_APPS = Patience(longest_s=10, crowd=8, crowded_s=0.25)
+OF_STRANGERS = Patience(longest_s=5, crowd=8, crowded_s=0.05)
+
+
+class Reads:
+    """On the loop only."""
+
+    def __init__(self) -> None:
+        self._open: dict[Context, tuple[int, float]] = {}  # who sends it, since when; oldest first
+        self._looking = False
+        self._refusing: set[asyncio.Task[None]] = set()
+
+    async def one(self, context: Context, sender: int) -> bytes:
+        """The only message of a call. Raises MalformedRequest: there is none; AbortError: the call was refused meanwhile."""
+        data = await self.next(context, sender)
+        if data is None:
+            raise MalformedRequest
+        return data
+
+    async def next(self, context: Context, sender: int) -> bytes | None:
+        """The next message of a call, None after the last. Raises AbortError: the call was refused meanwhile."""
+        self._open[context] = (sender, time.monotonic())
+        if not self._looking:
+            self._looking = True
+            asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+        try:
+            message: Any = await context.read()
+        finally:
+            self._open.pop(context, None)
+        return None if message is grpc.aio.EOF else bytes(message)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        unfinished = Counter(sender for sender, _ in self._open.values())
+        for context, (sender, began) in list(self._open.items()):
+            patience = OF_STRANGERS if sender == STRANGERS else OF_APPS
+            crowded = unfinished[sender] > patience.crowd
+            if now - began > (patience.crowded_s if crowded else patience.longest_s):
+                unfinished[sender] -= 1
+                del self._open[context]
+                task = asyncio.get_running_loop().create_task(refuse(context, _unfinished()))
+                self._refusing.add(task)
+                task.add_done_callback(self._refusing.discard)
+        self._looking = bool(self._open)
+        if self._looking:
+            asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+
+
+def _unfinished() -> RateLimited:
+    return RateLimited("The rest of this request did not arrive in time: send it again, fewer or smaller ones at once.")
