@@ -2,78 +2,282 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+import sqlalchemy as sa
 
 from tests.support.clock import ManualClock
 from tests.support.store import POLICY, StoreUnderTest, in_thread
+from tmc_server.domain.catalog import Subscription
+from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
-from tmc_server.domain.operations import Stored
-from tmc_server.domain.ports import NewTopic
+from tmc_server.domain.operations import DONE, Stored
+from tmc_server.domain.ports import Claimed, NewTopic
 from tmc_server.errors import AppUnknown, CatalogStale, NameTaken, RotationOpen
+from tmc_server.store.activation import CatalogActivation
+from tmc_server.store.batch import ShardWriter
 from tmc_server.store.catalog import CatalogStore, CatalogWatch
-from tmc_server.store.due import DueConsumptions
+from tmc_server.store.engines import Database, ShardMap
+from tmc_server.store.migrate import migrate
 from tmc_server.store.nodes import LEASE_MS, NodeSlots
+from tmc_server.store.tables import audit, shard_tables
 
 DELAY_MS = 5000
+
+
+class Center:
+    """Servers on one catalog, each with its own copy and its own beat; all go by one manual monotonic clock.
+
+    The wall clock of the databases is the store's, and moves apart from it.
+    """
+
+    def __init__(self, store: StoreUnderTest) -> None:
+        self.store = store
+        self.seconds = 1_000.0
+        self.editor = CatalogStore(store.database, DELAY_MS)
+        self.pauses = 0
+        self.looking: list[Server] = []
+        self.registrar = self.server("registrar")
+
+    def server(self, name: str) -> Server:
+        made = Server(self, name)
+        self.looking.append(made)
+        return made
+
+    def pass_by(self, seconds: float) -> None:
+        """Time in which every server that still does so looks at the catalog."""
+        self.pauses += 1
+        self.seconds += seconds
+        for server in self.looking:
+            server.watch.run_once()
+
+    def subscribe(self, app: str) -> Subscription:
+        self.editor.register_app("test", app, app, app, "", "")
+        return self.editor.register_subscription("test", "order.paid", app, "", POLICY)
+
+    def await_everywhere(self) -> int:
+        return self.registrar.activation().wait()
+
+
+class Server:
+    """One server run, as app/center.py wires it."""
+
+    def __init__(self, center: Center, name: str) -> None:
+        self.center = center
+        seconds = lambda: center.seconds  # noqa: E731
+        self.nodes = NodeSlots(center.store.database, name, center.store.clock, monotonic=seconds, stale_ms=DELAY_MS)
+        self.watch = CatalogWatch(center.editor, self.nodes.run, self.nodes.acknowledge, seconds)
+        self.nodes.acquire()
+        self.watch.run_once()
+        self.writer = ShardWriter(center.store.database, self.watch, center.store.outlet, lambda: 9)
+
+    def activation(self) -> CatalogActivation:
+        center, database = self.center, self.center.store.database
+        return CatalogActivation(
+            database, self.watch.run_once, self.nodes.run, monotonic=lambda: center.seconds, pause=center.pass_by
+        )
+
+    def publishes_to(self, subscription: Subscription) -> bool | type[CatalogStale]:
+        """Whether a message that is published through this server now reaches a subscription, or that it is refused."""
+        store = self.center.store
+        publish = store.a_prepare(publish=True)
+        (answer,) = store.perform(publish, writer=self.writer)
+        if isinstance(answer, CatalogStale):
+            return CatalogStale
+        table = shard_tables(store.shard).consumption
+        with store.database.reading() as connection:
+            rows = connection.execute(sa.select(table.c.subscription_no).filter_by(message_id=publish.number))
+            return subscription.number in rows.scalars().all()
 
 
 class TestChanges:
     """A server reads the catalog at some moment and submits at a later one."""
 
     @pytest.fixture
-    def watch(self, store: StoreUnderTest) -> CatalogWatch:
-        made = CatalogWatch(CatalogStore(store.database, DELAY_MS))
-        made.run_once()
-        store.watch = made
-        store.writer = store.new_writer()
-        store.due = DueConsumptions(store.writer, store.leases, made)
-        return made
+    def center(self, store: StoreUnderTest) -> Center:
+        return Center(store)
 
-    def test_a_submit_with_an_old_copy_is_refused_and_changes_nothing(
-        self, store: StoreUnderTest, watch: CatalogWatch
-    ) -> None:
+    def test_a_submit_with_an_old_copy_is_refused_and_changes_nothing(self, center: Center) -> None:
+        store, server = center.store, center.registrar
         operation, publish = store.prepared(), store.a_prepare(publish=True)
-        store.clock.now_ms += DELAY_MS + 1
-        answers = store.perform(store.submit_of(operation.number), publish)
+        center.seconds += DELAY_MS / 1000
+        answers = store.perform(store.submit_of(operation.number), publish, writer=server.writer)
         assert [type(answer) for answer in answers] == [CatalogStale, CatalogStale]
         assert store.state_of(operation.number) is MessageState.PREPARED
         assert store.messages_with_key(publish.key) == []
-        watch.run_once()
-        assert store.perform(store.submit_of(operation.number)) == [Stored(operation.number, MessageState.COMMITTED)]
+        server.watch.run_once()
+        assert store.perform(store.submit_of(operation.number), writer=server.writer) == [
+            Stored(operation.number, MessageState.COMMITTED)
+        ]
 
-    def test_prepares_and_rollbacks_go_on_with_an_old_copy(self, store: StoreUnderTest, watch: CatalogWatch) -> None:
-        store.clock.now_ms += DELAY_MS + 1
-        operation = store.prepared()
-        assert store.perform(store.rollback_of(operation.number)) == [
+    def test_prepares_and_rollbacks_go_on_with_an_old_copy(self, center: Center) -> None:
+        store = center.store
+        center.seconds += 1000
+        operation = store.a_prepare()
+        store.perform(operation, writer=center.registrar.writer)
+        assert store.perform(store.rollback_of(operation.number), writer=center.registrar.writer) == [
             Stored(operation.number, MessageState.ROLLED_BACK)
         ]
 
-    @pytest.mark.parametrize(("after_ms", "reached"), [(DELAY_MS - 1, False), (DELAY_MS, True)])
-    def test_a_new_subscription_counts_from_its_time_of_effect(
-        self, store: StoreUnderTest, watch: CatalogWatch, after_ms: int, reached: bool
-    ) -> None:
-        editor = CatalogStore(store.database, DELAY_MS)
-        editor.register_app("test", "mail", "mail", "mail", "", "")
-        made = editor.register_subscription("test", "order.paid", "mail", "", POLICY)
-        assert made.effective_ms == store.clock() + DELAY_MS
-        operation = store.prepared()
-        store.clock.now_ms += after_ms
-        watch.run_once()
-        store.perform(store.submit_of(operation.number))
-        store.redeliver(room=10)
-        assert (made.number in {copy.subscription for copy in store.outlet.delivered}) is reached
+    def test_a_clock_that_is_set_back_hides_no_subscription(self, center: Center) -> None:
+        made = center.subscribe("mail")
+        center.await_everywhere()
+        center.store.clock.advance(-3600)
+        assert center.registrar.publishes_to(made) is True
 
-    @pytest.mark.parametrize("apart_ms", [0, 1, 999])
-    def test_a_copy_that_lacks_a_subscription_is_stale_when_it_comes_into_effect(
-        self, store: StoreUnderTest, watch: CatalogWatch, apart_ms: int
-    ) -> None:
-        """Read and changed in the same millisecond, and the clocks of two databases differ."""
-        editor = CatalogStore(store.database, DELAY_MS)
-        editor.register_app("test", "mail", "mail", "mail", "", "")
-        made = editor.register_subscription("test", "order.paid", "mail", "", POLICY)
-        assert made.number not in {s.number for s in watch.current.subscriptions_of[made.topic]}
-        assert watch.is_stale(made.effective_ms - apart_ms)
-        assert not watch.is_stale(store.clock() + round(2 * watch.period_s * 1000))
+    def test_a_shard_database_whose_clock_is_behind_hides_no_subscription(self, center: Center, tmp_path) -> None:
+        behind = ManualClock(center.store.clock() - 10_000)
+        shards = Database(f"sqlite:///{tmp_path}/behind.db", clock=behind)
+        migrate(ShardMap(shards, [shards] * 32))
+        made = center.subscribe("mail")
+        center.await_everywhere()
+        center.store.database, catalog = shards, center.store.database
+        center.registrar.writer = ShardWriter(shards, center.registrar.watch, center.store.outlet, lambda: 9)
+        assert center.registrar.publishes_to(made) is True
+        center.store.database = catalog
+        shards.close()
+
+    def test_a_slow_commit_of_a_change_hides_no_subscription(self, center: Center) -> None:
+        """Everybody looks while it is written, and is fresh when it is committed at last."""
+        other = center.server("other")
+        database = center.store.database
+
+        def look(_connection: object) -> None:
+            center.seconds += 2 * DELAY_MS / 1000
+            if not database.is_sqlite:  # there, who reads waits for nobody either, but has one connection
+                other.watch.run_once()
+
+        sa.event.listen(database.engine, "commit", look)
+        made = center.subscribe("mail")
+        sa.event.remove(database.engine, "commit", look)
+        center.looking.remove(other)
+        assert other.publishes_to(made) in (False, CatalogStale)  # not answered yet: either way is true
+        center.await_everywhere()
+        assert other.publishes_to(made) is CatalogStale
+        other.watch.run_once()
+        assert other.publishes_to(made) is True
+
+    def test_a_server_that_acknowledges_is_waited_for_no_longer(self, center: Center) -> None:
+        other = center.server("other")
+        made = center.subscribe("mail")
+        center.await_everywhere()
+        assert center.pauses == 1  # its next look
+        assert other.publishes_to(made) is True
+
+    def test_a_server_that_sleeps_can_submit_nothing_when_it_wakes_up(self, center: Center) -> None:
+        asleep = center.server("asleep")
+        center.looking.remove(asleep)
+        made = center.subscribe("mail")
+        began = center.seconds
+        center.await_everywhere()
+        assert center.seconds - began >= DELAY_MS / 1000
+        assert asleep.publishes_to(made) is CatalogStale
+        asleep.watch.run_once()
+        assert asleep.publishes_to(made) is True
+
+    def test_a_server_that_is_gone_is_waited_for_once(self, center: Center) -> None:
+        gone = center.server("gone")
+        center.looking.remove(gone)
+        center.store.clock.advance(LEASE_MS / 1000)
+        center.registrar.nodes.run_once()
+        center.subscribe("mail")
+        center.await_everywhere()
+        paused = center.pauses
+        center.subscribe("bills")
+        center.await_everywhere()
+        assert center.pauses <= paused + 1
+        with pytest.raises(CatalogStale):
+            gone.watch.run_once()  # however fresh that look would be, nobody waits for it any more
+        assert gone.nodes.run_once() is False  # it takes another identity
+        gone.watch.run_once()
+        assert gone.watch.in_use()[1] is False
+
+    def test_a_server_that_starts_while_a_change_is_awaited_has_it(self, center: Center) -> None:
+        made = center.subscribe("mail")
+        late = center.server("late")
+        center.looking.remove(late)
+        center.await_everywhere()
+        assert late.publishes_to(made) is True
+
+    def test_a_copy_and_its_age_are_of_one_moment(self, center: Center) -> None:
+        """A thread that stops after it took the copy must not find the age of the next one."""
+        watch = center.registrar.watch
+        watch._monotonic = lambda: center.pass_by(2 * DELAY_MS / 1000) or center.seconds
+        watch.run_once = lambda: setattr(watch, "_seen", (watch.current, center.seconds))
+        assert watch.in_use()[1] is True
+
+
+class TestRemoving:
+    def test_nothing_is_cancelled_by_a_copy_that_missed_the_return(self, store: StoreUnderTest) -> None:
+        """The removal is taken back, another server does not hear of it for a while."""
+        number = store.submitted()
+        store.catalog_store.remove_subscription("test", "order.paid", "coupons", "")
+        store.watch.run_once()
+        store.catalog_store.register_subscription("test", "order.paid", "coupons", "", POLICY)
+        assert store.redeliver(room=10) == Claimed(delivered=1)
+        assert store.consumption_state(number) is ConsumptionState.SCHEDULED
+
+    def test_a_subscription_that_was_removed_comes_back_with_another_number(self, store: StoreUnderTest) -> None:
+        number = store.submitted()
+        store.removed()
+        again = store.catalog_store.register_subscription("test", "order.paid", "coupons", "", POLICY)
+        assert (again.number > store.subscription.number, again.removed_ms) == (True, None)
+        late = store.a_prepare(publish=True)
+        old_copy = store.watch.current
+        store.watch.run_once()
+        store.perform(late)
+        store.watch._seen = (old_copy, 0.0)  # this server missed the return
+        store.redeliver(room=10)
+        assert store.consumption_state(number) is ConsumptionState.CANCELLED
+        store.subscription = again
+        assert store.consumption_state(late.number) is ConsumptionState.SCHEDULED
+
+    def test_an_ack_of_a_copy_of_the_earlier_life_is_accepted(self, store: StoreUnderTest) -> None:
+        cancelled, open_one = store.submitted(), store.submitted(room=1)
+        store.removed()
+        store.redeliver(room=10)
+        first = store.subscription
+        store.subscription = store.catalog_store.register_subscription("test", "order.paid", "coupons", "", POLICY)
+        store.watch.run_once()
+        assert store.perform(store.ack_of(cancelled), store.ack_of(open_one)) == [DONE, DONE]
+        store.subscription = first
+        states = [store.consumption_state(number) for number in (cancelled, open_one)]
+        assert states == [ConsumptionState.CANCELLED, ConsumptionState.ACKED]
+
+    def test_nothing_is_given_up_with_a_stale_copy(self, store: StoreUnderTest) -> None:
+        number = store.submitted(room=1)
+        store.watch._store.change_delay_ms = DELAY_MS
+        store.watch._monotonic = lambda: time.monotonic() + 2 * DELAY_MS
+        store.clock.advance(3600)
+        for _ in range(POLICY.max_retry + 3):
+            store.redeliver(room=10)
+            store.clock.advance(3600)
+        assert store.consumption_state(number) is ConsumptionState.SCHEDULED
+        store.watch._store.change_delay_ms = 0
+        store.redeliver(room=10)
+        assert store.consumption_state(number) is ConsumptionState.FAILED
+
+    @pytest.mark.parametrize("point", ["tmc_app", "tmc_topic", "tmc_subscription"])
+    def test_a_copy_is_of_one_moment(self, store: StoreUnderTest, point: str) -> None:
+        """A whole change comes between two reads of one load."""
+        watch, editor = CatalogWatch(store.catalog_store), store.catalog_store
+        done: list[bool] = []
+
+        def change(_conn: object, _cursor: object, statement: str, *_: object) -> None:
+            if f"FROM {point}" in statement and not done:
+                done.append(True)
+                editor.register_app("test", "mail", "mail", "mail", "", "")
+                editor.register_topic("test", NewTopic("bills", "mail", "default", 0, 1, 1, 1))
+                editor.register_subscription("test", "bills", "mail", "", POLICY)
+
+        sa.event.listen(store.database.readers, "after_cursor_execute", change)
+        watch.run_once()
+        sa.event.remove(store.database.readers, "after_cursor_execute", change)
+        copy = watch.current
+        assert done
+        assert ("mail" in copy.app_by_id, "bills" in copy.topic_by_name, len(copy.subscriptions)) == (False, False, 1)
+        assert watch.run_once() is True
 
 
 class TestRegistering:
@@ -95,11 +299,6 @@ class TestRegistering:
             store.catalog_store.register_topic(
                 "test", NewTopic("order.paid", "orders", "default", 6, 1, 10_000, 1_000_000)
             )
-
-    def test_a_removed_subscription_can_come_back(self, store: StoreUnderTest) -> None:
-        store.catalog_store.remove_subscription("test", "order.paid", "coupons", "")
-        again = store.catalog_store.register_subscription("test", "order.paid", "coupons", "", POLICY)
-        assert (again.number, again.removed_ms) == (store.subscription.number, None)
 
     def test_keys_rotate(self, store: StoreUnderTest) -> None:
         first = store.watch.current.app_by_id["orders"].key_hashes
@@ -129,10 +328,6 @@ class TestRegistering:
         store.catalog_store.remove_subscription("o" * 64, topic, app, tag)
 
     def test_every_change_leaves_an_audit_row(self, store: StoreUnderTest) -> None:
-        import sqlalchemy as sa
-
-        from tmc_server.store.tables import audit
-
         store.catalog_store.add_key("alice", "orders", False)
         with store.database.reading() as connection:
             rows = connection.execute(sa.select(audit.c.actor, audit.c.action, audit.c.subject)).fetchall()

@@ -353,8 +353,7 @@ class TestDelivering:
     def test_a_removed_subscription_cancels_its_open_rows_and_gets_no_new_ones(self, store: StoreUnderTest) -> None:
         number = store.submitted()
         store.clock.advance(1)
-        store.catalog_store.remove_subscription("test", "order.paid", "coupons", "")
-        store.watch.run_once()
+        store.removed()
         later = store.submitted()
         assert store.redeliver(room=5) == Claimed(cancelled=1)
         assert store.consumption_state(number) is ConsumptionState.CANCELLED

@@ -30,8 +30,8 @@ class SomeCatalog:
         }
         self.current = Catalog(1, apps, topics, subscriptions)
 
-    def is_stale(self, _now: int) -> bool:
-        return False
+    def in_use(self) -> tuple[Catalog, bool]:
+        return self.current, False
 
 
 class ProgressInMemory:

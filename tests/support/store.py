@@ -95,7 +95,7 @@ class StoreUnderTest:
         self.clock = clock
         self.catalog_store = CatalogStore(database, change_delay_ms=0)
         self.watch = CatalogWatch(self.catalog_store)
-        self.orders, self.orders_key, _ = self.catalog_store.register_app("test", "orders", "orders", "orders", "", "")
+        self.orders, self.orders_key = self.catalog_store.register_app("test", "orders", "orders", "orders", "", "")
         self.catalog_store.register_app("test", "coupons", "coupons", "coupons", "", "")
         self.topic = self.catalog_store.register_topic(
             "test", NewTopic("order.paid", "orders", "default", 5, 1, 10_000, 1_000_000)
@@ -239,6 +239,12 @@ class StoreUnderTest:
         """The duty over this store: pages run where they are begun, pauses go by the manual clock."""
         seconds = lambda: self.clock() / 1000  # noqa: E731
         return Checking(due or self.checks, asking, self.watch, monotonic=seconds, run=lambda job: job())
+
+    def removed(self) -> None:
+        """The subscription of `coupons` is removed for good, and this server knows it."""
+        leaving = self.catalog_store.remove_subscription("test", self.topic.name, "coupons", "")
+        self.catalog_store.finish_removal("test", leaving.number)
+        self.watch.run_once()
 
     def alerted(self, kind: str) -> list[Any]:
         return [alert for alert in self.alerts.unsent(10_000) if alert.kind == kind]

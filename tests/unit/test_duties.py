@@ -270,8 +270,8 @@ class _Fixed:
 
     current = Catalog(1, topics={1: Topic(1, "t", 1, "default", 0, 1, 1, 10, 0)})
 
-    def is_stale(self, now: int) -> bool:
-        return False
+    def in_use(self) -> tuple[Catalog, bool]:
+        return self.current, False
 
 
 class TestCounting:

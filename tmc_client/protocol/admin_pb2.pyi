@@ -467,26 +467,40 @@ class ListServersRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListServersResponse(_message.Message):
-    __slots__ = ("servers",)
+    __slots__ = ("servers", "shard_map")
     SERVERS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
     servers: _containers.RepeatedCompositeFieldContainer[Server]
-    def __init__(self, servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ...) -> None: ...
+    shard_map: _containers.RepeatedCompositeFieldContainer[ShardPlace]
+    def __init__(self, servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., shard_map: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ...) -> None: ...
+
+class ShardPlace(_message.Message):
+    __slots__ = ("shard", "database", "address")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    DATABASE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    database: str
+    address: str
+    def __init__(self, shard: _Optional[int] = ..., database: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Server(_message.Message):
-    __slots__ = ("name", "incarnation", "started_ms", "expires_ms", "alive", "shards")
+    __slots__ = ("name", "incarnation", "started_ms", "expires_ms", "alive", "shards", "catalog_version")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STARTED_MS_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_MS_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    CATALOG_VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     incarnation: str
     started_ms: int
     expires_ms: int
     alive: bool
     shards: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., started_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ..., alive: bool = ..., shards: _Optional[_Iterable[int]] = ...) -> None: ...
+    catalog_version: int
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., started_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ..., alive: bool = ..., shards: _Optional[_Iterable[int]] = ..., catalog_version: _Optional[int] = ...) -> None: ...
 
 class ListInstancesRequest(_message.Message):
     __slots__ = ("app", "tag")

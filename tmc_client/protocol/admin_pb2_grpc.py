@@ -185,13 +185,15 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RegisterSubscription(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Every message that is submitted after its answer reaches the subscription.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveSubscription(self, request, context):
-        """Messages submitted from effective_ms on do not reach it; open rows are cancelled.
+        """Messages submitted after its answer do not reach it; open deliveries are cancelled. Until it is answered, registering
+        the subscription again takes the removal back without a gap: then removed_ms is 0 in the answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -23,6 +23,7 @@ from tmc_server.app.surroundings import Surroundings
 from tmc_server.archives.local import LocalArchive
 from tmc_server.config import Config
 from tmc_server.delivery.window import UNCERTAIN_MS
+from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ports import AlertSink
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.alerting import Alerting, Grouping
@@ -46,6 +47,7 @@ from tmc_server.rpc.calls import Edge
 from tmc_server.rpc.doorkeeper import Doorkeeper
 from tmc_server.rpc.server import GrpcServer, build
 from tmc_server.rpc.servicers import AdminServicer, ConsumptionServicer, MessageServicer
+from tmc_server.store.activation import CatalogActivation
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.catalog import CatalogStore, CatalogWatch
 from tmc_server.store.due import DueConsumptions, OpenCounts, SqlAlertOutbox
@@ -60,6 +62,7 @@ from tmc_server.store.progress import SqlQueueProgress
 from tmc_server.store.reading import Reader
 from tmc_server.store.retention import ClosedMessages
 from tmc_server.store.scanning import Look, earliest_check, earliest_delivery
+from tmc_server.store.shard_map import ShardsElsewhere, check
 from tmc_server.store.standing import StandingCounts
 from tmc_server.telemetry import MetricsEndpoint
 
@@ -81,6 +84,7 @@ class Center:
         self._alone = dev or config.delivery.kind == "builtin"
         self._shards = open_shards(config)
         self._dead = asyncio.Event()
+        self._followed = 0  # version of the catalog
         self._duties: list[Periodic] = []
         self._redelivering: list[Periodic] = []
         self._asking: list[Periodic] = []
@@ -104,7 +108,7 @@ class Center:
             await self._grpc.set_serving(True)
             for duty in self._findable:
                 duty.start()
-        except (TmcError, DatabaseTaken, OSError) as exc:
+        except (TmcError, DatabaseTaken, ShardsElsewhere, OSError) as exc:
             self._shards.close()
             raise CannotStart(str(exc)) from exc
         log.info("serving on port %d as node %s", self.port, self._nodes.lease)
@@ -124,12 +128,19 @@ class Center:
         ]
         if bad:
             raise StoreUnavailable("This database is not ready to keep messages:\n" + "\n".join(bad))
-        self._store = CatalogStore(self._shards.catalog, 0 if self._dev else self._config.store.change_delay_ms)
-        self._watch = CatalogWatch(self._store)
-        self._watch.run_once()
+        self._shard_map = check(self._shards)
+        delay_ms = 0 if self._dev else self._config.store.change_delay_ms
+        self._store = CatalogStore(self._shards.catalog, delay_ms)
         name = f"{socket.gethostname()}:{os.getpid()}"
-        self._nodes = NodeSlots(self._shards.catalog, name, lease_ms=self._lease_ms)
+        self._nodes = NodeSlots(self._shards.catalog, name, lease_ms=self._lease_ms, stale_ms=delay_ms)
+        self._watch = CatalogWatch(self._store, self._nodes.run, self._nodes.acknowledge)
+        # First the row, then the first look: whoever stores a change sees the row, or this server sees the change.
         self._nodes.acquire()
+        self._watch.run_once()
+        check(self._shards)  # again: from here on a change of the map is seen in the catalog
+        self._activation = CatalogActivation(
+            self._shards.catalog, self._watch.run_once, self._nodes.run, alone=self._alone
+        )
 
     @property
     def _lease_ms(self) -> int:
@@ -197,7 +208,7 @@ class Center:
         self._authentication = Authentication(self._watch, first_use.app if first_use else None)
         rate = RateLimiter(limits.items_per_second)
         administering = Administering(
-            self._store, self._watch, Reader(self._shards), self._commit, self._watch.run_once,
+            self._store, self._watch, Reader(self._shards), self._commit, self._watch.run_once, self._activation,
             self._surroundings.instances, self._outlets.forwarder_kinds,
         )  # fmt: skip
         produce, consume = (first_use.topic_to_produce, first_use.topic_to_consume) if first_use else (None, None)
@@ -279,7 +290,7 @@ class Center:
             *alerting,
             *self._retaining(),
             *(Periodic("alone", partial(self._stay_alone, database), 5.0) for database in alone),
-            Periodic("catalog", self._watch.run_once, self._watch.period_s),
+            Periodic("catalog", self._look_at_catalog, self._watch.period_s),
             Periodic("counting", self._counting.run_once, 2.0),
             *([Periodic("gauging", self._gauging.run_once, _GAUGES_S)] if self._config.telemetry.listen else []),
         ]
@@ -357,6 +368,21 @@ class Center:
     def _wake_redelivery(self) -> None:
         for duty in self._redelivering:
             duty.wake()
+
+    def _look_at_catalog(self) -> bool:
+        """Keep the copy current, and do what a new one means for what is running, whoever read it."""
+        changed = self._watch.run_once()
+        if self._watch.current.version != self._followed:
+            self._follow(self._watch.current)
+        return changed
+
+    def _follow(self, catalog: Catalog) -> None:
+        self._followed = catalog.version
+        if catalog.shard_map != self._shard_map:
+            log.critical("the shard map was changed: this server's configuration puts shards elsewhere")
+            self._loop.call_soon_threadsafe(self._dead.set)
+        if self._outlets.streams is not None and catalog.superseded:
+            self._loop.call_soon_threadsafe(self._outlets.streams.finish, catalog.superseded)
 
     def _stay_alone(self, database: Database) -> None:
         try:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sqlalchemy.exc import ArgumentError
 
 from tmc_server.config import Config
 from tmc_server.errors import StoreUnavailable, TmcError
 from tmc_server.store.catalog import FIRST_OPERATOR, CatalogStore
 from tmc_server.store.engines import Database, DatabaseTaken, ShardMap
-from tmc_server.store.fitness import examine
+from tmc_server.store.fitness import Finding, examine
 from tmc_server.store.migrate import migrate
+from tmc_server.store.shard_map import (
+    HOW_TO_MOVE,
+    ShardsElsewhere,
+    accept,
+    as_ranges,
+    check,
+    differences,
+    known_map,
+    not_copied,
+)
 
 
 class CannotStart(Exception):
@@ -40,25 +48,41 @@ def open_shards(config: Config, patient: bool = False) -> ShardMap:
     return ShardMap(catalog, [by_shard.get(shard, catalog) for shard in range(32)])
 
 
-def initialise(config: Config, new_token: bool = False) -> str | None:
-    """Create or upgrade the schema. Returns: the admin token, the first time or when asked for. Raises CannotStart."""
+def initialise(config: Config, new_token: bool = False, accept_shard_map: bool = False) -> str | None:
+    """Create or upgrade the schema. Returns: the admin token, the first time or when asked for. Raises CannotStart.
+
+    accept_shard_map: shards were moved and their tables copied; the catalog takes this configuration's map.
+    """
     shards = open_shards(config, patient=True)
     try:
         if shards.catalog.is_sqlite:
             shards.catalog.lock_alone()
+        _before_migration(shards, accept_shard_map)
         migrate(shards)
+        if accept_shard_map and differences(shards):
+            accept(shards)
+        check(shards)
         return CatalogStore(shards.catalog, 0).make_operator(FIRST_OPERATOR, replace=new_token)
-    except (TmcError, DatabaseTaken) as exc:
+    except (TmcError, DatabaseTaken, ShardsElsewhere) as exc:
         raise CannotStart(str(exc)) from exc
     finally:
         shards.close()
 
 
-def _as_ranges(numbers: Sequence[int]) -> str:
-    """0, 1, 2, 5 as 0-2, 5."""
-    starts = [n for n in numbers if n - 1 not in numbers]
-    ends = [n for n in numbers if n + 1 not in numbers]
-    return ", ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in zip(starts, ends, strict=True))
+def _before_migration(shards: ShardMap, accept_shard_map: bool) -> None:
+    """No empty tables are made for shards that are elsewhere, or that were not copied."""
+    try:
+        moved = differences(shards)
+    except StoreUnavailable:  # a database that is not there yet is made by the migration, and holds nothing
+        return
+    if moved and not accept_shard_map:
+        raise ShardsElsewhere(" ".join([*moved, HOW_TO_MOVE]))
+    missing = not_copied(shards) if moved else []
+    if missing:
+        raise ShardsElsewhere(
+            f"Shard {as_ranges(missing)} has no tables where this configuration puts it: copy them first."
+            " docs/operating.md, Moving a shard."
+        )
 
 
 def diagnose(config: Config) -> tuple[list[str], bool]:
@@ -68,7 +92,7 @@ def diagnose(config: Config) -> tuple[list[str], bool]:
     well = True
     need = config.limits.batch_bytes + config.limits.body_bytes
     for database in shards.databases:
-        lines.append(f"{database!r}, shards {_as_ranges(shards.shards_in(database)) or 'none'}")
+        lines.append(f"{database!r}, shards {as_ranges(shards.shards_in(database)) or 'none'}")
         try:
             findings = examine(database, need)
         except StoreUnavailable as exc:
@@ -77,5 +101,23 @@ def diagnose(config: Config) -> tuple[list[str], bool]:
             continue
         lines += [str(finding) for finding in findings]
         well = well and all(finding.ok for finding in findings)
+    if well:
+        found = _examine_map(shards)
+        lines += [str(finding) for finding in found]
+        well = all(finding.ok for finding in found)
     shards.close()
     return lines, well
+
+
+def _examine_map(shards: ShardMap) -> list[Finding]:
+    """Where the catalog says the shards are, and whether this configuration agrees."""
+    known = known_map(shards)
+    where: dict[tuple[str, str], list[int]] = {}
+    for each in known:
+        where.setdefault((each.identity, each.place), []).append(each.shard)
+    told = "; ".join(f"{as_ranges(group)} in {identity[:8]} ({place})" for (identity, place), group in where.items())
+    try:
+        check(shards)
+    except ShardsElsewhere as exc:
+        return [Finding("shard map", told or "none", f"be as configured. {exc}", False)]
+    return [Finding("shard map", told, "", True)]

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from tmc_server.domain.consumption import QueueLook
@@ -221,10 +221,11 @@ class StreamOutlet:
         if unsent:
             self._give_back(unsent)
 
-    def finish(self) -> None:
-        """End all streams. On the loop."""
+    def finish(self, subscriptions: Collection[int] | None = None) -> None:
+        """End all streams, or those that read one of these subscriptions. On the loop."""
         with self._lock:
-            streams = {stream for group in self._streams.values() for stream in group}
+            groups = self._streams if subscriptions is None else self._streams.keys() & set(subscriptions)
+            streams = {stream for number in groups for stream in self._streams[number]}
         for stream in streams:
             stream.finish()
 

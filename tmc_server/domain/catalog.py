@@ -1,7 +1,7 @@
 """Apps, topics and subscriptions as one immutable copy, and who may do what with them.
 
-A change takes effect a settable delay after it was stored, and a server refuses submits while its copy is older than
-that delay: so whichever server submits a message knows every subscription that is in effect at that moment.
+A subscription is in effect for a server as soon as its copy has it; no time is compared. A change is answered once no
+server can submit with an older copy, see docs/decisions/0013-catalog-activation.md.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Topic x consumer app x consumer tag, in effect from effective_ms until removed_ms (None: for ever)."""
+    """Topic x consumer app x consumer tag. A removal is final: the same three again get another number.
+
+    effective_ms: every server knows it since then; 0: not known yet.  removed_ms: when it was removed; None: it is there.
+    """
 
     number: int
     topic: int
@@ -84,22 +87,25 @@ class Subscription:
     removed_ms: int | None
     forward: Forward | None = None
 
-    def is_removed(self, now: int) -> bool:
-        return self.removed_ms is not None and self.removed_ms <= now
+    @property
+    def is_removed(self) -> bool:
+        return self.removed_ms is not None
 
-    def in_effect(self, now: int) -> bool:
-        """Messages submitted now reach it."""
-        return self.effective_ms <= now and not self.is_removed(now)
+    @property
+    def name(self) -> tuple[int, int, str]:
+        """Topic number, app number, tag."""
+        return (self.topic, self.app, self.tag)
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """One consistent copy. version: grows with every change."""
+    """One consistent copy. version: grows with every change.  shard_map: identity of the database by shard."""
 
     version: int = 0
     apps: Mapping[int, App] = field(default_factory=dict)
     topics: Mapping[int, Topic] = field(default_factory=dict)
     subscriptions: Mapping[int, Subscription] = field(default_factory=dict)
+    shard_map: Mapping[int, str] = field(default_factory=dict)
 
     @cached_property
     def app_by_id(self) -> Mapping[str, App]:
@@ -119,8 +125,23 @@ class Catalog:
 
     @cached_property
     def subscription_by_name(self) -> Mapping[tuple[int, int, str], Subscription]:
-        """By topic number, app number, tag."""
-        return {(s.topic, s.app, s.tag): s for s in self.subscriptions.values()}
+        """By topic number, app number, tag: the one that is there, or the last one that was."""
+        in_turn = sorted(self.subscriptions.values(), key=lambda s: (not s.is_removed, s.number))
+        return {s.name: s for s in in_turn}
+
+    @cached_property
+    def other_lives(self) -> Mapping[int, Sequence[int]]:
+        """By subscription number: the other numbers its name has had, newest first. Only those that have any."""
+        numbers: dict[tuple[int, int, str], list[int]] = {}
+        for number in sorted(self.subscriptions, reverse=True):
+            numbers.setdefault(self.subscriptions[number].name, []).append(number)
+        return {n: [other for other in same if other != n] for same in numbers.values() if len(same) > 1 for n in same}
+
+    @cached_property
+    def superseded(self) -> frozenset[int]:
+        """Numbers of removed subscriptions whose names were registered again."""
+        latest = self.subscription_by_name
+        return frozenset(n for n, s in self.subscriptions.items() if s.is_removed and not latest[s.name].is_removed)
 
     @cached_property
     def subscriptions_on(self) -> Mapping[int, Sequence[Subscription]]:
@@ -141,9 +162,9 @@ class Catalog:
                 found.setdefault(shard, []).append(topic)
         return found
 
-    def subscribers(self, topic_number: int, now: int) -> Sequence[Subscription]:
-        """Whoever gets a message that is submitted at `now`."""
-        return [s for s in self.subscriptions_of.get(topic_number, ()) if s.in_effect(now)]
+    def subscribers(self, topic_number: int) -> Sequence[Subscription]:
+        """Whoever gets a message that is submitted with this copy."""
+        return [s for s in self.subscriptions_of.get(topic_number, ()) if not s.is_removed]
 
     def authenticated(self, app_id: str, key_hash: bytes) -> App:
         """One error for an unknown app and a wrong key: nobody learns which apps exist."""

@@ -18,6 +18,7 @@ from tmc_server.errors import NoIdentity
 
 EPOCH_MS = 1_767_225_600_000
 SLOTS = 1024
+_LAST_MS = EPOCH_MS + (1 << 41) - 1  # in the year 2095
 _PER_MS = 4096
 _ID = re.compile(r"([0-9]{1,10})-([0-9]{1,10})-([0-9]{2})-([0-9]{1,19})", re.ASCII)
 
@@ -78,10 +79,20 @@ class IdGenerator:
         """The highest millisecond used."""
         return self._last_ms
 
+    def check_clock(self) -> int:
+        """Returns: the time. Raises NoIdentity when no number can carry it."""
+        now = self._clock()
+        if not EPOCH_MS <= now <= _LAST_MS:
+            raise NoIdentity(
+                f"This machine's clock says {now} ms since 1970, but message numbers carry times from 2026 to 2095:"
+                " set the clock, then repeat."
+            )
+        return now
+
     def next(self) -> int:
-        """Raises NoIdentity when the lease is over."""
+        """Raises NoIdentity when the lease is over, or when no number can carry the clock's time."""
         with self._lock:
-            now = self._clock()
+            now = self.check_clock()
             if now > self._last_ms:
                 self._last_ms, self._sequence = now, 0
             elif self._sequence == _PER_MS - 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -132,8 +132,11 @@ class CatalogSource(Protocol):
     def current(self) -> Catalog:
         """The newest copy that was read."""
 
-    def is_stale(self, now: int) -> bool:
-        """True: a subscription could be in effect at `now` (milliseconds, the database's clock) that the copy lacks."""
+    def in_use(self) -> tuple[Catalog, bool]:
+        """The newest copy, and whether it is stale: other servers may work with a newer one already.
+
+        Both of one moment. Nothing final is decided with a stale copy.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,35 +154,60 @@ class NewTopic:
 
 
 class CatalogEditor(Protocol):
-    """Changes to the catalog; each is one transaction with its audit row. All block. `actor`: the operator's name."""
+    """Changes to the catalog; each is one transaction with its audit row. All block. `actor`: the operator's name.
+
+    Stored when they return; Activation says when they count everywhere.
+    """
 
     def register_app(
         self, actor: str, id_: str, service_name: str, biz_id: str, alert_email: str, alert_phone: str
-    ) -> tuple[App, str, int]:
-        """Returns: app, key ("" if it existed), time of effect. Raises NameTaken."""
+    ) -> tuple[App, str]:
+        """Returns: app, key ("" if it existed). Raises NameTaken."""
 
-    def add_key(self, actor: str, id_: str, replace_newest: bool) -> tuple[str, int]:
-        """Returns: key, time of effect. Raises AppUnknown, RotationOpen."""
+    def add_key(self, actor: str, id_: str, replace_newest: bool) -> str:
+        """Returns: key. Raises AppUnknown, RotationOpen."""
 
     def make_check_token(self, actor: str, id_: str) -> str:
         """For an app without one. Returns: its token."""
 
-    def drop_old_key(self, actor: str, id_: str) -> int:
-        """Returns: time of effect. Raises AppUnknown."""
+    def drop_old_key(self, actor: str, id_: str) -> None:
+        """Raises AppUnknown."""
 
     def register_topic(self, actor: str, new: NewTopic) -> Topic:
         """Raises AppUnknown, NameTaken."""
 
-    def set_topic_check(self, actor: str, topic_name: str, checks: CheckPolicy) -> tuple[Topic, int]:
-        """Returns: topic, time of effect. Raises TopicUnknown."""
+    def set_topic_check(self, actor: str, topic_name: str, checks: CheckPolicy) -> Topic:
+        """Raises TopicUnknown."""
 
     def register_subscription(
         self, actor: str, topic_name: str, app_id: str, tag: str, policy: RetryPolicy, forward: Forward | None = None
     ) -> Subscription:
-        """Raises TopicUnknown, AppUnknown, NameTaken: where it sends cannot be changed."""
+        """Again: another policy, and a removal that is not finished is taken back. After a removal: a new number.
+
+        Raises TopicUnknown, AppUnknown, NameTaken: where it sends cannot be changed.
+        """
 
     def remove_subscription(self, actor: str, topic_name: str, app_id: str, tag: str) -> Subscription:
-        """Raises TopicUnknown, AppUnknown, SubscriptionUnknown."""
+        """Ask for its removal: nothing changes for it before finish_removal, and registering it again takes this back.
+
+        Raises TopicUnknown, AppUnknown, SubscriptionUnknown.
+        """
+
+    def finish_removal(self, actor: str, number: int) -> Subscription:
+        """Remove it for good, unless its removal was taken back. Returns: it, with removed_ms when it is gone."""
+
+    def confirm(self, topics: Collection[int], subscriptions: Collection[int], effective_ms: int) -> None:
+        """Write down since when every server knows these, by number; those that have a time keep it."""
+
+
+class Activation(Protocol):
+    """Tells when a stored change of the catalog counts everywhere."""
+
+    def wait(self) -> int:
+        """Make this server's copy current, then wait until no server can submit with one from before this call.
+
+        Returns: the catalog database's time, milliseconds. Blocks. Raises StoreUnavailable: repeat the change.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +377,15 @@ class ServerView:
     shards: Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class ShardPlace:
+    """Where the catalog says a shard is. place: address of its database when that was stored, without credentials."""
+
+    shard: int
+    identity: str
+    place: str
+
+
 class CheckDesk(Protocol):
     """What operators do with undecided messages; each change with its audit row. All block."""
 
@@ -397,6 +434,7 @@ class RowReader(Protocol):
     ) -> list[ConsumptionView]: ...
     def consumption(self, shard: int, number: int, subscription: int) -> ConsumptionView | None: ...
     def servers(self) -> Sequence[ServerView]: ...
+    def shard_places(self) -> Sequence[ShardPlace]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,12 +526,16 @@ class ListUnreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServerRun:
-    """One run of a server, as its heartbeat tells. expires_ms: gone after that, by the catalog database's clock."""
+    """One run of a server, as its heartbeat tells. expires_ms: gone after that, by the catalog database's clock.
+
+    catalog_version: of the copy of the catalog it uses, as far as it said so.
+    """
 
     incarnation: int
     name: str
     started_ms: int
     expires_ms: int
+    catalog_version: int = 0
 
 
 class Members(Protocol):

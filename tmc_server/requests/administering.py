@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, ParamSpec, TypeVar
 
 from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
@@ -13,7 +13,17 @@ from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Reactivate
 from tmc_server.domain.placement import shard_of, shards_of, table_index_for
-from tmc_server.domain.ports import CatalogEditor, CatalogSource, Instances, NewTopic, Performer, RowReader, ServerView
+from tmc_server.domain.ports import (
+    Activation,
+    CatalogEditor,
+    CatalogSource,
+    Instances,
+    NewTopic,
+    Performer,
+    RowReader,
+    ServerView,
+    ShardPlace,
+)
 from tmc_server.domain.queue_names import LONGEST, queue_name
 from tmc_server.domain.retry import DAY_MS, RetryPolicy
 from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView
@@ -47,9 +57,9 @@ class Page(Generic[View]):
 
 
 class Administering:
-    """after_change: makes this server's own copy of the catalog current, so that its next answer knows the change.
+    """refresh: makes this server's own copy of the catalog current.
 
-    forwarders: the kinds of forwarding that this server can do.
+    activation: a change is answered when it counts everywhere.  forwarders: the kinds of forwarding that this server can do.
     """
 
     def __init__(
@@ -58,7 +68,8 @@ class Administering:
         catalog: CatalogSource,
         reader: RowReader,
         performer: Performer,
-        after_change: Callable[[], object],
+        refresh: Callable[[], object],
+        activation: Activation,
         instances: Instances,
         forwarders: Collection[str] = (),
     ) -> None:
@@ -66,7 +77,8 @@ class Administering:
         self._catalog = catalog
         self._reader = reader
         self._performer = performer
-        self._after_change = after_change
+        self._refresh = refresh
+        self._activation = activation
         self._instances = instances
         self._forwarders = forwarders
 
@@ -74,14 +86,25 @@ class Administering:
     def catalog(self) -> Catalog:
         return self._catalog.current
 
-    async def change(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Store a change of the catalog, then make this server's own copy current."""
+    async def change(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, int]:
+        """Store a change of the catalog and wait until it counts everywhere.
+
+        Returns: its result, and the time by which it counted. Raises StoreUnavailable: it may be stored, repeat it.
+        """
+        result = await asyncio.to_thread(change, *args, **kwargs)
+        return result, await asyncio.to_thread(self._activation.wait)
+
+    async def _change_with_key(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, int]:
+        """As `change`; its result holds a key that is shown only once, so it is answered even when the wait fails.
+
+        Returns: its result, and the time by which it counted; 0: that is not known.
+        """
         result = await asyncio.to_thread(change, *args, **kwargs)
         try:
-            await asyncio.to_thread(self._after_change)
-        except Unavailable as exc:  # the change is stored: its answer may hold a key that is shown only once
-            log.warning("a stored change is read later: %s", exc)
-        return result
+            return result, await asyncio.to_thread(self._activation.wait)
+        except Unavailable as exc:
+            log.warning("a stored change may not be known everywhere yet: %s", exc)
+            return result, 0
 
     async def register_app(
         self, actor: str, id_: str, service_name: str, biz_id: str, alert_email: str, alert_phone: str
@@ -91,19 +114,24 @@ class Administering:
         validation.line(biz_id, "biz_id", 128)
         validation.line(alert_email, "alert_email", 255)
         validation.line(alert_phone, "alert_phone", 64)
-        return await self.change(
+        (app, key), effective_ms = await self._change_with_key(
             self._editor.register_app, actor, id_, service_name or id_, biz_id or id_, alert_email, alert_phone
         )
+        return app, key, effective_ms
 
     async def add_app_key(self, actor: str, id_: str, replace_newest: bool) -> tuple[str, int]:
-        return await self.change(self._editor.add_key, actor, validation.app_id(id_), replace_newest)
+        return await self._change_with_key(self._editor.add_key, actor, validation.app_id(id_), replace_newest)
 
     async def check_token(self, app: App) -> str:
         """What checks of this app's messages carry."""
-        return app.check_token or await self.change(self._editor.make_check_token, app.id, app.id)
+        if app.check_token:
+            return app.check_token
+        token, _ = await self.change(self._editor.make_check_token, app.id, app.id)
+        return token
 
     async def drop_old_app_key(self, actor: str, id_: str) -> int:
-        return await self.change(self._editor.drop_old_key, actor, validation.app_id(id_))
+        _, effective_ms = await self.change(self._editor.drop_old_key, actor, validation.app_id(id_))
+        return effective_ms
 
     async def register_topic(
         self,
@@ -131,13 +159,17 @@ class Administering:
             validation.between(1_000_000 if open_limit is None else open_limit, "open_limit", 1, 10_000_000),
             QueueMode(queue_mode or QueueMode.MULTI),
         )
-        return await self.change(self._editor.register_topic, actor, new)
+        made, effective_ms = await self.change(self._editor.register_topic, actor, new)
+        if made.effective_ms:
+            return made
+        await asyncio.to_thread(self._editor.confirm, [made.number], [], effective_ms)
+        return replace(made, effective_ms=effective_ms)
 
     async def register_subscription(
         self, actor: str, topic: str, app: str, tag: str, policy: RetryPolicy, forward: Forward | None = None
     ) -> Subscription:
         if validation.topic(topic) not in self.catalog.topic_by_name:
-            await asyncio.to_thread(self._after_change)  # another server may have registered it a moment ago
+            await asyncio.to_thread(self._refresh)  # another server may have registered it a moment ago
         place = self._topic(topic)
         validation.app_id(app, "app")
         validation.tag(tag)
@@ -145,7 +177,13 @@ class Administering:
             self._check_forward(forward)
         elif len(queue_name(app, tag or place.default_tag, place.name, place.queue_mode)) > LONGEST:
             raise InvalidField("topic", f"leave the queue's name within {LONGEST} characters: use a shorter app or tag")
-        return await self.change(self._editor.register_subscription, actor, topic, app, tag, policy, forward)
+        made, effective_ms = await self.change(
+            self._editor.register_subscription, actor, topic, app, tag, policy, forward
+        )
+        if made.effective_ms:
+            return made
+        await asyncio.to_thread(self._editor.confirm, [], [made.number], effective_ms)
+        return replace(made, effective_ms=effective_ms)
 
     def _check_forward(self, forward: Forward) -> None:
         if forward.kind not in self._forwarders:
@@ -159,6 +197,10 @@ class Administering:
     async def servers(self) -> Sequence[ServerView]:
         return await asyncio.to_thread(self._reader.servers)
 
+    async def shard_places(self) -> Sequence[ShardPlace]:
+        """Which database holds which shard."""
+        return await asyncio.to_thread(self._reader.shard_places)
+
     async def instances(self, app: str, tag: str) -> Sequence[str]:
         """Where a producer's service would be asked. Raises AppUnknown."""
         known = self.catalog.app_by_id.get(validation.app_id(app, "app"))
@@ -170,7 +212,11 @@ class Administering:
         validation.topic(topic)
         validation.app_id(app, "app")
         validation.tag(tag)
-        return await self.change(self._editor.remove_subscription, actor, topic, app, tag)
+        leaving, _ = await self.change(self._editor.remove_subscription, actor, topic, app, tag)
+        if leaving.is_removed:
+            return leaving
+        gone, removed_ms = await self.change(self._editor.finish_removal, actor, leaving.number)
+        return replace(gone, removed_ms=removed_ms) if gone.is_removed else gone
 
     def subscriptions(self, topic: str) -> list[Subscription]:
         if not topic:
@@ -273,7 +319,7 @@ class Administering:
         (answer,) = await perform_each(self._performer, 0, [(parsed.shard, operation)])
         if isinstance(answer, TmcError):
             raise answer
-        found = await asyncio.to_thread(self._reader.consumption, parsed.shard, parsed.number, subscription.number)
+        found = await asyncio.to_thread(self._reader.consumption, parsed.shard, parsed.number, operation.subscription)
         assert found is not None
         return found
 

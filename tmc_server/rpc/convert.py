@@ -6,7 +6,7 @@ from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2, types_p
 from tmc_server.domain.catalog import App, Catalog, Forward, Subscription, Topic
 from tmc_server.domain.checks import CheckTarget
 from tmc_server.domain.ids import MessageId
-from tmc_server.domain.ports import BrokerAddress, Copy, ServerView
+from tmc_server.domain.ports import BrokerAddress, Copy, ServerView, ShardPlace
 from tmc_server.domain.queue_names import queue_of
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.domain.views import CheckView, ConsumptionView, MessageDetail, MessageView
@@ -174,8 +174,12 @@ def server_to(view: ServerView) -> admin_pb2.Server:
     run = view.run
     return admin_pb2.Server(
         name=run.name, incarnation=str(run.incarnation), started_ms=run.started_ms, expires_ms=run.expires_ms,
-        alive=view.alive, shards=view.shards,
+        alive=view.alive, shards=view.shards, catalog_version=run.catalog_version,
     )  # fmt: skip
+
+
+def shard_place_to(place: ShardPlace) -> admin_pb2.ShardPlace:
+    return admin_pb2.ShardPlace(shard=place.shard, database=place.identity, address=place.place)
 
 
 def progress_to(view: CheckView) -> admin_pb2.CheckProgress:

@@ -419,7 +419,10 @@ class AdminServicer:
         return convert.consumption_to(view, parsed.topic, parsed.app, catalog)
 
     async def ListServers(self, _actor: str, _request: Any) -> Any:
-        return admin_pb2.ListServersResponse(servers=map(convert.server_to, await self._admin.servers()))
+        servers, places = await self._admin.servers(), await self._admin.shard_places()
+        return admin_pb2.ListServersResponse(
+            servers=map(convert.server_to, servers), shard_map=map(convert.shard_place_to, places)
+        )
 
     async def ListInstances(self, _actor: str, request: admin_pb2.ListInstancesRequest) -> Any:
         addresses = await self._admin.instances(request.app, request.tag)

@@ -56,12 +56,14 @@ class ShardWriter:
         try:
             with self.database.writing(connection):
                 now = self.database.now(connection)
+                # Only now: whatever is in this batch was called for before this look at the copy and its age.
+                catalog, stale = self._catalog.in_use()
                 open_tx = Transaction(
                     connection,
                     now,
                     statements_of(shard),
-                    self._catalog.current,
-                    self._catalog.is_stale(now),
+                    catalog,
+                    stale,
                     self._outlet,
                     self._incarnation(),
                     self.hook,

@@ -1,7 +1,8 @@
 """Apps, topics, subscriptions and operators in SQL, and the server's copy of them.
 
-Every change raises `catalog_version` in its own transaction and takes effect `change_delay_ms` later. The watch reads the
-version every second and the whole catalog when it changed.
+Every change raises `catalog_version` in its own transaction. The watch reads the version every second and the whole catalog,
+in one snapshot, when it changed. A copy is used for submits only until `change_delay_ms` after the last look at the version
+began, by this process's monotonic clock: no two clocks are compared. Source: docs/decisions/0013-catalog-activation.md.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import hashlib
 import json
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
@@ -23,6 +25,7 @@ from tmc_server.domain.ports import NewTopic
 from tmc_server.domain.retry import RetryKind, RetryPolicy
 from tmc_server.errors import (
     AppUnknown,
+    CatalogStale,
     NameTaken,
     RotationOpen,
     StoreUnavailable,
@@ -30,12 +33,11 @@ from tmc_server.errors import (
     TopicUnknown,
 )
 from tmc_server.store.engines import Database, repeated
-from tmc_server.store.tables import app, audit, check_target, meta, operator, subscription, topic
+from tmc_server.store.tables import app, audit, check_target, meta, operator, server, shard_map, subscription, topic
 
 P = ParamSpec("P")
 T = TypeVar("T")
 FIRST_OPERATOR = "admin"
-_CLOCK_MARGIN_MS = 1000
 
 
 def new_key() -> str:
@@ -59,7 +61,7 @@ def _repeating(change: Callable[P, T]) -> Callable[P, T]:
 
 
 class CatalogStore:
-    """change_delay_ms: from storing a change to its effect; 0 for a center of one process."""
+    """change_delay_ms: greatest age of a copy that submits are made with; 0 for a center of one process."""
 
     def __init__(self, database: Database, change_delay_ms: int) -> None:
         self._database = database
@@ -67,20 +69,20 @@ class CatalogStore:
 
     @contextmanager
     def _change(self, actor: str, action: str, subject: str) -> Iterator[tuple[sa.Connection, int]]:
-        """A transaction that raises the version and leaves an audit row. Yields: connection, time of effect."""
+        """A transaction that raises the version and leaves an audit row. Yields: connection, its time."""
         with self._database.transaction() as connection:
             raised = connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1)).rowcount
             if raised != 1:
                 raise StoreUnavailable("The catalog has no tables yet: run tmc init.")
             now = self._database.now(connection)
-            yield connection, now + self.change_delay_ms
+            yield connection, now
             connection.execute(audit.insert().values(at_ms=now, actor=actor, action=action, subject=subject, reason=""))
 
     @_repeating
     def register_app(
         self, actor: str, id_: str, service_name: str, biz_id: str, alert_email: str, alert_phone: str
-    ) -> tuple[App, str, int]:
-        """Returns: the app, its key ("" when it was there already), time of effect. Raises NameTaken."""
+    ) -> tuple[App, str]:
+        """Returns: the app, its key ("" when it was there already). Raises NameTaken."""
         key = new_key()
         values = {
             "service_name": service_name,
@@ -88,17 +90,17 @@ class CatalogStore:
             "alert_email": alert_email,
             "alert_phone": alert_phone,
         }
-        with self._change(actor, "register app", id_) as (connection, effective):
+        with self._change(actor, "register app", id_) as (connection, now):
             row = connection.execute(sa.select(app).where(app.c.id == id_)).one_or_none()
             if row is not None:
                 if any(row._mapping[name] != value for name, value in values.items()):
                     raise NameTaken
-                return _app(row), "", effective
+                return _app(row), ""
             number = _next(connection, app.c.app_no)
             row_values = {"app_no": number, "id": id_, **values, "key_hash": hash_of(key), "old_key_hash": None}
             row_values["check_token"] = secrets.token_hex(32)
-            connection.execute(app.insert().values(**row_values, created_ms=self._database.now(connection)))
-            return _app_from(row_values), key, effective
+            connection.execute(app.insert().values(**row_values, created_ms=now))
+            return _app_from(row_values), key
 
     @_repeating
     def make_check_token(self, actor: str, id_: str) -> str:
@@ -111,10 +113,10 @@ class CatalogStore:
             return str(connection.execute(sa.select(app.c.check_token).where(app.c.id == id_)).scalar_one())
 
     @_repeating
-    def add_key(self, actor: str, id_: str, replace_newest: bool) -> tuple[str, int]:
-        """A second key; the first goes on working. Returns: key, time of effect. Raises AppUnknown, RotationOpen."""
+    def add_key(self, actor: str, id_: str, replace_newest: bool) -> str:
+        """A second key; the first goes on working. Returns: key. Raises AppUnknown, RotationOpen."""
         key = new_key()
-        with self._change(actor, "add app key", id_) as (connection, effective):
+        with self._change(actor, "add app key", id_) as (connection, _):
             row = connection.execute(sa.select(app).where(app.c.id == id_)).one_or_none()
             if row is None:
                 raise AppUnknown
@@ -123,20 +125,19 @@ class CatalogStore:
             kept = row.key_hash if row.old_key_hash is None else row.old_key_hash
             values = {"key_hash": hash_of(key), "old_key_hash": kept}
             connection.execute(app.update().where(app.c.id == id_).values(values))
-            return key, effective
+            return key
 
     @_repeating
-    def drop_old_key(self, actor: str, id_: str) -> int:
-        """Only the newest key works afterwards. Returns: time of effect."""
-        with self._change(actor, "drop old app key", id_) as (connection, effective):
+    def drop_old_key(self, actor: str, id_: str) -> None:
+        """Only the newest key works afterwards. Raises AppUnknown."""
+        with self._change(actor, "drop old app key", id_) as (connection, _):
             if connection.execute(app.update().where(app.c.id == id_).values(old_key_hash=None)).rowcount != 1:
                 raise AppUnknown
-            return effective
 
     @_repeating
     def register_topic(self, actor: str, new: NewTopic) -> Topic:
         """owner "": nobody yet. Raises AppUnknown for the owner, NameTaken when it exists with other settings."""
-        with self._change(actor, "register topic", new.name) as (connection, effective):
+        with self._change(actor, "register topic", new.name) as (connection, now):
             owner = _app_no(connection, new.owner) if new.owner else 0
             row = connection.execute(sa.select(topic).where(topic.c.name == new.name)).one_or_none()
             values = {
@@ -153,13 +154,15 @@ class CatalogStore:
                     raise NameTaken
                 return _topic(row)
             number = _next(connection, topic.c.topic_no)
-            connection.execute(topic.insert().values(topic_no=number, name=new.name, effective_ms=effective, **values))
+            connection.execute(
+                topic.insert().values(topic_no=number, name=new.name, effective_ms=self._effective(now), **values)
+            )
             return _topic(connection.execute(sa.select(topic).where(topic.c.topic_no == number)).one())
 
     @_repeating
-    def set_topic_check(self, actor: str, topic_name: str, checks: CheckPolicy) -> tuple[Topic, int]:
-        """All targets of a topic and its policy, instead of those it had. Returns: topic, time of effect."""
-        with self._change(actor, "set topic check", topic_name) as (connection, effective):
+    def set_topic_check(self, actor: str, topic_name: str, checks: CheckPolicy) -> Topic:
+        """All targets of a topic and its policy, instead of those it had."""
+        with self._change(actor, "set topic check", topic_name) as (connection, _):
             number = _topic_row(connection, topic_name).topic_no
             retry = checks.retry
             values = {
@@ -176,7 +179,7 @@ class CatalogStore:
                         concurrency=target.concurrency, batch=target.batch, tls=int(target.tls),
                     )
                 )  # fmt: skip
-            return _topic(_topic_row(connection, topic_name), checks.targets), effective
+            return _topic(_topic_row(connection, topic_name), checks.targets)
 
     @_repeating
     def claim_topic(self, topic_name: str, app_id: str) -> None:
@@ -189,59 +192,70 @@ class CatalogStore:
     def register_subscription(
         self, actor: str, topic_name: str, app_id: str, tag: str, policy: RetryPolicy, forward: Forward | None = None
     ) -> Subscription:
-        """tag "": the topic's default. Again with another policy changes it; after a removal it starts anew.
-
-        Raises NameTaken: it exists and sends elsewhere.
-        """
-        with self._change(actor, "register subscription", f"{topic_name} {app_id} {tag}") as (connection, effective):
+        """See domain.ports.CatalogEditor. tag "": the topic's default."""
+        with self._change(actor, "register subscription", f"{topic_name} {app_id} {tag}") as (connection, now):
             topic_row = _topic_row(connection, topic_name)
-            key = {"topic_no": topic_row.topic_no, "app_no": _app_no(connection, app_id)}
-            key["tag"] = tag or topic_row.default_tag
+            name = _name(connection, topic_row, app_id, tag)
             values = {
                 "retry_kind": int(policy.kind),
                 "interval_ms": policy.interval_ms,
                 "max_retry": policy.max_retry,
                 "cap_ms": policy.cap_ms,
             }
-            row = connection.execute(sa.select(subscription).filter_by(**key)).one_or_none()
+            row = connection.execute(sa.select(subscription).filter_by(**name, live=1)).one_or_none()
             where = forward or Forward("", "", "")
             if row is None:
+                # Never a number that was removed: a copy that still knows that removal would cancel this one's deliveries.
                 number = _next(connection, subscription.c.subscription_no)
                 places = {"forward_kind": where.kind, "forward_target": where.target, "forward_key": where.key}
+                fresh = {"effective_ms": self._effective(now), "removed_ms": None, "live": 1}
                 connection.execute(
-                    subscription.insert().values(
-                        subscription_no=number, **key, **values, **places, effective_ms=effective, removed_ms=None
-                    )
+                    subscription.insert().values(subscription_no=number, **name, **values, **places, **fresh)
                 )
             elif (row.forward_kind, row.forward_target, row.forward_key) != (where.kind, where.target, where.key):
-                raise NameTaken("This subscription sends elsewhere: remove it and take another tag or app.")
+                raise NameTaken("This subscription sends elsewhere: remove it first, or take another tag or app.")
             else:
                 number = row.subscription_no
-                revived: dict[str, int | None] = {}
-                if row.removed_ms is not None:  # a removal that is not in effect yet is taken back without a gap
-                    gone = row.removed_ms <= self._database.now(connection)
-                    revived = {"removed_ms": None} | ({"effective_ms": effective} if gone else {})
-                connection.execute(subscription.update().filter_by(subscription_no=number).values(**values, **revived))
+                again = subscription.update().filter_by(subscription_no=number)
+                connection.execute(again.values(**values, leaving_ms=None))
             return _subscription_row(connection, number)
 
     @_repeating
     def remove_subscription(self, actor: str, topic_name: str, app_id: str, tag: str) -> Subscription:
-        """Messages submitted after the time of effect do not reach it. Raises SubscriptionUnknown."""
-        with self._change(actor, "remove subscription", f"{topic_name} {app_id} {tag}") as (connection, effective):
-            topic_row = _topic_row(connection, topic_name)
-            key = {
-                "topic_no": topic_row.topic_no,
-                "app_no": _app_no(connection, app_id),
-                "tag": tag or topic_row.default_tag,
-            }
-            row = connection.execute(sa.select(subscription).filter_by(**key)).one_or_none()
+        """See domain.ports.CatalogEditor. One that is removed already stays as it is."""
+        with self._change(actor, "remove subscription", f"{topic_name} {app_id} {tag}") as (connection, now):
+            name = _name(connection, _topic_row(connection, topic_name), app_id, tag)
+            lives = sa.select(subscription).filter_by(**name).order_by(subscription.c.subscription_no.desc())
+            row = connection.execute(lives.limit(1)).one_or_none()
             if row is None:
                 raise SubscriptionUnknown("There is no such subscription: list them to see topic, app and tag.")
-            if row.removed_ms is None:
-                connection.execute(
-                    subscription.update().filter_by(subscription_no=row.subscription_no).values(removed_ms=effective)
-                )
+            leaving = subscription.update().filter_by(subscription_no=row.subscription_no, live=1, leaving_ms=None)
+            connection.execute(leaving.values(leaving_ms=now))
             return _subscription_row(connection, row.subscription_no)
+
+    @_repeating
+    def finish_removal(self, actor: str, number: int) -> Subscription:
+        """See domain.ports.CatalogEditor."""
+        with self._change(actor, "finish removal", f"subscription {number}") as (connection, now):
+            leaving = subscription.update().filter_by(subscription_no=number, live=1)
+            connection.execute(leaving.where(subscription.c.leaving_ms.is_not(None)).values(live=None, removed_ms=now))
+            return _subscription_row(connection, number)
+
+    @_repeating
+    def confirm(self, topics: Collection[int], subscriptions: Collection[int], effective_ms: int) -> None:
+        """See domain.ports.CatalogEditor. Nothing is decided by these times: no audit row, and nobody is waited for."""
+        with self._database.transaction() as connection:
+            connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1))
+            for table, column, numbers in (
+                (topic, topic.c.topic_no, topics),
+                (subscription, subscription.c.subscription_no, subscriptions),
+            ):
+                pending = table.update().where(column.in_(list(numbers)), table.c.effective_ms == 0)
+                connection.execute(pending.values(effective_ms=effective_ms))
+
+    def _effective(self, now: int) -> int:
+        """What a new row says: with several servers nothing, until all of them know it."""
+        return 0 if self.change_delay_ms else now
 
     @_repeating
     def make_operator(self, name: str, replace: bool = False) -> str | None:
@@ -256,30 +270,43 @@ class CatalogStore:
             connection.execute(operator.insert().values(name=name, token_hash=hash_of(token), created_ms=now))
         return token
 
-    def operators(self) -> dict[bytes, str]:
-        """Names by the SHA-256 of their tokens."""
-        with self._database.reading() as connection:
-            return {row.token_hash: row.name for row in connection.execute(sa.select(operator))}
+    def peek(self, incarnation: int | None = None) -> int:
+        """The version as of now. incarnation: of the server run that looks, whose look others may have forbidden.
 
-    def peek(self) -> tuple[int, int]:
-        """The catalog database's clock, and the version as of then or later."""
+        Raises CatalogStale: they have, because its heartbeat was over.
+        """
+        version = f"SELECT catalog_version FROM {meta.name}"
+        if incarnation is not None:
+            mine = f"SELECT 1 FROM {server.name} WHERE incarnation = {int(incarnation)} AND silenced = 0"
+            version = f"SELECT CASE WHEN EXISTS ({mine}) THEN catalog_version ELSE -1 END FROM {meta.name}"
         with self._database.reading() as connection:
-            now, version = self._database.now_and(connection, f"SELECT catalog_version FROM {meta.name}")
-            return now, int(version)
+            found = int(self._database.now_and(connection, version)[1])
+        if found < 0:
+            raise CatalogStale(
+                "The heartbeat of this server was over: it reads the catalog again under another identity."
+            )
+        return found
 
-    def load(self) -> Catalog:
-        """One consistent copy: the version is read first, so a change meanwhile is read again next time."""
-        with self._database.reading() as connection:
+    def load(self) -> tuple[Catalog, dict[bytes, str]]:
+        """Everything as of one moment. Returns: the copy, and names of operators by the SHA-256 of their tokens."""
+        with self._database.snapshot() as connection:
             version = int(connection.execute(sa.select(meta.c.catalog_version)).scalar_one())
+            operators = {row.token_hash: row.name for row in connection.execute(sa.select(operator))}
             targets: dict[int, dict[str, CheckTarget]] = {}
             for row in connection.execute(sa.select(check_target)):
                 targets.setdefault(row.topic_no, {})[row.name] = _target(row)
-            return Catalog(
-                version,
-                {row.app_no: _app(row) for row in connection.execute(sa.select(app))},
-                {row.topic_no: _topic(row, targets.get(row.topic_no)) for row in connection.execute(sa.select(topic))},
-                {row.subscription_no: _subscription(row) for row in connection.execute(sa.select(subscription))},
+            copy = Catalog(
+                version=version,
+                apps={row.app_no: _app(row) for row in connection.execute(sa.select(app))},
+                topics={
+                    row.topic_no: _topic(row, targets.get(row.topic_no)) for row in connection.execute(sa.select(topic))
+                },
+                subscriptions={
+                    row.subscription_no: _subscription(row) for row in connection.execute(sa.select(subscription))
+                },
+                shard_map={row.shard: row.identity for row in connection.execute(sa.select(shard_map))},
             )
+            return copy, operators
 
 
 def _next(connection: sa.Connection, column: sa.Column[int]) -> int:
@@ -299,6 +326,11 @@ def _topic_row(connection: sa.Connection, name: str) -> Any:
     if row is None:
         raise TopicUnknown(f"There is no topic {name!r}: register it first.")
     return row
+
+
+def _name(connection: sa.Connection, topic_row: Any, app_id: str, tag: str) -> dict[str, Any]:
+    app_no = _app_no(connection, app_id)
+    return {"topic_no": topic_row.topic_no, "app_no": app_no, "tag": tag or topic_row.default_tag}
 
 
 def _subscription_row(connection: sa.Connection, number: int) -> Subscription:
@@ -343,30 +375,41 @@ def _subscription(row: Any) -> Subscription:
 
 
 class CatalogWatch:
-    """The server's copy (domain.ports.CatalogSource). Read and refreshed from any thread."""
+    """The server's copy (domain.ports.CatalogSource). Read and refreshed from any thread.
 
-    def __init__(self, store: CatalogStore) -> None:
+    run: incarnation of this server run, None where there is only one process.
+    acknowledge: called with the version of a copy once it is in use, so that changes need not wait for this server.
+    """
+
+    def __init__(
+        self,
+        store: CatalogStore,
+        run: Callable[[], int | None] = lambda: None,
+        acknowledge: Callable[[int], object] = lambda _version: None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
+        self._run = run
+        self._acknowledge = acknowledge
+        self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._catalog = Catalog()
+        # One attribute: a reader must not pair an old copy with the time of a newer look.
+        self._seen = (Catalog(), float("-inf"))
         self._operators: dict[bytes, str] = {}
-        self._read_ms = 0
 
     @property
     def current(self) -> Catalog:
-        return self._catalog
+        return self._seen[0]
 
     @property
     def operators(self) -> dict[bytes, str]:
         return self._operators
 
-    def is_stale(self, now: int) -> bool:
-        """A copy read longer ago than a change takes to come into effect may lack a subscription. 0: one process.
-
-        `now` is a shard database's clock and the copy's time the catalog database's: they may differ by the margin.
-        """
-        delay = self._store.change_delay_ms
-        return delay > 0 and now - self._read_ms >= delay - min(_CLOCK_MARGIN_MS, delay // 4)
+    def in_use(self) -> tuple[Catalog, bool]:
+        """See domain.ports.CatalogSource."""
+        copy, looked = self._seen
+        delay_s = self._store.change_delay_ms / 1000
+        return copy, delay_s > 0 and self._monotonic() - looked >= delay_s
 
     @property
     def period_s(self) -> float:
@@ -375,12 +418,14 @@ class CatalogWatch:
         return min(1.0, delay / 4000) if delay else 1.0
 
     def run_once(self) -> bool:
-        """Look for changes. Returns: there were some. Raises StoreUnavailable: the copy grows older."""
+        """Look for changes. Returns: there were some. Raises CatalogStale, StoreUnavailable: the copy grows older."""
         with self._lock:
-            read_ms, version = self._store.peek()
-            changed = version != self._catalog.version
+            looked = self._monotonic()  # before the look: what is stored later may not be in it
+            copy = self.current
+            changed = self._store.peek(self._run()) != copy.version
             if changed:
-                catalog, operators = self._store.load(), self._store.operators()
-                self._catalog, self._operators = catalog, operators
-            self._read_ms = read_ms
+                copy, self._operators = self._store.load()
+            self._seen = (copy, looked)
+        if changed:
+            self._acknowledge(copy.version)
         return changed

@@ -96,6 +96,8 @@ def _outcome(tx: Transaction, checked: Checked) -> Undecided:
         checked.answer.verdict is not Verdict.UNKNOWN
     ):  # decided, but this server might miss a subscriber: ask again soon
         return Undecided(CheckState(state.attempt, state.checked, None, tx.now + 1_000))
+    if tx.catalog_is_stale:  # the topic's limit may have been changed: nothing is given up, nothing is counted
+        return Undecided(CheckState(state.attempt, state.checked, state.unreached_ms, tx.now + 1_000))
     return decide_undecided(state, checked.answer, topic.checks.retry, checked.pause_ms, tx.now)
 
 

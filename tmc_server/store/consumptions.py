@@ -10,7 +10,7 @@ from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.consumption import ConsumptionState, Decision, QueueLook, Row
 from tmc_server.domain.operations import DONE, LOCKED, Ack, Consume, Extend, GiveBack, Nack, Reactivate
 from tmc_server.domain.ports import Claimed, Copy
-from tmc_server.errors import MessageGone, SubscriptionUnknown, TmcError
+from tmc_server.errors import CatalogStale, MessageGone, SubscriptionUnknown, TmcError
 from tmc_server.store.messages import parse_headers
 from tmc_server.store.transaction import Transaction
 
@@ -19,7 +19,7 @@ _Pair = tuple[int, int]  # subscription, message number
 
 def consume(tx: Transaction, operations: Sequence[Consume]) -> None:
     """Decide each operation in the order of arrival on the locked rows, then write what changed."""
-    before, tried, locked = _lock(tx, operations)
+    before, tried, locked = _lock_any_life(tx, operations)
     after = dict(before)
     accepted: list[Consume] = []
     for operation in operations:
@@ -29,6 +29,8 @@ def consume(tx: Transaction, operations: Sequence[Consume]) -> None:
             operation.answer = LOCKED if pair in locked else _missing(tx, operation.number)
             continue
         decision = _decide(operation, row, tx.now)
+        if isinstance(decision, Row) and decision.state is ConsumptionState.FAILED and _may_go_on(tx, operation):
+            decision = CatalogStale()
         if isinstance(decision, TmcError):
             operation.answer = decision
             continue
@@ -47,7 +49,42 @@ def consume(tx: Transaction, operations: Sequence[Consume]) -> None:
 
 
 def _missing(tx: Transaction, number: int) -> TmcError:
+    if tx.catalog_is_stale:  # it may have got the message by a subscription that this copy lacks
+        return CatalogStale()
     return MessageGone() if tx.is_gone(number) else SubscriptionUnknown()
+
+
+def _may_go_on(tx: Transaction, operation: Consume) -> bool:
+    """Given up by a policy that may have been changed: not with a stale copy."""
+    return tx.catalog_is_stale and not (isinstance(operation, Nack) and operation.reject)
+
+
+def _lock_any_life(
+    tx: Transaction, operations: Sequence[Consume]
+) -> tuple[dict[_Pair, Row], dict[_Pair, int], set[_Pair]]:
+    """As `_lock`, for copies too that were handed over before their subscription was removed and registered again.
+
+    A caller names topic, app and tag; which life of that name got the message, only the rows know. An operation on a row
+    of another life gets its number.
+    """
+    rows, tried, locked = _lock(tx, operations)
+    others = tx.catalog.other_lives
+    for operation in operations:
+        mine = operation.subscription
+        for number in (mine, *others.get(mine, ())):
+            pair = (number, operation.number)
+            if number != mine and pair not in rows:
+                operation.subscription = number
+                more = _lock(tx, [operation])
+                rows.update(more[0])
+                tried.update(more[1])
+                locked.update(more[2])
+            if pair in rows or pair in locked:
+                operation.subscription = number
+                break
+        else:
+            operation.subscription = mine
+    return rows, tried, locked
 
 
 def _lock(tx: Transaction, operations: Sequence[Consume]) -> tuple[dict[_Pair, Row], dict[_Pair, int], set[_Pair]]:
@@ -217,7 +254,7 @@ def claim_due(
     lease: owner and epoch that the shard's lease must still have.
     """
     claims = _Claims(tx, subscription, lease)
-    subscribed = not subscription.is_removed(tx.now)
+    subscribed = not subscription.is_removed  # for ever: its number never comes back, so no copy is too old to say so
     groups: dict[tuple[Row, Row], list[int]] = {}
     waiting: dict[Row, list[Any]] = {}
     for found in due:
@@ -231,6 +268,8 @@ def claim_due(
             waiting.setdefault(same, []).append(found)
         else:
             new = duty.decide_due(old, subscription.policy, subscribed, tx.now)
+            if new.state is ConsumptionState.FAILED and tx.catalog_is_stale:
+                continue  # its policy may have been changed: it is looked at again
             groups.setdefault((same, new), []).append(found.message_id)
     claimed = Claimed()
     for row, held in waiting.items():

@@ -62,7 +62,7 @@ class DueConsumptions:
                 if exhausted_only:
                     query = query.where(sql.tables.consumption.c.tried > known.policy.max_retry)
                 with self._writer.transaction(connection, shard) as tx:
-                    open_to_it = not known.is_removed(tx.now) and not exhausted_only
+                    open_to_it = not known.is_removed and not exhausted_only
                     room = tx.reserve(subscription, limit) if open_to_it else limit
                     if not room:
                         return Claimed()

@@ -27,6 +27,9 @@ Result = TypeVar("Result")
 _SQLITE_AWAY = ("is locked", "disk I/O error", "disk is full", "readonly database", "unable to open")
 _CLOCK = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)"
 _CLOCK_FOR_S = 1.5  # the look at the catalog brings it every second
+_CLOCK_ERROR_MS = 125.0  # as long as it may be off by more, a reading is repeated
+_CLOCK_TRIES = 3
+_CLOCK_DRIFT = 0.001  # two clocks run apart by less
 _REST_S = 1.0
 _CONFLICTS = {1213, 1020}  # deadlock, changed since the snapshot: the whole transaction is repeated
 _LOCK_WAIT = 1205
@@ -72,6 +75,43 @@ def translated() -> Iterator[None]:
         raise
 
 
+class CarriedClock:
+    """A database's clock, read now and then and carried on with this process's monotonic clock in between.
+
+    A reading says only that the clock stood there at some moment between asking and answer: it bounds the distance of the
+    two clocks from both sides, and the bounds of successive readings are intersected. So the carried time is off by at
+    most half of the quickest reading plus the drift since, and a slow answer cannot move it: it goes back by no more than
+    it may have been ahead. Bounds that exclude what was known mean that the clock was set: it is followed.
+    Thread-safe: one attribute is replaced.
+    """
+
+    def __init__(self) -> None:
+        # Distance of the clocks in milliseconds: as used, at least, at most; and when that was known.
+        self._known: tuple[float, float, float, float] | None = None
+
+    def knows(self, now: float) -> bool:
+        """Whether a reading is so fresh that none is needed."""
+        return self._known is not None and now - self._known[3] <= _CLOCK_FOR_S
+
+    def take(self, read: int, before: float, after: float) -> float:
+        """Use a reading: the clock stood at `read` between `before` and `after`. Returns: the error now, at most, ms."""
+        least, most = read - after * 1000, read + 1 - before * 1000  # `read` is cut to whole milliseconds
+        used = (least + most) / 2
+        if self._known is not None:
+            known, low, high, known_at = self._known
+            drift = (after - known_at) * 1000 * _CLOCK_DRIFT
+            if max(least, low - drift) <= min(most, high + drift):
+                least, most = max(least, low - drift), min(most, high + drift)
+                used = min(max(known, least), most)
+        self._known = (used, least, most, after)
+        return max(most - used, used - least)
+
+    def at(self, now: float) -> int:
+        """Milliseconds since the epoch. Something must have been read."""
+        assert self._known is not None
+        return round(self._known[0] + now * 1000)
+
+
 class Database:
     """One database. clock: milliseconds since the epoch, for tests; by default the database's own clock.
 
@@ -83,8 +123,7 @@ class Database:
     ) -> None:
         self.url = sa.make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self._clock_base = 0
-        self._clock_read = float("-inf")
+        self._carried = CarriedClock()
         self._clock = clock or (wall_clock_ms if self.is_sqlite else None)
         self._writer = threading.RLock() if self.is_sqlite else nullcontext()
         self._file_lock: IO[str] | None = None
@@ -135,22 +174,25 @@ class Database:
         """
         if self._clock is not None:
             return self._clock()
-        before = time.monotonic()
-        if before - self._clock_read > _CLOCK_FOR_S:
-            self._set_clock(int(connection.exec_driver_sql(f"SELECT {_CLOCK}").scalar_one()), before)
-        return self._clock_base + round(before * 1000)
+        now = time.monotonic()
+        if not self._carried.knows(now):
+            for _ in range(_CLOCK_TRIES):
+                before = time.monotonic()
+                read = int(connection.exec_driver_sql(f"SELECT {_CLOCK}").scalar_one())
+                now = time.monotonic()
+                if self._carried.take(read, before, now) <= _CLOCK_ERROR_MS:
+                    break
+        return self._carried.at(now)
 
     def now_and(self, connection: sa.Connection, query: str) -> tuple[int, Any]:
         """The clock and the one value of a query, in one statement: for who looks every second anyway."""
         if self._clock is not None:
             return self._clock(), connection.exec_driver_sql(query).scalar_one()
         before = time.monotonic()
-        now, value = connection.exec_driver_sql(f"SELECT {_CLOCK}, ({query})").one()
-        self._set_clock(int(now), before)
-        return int(now), value
-
-    def _set_clock(self, now: int, read: float) -> None:
-        self._clock_base, self._clock_read = now - round(read * 1000), read
+        read, value = connection.exec_driver_sql(f"SELECT {_CLOCK}, ({query})").one()
+        now = time.monotonic()
+        self._carried.take(int(read), before, now)
+        return self._carried.at(now), value
 
     def connect(self) -> sa.Connection:
         """A connection to keep. Raises StoreUnavailable."""
@@ -180,6 +222,22 @@ class Database:
         """A connection for reading: waits for nobody, locks nothing; each statement sees what is committed then."""
         with translated(), self.readers.connect() as connection:
             yield connection.execution_options(tmc_reading=True)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[sa.Connection]:
+        """As `reading`, but all statements see one moment."""
+        with self.reading() as connection:
+            if self.is_sqlite:  # one deferred transaction: everything is as at its first read
+                yield connection
+                return
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            connection.exec_driver_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+            try:
+                yield connection
+            except BaseException:
+                connection.invalidate()  # these connections are put away without a rollback
+                raise
+            connection.exec_driver_sql("COMMIT")
 
     def lock_alone(self) -> None:
         """Refuse a second server on this database; the lock goes with the process. Repeat it to see that it holds.

@@ -340,7 +340,7 @@ def _schedule(tx: Transaction, messages: Sequence[_Submitted]) -> None:
         by_topic.setdefault(message.topic, []).append(message)
     rows: list[dict[str, Any]] = []
     for topic, submitted in by_topic.items():
-        for subscription in tx.catalog.subscribers(topic, tx.now):
+        for subscription in tx.catalog.subscribers(topic):
             prompt = sum(1 for message in submitted if message.delay_ms == 0)
             room = tx.reserve(subscription.number, prompt) if prompt else 0
             first = duty.first_try(subscription.policy, tx.now)

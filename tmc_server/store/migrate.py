@@ -13,6 +13,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from tmc_server.errors import StoreUnavailable
+from tmc_server.store import shard_map
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.tables import meta
 
@@ -54,7 +55,10 @@ def _alone(database: Database, connection: sa.Connection) -> Iterator[None]:
 
 
 def migrate(shards: ShardMap) -> None:
-    """Bring every database to the newest revision; create databases that are missing (MariaDB, MySQL)."""
+    """Bring every database to the newest revision; create databases that are missing (MariaDB, MySQL).
+
+    The first time, the catalog keeps which database holds which shard.
+    """
     for database in shards.databases:
         _create_database(database)
         with database.connection() as connection:
@@ -69,8 +73,10 @@ def migrate(shards: ShardMap) -> None:
                 command.upgrade(config, "head")
                 if database is shards.catalog:
                     _first_version(connection)
+                shard_map.identify(connection)
                 if connection.in_transaction():
                     connection.commit()
+    shard_map.fill(shards)
 
 
 def _first_version(connection: sa.Connection) -> None:

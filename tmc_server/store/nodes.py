@@ -4,7 +4,9 @@ A slot is leased with an epoch. `high_ms` in the table is a promise made in adva
 later time, so the next holder, who starts there, cannot repeat one, even if clocks went back in between.
 
 The same beat keeps the row of this server run in `tmc_server`: a run whose row has expired is gone,
-and what it handed over last is handed over again by the others.
+and what it handed over last is handed over again by the others. The row also says which version of the catalog this run
+uses. Who stores a change may forbid a run whose row has expired to look at the catalog (`silenced`): it then takes another
+identity, as after any lost slot.
 """
 
 from __future__ import annotations
@@ -18,11 +20,18 @@ import sqlalchemy as sa
 from tmc_server.domain.ids import SLOTS, IdGenerator
 from tmc_server.domain.ports import ServerRun
 from tmc_server.errors import NoIdentity
+from tmc_server.store.activation import LONGEST_STALE_MS
 from tmc_server.store.engines import Database, StoreConflict, repeated, wall_clock_ms
 from tmc_server.store.tables import node_slot, server
 
 LEASE_MS = 10_000
 _FORGET_MS = 86_400_000
+
+
+def server_runs(connection: sa.Connection) -> list[ServerRun]:
+    """All that are written down, in the order of their incarnations."""
+    rows = connection.execute(sa.select(server).order_by(server.c.incarnation))
+    return [ServerRun(row.incarnation, row.name, row.started_ms, row.expires_ms, row.catalog_version) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,7 @@ class NodeSlots:
     """Leases one slot for this process. `run_once` keeps it; without it numbers and deliveries stop at the lease's end.
 
     owner: how operators know this server.  lease_ms: how long others wait before they take this server for gone.
+    stale_ms: greatest age of a copy of the catalog that this server submits with.
     """
 
     def __init__(
@@ -50,9 +60,12 @@ class NodeSlots:
         clock: Callable[[], int] = wall_clock_ms,
         lease_ms: int = LEASE_MS,
         monotonic: Callable[[], float] = time.monotonic,
+        stale_ms: int = LONGEST_STALE_MS,
     ) -> None:
         self._database = database
         self._owner = owner
+        self._stale_ms = stale_ms
+        self._catalog_version = 0
         self._clock = clock
         self._lease_ms = lease_ms
         self._monotonic = monotonic
@@ -68,8 +81,26 @@ class NodeSlots:
         fresh = self._monotonic() - self._beat < self._lease_ms / 1000
         return lease.incarnation if lease is not None and fresh else None
 
+    def run(self) -> int | None:
+        """The incarnation of this server run, whether its heartbeat is over or not. None: it has none now."""
+        lease = self.lease
+        return lease.incarnation if lease is not None else None
+
+    def acknowledge(self, version: int) -> None:
+        """This copy of the catalog is in use: write it down now, and with every beat. Raises StoreUnavailable."""
+        self._catalog_version = version
+        lease = self.lease
+        if lease is not None:
+            repeated(lambda: self._write_version(lease, version))
+
+    def _write_version(self, lease: Lease, version: int) -> None:
+        with self._database.transaction() as connection:
+            mine = server.update().where(server.c.incarnation == lease.incarnation)
+            connection.execute(mine.where(server.c.catalog_version < version).values(catalog_version=version))
+
     def acquire(self) -> Lease:
-        """Take a free slot. Raises NoIdentity when all are taken, StoreUnavailable."""
+        """Take a free slot. Raises NoIdentity when all are taken or the clock is wrong, StoreUnavailable."""
+        self.ids.check_clock()
         for _ in range(5):
             try:
                 beat = self._monotonic()
@@ -106,8 +137,11 @@ class NodeSlots:
             raise NoIdentity(f"All {SLOTS} node slots are leased: stop servers that are not needed.")
         connection.execute(server.delete().where(server.c.expires_ms < now - _FORGET_MS))
         connection.execute(
-            server.insert().values(incarnation=lease.incarnation, name=self._owner, started_ms=now, expires_ms=expires)
-        )
+            server.insert().values(
+                incarnation=lease.incarnation, name=self._owner, started_ms=now, expires_ms=expires,
+                catalog_version=self._catalog_version, stale_ms=self._stale_ms, silenced=0,
+            )
+        )  # fmt: skip
         return lease, start, until
 
     def run_once(self) -> bool:
@@ -150,14 +184,15 @@ class NodeSlots:
                 .values(expires_ms=now + self._lease_ms, high_ms=until)
             ).rowcount
             if kept:
-                mine = server.c.incarnation == lease.incarnation
-                connection.execute(server.update().where(mine).values(expires_ms=now + self._lease_ms))
+                mine = server.update().where(server.c.incarnation == lease.incarnation, server.c.silenced == 0)
+                beat = {"expires_ms": now + self._lease_ms, "catalog_version": self._catalog_version}
+                kept = connection.execute(mine.values(**beat)).rowcount
             self._read_members(connection)
         return bool(kept), until
 
     def _read_members(self, connection: sa.Connection) -> None:
         now = self._database.now(connection)
-        runs = [ServerRun(*row) for row in connection.execute(sa.select(server).order_by(server.c.incarnation))]
+        runs = server_runs(connection)
         self.alive = [run for run in runs if run.expires_ms > now]
         self.gone = [run for run in runs if run.expires_ms <= now]
 

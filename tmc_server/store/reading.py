@@ -9,11 +9,13 @@ import sqlalchemy as sa
 
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
-from tmc_server.domain.ports import ServerRun, ServerView
+from tmc_server.domain.ports import ServerView, ShardPlace
 from tmc_server.domain.views import AttemptView, CheckView, ConsumptionView, MessageDetail, MessageView
 from tmc_server.store.engines import ShardMap
 from tmc_server.store.messages import parse_headers
-from tmc_server.store.tables import lease, server, shard_tables
+from tmc_server.store.nodes import server_runs
+from tmc_server.store.shard_map import stored_map
+from tmc_server.store.tables import lease, shard_tables
 
 
 class Reader:
@@ -117,7 +119,7 @@ class Reader:
         catalog = self._shards.catalog
         with catalog.reading() as connection:
             now = catalog.now(connection)
-            runs = [ServerRun(*row) for row in connection.execute(sa.select(server).order_by(server.c.incarnation))]
+            runs = server_runs(connection)
         shards: dict[int, list[int]] = {}
         for database in self._shards.databases:
             if self._shards.shards_in(database):
@@ -127,6 +129,10 @@ class Reader:
                         shards.setdefault(row.owner, []).append(row.shard)
         views = [ServerView(run, run.expires_ms > now, sorted(shards.get(run.incarnation, ()))) for run in runs]
         return sorted(views, key=lambda view: not view.alive)
+
+    def shard_places(self) -> list[ShardPlace]:
+        with self._shards.catalog.reading() as connection:
+            return stored_map(connection)
 
 
 def _message(shard: int, row: Any) -> MessageView:

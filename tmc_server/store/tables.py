@@ -132,7 +132,9 @@ subscription = sa.Table(
     sa.Column("forward_kind", _text(32), nullable=False, server_default=""),
     sa.Column("forward_target", _text(255), nullable=False, server_default=""),
     sa.Column("forward_key", _text(255), nullable=False, server_default=""),
-    sa.UniqueConstraint("topic_no", "app_no", "tag", name="tmc_subscription_name"),
+    sa.Column("live", sa.SmallInteger, server_default="1"),  # 1, or NULL once removed: then the name is free
+    _ms("leaving_ms", nullable=True),  # when its removal was asked for; until it is removed it can be taken back
+    sa.UniqueConstraint("topic_no", "app_no", "tag", "live", name="tmc_subscription_name"),
     **_OPTIONS,
 )
 
@@ -149,6 +151,8 @@ node_slot = sa.Table(
 )
 
 # Heartbeats: one row per server run. After expires_ms it is gone, and what it handed over last is handed over again.
+# catalog_version: of the copy it uses, as far as it said so.  stale_ms: it submits with a copy up to this age.
+# silenced: 0; 1: it may not look at the catalog any more; 2: for so long that it cannot submit (store/activation.py).
 server = sa.Table(
     "tmc_server",
     METADATA,
@@ -156,6 +160,19 @@ server = sa.Table(
     sa.Column("name", _text(128), nullable=False),
     _ms("started_ms"),
     _ms("expires_ms"),
+    sa.Column("catalog_version", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("stale_ms", sa.BigInteger, nullable=False, server_default="60000"),
+    sa.Column("silenced", sa.SmallInteger, nullable=False, server_default="0"),
+    **_OPTIONS,
+)
+
+# Which database holds which shard, by the identity in its tmc_database.  place: where it was then, for people.
+shard_map = sa.Table(
+    "tmc_shard_map",
+    METADATA,
+    sa.Column("shard", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("identity", _text(32), nullable=False),
+    sa.Column("place", _text(255), nullable=False),
     **_OPTIONS,
 )
 
@@ -179,6 +196,15 @@ sender = sa.Table(
     sa.Column("tag", _text(64), primary_key=True),
     sa.Column("address", _text(255), primary_key=True),
     _ms("seen_ms"),
+    **_OPTIONS,
+)
+
+# Who this database is: one row with random text, whatever its address.
+database_identity = sa.Table(
+    "tmc_database",
+    METADATA,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("identity", _text(32), nullable=False),
     **_OPTIONS,
 )
 
@@ -297,19 +323,14 @@ CATALOG_TABLES = (
     subscription,
     node_slot,
     server,
+    shard_map,
     queue_progress,
     sender,
     audit,
+    database_identity,
 )
-DATABASE_TABLES = (
-    lease,
-    retention,
-    tombstone,
-    alert,
-    notice,
-    failed,
-    audit,
-)  # once in every database that holds shards
+# Once in every database that holds shards.
+DATABASE_TABLES = (lease, retention, tombstone, alert, notice, failed, audit, database_identity)
 
 
 @dataclass(frozen=True)

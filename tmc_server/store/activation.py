@@ -1,0 +1,120 @@
+"""When a stored change of the catalog counts everywhere.
+
+Every server submits with its copy only until `stale_ms` after its last look at the version began, by its own monotonic
+clock. So once that time has passed since the change was committed, by ours, no server can submit with a copy that lacks
+it, whatever became of that server. Servers acknowledge what they use in their heartbeat rows, which makes this one look
+instead of a wait.
+
+A server that is gone never acknowledges. The first change after its end forbids it to look at the catalog any more
+(silenced = 1) and waits; then it can never submit again under that incarnation (silenced = 2), and no other change waits.
+Source: docs/decisions/0013-catalog-activation.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+
+from tmc_server.errors import Retryable, StoreUnavailable
+from tmc_server.store.engines import Database, repeated
+from tmc_server.store.tables import meta, server
+
+LONGEST_STALE_MS = 60_000  # what [store] change_delay_ms may be at most
+_RATE = 1.01  # two monotonic clocks run apart by less
+_PAUSE_S = 0.05
+_NOT_KNOWN = (
+    "The change is stored, but the catalog's database does not say whether every server knows it:"
+    " repeat the same call, which changes nothing more and waits again."
+)
+
+
+class CatalogActivation:
+    """domain.ports.Activation. refresh: makes this server's copy current and acknowledges it.
+
+    mine: incarnation of this server run.  alone: no other server can be there, so none is waited for.
+    patience_s: how long to go on without an answer of the database before the call fails.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        refresh: Callable[[], object],
+        mine: Callable[[], int | None],
+        *,
+        alone: bool = False,
+        patience_s: float = 15.0,
+        monotonic: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._database = database
+        self._refresh = refresh
+        self._mine = mine
+        self._alone = alone
+        self._patience_s = patience_s
+        self._monotonic = monotonic
+        self._pause = pause
+
+    def wait(self) -> int:
+        """See domain.ports.Activation."""
+        began = self._monotonic()  # the change is committed: whoever looks from now on sees it
+        while True:
+            try:
+                return self._wait(began)
+            except Retryable as exc:
+                if self._monotonic() - began >= self._patience_s:
+                    raise StoreUnavailable(_NOT_KNOWN) from exc
+            self._pause(_PAUSE_S)
+
+    def _wait(self, began: float) -> int:
+        self._refresh()
+        version, silenced = self._begin()
+        silent_since = self._monotonic()
+        while True:
+            now, behind = self._behind(version)
+            if all(self._is_over(row, began) for row in behind):
+                self._prove(silenced, silent_since, behind)
+                return now
+            self._pause(_PAUSE_S)
+
+    def _begin(self) -> tuple[int, set[int]]:
+        """Returns: the version to wait for, and who may not look any more from now on, or earlier."""
+
+        def silence() -> tuple[int, set[int]]:
+            with self._database.transaction() as connection:
+                now = self._database.now(connection)
+                over = server.update().where(
+                    server.c.expires_ms <= now, server.c.silenced == 0, server.c.incarnation != (self._mine() or 0)
+                )
+                connection.execute(over.values(silenced=1))
+                ones = connection.execute(sa.select(server.c.incarnation).where(server.c.silenced == 1)).scalars()
+                return int(connection.execute(sa.select(meta.c.catalog_version)).scalar_one()), set(ones)
+
+        return repeated(silence)
+
+    def _behind(self, version: int) -> tuple[int, list[Any]]:
+        """The time, and the server runs that may submit with an older copy as far as their rows tell."""
+        query = sa.select(server.c.incarnation, server.c.stale_ms).where(
+            server.c.catalog_version < version, server.c.silenced < 2
+        )
+        if self._alone:
+            query = query.where(server.c.incarnation == (self._mine() or 0))
+        with self._database.reading() as connection:
+            rows = list(connection.execute(query))
+            return self._database.now(connection), rows
+
+    def _is_over(self, row: Any, since: float) -> bool:
+        """Whether every copy that this run read before `since` is stale by its own clock."""
+        stale_ms: int = min(row.stale_ms, LONGEST_STALE_MS)
+        waited_ms = (self._monotonic() - since) * 1000
+        return waited_ms >= stale_ms * _RATE
+
+    def _prove(self, silenced: set[int], since: float, behind: list[Any]) -> None:
+        """Those that could not look for so long that they cannot submit are never waited for again."""
+        proven = [row.incarnation for row in behind if row.incarnation in silenced and self._is_over(row, since)]
+        if proven:
+            with self._database.transaction() as connection:
+                done = server.update().where(server.c.incarnation.in_(proven), server.c.silenced == 1)
+                connection.execute(done.values(silenced=2))

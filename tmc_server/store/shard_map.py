@@ -1,0 +1,147 @@
+"""Which database holds which shard, written down in the catalog: two servers can never disagree about it.
+
+Each database has a random identity of its own, in its table `tmc_database`; addresses may change, it stays. The catalog
+says for every shard which identity holds it. A server whose configuration says otherwise refuses to start, and stops when
+the map is changed under it. Source: docs/decisions/0014-shard-map.md.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from itertools import groupby
+
+import sqlalchemy as sa
+
+from tmc_server.domain.ports import ShardPlace
+from tmc_server.store.engines import Database, ShardMap, repeated
+from tmc_server.store.tables import audit, database_identity, meta, server, shard_map, shard_tables
+
+HOW_TO_MOVE = (
+    "Correct [store] in the configuration. Or, to move a shard: stop all servers, copy its tables, then run"
+    " tmc init --accept-shard-map (docs/operating.md, Moving a shard)."
+)
+
+
+class ShardsElsewhere(Exception):
+    """The configuration puts shards elsewhere than the catalog says."""
+
+
+def place_of(database: Database) -> str:
+    """The address of a database without credentials."""
+    url = database.url
+    return f"{url.host}:{url.port or 3306}/{url.database}" if url.host else str(url.database)
+
+
+def identify(connection: sa.Connection) -> None:
+    """Give a database its identity, unless it has one. The caller is the only one that does so now."""
+    if connection.execute(sa.select(database_identity)).one_or_none() is None:
+        connection.execute(database_identity.insert().values(id=1, identity=secrets.token_hex(16)))
+
+
+def identity_of(database: Database) -> str | None:
+    """None: it has none yet, tmc init gives it one."""
+    with database.reading() as connection:
+        if not sa.inspect(connection).has_table(database_identity.name):
+            return None
+        return connection.execute(sa.select(database_identity.c.identity)).scalar_one_or_none()
+
+
+def stored_map(connection: sa.Connection) -> list[ShardPlace]:
+    """As the catalog says, by shard. Empty: nothing was stored yet."""
+    rows = connection.execute(sa.select(shard_map).order_by(shard_map.c.shard))
+    return [ShardPlace(row.shard, row.identity, row.place) for row in rows]
+
+
+def configured_map(shards: ShardMap) -> dict[int, str | None]:
+    """Identities by shard, as this configuration puts them."""
+    identities = {database: identity_of(database) for database in shards.databases}
+    return {shard: identities[holder] for shard, holder in enumerate(shards.shards)}
+
+
+def known_map(shards: ShardMap) -> list[ShardPlace]:
+    """As `stored_map`; empty as well where there is no catalog yet."""
+    with shards.catalog.reading() as connection:
+        return stored_map(connection) if sa.inspect(connection).has_table(shard_map.name) else []
+
+
+def differences(shards: ShardMap) -> list[str]:
+    """One sentence for each run of shards that this configuration puts elsewhere than the catalog."""
+    here = configured_map(shards)
+    moved = [known for known in known_map(shards) if here[known.shard] != known.identity]
+    found = []
+    for (place, identity, holder), group in groupby(
+        moved, key=lambda known: (known.place, known.identity, shards.shards[known.shard])
+    ):
+        which = as_ranges([known.shard for known in group])
+        found.append(
+            f"Shard {which} is in database {identity[:8]} ({place}), but this configuration puts it into"
+            f" {_short(identity_of(holder))} ({place_of(holder)})."
+        )
+    return found
+
+
+def _short(identity: str | None) -> str:
+    return identity[:8] if identity else "a new one"
+
+
+def check(shards: ShardMap) -> dict[int, str]:
+    """Compare the configuration with the catalog. Returns: identities by shard. Raises ShardsElsewhere."""
+    if len(known_map(shards)) != len(shards.shards):
+        raise ShardsElsewhere("The catalog has no shard map yet: run tmc init.")
+    found = differences(shards)
+    if found:
+        raise ShardsElsewhere(" ".join([*found, HOW_TO_MOVE]))
+    return {known.shard: known.identity for known in known_map(shards)}
+
+
+def fill(shards: ShardMap) -> None:
+    """Store the map as configured, where there is none. Every database has its tables."""
+    if not known_map(shards):
+        repeated(lambda: _store(shards, only_first=True))
+
+
+def accept(shards: ShardMap) -> None:
+    """Store the map as configured: the shards were moved. Raises ShardsElsewhere while a server runs."""
+    repeated(lambda: _store(shards, only_first=False))
+
+
+def _store(shards: ShardMap, only_first: bool) -> None:
+    here = configured_map(shards)
+    catalog = shards.catalog
+    with catalog.transaction() as connection:
+        connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1))  # its lock, and a sign
+        if only_first and stored_map(connection):
+            return
+        now = catalog.now(connection)
+        alive = connection.execute(sa.select(server.c.name).where(server.c.expires_ms > now)).scalars().all()
+        if alive and not only_first:
+            raise ShardsElsewhere(f"Stop all servers before a shard is moved; alive are {', '.join(alive)}.")
+        connection.execute(shard_map.delete())
+        places = [
+            {"shard": shard, "identity": here[shard], "place": place_of(holder)[:255]}
+            for shard, holder in enumerate(shards.shards)
+        ]
+        connection.execute(shard_map.insert(), places)
+        if not only_first:
+            row = {"actor": "tmc init", "action": "accept shard map", "subject": "shards 0-31", "reason": ""}
+            connection.execute(audit.insert().values(at_ms=now, **row))
+
+
+def not_copied(shards: ShardMap) -> list[int]:
+    """Shards whose tables are not in the database that this configuration puts them into."""
+    missing = []
+    for database in shards.databases:
+        with database.reading() as connection:
+            present = set(sa.inspect(connection).get_table_names())
+        for shard in shards.shards_in(database):
+            if any(table.name not in present for table in shard_tables(shard).all):
+                missing.append(shard)
+    return sorted(missing)
+
+
+def as_ranges(numbers: Sequence[int]) -> str:
+    """0, 1, 2, 5 as 0-2, 5."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in zip(starts, ends, strict=True))
