@@ -125,7 +125,9 @@ class StoreConfig(Section):
 
     catalog: DatabaseUrl = Field(SecretStr("sqlite:///tmc.db"), description="SQLAlchemy URL of the catalog")
     shards: tuple[ShardRange, ...] = Field((), description="ranges of shards by URL; empty: all with the catalog")
-    change_delay_ms: int = Field(5000, ge=1500, le=60_000, description="from storing a catalog change to its effect")
+    change_delay_ms: int = Field(
+        5000, ge=1500, le=60_000, description="greatest age of a copy of the catalog that submits are made with"
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> StoreConfig:

@@ -19,12 +19,18 @@ init_app, doctor_app = command(), command()
 def init(
     config: ConfigFile = None,
     new_admin_token: Annotated[bool, typer.Option(help="The token was lost: make another, the old one ends.")] = False,
+    accept_shard_map: Annotated[
+        bool,
+        typer.Option(
+            help="Shards were moved: the catalog takes the map of this configuration. Stop all servers first."
+        ),
+    ] = False,
 ) -> None:
     """Create or upgrade the tables. Repeatable; prints the admin token the first time."""
     settings = loaded(config)
     try:
         require_databases(settings, created=True)
-        token = initialise(settings, new_admin_token)
+        token = initialise(settings, new_admin_token, accept_shard_map)
     except CannotStart as exc:
         fail(exc)
     if token is None:
