@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic import context, op
 
 revision = "0006"
-down_revision = "0004"
+down_revision = "0005"
 
 OPTIONS = {
     f"{family}_{name}": value
