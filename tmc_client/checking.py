@@ -44,14 +44,22 @@ class CheckToken:
         self._asked = float("-inf")
 
     def is_right(self, shown: str) -> bool:
-        """Raises TmcError: it is not known yet, and the center does not say."""
-        if self._token and hmac.compare_digest(shown.encode(), self._token.encode()):
+        """Compare in constant time. Raises TmcError: it is not known yet, and the center does not say.
+
+        Whoever shows a wrong one waits for the center at most every five seconds: strangers cannot keep our threads.
+        """
+        if self._matches(shown):
             return True
+        if self._token and (time.monotonic() - self._asked < _ASK_AGAIN_S or self._lock.locked()):
+            return False
         with self._lock:
             if time.monotonic() - self._asked >= _ASK_AGAIN_S:
                 self._token = self._ask()
                 self._asked = time.monotonic()
-        return bool(self._token) and hmac.compare_digest(shown.encode(), self._token.encode())
+        return self._matches(shown)
+
+    def _matches(self, shown: str) -> bool:
+        return bool(self._token) and hmac.compare_digest(shown.encode(errors="replace"), self._token.encode())
 
     def learn(self) -> bool:
         """Ask the center, which also tells it where we answer. Returns: it said."""
@@ -90,13 +98,20 @@ class Checks:
 
             self._ledger = LedgerAnswers(engine)
 
-    def answer(self, token: str, questions: Sequence[Question], *, fences: bool = True) -> list[Answer]:
-        """One answer per question. token: what the caller showed.  fences: markers may be written for absent messages.
+    def demand(self, token: str) -> None:
+        """Turn strangers away. Doors call it before they read or parse anything.
 
         Raises Denied; Unavailable: the center did not tell the token yet.
         """
         if not self.token.is_right(token):
             raise Denied
+
+    def answer(self, token: str, questions: Sequence[Question], *, fences: bool = True) -> list[Answer]:
+        """One answer per question. token: what the caller showed.  fences: markers may be written for absent messages.
+
+        Raises Denied; Unavailable: the center did not tell the token yet.
+        """
+        self.demand(token)
         answers: dict[int, Answer] = {}
         of_ledger = [(i, q) for i, q in enumerate(questions) if q.topic not in self._outcomes]
         if of_ledger and self._ledger is not None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from tmc_client import errors
 from tmc_client.protocol import check_pb2, check_pb2_grpc
@@ -16,8 +17,16 @@ if TYPE_CHECKING:
     from tmc_client.checking import Checks
 
 _MOST = 1_000
+_CALLS_PER_THREAD = 16
 _ANNOUNCE_S = 600.0
 _RETRY_S = 5.0
+_SERVICE = "/tmc.v1.CheckService/"
+_OPTIONS = [
+    ("grpc.max_receive_message_length", 4 << 20),
+    ("grpc.server_handshake_timeout_ms", 5_000),  # connections that say nothing give their file handle back
+    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.max_allowed_incoming_connections", 256),  # a center has one per server
+]
 _TOKEN_KEY = "tmc-check-token"  # noqa: S105 - the name of a metadata key
 
 
@@ -31,20 +40,55 @@ class CheckServicer(check_pb2_grpc.CheckServiceServicer):
         return self._answers([request], context)[0]
 
     def CheckMany(self, request: check_pb2.CheckManyRequest, context: Any) -> check_pb2.CheckManyResponse:
+        demand_token(self._checks, context)
         if len(request.items) > _MOST:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"at most {_MOST} questions in one call")
         return check_pb2.CheckManyResponse(results=self._answers(request.items, context))
 
     def _answers(self, requests: Any, context: Any) -> list[check_pb2.CheckResponse]:
-        metadata = dict(context.invocation_metadata())
+        token = demand_token(self._checks, context)
         questions = [question_of(request) for request in requests]
-        try:
-            answers = self._checks.answer(metadata.get(_TOKEN_KEY, ""), questions)
-        except Denied:
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, "This is not the check token of this app.")
-        except errors.TmcError as exc:
-            context.abort(grpc.StatusCode.UNAVAILABLE, f"The check token is not known yet: {exc}")
+        answers = self._checks.answer(token, questions)
         return [response_of(question, answer) for question, answer in zip(questions, answers, strict=True)]
+
+
+def demand_token(checks: Checks, context: Any) -> str:
+    """Abort calls of strangers. Returns: the token that was shown."""
+    token = str(dict(context.invocation_metadata()).get(_TOKEN_KEY, ""))
+    try:
+        checks.demand(token)
+    except Denied:
+        context.abort(grpc.StatusCode.PERMISSION_DENIED, "This is not the check token of this app.")
+    except errors.TmcError as exc:
+        context.abort(grpc.StatusCode.UNAVAILABLE, f"The check token is not known yet: {exc}")
+    return token
+
+
+class TokenFirst(grpc.ServerInterceptor):
+    """Looks at the token before the request is parsed: generated code would parse a stranger's message first.
+
+    `ChecksServer` has it. Servers of your own may: grpc.server(..., interceptors=[TokenFirst(checks)]). It looks at calls
+    of tmc.v1.CheckService and leaves all others alone.
+    """
+
+    def __init__(self, checks: Checks) -> None:
+        self._checks = checks
+
+    def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = continuation(details)
+        if handler is None or not details.method.startswith(_SERVICE):
+            return handler
+        parse, answer = handler.request_deserializer, handler.unary_unary
+
+        def answer_known(data: bytes, context: Any) -> Any:
+            demand_token(self._checks, context)
+            try:
+                request = parse(data)
+            except DecodeError:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The bytes are no request.")
+            return answer(request, context)
+
+        return grpc.unary_unary_rpc_method_handler(answer_known, None, handler.response_serializer)
 
 
 def question_of(request: check_pb2.CheckRequest) -> Question:
@@ -69,7 +113,12 @@ class ChecksServer:
         self, checks: Checks, address: str, *, credentials: grpc.ServerCredentials | None = None, threads: int = 8,
         agent: str = "", service: str = "", tag: str = "", advertise: str = "",
     ) -> None:  # fmt: skip
-        self._server = grpc.server(ThreadPoolExecutor(threads, thread_name_prefix="tmc-checks"))
+        self._server = grpc.server(
+            ThreadPoolExecutor(threads, thread_name_prefix="tmc-checks"),
+            interceptors=[TokenFirst(checks)],
+            options=_OPTIONS,
+            maximum_concurrent_rpcs=_CALLS_PER_THREAD * threads,
+        )
         check_pb2_grpc.add_CheckServiceServicer_to_server(CheckServicer(checks), self._server)  # type: ignore[no-untyped-call]
         add = self._server.add_insecure_port if credentials is None else self._server.add_secure_port
         self.port: int = add(address, *([credentials] if credentials is not None else []))

@@ -1,6 +1,9 @@
 """Checks over HTTP, in the form of the center's kind `http`: a GET for one message, a POST with JSON for many.
 
 A GET may answer from what is written, but never fences: nothing that is asked by GET changes anything.
+
+The token comes first: of a stranger nothing is parsed and no body is read. Of others a body has at most 4 MiB, however it
+comes, and every field the type and the length that a center sends.
 """
 
 from __future__ import annotations
@@ -18,34 +21,59 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 4 << 20
 _MOST = 1_000
+_MOST_FIELDS = 16
+_LONGEST_TEXT = 1_024  # keys have at most 255 characters
 Reply = tuple[int, dict[str, Any]]
 
 
-def reply(checks: Checks, method: str, query: str, headers: Mapping[str, str], body: bytes) -> Reply:
-    """headers: names in lower case. Returns: status and JSON."""
+def turned_away(checks: Checks, method: str, headers: Mapping[str, str]) -> Reply | None:
+    """What whoever asks gets instead of an answer, before anything is read; None: the request may be read."""
     try:
-        if method == "GET":
-            return _get(checks, query, headers)
-        if method == "POST":
-            return _post(checks, headers, body)
+        checks.demand(headers.get("tmc-check-token", ""))
     except Denied:
         return 403, {"error": "This is not the check token of this app."}
     except errors.TmcError as exc:
         return 503, {"error": f"The check token is not known yet: {exc}"}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    if method not in ("GET", "POST"):
+        return 405, {"error": "GET asks about one message, POST about many."}
+    try:
+        length = _length(headers)
+    except ValueError:
+        return 400, {"error": "Content-Length is no length."}
+    return (413, {"error": f"at most {_MOST_BYTES} bytes"}) if length > _MOST_BYTES else None
+
+
+def reply(checks: Checks, method: str, query: str, headers: Mapping[str, str], body: bytes) -> Reply:
+    """headers: names in lower case. Returns: status and JSON. Only for requests that were not turned away."""
+    try:
+        return _get(checks, query, headers) if method == "GET" else _post(checks, headers, body)
+    except Denied:
+        return 403, {"error": "This is not the check token of this app."}
+    except errors.TmcError as exc:
+        return 503, {"error": f"The check token is not known yet: {exc}"}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return 400, {"error": "This is no question of a center: see docs/checks.md."}
-    return 405, {"error": "GET asks about one message, POST about many."}
+
+
+def _length(headers: Mapping[str, str]) -> int:
+    """Of the body, as announced; 0: it was not. Raises ValueError."""
+    text = headers.get("content-length", "") or "0"
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise ValueError(text)
+    return int(text)
 
 
 def _get(checks: Checks, query: str, headers: Mapping[str, str]) -> Reply:
-    asked = parse_qs(query, strict_parsing=True)
-    question = Question(
-        headers.get("tmc-message-id", ""),
-        headers.get("tmc-topic", ""),
-        asked["messageKey"][0],
-        bytes.fromhex(headers.get("tmc-attempt-id", "")),
-        bytes.fromhex(headers.get("tmc-ledger-id", "")),
-        int(headers.get("tmc-created-ms", "0")),
+    asked = parse_qs(query, strict_parsing=True, max_num_fields=_MOST_FIELDS)
+    question = _question(
+        {
+            "messageId": headers.get("tmc-message-id", ""),
+            "topic": headers.get("tmc-topic", ""),
+            "messageKey": asked["messageKey"][0],
+            "attemptId": headers.get("tmc-attempt-id", ""),
+            "ledgerId": headers.get("tmc-ledger-id", ""),
+            "createdMs": int(headers.get("tmc-created-ms", "0")),
+        }
     )
     answer = checks.answer(headers.get("tmc-check-token", ""), [question], fences=False)[0]
     return 200, {"status": answer.verdict.name, "messageKey": question.key, "detail": answer.detail}
@@ -53,21 +81,29 @@ def _get(checks: Checks, query: str, headers: Mapping[str, str]) -> Reply:
 
 def _post(checks: Checks, headers: Mapping[str, str], body: bytes) -> Reply:
     items = json.loads(body)["items"]
+    if not isinstance(items, list):
+        raise TypeError("items is no list")
     if len(items) > _MOST:
         return 400, {"error": f"at most {_MOST} questions in one call"}
-    questions = [
-        Question(
-            item["messageId"], item["topic"], item["messageKey"], bytes.fromhex(item.get("attemptId", "")),
-            bytes.fromhex(item.get("ledgerId", "")), int(item.get("createdMs", 0)),
-        )
-        for item in items
-    ]  # fmt: skip
+    questions = [_question(item) for item in items]
     answers = checks.answer(headers.get("tmc-check-token", ""), questions)
     results = [
         {"messageId": question.message_id, "status": answer.verdict.name, "detail": answer.detail}
         for question, answer in zip(questions, answers, strict=True)
     ]
     return 200, {"results": results}
+
+
+def _question(item: Mapping[str, Any]) -> Question:
+    """Raises ValueError, KeyError, TypeError, AttributeError for what no center sends."""
+    texts = [item["messageId"], item["topic"], item["messageKey"], item.get("attemptId", ""), item.get("ledgerId", "")]
+    created_ms = item.get("createdMs", 0)
+    if not all(isinstance(text, str) and len(text) <= _LONGEST_TEXT and "\0" not in text for text in texts):
+        raise ValueError("a field is no text, or too long")
+    if type(created_ms) is not int or not 0 <= created_ms < 1 << 62:
+        raise ValueError("createdMs is no time")
+    message_id, topic, key, attempt_id, ledger_id = texts
+    return Question(message_id, topic, key, bytes.fromhex(attempt_id), bytes.fromhex(ledger_id), created_ms)
 
 
 class WsgiChecks:
@@ -77,17 +113,17 @@ class WsgiChecks:
         self._checks = checks
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        length = int(environ.get("CONTENT_LENGTH") or 0)
+        method = environ["REQUEST_METHOD"]
         headers = {
             name[5:].replace("_", "-").lower(): value for name, value in environ.items() if name.startswith("HTTP_")
         }
-        if length > _MOST_BYTES:
-            status, found = 413, {"error": f"at most {_MOST_BYTES} bytes"}
+        headers["content-length"] = environ.get("CONTENT_LENGTH") or ""
+        refused = turned_away(self._checks, method, headers)
+        if refused is not None:
+            status, found = refused
         else:
-            body = environ["wsgi.input"].read(length) if length else b""
-            status, found = reply(
-                self._checks, environ["REQUEST_METHOD"], environ.get("QUERY_STRING", ""), headers, body
-            )
+            body = environ["wsgi.input"].read(_length(headers)) if _length(headers) else b""
+            status, found = reply(self._checks, method, environ.get("QUERY_STRING", ""), headers, body)
         data = json.dumps(found).encode()
         start_response(
             f"{status} {'OK' if status == 200 else 'Refused'}",
@@ -120,20 +156,30 @@ class AsgiChecks:
             raise ValueError(f"checks come over HTTP, not as {scope['type']}")
         import asyncio
 
-        body = bytearray()
-        while True:
-            event = await receive()
-            body += event.get("body", b"")
-            if not event.get("more_body") or len(body) > _MOST_BYTES:
-                break
+        method = scope["method"]
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        if len(body) > _MOST_BYTES:
+        refused = await asyncio.to_thread(turned_away, self._checks, method, headers)
+        body = b"" if refused is not None else await self._body(receive)
+        if refused is not None:
+            status, found = refused
+        elif body is None:
             status, found = 413, {"error": f"at most {_MOST_BYTES} bytes"}
         else:
-            status, found = await asyncio.to_thread(
-                reply, self._checks, scope["method"], scope["query_string"].decode("latin-1"), headers, bytes(body)
-            )
+            query = scope["query_string"].decode("latin-1")
+            status, found = await asyncio.to_thread(reply, self._checks, method, query, headers, body)
         data = json.dumps(found).encode()
         answer = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": answer})
         await send({"type": "http.response.body", "body": data})
+
+    @staticmethod
+    async def _body(receive: Any) -> bytes | None:
+        """None: it is longer than a body may be, or its sender went away."""
+        body = bytearray()
+        while True:
+            event = await receive()
+            body += event.get("body", b"")
+            if len(body) > _MOST_BYTES or event.get("type") == "http.disconnect":
+                return None
+            if not event.get("more_body"):
+                return bytes(body)
