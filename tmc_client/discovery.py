@@ -49,9 +49,15 @@ class ConsulAddress:
 
 
 def agent_client(agent: str, token: str, timeout_s: float) -> Consul:
-    """A client of the agent at host:port. One thread at a time."""
+    """A client of the agent at host:port. One thread at a time.
+
+    Proxies and credentials of the environment are not used: the agent's address is the operators' own, and a proxy would
+    see the token.
+    """
     host, _, port = agent.rpartition(":")
-    return Consul(host=host, port=int(port), token=token or None, connections_timeout=timeout_s)
+    client = Consul(host=host, port=int(port), token=token or None, connections_timeout=timeout_s)
+    client.http.session.trust_env = False
+    return client
 
 
 def passing(nodes: Sequence[Any]) -> list[str]:

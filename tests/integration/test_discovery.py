@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import requests
@@ -14,6 +16,7 @@ from tests.support.center import RunningCenter
 from tests.support.consul import Consul
 from tests.support.eventually import eventually
 from tests.support.mariadb import free_port
+from tests.support.rogue import RogueHttp
 from tests.support.store import StoreUnderTest
 from tmc_client.discovery import ConsulAddress, Registration, Watch
 from tmc_client.protocol import admin_pb2
@@ -22,7 +25,7 @@ from tmc_server.discovery.static import RecordedInstances, StaticInstances
 from tmc_server.domain.catalog import App
 from tmc_server.domain.ports import Instances
 from tmc_server.errors import DiscoveryUnavailable
-from tmc_server.store.senders import SEEN_FOR_MS, Senders
+from tmc_server.store.senders import MOST_ADDRESSES, MOST_TAGS, SEEN_FOR_MS, Senders
 
 ORDERS = App(1, "orders", "order-service", "orders", "", "", ())
 
@@ -169,6 +172,64 @@ def test_a_sender_that_was_not_seen_for_an_hour_is_forgotten(store: StoreUnderTe
     senders.saw(ORDERS, "prod", "10.0.0.2:80")
     senders.run_once()
     assert senders.seen_at(ORDERS.number, "prod") == ["10.0.0.2:80"]
+
+
+def test_an_app_that_floods_addresses_is_bounded_and_takes_no_room_from_another(store: StoreUnderTest) -> None:
+    mail = App(2, "mail", "mail", "mail", "", "", ())
+    senders = Senders(store.database)
+    senders.saw(ORDERS, "prod", "10.1.0.0:80")
+    for second in range(20):
+        for number in range(200):
+            senders.saw(ORDERS, f"env-{second}-{number}", f"10.0.{second}.{number}:80")
+            senders.saw(ORDERS, "prod", f"10.1.{second}.{number}:80")
+        senders.saw(mail, f"blue-{second}", f"10.9.0.{second}:80")
+        store.clock.advance(1)
+        senders.run_once()
+    with store.database.reading() as connection:
+        rows = connection.exec_driver_sql("SELECT app_no, tag, address FROM tmc_sender").fetchall()
+    tags = Counter((app, tag) for app, tag, _ in rows)
+    assert len([app for app, _ in tags if app == ORDERS.number]) == MOST_TAGS
+    assert max(tags.values()) == MOST_ADDRESSES
+    assert len([app for app, _ in tags if app == mail.number]) == 20
+    prod = senders.seen_at(ORDERS.number, "prod")
+    assert len(prod) == MOST_ADDRESSES
+    assert all(address.startswith("10.1.19.") for address in prod)  # the newest
+
+
+def test_an_address_that_the_table_cannot_hold_spoils_no_other(store: StoreUnderTest) -> None:
+    senders = Senders(store.database)
+    senders.saw(ORDERS, "prod", "h" * 256)
+    senders.saw(ORDERS, "t" * 65, "10.0.0.1:80")
+    senders.saw(ORDERS, "prod", "10.0.0.1:80")
+    senders.run_once()
+    assert senders.seen_at(ORDERS.number, "prod") == ["10.0.0.1:80"]
+
+
+def test_consul_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nor with credentials of a .netrc: the agent's address is in the configuration, and its token is a secret."""
+    agent, proxy = RogueHttp(), RogueHttp()
+    answer = b"HTTP/1.1 200 OK\r\nX-Consul-Index: 1\r\nContent-Length: 2\r\nConnection: close\r\n\r\n[]"
+    agent.answers["v1/health/service/order-service"] = lambda connection, _asked: connection.sendall(answer)
+    for variable in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(variable, f"http://{proxy.address}")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login a password b\n")
+    assert list(ConsulInstances(agent.address, "t0ken").addresses(ORDERS, "prod")) == []
+    assert proxy.asked == []
+    assert b"authorization: basic" not in agent.heads[0].lower()
+    agent.stop()
+    proxy.stop()
+
+
+def test_tags_without_instances_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    instances = ConsulInstances("127.0.0.1:1", "", lambda: now[0])
+    monkeypatch.setattr(instances, "_ask", lambda _app, tag: ["10.0.0.1:80"] if tag == "prod" else [])
+    for number in range(5_000):
+        now[0] += 0.01
+        instances.addresses(ORDERS, "prod" if number == 0 else f"env-{number}")
+    assert len(instances._known) <= 1_001
+    assert list(instances.addresses(ORDERS, "prod")) == ["10.0.0.1:80"]
 
 
 def test_the_sender_says_where_it_answers_and_operators_see_it(tmp_path) -> None:

@@ -17,6 +17,8 @@ LONGEST_ANSWER = 1 << 20  # of a batch, or of a description
 LONGEST_SINGLE = 64 << 10
 TOKEN_KEY = "tmc-check-token"  # noqa: S105 - the name of a metadata key
 _UNUSED_S = 600.0
+_SURELY_OVER_S = 60.0
+_MOST_CHANNELS = 256
 _REASONS = {
     grpc.StatusCode.UNAVAILABLE: CheckReason.UNREACHABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED: CheckReason.TIMED_OUT,
@@ -50,6 +52,9 @@ def problem_of(exc: grpc.RpcError) -> CheckAnswer:
 class Channels:
     """One channel per service and address, closed when nobody used it for ten minutes. Thread-safe.
 
+    Addresses may be the senders' choice: of more than 256 channels those that were used longest ago are closed, unless
+    that was less than a minute ago and a call may be under way.
+
     credentials: for targets with TLS.
     """
 
@@ -67,8 +72,14 @@ class Channels:
         with self._lock:
             known = self._open.get(key)
             channel = known[1] if known is not None else self._connect(endpoint, target.tls)
-            self._open[key] = (now, channel)
-            rested = [name for name, (used, _) in self._open.items() if now - used > _UNUSED_S]
+            self._open.pop(key, None)
+            self._open[key] = (now, channel)  # at the end: the first ones were used longest ago
+            surplus = len(self._open) - _MOST_CHANNELS
+            rested = [
+                name
+                for number, (name, (used, _)) in enumerate(self._open.items())
+                if now - used > (_SURELY_OVER_S if number < surplus else _UNUSED_S)
+            ]
             for name in rested:
                 self._open.pop(name)[1].close()
         return channel

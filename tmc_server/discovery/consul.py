@@ -14,6 +14,7 @@ from tmc_server.domain.catalog import App
 from tmc_server.errors import DiscoveryUnavailable
 
 _FRESH_S = 2.0
+_MOST_KNOWN = 1_000
 
 
 class ConsulInstances:
@@ -31,12 +32,21 @@ class ConsulInstances:
         if known is not None and self._monotonic() - read < _FRESH_S:
             return known
         try:
-            with self._lock:  # one HTTP session
-                _, nodes = self._client.health.service(app.service_name, passing=True, tag=tag)
+            found = self._ask(app, tag)
         except (ConsulException, RequestException) as exc:
             if known is None:
                 raise DiscoveryUnavailable from exc
             return known
-        found = passing(nodes)
-        self._known[key] = (self._monotonic(), found)
+        self._remember(key, found)
         return found
+
+    def _ask(self, app: App, tag: str) -> Sequence[str]:
+        with self._lock:  # one HTTP session
+            _, nodes = self._client.health.service(app.service_name, passing=True, tag=tag)
+        return passing(nodes)
+
+    def _remember(self, key: tuple[str, str], found: Sequence[str]) -> None:
+        """Tags are the senders' choice: of those without instances nothing is worth remembering when there are many."""
+        if len(self._known) >= _MOST_KNOWN:
+            self._known = {name: entry for name, entry in list(self._known.items()) if entry[1]}
+        self._known[key] = (self._monotonic(), found)

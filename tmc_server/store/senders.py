@@ -1,8 +1,15 @@
-"""Where producers were seen, as they said with their calls; written behind the calls, never in their way."""
+"""Where producers were seen, as they said with their calls; written behind the calls, never in their way.
+
+Tags and addresses are the senders' choice, so each app has its bounds: at most 64 new places a second on the way to the
+table, 32 environments in it, and 16 addresses per environment. Environments that are known stay: further ones wait until one
+was not seen for an hour. Of addresses those that were seen last are kept, since instances come and go. What one app says
+takes no room from another.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import sqlalchemy as sa
 
@@ -11,7 +18,12 @@ from tmc_server.store.engines import Database, repeated
 from tmc_server.store.tables import sender
 
 SEEN_FOR_MS = 3_600_000
-_MOST_WAITING = 1000
+MOST_WAITING = 64
+MOST_TAGS = 32
+MOST_ADDRESSES = 16
+_MOST_APPS = 1_000
+_LONGEST_ADDRESS = 255  # as the table has it
+_LONGEST_TAG = 64
 
 
 class Senders:
@@ -19,31 +31,70 @@ class Senders:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._waiting: set[tuple[int, str, str]] = set()
+        self._waiting: dict[int, dict[tuple[str, str], None]] = {}  # by app; places in the order they were seen in
 
     def saw(self, app: App, tag: str, address: str) -> None:
-        if len(self._waiting) < _MOST_WAITING:
-            self._waiting.add((app.number, tag, address))
+        if len(tag) > _LONGEST_TAG or len(address) > _LONGEST_ADDRESS:
+            return
+        if app.number not in self._waiting and len(self._waiting) >= _MOST_APPS:
+            return
+        places = self._waiting.setdefault(app.number, {})
+        if len(places) < MOST_WAITING:
+            places[tag, address] = None
 
     def run_once(self) -> bool:
-        """Write down who was seen, forget who was not seen for an hour."""
-        waiting, self._waiting = self._waiting, set()
-        if waiting:
-            repeated(lambda: self._write(sorted(waiting)))
+        """Write down who was seen, forget who was not seen for an hour. Once a second."""
+        waiting, self._waiting = self._waiting, {}
+        for app, places in sorted(waiting.items()):
+            repeated(lambda app=app, places=list(places): self._write(app, places))  # type: ignore[misc]
         return False
 
-    def _write(self, seen: Sequence[tuple[int, str, str]]) -> None:
+    def _write(self, app: int, places: Sequence[tuple[str, str]]) -> None:
+        """One transaction per app: a flood of one is no burden of another."""
         with self._database.transaction() as connection:
             now = self._database.now(connection)
             connection.execute(sender.delete().where(sender.c.seen_ms < now - SEEN_FOR_MS))
-            for number, tag, address in seen:
-                row = {"app_no": number, "tag": tag, "address": address}
-                if not connection.execute(sender.update().filter_by(**row).values(seen_ms=now)).rowcount:
+            known = _places(connection, app)
+            for tag, address in sorted(_admitted({tag for tag, _ in known}, places)):
+                row = {"app_no": app, "tag": tag, "address": address}
+                if (tag, address) in known:
+                    connection.execute(sender.update().filter_by(**row).values(seen_ms=now))
+                else:
                     connection.execute(sender.insert().values(**row, seen_ms=now))
+            for tag, address in _surplus(_places(connection, app)):
+                connection.execute(sender.delete().filter_by(app_no=app, tag=tag, address=address))
 
     def seen_at(self, app: int, tag: str) -> Sequence[str]:
         """host:port of everybody of that app and tag who was seen within the last hour, newest first."""
         query = sa.select(sender.c.address).filter_by(app_no=app, tag=tag).order_by(sender.c.seen_ms.desc())
         with self._database.reading() as connection:
             fresh = sender.c.seen_ms >= self._database.now(connection) - SEEN_FOR_MS
-            return list(connection.execute(query.where(fresh)).scalars())
+            return list(connection.execute(query.where(fresh).limit(MOST_ADDRESSES)).scalars())
+
+
+def _places(connection: sa.Connection, app: int) -> dict[tuple[str, str], None]:
+    """Tag and address of each place of an app, seen last first."""
+    query = sa.select(sender.c.tag, sender.c.address).filter_by(app_no=app)
+    rows = connection.execute(query.order_by(sender.c.seen_ms.desc(), sender.c.tag, sender.c.address))
+    return dict.fromkeys(rows)
+
+
+def _admitted(tags: set[str], places: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Places whose environment is one of these, or finds room beside them."""
+    found = []
+    for tag, address in places:
+        if tag in tags or len(tags) < MOST_TAGS:
+            tags = tags | {tag}
+            found.append((tag, address))
+    return found
+
+
+def _surplus(places: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Addresses beyond the bound of their environment. places: seen last first."""
+    kept: Counter[str] = Counter()
+    found = []
+    for tag, address in places:
+        kept[tag] += 1
+        if kept[tag] > MOST_ADDRESSES:
+            found.append((tag, address))
+    return found
