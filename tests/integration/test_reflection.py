@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool
+from grpc_reflection.v1alpha import reflection_pb2
 
 from tests.support.center import RunningCenter
 from tests.support.certificates import for_loopback
@@ -15,6 +20,8 @@ from tests.support.grpcurl import VERSIONS, Line, Reflection
 from tmc_client.protocol import admin_pb2, admin_pb2_grpc
 from tmc_server.app import initialise
 from tmc_server.config import Config
+from tmc_server.rpc.reflection import Described
+from tmc_server.rpc.reflection import Reflection as Reflecting
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -56,6 +63,112 @@ def test_a_server_without_v1_is_asked_in_the_older_words(center: RunningCenter) 
         reflection = Reflection(channel, ("grpc.reflection.v9.ServerReflection", VERSIONS[1]))
         assert "tmc.v1.AdminService" in reflection.services()
         assert reflection.used == VERSIONS[1]
+
+
+SYMBOLS = [
+    "tmc.v1.MessageService", "tmc.v1.MessageService.Prepare", "tmc.v1.AdminService.ListTopics", "tmc.v1.PrepareRequest",
+    "tmc.v1.PrepareRequest.topic", "tmc.v1.PrepareManyRequest.items", "tmc.v1.MessageState",
+    "tmc.v1.MESSAGE_STATE_COMMITTED", "tmc.v1.MessageState.MESSAGE_STATE_COMMITTED", "grpc.health.v1.Health.Check",
+    "grpc.health.v1.HealthCheckResponse.ServingStatus", "grpc.health.v1.HealthCheckResponse.SERVING",
+    "tmc.v1.CheckTarget.OptionsEntry", "grpc.reflection.v1alpha.ServerReflection.ServerReflectionInfo",
+    "grpc.reflection.v1.ServerReflection.ServerReflectionInfo", "grpc.reflection.v1.ServerReflectionRequest.host",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("symbol", SYMBOLS)
+def test_every_symbol_leads_to_its_file_with_all_its_imports(center: RunningCenter, version: str, symbol: str) -> None:
+    """Methods by their own name too: that is how ghz and other clients ask."""
+    with grpc.insecure_channel(center.address) as channel:
+        answer = Reflection(channel, [version]).ask(file_containing_symbol=symbol)
+    assert not answer.HasField("error_response"), answer.error_response
+    files = [
+        descriptor_pb2.FileDescriptorProto.FromString(data)
+        for data in answer.file_descriptor_response.file_descriptor_proto
+    ]
+    assert files[0].package == symbol[: len(files[0].package)]
+    names = {file.name for file in files}
+    assert len(names) == len(files)
+    assert all(set(file.dependency) <= names for file in files)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_is_not_there_is_an_answer_and_the_stream_goes_on(center: RunningCenter, version: str) -> None:
+    extension = reflection_pb2.ExtensionRequest(containing_type="tmc.v1.PrepareRequest", extension_number=1)
+    requests = [
+        reflection_pb2.ServerReflectionRequest(**asked)
+        for asked in (
+            {"file_by_filename": "no/such.proto"}, {"file_containing_symbol": "tmc.v1.Nothing"},
+            {"file_containing_extension": extension}, {"all_extension_numbers_of_type": "tmc.v1.Nothing"},
+            {"host": "x"}, {"all_extension_numbers_of_type": "tmc.v1.PrepareRequest"}, {"list_services": "*"},
+            {"file_by_filename": "tmc/v1/message.proto", "host": "center"},
+        )
+    ]  # fmt: skip
+    with grpc.insecure_channel(center.address) as channel:
+        call = channel.stream_stream(
+            f"/{version}/ServerReflectionInfo",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        answers = list(call(iter(requests), timeout=30))
+    assert [answer.original_request for answer in answers] == requests
+    assert [answer.error_response.error_code for answer in answers] == [5, 5, 5, 5, 3, 0, 0, 0]
+    assert list(answers[5].all_extension_numbers_response.extension_number) == []
+    assert answers[5].all_extension_numbers_response.base_type_name == "tmc.v1.PrepareRequest"
+    assert len(answers[6].list_services_response.service) == 6
+    assert answers[7].valid_host == "center"
+    first = descriptor_pb2.FileDescriptorProto.FromString(answers[7].file_descriptor_response.file_descriptor_proto[0])
+    assert first.name == "tmc/v1/message.proto"
+
+
+def test_extensions_are_found_by_type_and_number() -> None:
+    pool = descriptor_pool.DescriptorPool()
+    base = descriptor_pb2.FileDescriptorProto(name="base.proto", package="a", syntax="proto2")
+    base.message_type.add(name="Open").extension_range.add(start=100, end=200)
+    more = descriptor_pb2.FileDescriptorProto(
+        name="more.proto", package="b", syntax="proto2", dependency=["base.proto"]
+    )
+    kinds = descriptor_pb2.FieldDescriptorProto
+    holder = more.message_type.add(name="Holder")
+    for scope, name, number in ((more.extension, "outer", 101), (holder.extension, "inner", 150)):
+        scope.add(name=name, number=number, extendee=".a.Open", type=kinds.TYPE_INT32, label=kinds.LABEL_OPTIONAL)
+    pool.Add(base)
+    pool.Add(more)
+    reflection = Reflecting([], Described([pool.FindFileByName("more.proto")]))
+
+    def files(**asked: object) -> list[str]:
+        answer = reflection.answer_one(reflection_pb2.ServerReflectionRequest(**asked))
+        found = map(
+            descriptor_pb2.FileDescriptorProto.FromString, answer.file_descriptor_response.file_descriptor_proto
+        )
+        return [file.name for file in found] or [answer.error_response.error_message]
+
+    for symbol in ("b.outer", "b.Holder.inner", "b.Holder"):
+        assert files(file_containing_symbol=symbol) == ["more.proto", "base.proto"]
+    for number, found in ((101, ["more.proto", "base.proto"]), (150, ["more.proto", "base.proto"]), (102, None)):
+        extension = reflection_pb2.ExtensionRequest(containing_type="a.Open", extension_number=number)
+        assert files(file_containing_extension=extension) == (found or ["There is no 102 here."])
+    numbers = reflection.answer_one(reflection_pb2.ServerReflectionRequest(all_extension_numbers_of_type="a.Open"))
+    assert list(numbers.all_extension_numbers_response.extension_number) == [101, 150]
+
+
+def test_a_load_generator_finds_a_method_by_its_name_and_calls_it(center: RunningCenter, tmp_path: Path) -> None:
+    """With ghz where it is installed; otherwise our own client asks the same way."""
+    method = "tmc.v1.AdminService.ListTopics"
+    program = shutil.which("ghz")
+    if program is None:
+        with grpc.insecure_channel(center.address) as channel:
+            reflection = Reflection(channel)
+            found = reflection.method(method)
+            assert (found.name, found.containing_service.full_name) == ("ListTopics", "tmc.v1.AdminService")
+            topics = reflection.invoke("tmc.v1.AdminService/ListTopics", {}, center.operator)["topics"]
+        assert [topic["name"] for topic in topics] == ["order.paid"]
+        return
+    metadata = json.dumps(dict(center.operator))
+    command = [program, "--insecure", "--call", method, "-d", "{}", "-m", metadata, "-n", "5", "-c", "1", "-O", "json"]
+    done = subprocess.run([*command, center.address], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["statusCodeDistribution"] == {"OK": 5}
 
 
 def test_there_are_lines_to_replay() -> None:

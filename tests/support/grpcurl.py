@@ -27,7 +27,7 @@ class Reflection:
         self._pool = descriptor_pool.DescriptorPool()
         self._loaded: set[str] = set()
 
-    def _ask(self, **request: str) -> Any:
+    def ask(self, **request: str) -> Any:
         for version in self._versions:
             call = self._channel.stream_stream(
                 f"/{version}/ServerReflectionInfo",
@@ -45,11 +45,11 @@ class Reflection:
         raise LookupError("the server does not speak reflection")
 
     def services(self) -> list[str]:
-        return sorted(service.name for service in self._ask(list_services="").list_services_response.service)
+        return sorted(service.name for service in self.ask(list_services="").list_services_response.service)
 
     def describe(self, symbol: str) -> Any:
         """The descriptor of a service or message. Raises KeyError."""
-        answer = self._ask(file_containing_symbol=symbol)
+        answer = self.ask(file_containing_symbol=symbol)
         if answer.HasField("error_response"):
             raise KeyError(answer.error_response.error_message)
         self._load(answer.file_descriptor_response.file_descriptor_proto)
@@ -57,6 +57,15 @@ class Reflection:
             return self._pool.FindServiceByName(symbol)
         except KeyError:
             return self._pool.FindMessageTypeByName(symbol)
+
+    def method(self, symbol: str) -> Any:
+        """The descriptor of package.Service.Method, asked for by that name. Raises KeyError."""
+        answer = self.ask(file_containing_symbol=symbol)
+        if answer.HasField("error_response"):
+            raise KeyError(answer.error_response.error_message)
+        self._load(answer.file_descriptor_response.file_descriptor_proto)
+        service, _, name = symbol.rpartition(".")
+        return self._pool.FindServiceByName(service).methods_by_name[name]
 
     def _load(self, serialized: Sequence[bytes]) -> None:
         files = {file.name: file for file in map(descriptor_pb2.FileDescriptorProto.FromString, serialized)}
@@ -66,7 +75,7 @@ class Reflection:
                 return
             self._loaded.add(name)
             if name not in files:
-                answer = self._ask(file_by_filename=name)
+                answer = self.ask(file_by_filename=name)
                 for data in answer.file_descriptor_response.file_descriptor_proto:
                     file = descriptor_pb2.FileDescriptorProto.FromString(data)
                     files[file.name] = file

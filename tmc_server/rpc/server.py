@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from google.protobuf import descriptor_pool
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
-from grpc_reflection.v1alpha import reflection_pb2
-from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2
 from tmc_server.config import LimitsConfig, TlsConfig
 from tmc_server.rpc.calls import Edge, handlers
+from tmc_server.rpc.reflection import add_reflection
 from tmc_server.rpc.strangers import OpenToAll
 
 SERVICES = {
@@ -24,7 +22,6 @@ SERVICES = {
     "tmc.v1.ConsumptionService": consumption_pb2.DESCRIPTOR.services_by_name["ConsumptionService"],
     "tmc.v1.AdminService": admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 }
-_REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 _HEADROOM = 1 << 20
 _WINDOW_BYTES = 16_384  # what a call may send before anybody waits for it
 _PENDING = 4_000
@@ -56,7 +53,7 @@ def build(servicers: Mapping[str, object], edge: Edge, listen: str, tls: TlsConf
         server.add_generic_rpc_handlers((handlers(descriptor, servicers[name], edge),))
     healthy = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-    _add_reflection(server)
+    add_reflection(server, [*SERVICES, health.SERVICE_NAME])
     try:
         port = (
             server.add_secure_port(listen, _credentials(tls)) if tls.certificate else server.add_insecure_port(listen)
@@ -89,21 +86,6 @@ def _options(limits: LimitsConfig) -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
     ]
-
-
-def _add_reflection(server: grpc.aio.Server) -> None:
-    """The library ships v1alpha only; v1 is the same on the wire, so one servicer answers both names."""
-    names = [*SERVICES, health.SERVICE_NAME, *_REFLECTION]
-    servicer = ReflectionServicer(names, pool=descriptor_pool.Default())
-    handler = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
-    )
-    for name in _REFLECTION:
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler}),)
-        )
 
 
 def _credentials(tls: TlsConfig) -> Any:
