@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from tests.support.center import RunningCenter
@@ -20,8 +20,6 @@ from tests.support.grpcurl import VERSIONS, Line, Reflection
 from tmc_client.protocol import admin_pb2, admin_pb2_grpc
 from tmc_server.app import initialise
 from tmc_server.config import Config
-from tmc_server.rpc.reflection import Described
-from tmc_server.rpc.reflection import Reflection as Reflecting
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -119,37 +117,6 @@ def test_what_is_not_there_is_an_answer_and_the_stream_goes_on(center: RunningCe
     assert answers[7].valid_host == "center"
     first = descriptor_pb2.FileDescriptorProto.FromString(answers[7].file_descriptor_response.file_descriptor_proto[0])
     assert first.name == "tmc/v1/message.proto"
-
-
-def test_extensions_are_found_by_type_and_number() -> None:
-    pool = descriptor_pool.DescriptorPool()
-    base = descriptor_pb2.FileDescriptorProto(name="base.proto", package="a", syntax="proto2")
-    base.message_type.add(name="Open").extension_range.add(start=100, end=200)
-    more = descriptor_pb2.FileDescriptorProto(
-        name="more.proto", package="b", syntax="proto2", dependency=["base.proto"]
-    )
-    kinds = descriptor_pb2.FieldDescriptorProto
-    holder = more.message_type.add(name="Holder")
-    for scope, name, number in ((more.extension, "outer", 101), (holder.extension, "inner", 150)):
-        scope.add(name=name, number=number, extendee=".a.Open", type=kinds.TYPE_INT32, label=kinds.LABEL_OPTIONAL)
-    pool.Add(base)
-    pool.Add(more)
-    reflection = Reflecting([], Described([pool.FindFileByName("more.proto")]))
-
-    def files(**asked: object) -> list[str]:
-        answer = reflection.answer_one(reflection_pb2.ServerReflectionRequest(**asked))
-        found = map(
-            descriptor_pb2.FileDescriptorProto.FromString, answer.file_descriptor_response.file_descriptor_proto
-        )
-        return [file.name for file in found] or [answer.error_response.error_message]
-
-    for symbol in ("b.outer", "b.Holder.inner", "b.Holder"):
-        assert files(file_containing_symbol=symbol) == ["more.proto", "base.proto"]
-    for number, found in ((101, ["more.proto", "base.proto"]), (150, ["more.proto", "base.proto"]), (102, None)):
-        extension = reflection_pb2.ExtensionRequest(containing_type="a.Open", extension_number=number)
-        assert files(file_containing_extension=extension) == (found or ["There is no 102 here."])
-    numbers = reflection.answer_one(reflection_pb2.ServerReflectionRequest(all_extension_numbers_of_type="a.Open"))
-    assert list(numbers.all_extension_numbers_response.extension_number) == [101, 150]
 
 
 def test_a_load_generator_finds_a_method_by_its_name_and_calls_it(center: RunningCenter, tmp_path: Path) -> None:

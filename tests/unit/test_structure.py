@@ -29,7 +29,7 @@ ALLOWED = {
     "store": {"store", "domain", "errors", "metrics"},
     "delivery": {"delivery", "domain", "errors", "metrics"},
     "discovery": {"discovery", "domain", "errors"},
-    "alerts": {"alerts", "domain", "errors"},
+    "alerts": {"alerts", "domain", "errors", "outgoing"},
     "archives": {"archives", "domain", "errors"},
     "requests": {"requests", "domain", "errors", "metrics"},
     "duties": {"duties", "domain", "errors", "metrics"},
