@@ -94,6 +94,30 @@ def test_a_full_queue_refuses_and_changes_nothing(store: StoreUnderTest) -> None
     assert store.messages_with_key("refused") == []
 
 
+def test_a_neighbour_is_not_refused_by_a_queue_that_a_greedy_app_has_filled(store: StoreUnderTest) -> None:
+    """Both queue for the same shard; the newest operations of the greedy one make room and are told so."""
+    gate = _Gate()
+    greedy, polite = [store.a_prepare() for _ in range(10)], [store.a_prepare() for _ in range(3)]
+    for app, operations in ((1, greedy), (2, polite)):
+        for operation in operations:
+            operation.app = app
+
+    async def story(commit: GroupCommit) -> None:
+        first = asyncio.ensure_future(_perform(commit, store, store.a_prepare()))
+        await asyncio.to_thread(gate.inside.wait, 10)
+        filled = asyncio.ensure_future(_perform(commit, store, *greedy))
+        await asyncio.sleep(0)
+        beside = asyncio.ensure_future(_perform(commit, store, *polite))
+        await asyncio.sleep(0)
+        gate.open.set()
+        await asyncio.gather(first, filled, beside)
+
+    _run(store, story, store.new_writer(gate), Limits(lanes=1, queue=10))
+    assert [type(operation.answer) for operation in polite] == [Stored] * 3
+    assert [type(operation.answer) for operation in greedy] == [Stored] * 7 + [QueueFull] * 3
+    assert [len(store.messages_with_key(operation.key)) for operation in greedy] == [1] * 7 + [0] * 3
+
+
 def test_a_cancelled_caller_does_not_hurt_its_neighbours(store: StoreUnderTest) -> None:
     gate = _Gate()
     cancelled, neighbour, later = (store.a_prepare() for _ in range(3))

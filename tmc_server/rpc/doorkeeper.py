@@ -36,7 +36,9 @@ _GRACE_S = 1.0  # a connection this young may still show a key
 class Doorkeeper:
     """Everything but `sweep` on the loop. port: set when the server listens.  connections: limits.connections."""
 
-    def __init__(self, connections: int, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, connections: int, sockets: Sockets | None = None, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self.port = 0
         self._unproven_most = max(connections // 2, 1)
         self._monotonic = monotonic
@@ -45,7 +47,7 @@ class Doorkeeper:
         self._held = 0
         self._worst: set[str] = set()
         self._since: dict[str, float] = {}
-        self._sockets = Sockets()
+        self._sockets = sockets or Sockets()
 
     def showed_key(self, context: Context) -> None:
         """A call of this connection was authenticated."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,8 @@ OF_STRANGERS = Patience(longest_s=5, crowd=8, crowded_s=0.05)
 class Reads:
     """On the loop only."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
         self._open: dict[Context, tuple[int, float]] = {}  # who sends it, since when; oldest first
         self._looking = False
         self._refusing: set[asyncio.Task[None]] = set()
@@ -54,18 +56,19 @@ class Reads:
 
     async def next(self, context: Context, sender: int) -> bytes | None:
         """The next message of a call, None after the last. Raises AbortError: the call was refused meanwhile."""
-        self._open[context] = (sender, time.monotonic())
+        self._open[context] = (sender, self._monotonic())
         if not self._looking:
             self._looking = True
-            asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+            asyncio.get_running_loop().call_later(_LOOK_S, self._look_on)
         try:
             message: Any = await context.read()
         finally:
             self._open.pop(context, None)
         return None if message is grpc.aio.EOF else bytes(message)
 
-    def _look(self) -> None:
-        now = time.monotonic()
+    def look(self) -> None:
+        """Refuse what takes too long."""
+        now = self._monotonic()
         unfinished = Counter(sender for sender, _ in self._open.values())
         for context, (sender, began) in list(self._open.items()):
             patience = OF_STRANGERS if sender == STRANGERS else OF_APPS
@@ -76,9 +79,12 @@ class Reads:
                 task = asyncio.get_running_loop().create_task(refuse(context, _unfinished()))
                 self._refusing.add(task)
                 task.add_done_callback(self._refusing.discard)
+
+    def _look_on(self) -> None:
+        self.look()
         self._looking = bool(self._open)
         if self._looking:
-            asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+            asyncio.get_running_loop().call_later(_LOOK_S, self._look_on)
 
 
 def _unfinished() -> RateLimited:

@@ -1,0 +1,276 @@
+"""The server's edge over real connections: who is refused before the request is read, who is slowed, what ends with a key."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.integration.test_api import BAD, Api, a_message, refusal
+from tests.support.center import RunningCenter
+from tests.support.eventually import eventually
+from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2
+from tmc_server.domain.rights import RIGHTS, Right
+
+LONG = bool(os.environ.get("TMC_TEST_LONG"))
+WRONG_KEY = [("tmc-app", "orders"), ("authorization", "Bearer wrong")]
+
+
+@pytest.fixture(scope="module")
+def center(tmp_path_factory) -> Iterator[RunningCenter]:
+    folder = tmp_path_factory.mktemp("edge")
+    with RunningCenter(f"sqlite:///{folder}/c.db", limits={"streams": 2}) as running:
+        yield running
+
+
+@pytest.fixture
+def channel(center: RunningCenter) -> Iterator[grpc.Channel]:
+    """Of its own: a connection that has failed often is answered late."""
+    with grpc.insecure_channel(center.address, [("grpc.use_local_subchannel_pool", 1)]) as opened:
+        yield opened
+
+
+@contextmanager
+def _never_sent() -> Iterator[Iterator[bytes]]:
+    """A request that is not sent before the answer is there."""
+    answered = threading.Event()
+
+    def requests() -> Iterator[bytes]:
+        answered.wait(30)
+        yield b""
+
+    try:
+        yield requests()
+    finally:
+        answered.set()
+
+
+class TestBeforeTheRequestIsRead:
+    @pytest.mark.parametrize("service", ["MessageService", "ConsumptionService", "AdminService"])
+    def test_a_caller_without_a_key_is_refused_before_it_has_sent_a_request(
+        self, center: RunningCenter, service: str
+    ) -> None:
+        paths = [path for path in RIGHTS if f".{service}/" in path]
+        for path in paths:
+            with grpc.insecure_channel(center.address, [("tests.own", path)]) as own, _never_sent() as requests:
+                kind = own.stream_stream if path.endswith("Subscribe") else own.stream_unary
+                with pytest.raises(grpc.RpcError) as caught:
+                    list(kind(f"/{path}")(requests, metadata=WRONG_KEY, timeout=20) or ())
+                assert caught.value.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+    def test_the_key_is_looked_at_before_any_other_metadata(self, center: RunningCenter, channel: grpc.Channel) -> None:
+        answer = Api(center, channel)("MessageService/Prepare", b"", [*WRONG_KEY, ("tmc-tag", "a b")])
+        assert answer[:2] == ("UNAUTHENTICATED", "CREDENTIALS_INVALID")
+
+    def test_a_refused_request_leaves_nothing_to_the_garbage_collector(
+        self, center: RunningCenter, channel: grpc.Channel
+    ) -> None:
+        def kept() -> int:
+            return sum(
+                type(each) is grpc.aio.AbortError and each.__traceback__ is not None for each in gc.get_objects()
+            )
+
+        api = Api(center, channel)
+        gc.collect()
+        gc.disable()
+        try:
+            for metadata in (WRONG_KEY, center.as_app("orders")):
+                for _ in range(10):
+                    assert api("MessageService/Prepare", a_message(key=""), metadata)[0] != "OK"
+            eventually(lambda: kept() <= 1)  # of twenty; gRPC keeps the newest for a while
+        finally:
+            gc.enable()
+
+    def test_health_and_reflection_take_short_requests_only(self, channel: grpc.Channel) -> None:
+        with pytest.raises(grpc.RpcError) as caught:
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="x" * 5000), timeout=20)
+        assert refusal(caught.value)[:2] == ("INVALID_ARGUMENT", "MALFORMED_REQUEST")
+        with pytest.raises(grpc.RpcError) as caught:
+            list(
+                channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")(
+                    iter([b"\x0a" + b"\x88\x27" + b"x" * 5000]), timeout=20
+                )
+            )
+        assert refusal(caught.value)[:2] == ("INVALID_ARGUMENT", "MALFORMED_REQUEST")
+
+    def test_a_method_that_is_not_there_is_unimplemented(self, channel: grpc.Channel) -> None:
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary("/tmc.v1.MessageService/NoSuchMethod")(b"", timeout=20)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+class TestBudgets:
+    def test_invalid_single_calls_are_counted_like_valid_ones(self, tmp_path) -> None:
+        with (
+            RunningCenter(f"sqlite:///{tmp_path}/c.db", limits={"items_per_second": 5}) as limited,
+            grpc.insecure_channel(limited.address) as channel,
+        ):
+            api = Api(limited, channel)
+            answers = [api("MessageService/Prepare", a_message(key=""))[1] for _ in range(20)]
+            assert set(answers) == {"FIELD_INVALID", "RATE_LIMITED"}
+            assert api("MessageService/Prepare", a_message(), limited.as_app("stranger"))[1] == "TOPIC_UNKNOWN"
+
+    @pytest.mark.parametrize(
+        ("path", "app"),
+        [
+            ("MessageService/GetMessage", "orders"),
+            ("MessageService/DescribeChecks", "orders"),
+            ("ConsumptionService/DescribeSubscriptions", "coupons"),
+        ],
+    )
+    def test_calls_that_carry_no_items_have_a_rate_too(self, tmp_path, path: str, app: str) -> None:
+        with (
+            RunningCenter(f"sqlite:///{tmp_path}/c.db", limits={"calls_per_second": 3}) as limited,
+            grpc.insecure_channel(limited.address) as channel,
+        ):
+            api = Api(limited, channel)
+            answers = [api(path, b"", limited.as_app(app)) for _ in range(20)]
+            refused = [answer[:2] for answer in answers if isinstance(answer, tuple) and answer[1] == "RATE_LIMITED"]
+            assert ("RESOURCE_EXHAUSTED", "RATE_LIMITED") in refused
+            assert not isinstance(api(path, b"", limited.as_app("stranger")), tuple) or path.endswith("GetMessage")
+
+    def test_a_batch_of_more_fields_than_any_valid_one_is_not_decoded(
+        self, center: RunningCenter, channel: grpc.Channel
+    ) -> None:
+        answer = Api(center, channel)("MessageService/PrepareMany", b"\x0a\x00" * 500_000)
+        assert answer[:2] == ("INVALID_ARGUMENT", "MALFORMED_REQUEST")
+
+
+class _Consumer:
+    """A Subscribe stream. ended: its status."""
+
+    def __init__(self, center: RunningCenter, channel: grpc.Channel, app: str) -> None:
+        self._over = threading.Event()
+        self.ended: Any = None
+        self.keys: list[str] = []
+        self._call = channel.stream_stream(
+            "/tmc.v1.ConsumptionService/Subscribe",
+            request_serializer=lambda request: request.SerializeToString(),
+            response_deserializer=consumption_pb2.SubscribeResponse.FromString,
+        )(self._requests(), metadata=center.as_app(app), timeout=60)
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _requests(self) -> Iterator[Any]:
+        yield consumption_pb2.SubscribeRequest(topics=["order.paid"], credit=1000)
+        self._over.wait(60)
+
+    def _read(self) -> None:
+        try:
+            for response in self._call:
+                self.keys += [delivery.key for delivery in response.deliveries]
+        except grpc.RpcError as exc:
+            self.ended = refusal(exc)[:2]
+
+    def close(self) -> None:
+        self._over.set()
+        self._call.cancel()
+        self._thread.join(20)
+
+
+class TestStreams:
+    def test_a_stream_ends_when_its_key_is_dropped_and_others_go_on(
+        self, center: RunningCenter, channel: grpc.Channel
+    ) -> None:
+        api, old = Api(center, channel), center.keys["coupons"]
+        first = _Consumer(center, channel, "coupons")
+        new = api("AdminService/AddAppKey", admin_pb2.AddAppKeyRequest(id="coupons")).key
+        center.keys["coupons"] = new
+        eventually(lambda: not isinstance(_described(api, center), tuple))
+        second = _Consumer(center, channel, "coupons")
+        try:
+            api("AdminService/DropOldAppKey", admin_pb2.DropOldAppKeyRequest(id="coupons"))
+            eventually(lambda: first.ended)
+            assert first.ended == ("UNAUTHENTICATED", "CREDENTIALS_INVALID")
+            api("MessageService/Publish", a_message(key="after the drop"))
+            eventually(lambda: "after the drop" in second.keys)
+            assert second.ended is None
+            assert "after the drop" not in first.keys
+            assert old != new
+        finally:
+            first.close()
+            second.close()
+
+    def test_an_app_has_so_many_streams_and_no_more(self, center: RunningCenter, channel: grpc.Channel) -> None:
+        consumers = [_Consumer(center, channel, "coupons") for _ in range(3)]
+        try:
+            eventually(lambda: any(each.ended for each in consumers))
+            ended = [each.ended for each in consumers]
+            assert sorted(ended, key=str) == [("RESOURCE_EXHAUSTED", "RATE_LIMITED"), None, None]
+        finally:
+            for each in consumers:
+                each.close()
+
+
+def _described(api: Api, center: RunningCenter) -> Any:
+    return api("ConsumptionService/DescribeSubscriptions", b"", center.as_app("coupons"))
+
+
+def test_generated_hostile_calls_end_in_documented_statuses_and_change_no_row_of_a_victim(
+    center: RunningCenter, channel: grpc.Channel
+) -> None:
+    """Every RPC, with no key, a wrong one, a stranger's own, and an app's with bytes that are no request."""
+    api, dice = Api(center, channel), random.Random(11)
+    victim = api("MessageService/Publish", a_message(key="victim"))
+    prepared = api("MessageService/Prepare", a_message(key="victim-prepared"))
+    ids = [victim.message_id, prepared.message_id]
+
+    def rows() -> list[str]:
+        return [
+            str(api("AdminService/GetMessage", admin_pb2.AdminGetMessageRequest(message_id=message_id)).message)
+            for message_id in ids
+        ]
+
+    before, calls = rows(), 0
+    wanted = 20_000 if LONG else 600
+    methods = sorted(path for path in RIGHTS if not path.endswith("Subscribe"))
+    channels = [
+        grpc.insecure_channel(center.address, [("grpc.use_local_subchannel_pool", 1), ("tests.own", i)])
+        for i in range(wanted // 15)
+    ]
+    while calls < wanted:
+        for path in methods:
+            own = Api(center, channels[calls % len(channels)])  # a connection that fails often is answered late
+            who = dice.choice(
+                [
+                    [],
+                    WRONG_KEY,
+                    [("tmc-app", "~ !"), ("authorization", "Bearer  x")],
+                    [("authorization", "basic x"), ("tmc-app", "orders"), ("tmc-bin", b"\xff\x00")],
+                    center.as_app("stranger"),
+                    center.as_app("stranger", tag="staging"),
+                ]
+                + ([center.as_app("orders")] if RIGHTS[path] is Right.ADMIN else [])
+            )
+            data = dice.choice(
+                [
+                    dice.randbytes(dice.randrange(200)),
+                    b"\x0a\xff" + dice.randbytes(9),
+                    b"\x9b\x06" * dice.randrange(300),
+                    message_pb2.DecideRequest(message_id=dice.choice(ids)).SerializeToString(),
+                    message_pb2.DecideManyRequest(
+                        items=[message_pb2.DecideRequest(topic="order.paid", key="victim-prepared")] * 3
+                    ).SerializeToString(),
+                    consumption_pb2.NackRequest(message_id=ids[0], attempt=1, reject=True).SerializeToString(),
+                    a_message(key="victim").SerializeToString(),
+                ]
+            )
+            answer = own(path.removeprefix("tmc.v1."), data, who, 30)
+            calls += 1
+            if isinstance(answer, tuple):
+                assert answer[0] not in {code.name for code in BAD}, (path, who, data)
+                assert answer[1], (path, who, data, answer)
+            else:
+                for result in getattr(answer, "results", ()):
+                    assert result.HasField("error"), (path, who, data)
+    for each in channels:
+        each.close()
+    assert rows() == before
