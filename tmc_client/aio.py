@@ -18,6 +18,7 @@ from tmc_client.connection import Tls
 from tmc_client.producer import Prepared, prepared_of, reference, request_of
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
     from tmc_client.aio_transaction import AsyncTransaction
@@ -43,6 +44,7 @@ class AsyncCenter:
 
     def __init__(self, center: blocking.Center) -> None:
         self.blocking = center
+        self._settling: set[asyncio.Task[None]] = set()
 
     async def _call(self, kind: sender.Kind, request: Any, limit: timedelta) -> Any:
         return await awaited(self.blocking.sender.send_from_loop(kind, request, limit.total_seconds()), limit)
@@ -98,7 +100,7 @@ class AsyncCenter:
         """A block that owns the commit of `session`; use it with `async with`."""
         from tmc_client.aio_transaction import AsyncTransaction
 
-        return AsyncTransaction(self.blocking.producer, session, prepare_timeout)
+        return AsyncTransaction(self.blocking.producer, self._settle_later, session, prepare_timeout)
 
     async def resume(self, engine: AsyncEngine) -> int:
         """Submit what this database's ledger says was committed and never answered; await it when your service starts."""
@@ -106,9 +108,35 @@ class AsyncCenter:
 
         return await resume(self, engine)
 
+    def _settle_later(self, loop: asyncio.AbstractEventLoop, engine: Engine, message_id: str) -> None:
+        """Mark a submit that was answered when its block had ended. Called in the sender's thread."""
+        try:
+            loop.call_soon_threadsafe(self._start_settling, engine, message_id)
+        except RuntimeError:  # the loop is closed
+            log.info("message %s stays unsettled and is submitted again at the next start", message_id)
+
+    def _start_settling(self, engine: Engine, message_id: str) -> None:
+        from tmc_client.aio_ledger import settle
+
+        task = asyncio.create_task(settle(engine, [message_id]))
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
+    async def flush(self, timeout: timedelta = timedelta(seconds=5)) -> bool:
+        """Wait until nothing is on its way. Returns False when the time is over."""
+        done = await asyncio.to_thread(self.blocking.flush, timeout)
+        await self._settled()
+        return done
+
     async def close(self) -> None:
         """Finish what is queued, then close."""
         await asyncio.to_thread(self.blocking.close)
+        await self._settled()
+
+    async def _settled(self) -> None:
+        await asyncio.sleep(0)  # what the sender's thread has just handed over begins now
+        if self._settling:
+            await asyncio.wait(self._settling)
 
     async def __aenter__(self) -> AsyncCenter:
         return self

@@ -1,27 +1,34 @@
-"""The ledger's chores over an AsyncEngine: make the tables, submit what an earlier run left behind."""
+"""The ledger's chores over an AsyncEngine: make the tables, submit what an earlier run left behind, settle."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from datetime import timedelta
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.util import greenlet_spawn
 
-from tmc_client import errors
+from tmc_client import errors, ledger
 from tmc_client.aio import AsyncCenter
-from tmc_client.ledger import ledger_id_of, refused, settle_statement, unsettled_after
-from tmc_client.tables import metadata
+from tmc_client.ledger import refused, settle_statement, unsettled_after
+
+log = logging.getLogger("tmc_client.ledger")
 
 
 async def create_tables(engine: AsyncEngine) -> None:
-    """Create the ledger and inbox tables where they are missing. Safe to repeat."""
+    """Create the ledger and inbox tables where they are missing. Safe to repeat, and for several processes at once."""
+    await greenlet_spawn(ledger.create_tables, engine.sync_engine)
 
-    def create(connection: sa.Connection) -> None:
-        metadata.create_all(connection)
-        ledger_id_of(connection)
 
-    async with engine.begin() as connection:
-        await connection.run_sync(create)
+async def settle(engine: sa.Engine, message_ids: Sequence[str]) -> None:
+    """Mark answered messages. engine: the blocking side of an AsyncEngine."""
+    try:
+        async with AsyncEngine(engine).begin() as connection:
+            await connection.execute(settle_statement(message_ids))
+    except Exception as exc:
+        log.warning("%d answered messages stay unsettled: %s", len(message_ids), exc, exc_info=True)
 
 
 async def resume(center: AsyncCenter, engine: AsyncEngine, timeout: timedelta = timedelta(seconds=30)) -> int:

@@ -1,106 +1,76 @@
-"""The transaction block for an AsyncSession: the steps of tmc_client.transaction, awaited."""
+"""The transaction block for an AsyncSession: the same steps, run in SQLAlchemy's greenlet, which awaits what they wait for."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.util import await_only
 
-from tmc_client.ledger import fenced, ledger_id_of, rows_for, settle_statement
+from tmc_client.ledger import settle_statement
 from tmc_client.producer import Producer
-from tmc_client.tables import ledger
-from tmc_client.transaction import (
-    BACKGROUND,
-    SUBMIT_WAIT,
-    Preparation,
-    Records,
-    begin_block,
-    end_block,
-    may_be_fenced,
-    raise_after,
-)
+from tmc_client.transaction import Block, was_answered
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
-log = logging.getLogger("tmc_client.transaction")
+SettleLater = Callable[[asyncio.AbstractEventLoop, sa.Engine, str], None]
 
 
-class AsyncTransaction(Records):
+class AsyncTransaction(Block):
     """Use it with `async with`, once. See tmc_client.transaction for the order of the steps and what may raise."""
 
-    def __init__(self, producer: Producer, session: AsyncSession, prepare_timeout: timedelta) -> None:
-        super().__init__()
-        self._producer = producer
+    def __init__(
+        self, producer: Producer, settle: SettleLater, session: AsyncSession, prepare_timeout: timedelta
+    ) -> None:
+        super().__init__(producer, session.sync_session, prepare_timeout)
         self._session = session
-        self._prepare_timeout = prepare_timeout
+        self._settle_on = settle
+        self._loop = asyncio.get_running_loop()
 
     async def __aenter__(self) -> AsyncTransaction:
-        begin_block(self._session.sync_session)
+        await self._session.run_sync(lambda _: self._begin())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        end_block(self._session.sync_session)
-        if exc is not None:
-            await self._session.rollback()
-            return
-        await self._write()
-        await self._session.commit()
-        await self._submit()
+        await self._session.run_sync(lambda _: self._end(exc))
 
-    async def _write(self) -> None:
-        preparation: Preparation | None = None
-        try:
-            await self._session.flush()
-            if not self.requests:
-                return
-            connection = await self._session.connection()
-            ledger_id = await connection.run_sync(ledger_id_of)
-            preparation = Preparation(self._producer, self.requests, ledger_id, self._prepare_timeout)
-            await asyncio.wait(
-                [asyncio.wrap_future(future) for future in preparation.futures],
-                timeout=self._prepare_timeout.total_seconds(),
-            )
-            self.messages = preparation.collect()
-            await connection.execute(ledger.insert(), rows_for(self.messages))
-        except BaseException as exc:
-            await self._session.rollback()
-            raise_after(exc, preparation, await self._markers(exc))
-            raise
+    def _until_done(self, futures: Sequence[Future[Any]], limit: timedelta) -> None:
+        await_only(_all_done(futures, limit))
 
-    async def _markers(self, exc: BaseException) -> Sequence[str]:
-        """See tmc_client.transaction."""
-        engine = self._session.bind
-        if not (self.messages and may_be_fenced(exc) and isinstance(engine, AsyncEngine)):
-            return ()
-        try:
-            async with engine.connect() as connection:
-                markers: Sequence[str] = (
-                    (await connection.execute(fenced([m.message_id for m in self.messages]))).scalars().all()
-                )
-                return markers
-        except sa.exc.SQLAlchemyError:
-            return ()
+    def _settle(self, engine: sa.Engine, submits: Mapping[str, Future[Any]]) -> None:
+        answered = []
+        for message_id, submit in submits.items():
+            if not submit.done():
+                submit.add_done_callback(partial(self._settle_one, engine, message_id))
+            elif was_answered(message_id, submit):
+                answered.append(message_id)
+        if answered:
+            with engine.begin() as connection:
+                connection.execute(settle_statement(answered))
 
-    async def _submit(self) -> None:
-        """Nothing raises here: the transaction is committed."""
-        if not self.messages:
-            return
-        try:
-            futures = {m.message_id: asyncio.wrap_future(self._producer.submit(m, BACKGROUND)) for m in self.messages}
-            done, _ = await asyncio.wait(futures.values(), timeout=SUBMIT_WAIT.total_seconds())
-            answered = [id_ for id_, future in futures.items() if future in done and future.exception() is None]
-            engine = self._session.bind
-            if answered and isinstance(engine, AsyncEngine):
-                async with engine.begin() as connection:
-                    await connection.execute(settle_statement(answered))
-        except Exception as exc:  # noqa: BLE001 - the transaction is committed: its caller must not see an error
-            log.warning("committed, the center answers later: %s", exc)
+    def _settle_one(self, engine: sa.Engine, message_id: str, submit: Future[Any]) -> None:
+        """In the sender's thread, after the block has ended."""
+        if was_answered(message_id, submit):
+            self._settle_on(self._loop, engine, message_id)
+
+
+async def _all_done(futures: Sequence[Future[Any]], limit: timedelta) -> None:
+    waiting = [asyncio.wrap_future(future) for future in futures]
+    for future in waiting:
+        future.add_done_callback(_seen)
+    await asyncio.wait(waiting, timeout=limit.total_seconds())
+
+
+def _seen(done: asyncio.Future[Any]) -> None:
+    """Its error is read from the future that it wraps; unread here, asyncio would report it."""
+    if not done.cancelled():
+        done.exception()

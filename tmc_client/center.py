@@ -14,7 +14,7 @@ import grpc
 
 from tmc_client import wire
 from tmc_client.codecs import Topic
-from tmc_client.connection import Connection, Identity, Tls
+from tmc_client.connection import Connection, Identity, Tls, watch_forks
 from tmc_client.producer import Prepared, Producer, prepared_of, request_of, wait
 from tmc_client.protocol import message_pb2
 from tmc_client.sender import Sender
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DEFAULT_TIMEOUT = timedelta(seconds=5)
+_OF_PARENTS: list[object] = []  # gRPC servers of a parent process: stopping or freeing them in a child would hang it
 
 
 class Center:
@@ -43,6 +44,13 @@ class Center:
         self._outcomes: dict[str, Outcome] = {}
         self._settler: Any = None
         self._settler_lock = threading.Lock()
+        watch_forks(self)
+
+    def after_fork(self) -> None:
+        """See connection.ForkAware: a thread of the parent may have held the lock; its check servers are not ours."""
+        self._settler_lock = threading.Lock()
+        _OF_PARENTS.append(self.serving)
+        self.serving = set()
 
     @property
     def identity(self) -> Identity:

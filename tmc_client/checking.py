@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tmc_client import errors
+from tmc_client.connection import watch_forks
 from tmc_client.protocol import message_pb2
 from tmc_client.questions import Answer, Denied, Question, Verdict
 
@@ -42,6 +43,11 @@ class CheckToken:
         self._lock = threading.Lock()
         self._token = ""
         self._asked = float("-inf")
+        watch_forks(self)
+
+    def after_fork(self) -> None:
+        """See connection.ForkAware."""
+        self._lock = threading.Lock()
 
     def is_right(self, shown: str) -> bool:
         """Compare in constant time. Raises TmcError: it is not known yet, and the center does not say.

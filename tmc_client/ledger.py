@@ -170,9 +170,12 @@ class Settler:
             try:
                 with engine.begin() as connection:
                     connection.execute(settle_statement(ids))
-            except sa.exc.SQLAlchemyError as exc:
+            except Exception as exc:  # an event of the user's or a driver may raise anything; the thread must live
                 log.warning(
-                    "%d answered messages stay unsettled and are submitted again at the next start: %s", len(ids), exc
+                    "%d answered messages stay unsettled and are submitted again at the next start: %s",
+                    len(ids),
+                    exc,
+                    exc_info=True,
                 )
 
     def close(self) -> None:

@@ -1,18 +1,19 @@
 """The transaction block: it owns the commit of the local transaction, and the messages go with it.
 
-At the end of the block, in this order: flush, prepare all records in one batch call, ledger rows, local commit, submit.
-Before the commit anything may raise, and then nothing happened: the session is rolled back and what was prepared is
-rolled back at the center, in the background. When the outcome of the commit is uncertain the block stays silent towards
-the center: the ledger decides. After the commit nothing raises.
+At the end of the block, in this order: flush, verify that it is still one transaction, prepare all records in one batch
+call, ledger rows, local commit, submit. Before the commit anything may raise, and then nothing happened: the session is
+rolled back and what was prepared is rolled back at the center, in the background. When the outcome of the commit is
+uncertain the block stays silent towards the center: the ledger decides. After the commit nothing raises.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_all
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +22,7 @@ import sqlalchemy as sa
 from tmc_client import errors
 from tmc_client.codecs import Topic
 from tmc_client.ledger import fenced, ledger_id_of, rows_for
+from tmc_client.one_transaction import OneTransaction
 from tmc_client.producer import Prepared, Producer, prepared_of, request_of, wait
 from tmc_client.protocol import message_pb2
 from tmc_client.tables import ledger
@@ -32,29 +34,8 @@ log = logging.getLogger("tmc_client.transaction")
 
 T = TypeVar("T")
 Settle = Callable[[sa.Engine, list[str]], None]
-BACKGROUND = timedelta(seconds=60)  # submits and rollbacks go on trying this long after the block
-_MARK = "tmc_transaction"
-SUBMIT_WAIT = timedelta(seconds=2)  # the block waits so long for the submits' answers, then leaves them behind
-
-
-class Records:
-    """What was sent inside a block: recorded only."""
-
-    def __init__(self) -> None:
-        self.requests: list[message_pb2.PrepareRequest] = []
-        self.messages: list[Prepared] = []
-
-    def send(
-        self,
-        topic: Topic[T] | str,
-        body: T,
-        *,
-        key: str,
-        headers: Mapping[str, str] | None = None,
-        delay: timedelta = timedelta(0),
-    ) -> None:
-        """Record a message: it is delivered if and only if the block's transaction commits."""
-        self.requests.append(request_of(topic, body, key, headers, delay, None))
+BACKGROUND = timedelta(seconds=60)  # submits and rollbacks are repeated this long after the block
+SUBMIT_WAIT = timedelta(seconds=2)  # the block waits this long for the answers to its submits, then leaves them behind
 
 
 class Preparation:
@@ -65,15 +46,14 @@ class Preparation:
     ):
         self._producer = producer
         self._requests = requests
-        self.deadline = time.monotonic() + limit.total_seconds()
         for request in requests:
             request.ledger_id = ledger_id
         self.futures: list[Future[Any]] = [producer.prepare(request, limit) for request in requests]
 
     def collect(self) -> list[Prepared]:
-        """All handles. Raises the first error."""
+        """All handles. Raises the first error; DeadlineExceeded for what is not answered yet."""
         return [
-            prepared_of(request, wait(future, timedelta(seconds=max(0.0, self.deadline - time.monotonic()))))
+            prepared_of(request, wait(future, timedelta(0)))
             for request, future in zip(self._requests, self.futures, strict=True)
         ]
 
@@ -84,78 +64,110 @@ class Preparation:
             self._producer.rollback(attempt, BACKGROUND)
 
 
-def begin_block(session: Session) -> None:
-    """Refuse sessions whose commit would not be the block's own. Raises InvalidRequest."""
-    bind = session.get_bind()
-    foreign = isinstance(bind, sa.Connection) and bind.in_transaction()
-    if session.in_nested_transaction() or foreign or _MARK in session.info:
-        raise errors.InvalidRequest(
-            "center.transaction() owns the commit: it cannot run inside a savepoint, another block, or a transaction of "
-            "the connection that the session is bound to. Open it around those."
-        )
-    session.info[_MARK] = True
-
-
-def end_block(session: Session) -> None:
-    """The session may be used for another block."""
-    session.info.pop(_MARK, None)
-
-
 def may_be_fenced(exc: BaseException) -> bool:
     """A key that is taken; or, on SQLite, a snapshot that somebody else's write made too old."""
     return isinstance(exc, sa.exc.IntegrityError | sa.exc.OperationalError)
 
 
-def raise_after(exc: BaseException, preparation: Preparation | None, markers: Sequence[str]) -> None:
-    """The block failed before its commit and was rolled back: see that nothing of it stays prepared.
+class Block:
+    """What both faces share, written for a blocking session; asyncio runs it in SQLAlchemy's greenlet."""
 
-    markers: of its messages, read after the roll-back. Raises Fenced when there are any.
-    """
-    if preparation is not None:
-        preparation.abandon()
-    if markers:
-        raise errors.Fenced(errors.Fenced.__doc__ or "") from exc
-
-
-class Transaction(Records):
-    """The block for a blocking SQLAlchemy session. Use it with `with`, once."""
-
-    def __init__(self, producer: Producer, settle: Settle, session: Session, prepare_timeout: timedelta) -> None:
-        super().__init__()
+    def __init__(self, producer: Producer, session: Session, prepare_timeout: timedelta) -> None:
+        self.requests: list[message_pb2.PrepareRequest] = []
+        self.messages: list[Prepared] = []
         self._producer = producer
-        self._settle_in = settle
-        self._session = session
+        self._sync_session = session
         self._prepare_timeout = prepare_timeout
+        self._watch = OneTransaction(session, "transaction block", recorder=self)
+        self._closed_because = "before its block: enter `with center.transaction(session) as tx` first."
+        self._used = False
 
-    def __enter__(self) -> Transaction:
-        begin_block(self._session)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    def send(
+        self,
+        topic: Topic[T] | str,
+        body: T,
+        *,
+        key: str,
+        headers: Mapping[str, str] | None = None,
+        delay: timedelta = timedelta(0),
     ) -> None:
-        end_block(self._session)
-        if exc is not None:
-            self._session.rollback()  # nothing was prepared, so there is nothing to tell the center
-            return
-        self._write()
-        # From here on the outcome belongs to the database: an error of the commit itself may mean either.
-        self._session.commit()
+        """Record a message: it is delivered if and only if the block's transaction commits.
+
+        What was recorded since a savepoint goes away when that is rolled back. Raises InvalidRequest outside the block,
+        and when its transaction was rolled back.
+        """
+        if self._closed_because:
+            raise errors.InvalidRequest(f"tx.send() {self._closed_because}")
+        self._watch.check()
+        self.requests.append(request_of(topic, body, key, headers, delay, None))
+
+    def position(self) -> int:
+        """See one_transaction.Recorder."""
+        return len(self.requests)
+
+    def forget_since(self, position: int) -> None:
+        """See one_transaction.Recorder."""
+        del self.requests[position:]
+
+    def _until_done(self, futures: Sequence[Future[Any]], limit: timedelta) -> None:
+        """Wait until all are done or the time is over."""
+        raise NotImplementedError
+
+    def _settle(self, engine: sa.Engine, submits: Mapping[str, Future[Any]]) -> None:
+        """Mark in the ledger which of these submits were answered, later ones too."""
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        """Refuse what can only go wrong. Raises InvalidRequest."""
+        if self._used:
+            raise errors.InvalidRequest("This transaction block was used before: call center.transaction() for each.")
+        session = self._sync_session
+        bind = session.get_bind()
+        foreign = isinstance(bind, sa.Connection) and bind.in_transaction() and not session.in_transaction()
+        if session.in_nested_transaction() or foreign:
+            raise errors.InvalidRequest(
+                "center.transaction() owns the commit: it cannot run inside a savepoint or a transaction of the "
+                "connection that the session is bound to. Open it around those."
+            )
+        self._watch.begin()
+        self._used, self._closed_because = True, ""
+
+    def _end(self, exc: BaseException | None) -> None:
+        try:
+            if exc is not None:
+                self._watch.roll_back()  # nothing was prepared, so there is nothing to tell the center
+                return
+            self._write()
+            # From here on the outcome belongs to the database: an error of the commit itself may mean either.
+            self._watch.commit()
+        finally:
+            self._close()
+            self._watch.stop()
         self._submit()
+
+    def _close(self) -> None:
+        self._closed_because = "after the end of its block: send inside it, or use center.publish()."
 
     def _write(self) -> None:
         preparation: Preparation | None = None
+        session = self._sync_session
         try:
-            self._session.flush()
+            session.flush()
+            self._watch.verify()
+            self._close()
             if not self.requests:
                 return
-            connection = self._session.connection()
+            connection = session.connection()
             preparation = Preparation(self._producer, self.requests, ledger_id_of(connection), self._prepare_timeout)
+            self._until_done(preparation.futures, self._prepare_timeout)
             self.messages = preparation.collect()
             connection.execute(ledger.insert(), rows_for(self.messages))
         except BaseException as exc:
-            self._session.rollback()
-            raise_after(exc, preparation, self._markers(exc))
+            self._watch.roll_back()
+            if preparation is not None:
+                preparation.abandon()
+            if self._markers(exc):
+                raise errors.Fenced(errors.Fenced.__doc__ or "") from exc
             raise
 
     def _markers(self, exc: BaseException) -> Sequence[str]:
@@ -163,7 +175,7 @@ class Transaction(Records):
         if not (self.messages and may_be_fenced(exc)):
             return ()
         try:
-            with self._session.get_bind().engine.connect() as connection:
+            with self._sync_session.get_bind().engine.connect() as connection:
                 return connection.execute(fenced([m.message_id for m in self.messages])).scalars().all()
         except sa.exc.SQLAlchemyError:
             return ()
@@ -173,18 +185,49 @@ class Transaction(Records):
         if not self.messages:
             return
         try:
-            futures = {m.message_id: self._producer.submit(m, BACKGROUND) for m in self.messages}
-            engine = self._session.get_bind().engine
-            deadline = time.monotonic() + SUBMIT_WAIT.total_seconds()
-            for message_id, future in futures.items():
-                future.add_done_callback(lambda done, id_=message_id: self._settle(engine, id_, done))  # type: ignore[misc]
-            for future in futures.values():
-                wait(future, timedelta(seconds=max(0.0, deadline - time.monotonic())))
-        except Exception as exc:  # noqa: BLE001 - the transaction is committed: its caller must not see an error
-            log.warning("committed, the center answers later: %s", exc)
+            engine = self._sync_session.get_bind().engine
+            submits = {m.message_id: self._producer.submit(m, BACKGROUND) for m in self.messages}
+            try:
+                self._until_done(list(submits.values()), SUBMIT_WAIT)
+            finally:
+                self._settle(engine, submits)
+        except Exception as exc:
+            log.warning("committed, the center answers later: %s", exc, exc_info=True)
 
-    def _settle(self, engine: sa.Engine, message_id: str, done: Future[Any]) -> None:
-        if done.cancelled() or done.exception() is not None:
-            log.error("message %s is committed, its submit was not answered: %s", message_id, done.exception())
-            return
-        self._settle_in(engine, [message_id])
+
+def was_answered(message_id: str, submit: Future[Any]) -> bool:
+    """Of a submit that is done; logs when it was not."""
+    failure = None if submit.cancelled() else submit.exception()
+    if submit.cancelled() or failure is not None:
+        log.error("message %s is committed, its submit was not answered: %s", message_id, failure or "cancelled")
+        return False
+    return True
+
+
+class Transaction(Block):
+    """The block for a blocking SQLAlchemy session. Use it with `with`, once."""
+
+    def __init__(self, producer: Producer, settle: Settle, session: Session, prepare_timeout: timedelta) -> None:
+        super().__init__(producer, session, prepare_timeout)
+        self._settle_in = settle
+
+    def __enter__(self) -> Transaction:
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(exc)
+
+    def _until_done(self, futures: Sequence[Future[Any]], limit: timedelta) -> None:
+        wait_for_all(futures, limit.total_seconds())
+
+    def _settle(self, engine: sa.Engine, submits: Mapping[str, Future[Any]]) -> None:
+        for message_id, submit in submits.items():
+            submit.add_done_callback(partial(self._settle_one, engine, message_id))
+
+    def _settle_one(self, engine: sa.Engine, message_id: str, submit: Future[Any]) -> None:
+        """In the sender's thread, as soon as it is done."""
+        if was_answered(message_id, submit):
+            self._settle_in(engine, [message_id])

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
 import pydantic
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
-from tmc_client import aio
+from tmc_client import aio, one_transaction
+from tmc_client.ledger import Settler, rows_for
 from tmc_client.protocol import types_pb2
 from tmc_client.tables import inbox, ledger
 from tmc_server.store.tables import alert
@@ -126,6 +131,52 @@ class TestTransaction:
                 pass
         assert _state(center, "tx.one", "outer") == types_pb2.MESSAGE_STATE_COMMITTED
 
+    def test_sending_before_or_after_the_block_is_refused_at_the_call(
+        self, center: tmc.Center, business: sa.Engine
+    ) -> None:
+        with Session(business) as session:
+            tx = center.transaction(session)
+            with pytest.raises(tmc.InvalidRequest, match="before its block"):
+                tx.send("tx.one", {}, key="early")
+            with tx:
+                _insert(session, 1)
+            with pytest.raises(tmc.InvalidRequest, match="after the end of its block"):
+                tx.send("tx.one", {}, key="late")
+            with pytest.raises(tmc.InvalidRequest, match="used before"), tx:
+                pass
+        assert _orders(business) == [1]
+
+    def test_a_transaction_that_autocommits_already_is_refused_at_the_block(
+        self, center: tmc.Center, business: sa.Engine
+    ) -> None:
+        engine = business.execution_options(isolation_level="AUTOCOMMIT")
+        with Session(engine) as session:
+            session.execute(sa.text("SELECT 1"))
+            with pytest.raises(tmc.InvalidRequest, match="AUTOCOMMIT"), center.transaction(session):
+                raise AssertionError("the block began")
+
+    def test_a_swallowed_refusal_does_not_open_the_connection(self, center: tmc.Center, business: sa.Engine) -> None:
+        engine = business.execution_options(isolation_level="AUTOCOMMIT")
+        with pytest.raises(tmc.InvalidRequest, match="AUTOCOMMIT"):
+            with Session(engine) as session, center.transaction(session):
+                for _ in range(2):
+                    with contextlib.suppress(tmc.InvalidRequest):
+                        _insert(session, 1)
+        assert _orders(business) == []
+
+    def test_sessions_and_connections_are_free_after_a_block(self, center: tmc.Center, business: sa.Engine) -> None:
+        with Session(business) as session:
+            with center.transaction(session):
+                _insert(session, 1)
+            _insert(session, 2)
+            session.commit()
+            with pytest.raises(ZeroDivisionError), center.transaction(session):
+                1 / 0  # noqa: B018
+            _insert(session, 3)
+            session.commit()
+        assert _orders(business) == [1, 2, 3]
+        assert not one_transaction._BY_CONNECTION
+
     def test_a_center_that_is_away_stops_the_block_before_the_commit(self, business: sa.Engine) -> None:
         from tests.support.mariadb import free_port
 
@@ -141,8 +192,6 @@ class TestTransaction:
         """The producer died between its commit and the answer to its submit."""
         prepared = center.prepare("tx.one", {"order": 9}, key="orphan")
         with business.begin() as connection:
-            from tmc_client.ledger import rows_for
-
             connection.exec_driver_sql("INSERT INTO orders VALUES (9)")
             connection.execute(ledger.insert(), rows_for([prepared]))
         assert center.resume(business) == 1
@@ -378,8 +427,6 @@ def _consumption_states(running: RunningCenter, topic: str) -> dict[str, int]:
 class TestAsyncio:
     def test_the_same_calls_awaited(self, running: RunningCenter, tmp_path) -> None:
         async def story() -> None:
-            from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-
             engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/async.db")
             sync = sa.create_engine(f"sqlite:///{tmp_path}/async.db")
             await aio.create_tables(engine)
@@ -399,8 +446,6 @@ class TestAsyncio:
                         1 / 0  # noqa: B018
                 assert (await asyncio.to_thread(_state, center.blocking, "aio", "tx")) == 2
                 await _cancelled_block(center, engine)
-                from tmc_client.ledger import rows_for
-
                 orphan = await center.prepare("aio", {}, key="orphan")
                 async with engine.begin() as connection:
                     await connection.execute(ledger.insert(), rows_for([orphan]))
@@ -417,10 +462,88 @@ class TestAsyncio:
 
         asyncio.run(story())
 
+    def test_a_submit_that_is_answered_after_the_block_is_settled_all_the_same(
+        self, running: RunningCenter, tmp_path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tmc_client.transaction.SUBMIT_WAIT", timedelta(0))
+        answer: Future[Any] = Future()
+
+        async def story() -> None:
+            engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/late.db")
+            await aio.create_tables(engine)
+            async with aio.connect(running.address, app="orders") as center:
+                monkeypatch.setattr(center.blocking.producer, "submit", lambda *_: answer)
+                async with AsyncSession(engine) as session, center.transaction(session) as tx:
+                    tx.send("aio", {"x": 1}, key="late")
+                sync = sa.create_engine(f"sqlite:///{tmp_path}/late.db")
+                assert [row.settled_ms is not None for row in _ledger(sync)] == [False]
+                await asyncio.to_thread(answer.set_result, None)
+                await center.flush()
+                assert [row.settled_ms is not None for row in _ledger(sync)] == [True]
+                sync.dispose()
+            await engine.dispose()
+
+        asyncio.run(story())
+
+    def test_a_block_on_a_connection_is_settled_too(self, running: RunningCenter, tmp_path) -> None:
+        async def story() -> None:
+            engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/bound.db")
+            await aio.create_tables(engine)
+            async with aio.connect(running.address, app="orders") as center, engine.connect() as connection:
+                async with AsyncSession(connection) as session, center.transaction(session) as tx:
+                    tx.send("aio", {"x": 1}, key="bound")
+            await engine.dispose()
+
+        asyncio.run(story())
+        sync = sa.create_engine(f"sqlite:///{tmp_path}/bound.db")
+        assert [row.settled_ms is not None for row in _ledger(sync)] == [True]
+        sync.dispose()
+
+    def test_processes_that_start_at_once_may_all_make_the_tables(self, tmp_path) -> None:
+        async def story() -> None:
+            engines = [create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/many.db") for _ in range(8)]
+            await asyncio.gather(*(aio.create_tables(engine) for engine in engines))
+            for engine in engines:
+                await engine.dispose()
+
+        asyncio.run(story())
+
+
+def test_a_settler_survives_what_a_driver_or_an_event_raises(tmp_path) -> None:
+    broken, well = (sa.create_engine(f"sqlite:///{tmp_path}/{name}.db") for name in ("broken", "well"))
+    tmc.create_tables(well)
+    with well.begin() as connection:
+        connection.execute(ledger.insert(), rows_for([tmc.Prepared("1-1-05-1", "t", "k", b"0" * 16)]))
+
+    @sa.event.listens_for(broken, "do_connect")
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("no secret to connect with")
+
+    settler = Settler()
+    settler.add(broken, ["1-1-05-9"])
+    settler.add(well, ["1-1-05-1"])
+    eventually(lambda: [row.settled_ms is not None for row in _ledger(well)] == [True])
+    with well.begin() as connection:
+        connection.execute(ledger.update().values(settled_ms=None))
+    settler.add(well, ["1-1-05-1"])  # its thread lives
+    eventually(lambda: [row.settled_ms is not None for row in _ledger(well)] == [True])
+    settler.close()
+    well.dispose()
+
+
+def test_locks_that_a_thread_of_the_parent_holds_are_not_inherited() -> None:
+    center = tmc.connect("127.0.0.1:1", app="orders")
+    checks = center.checks()
+    with center._settler_lock, checks.token._lock:
+        child = os.fork()
+        if child == 0:
+            free = center._settler_lock.acquire(blocking=False) and checks.token._lock.acquire(blocking=False)
+            os._exit(0 if free else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
 
 async def _cancelled_block(center: aio.AsyncCenter, engine: Any) -> None:
     """The client of a web request went away in the middle of the prepare: its key is free again."""
-    from sqlalchemy.ext.asyncio import AsyncSession
 
     async def request() -> None:
         async with AsyncSession(engine) as session, center.transaction(session) as tx:

@@ -1,0 +1,670 @@
+"""Every way a session can end, for the transaction block and for the handler with an inbox.
+
+A way is one row of WAYS: what is done inside, and how it must come out. Each runs as a producer's block and as a consumer's
+handler, blocking and asyncio, on SQLite and on MariaDB. Adding a way means adding one row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+import tmc_client as tmc
+from tests.support.center import RunningCenter
+from tests.support.eventually import eventually
+from tests.support.mariadb import MariaDB
+from tmc_client.aio_transaction import AsyncTransaction
+from tmc_client.center import timedelta
+from tmc_client.fence import LedgerAnswers
+from tmc_client.protocol import message_pb2, types_pb2
+from tmc_client.tables import inbox, ledger, ledger_info
+from tmc_client.transaction import Transaction
+
+_numbers = itertools.count(1)
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Effect(Base):
+    """What happened, as often as it happened."""
+
+    __tablename__ = "effect"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    number: Mapped[int]
+
+
+class Taken(Base):
+    """Row 1 is there before each way begins: inserting it again fails."""
+
+    __tablename__ = "taken"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    number: Mapped[int]
+
+
+class Refusal(Exception):
+    """The program's own error."""
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """Where a way runs. send: of the block; handlers send nothing."""
+
+    session: Session
+    database: Database
+    send: Callable[[str], None]
+
+    def effect(self, number: int) -> None:
+        self.session.execute(sa.insert(Effect).values(number=number))
+
+    def work(self, number: int, key: str) -> None:
+        self.effect(number)
+        self.send(key)
+
+    def fail(self) -> None:
+        """A statement that the database refuses; its transaction lives on."""
+        self.session.execute(sa.insert(Taken).values(id=1, number=0))
+
+    def connection_id(self) -> int:
+        return int(self.session.execute(sa.text("SELECT CONNECTION_ID()")).scalar_one())
+
+
+# What is done inside -----------------------------------------------------------------------------------------------
+
+
+def plain(scene: Scene) -> None:
+    scene.work(1, "a")
+
+
+def nothing(scene: Scene) -> None:
+    pass
+
+
+def exception(scene: Scene) -> None:
+    scene.work(1, "a")
+    raise Refusal
+
+
+def rollback_swallowed(scene: Scene) -> None:
+    scene.work(1, "a")
+    scene.session.rollback()
+    scene.effect(2)
+
+
+def rollback_then_send(scene: Scene) -> None:
+    scene.work(1, "a")
+    scene.session.rollback()
+    scene.work(2, "b")
+
+
+def rollback_and_out(scene: Scene) -> None:
+    scene.work(1, "a")
+    scene.session.rollback()
+    scene.session.execute(sa.select(Effect)).all()
+    raise Refusal
+
+
+def close(scene: Scene) -> None:
+    scene.work(1, "a")
+    scene.session.close()
+    scene.effect(2)
+
+
+def connection_rollback(scene: Scene) -> None:
+    scene.work(1, "a")
+    with suppress(sa.exc.SQLAlchemyError):
+        scene.session.connection().rollback()
+
+
+def nested_rollback(scene: Scene) -> None:
+    scene.work(1, "a")
+    with suppress(Refusal), scene.session.begin_nested():
+        scene.work(2, "b")
+        raise Refusal
+
+
+def nested_rollback_before_any_statement(scene: Scene) -> None:
+    with suppress(Refusal), scene.session.begin_nested():
+        scene.send("b")
+        raise Refusal
+    scene.work(1, "a")
+
+
+def nested_flush_error(scene: Scene) -> None:
+    scene.work(1, "a")
+    with suppress(sa.exc.IntegrityError), scene.session.begin_nested():
+        scene.work(2, "b")
+        scene.session.add(Taken(id=1, number=0))
+
+
+def nested_of_the_connection(scene: Scene) -> None:
+    scene.work(1, "a")
+    savepoint = scene.session.connection().begin_nested()
+    scene.work(2, "b")
+    savepoint.rollback()
+
+
+def nested_in_nested(scene: Scene) -> None:
+    scene.work(1, "a")
+    with suppress(Refusal), scene.session.begin_nested():
+        scene.work(2, "b")
+        with scene.session.begin_nested():
+            scene.work(3, "c")
+        raise Refusal
+
+
+def inner_nested(scene: Scene) -> None:
+    with scene.session.begin_nested():
+        scene.work(1, "a")
+        with suppress(Refusal), scene.session.begin_nested():
+            scene.work(2, "b")
+            raise Refusal
+        scene.work(3, "c")
+
+
+def released(scene: Scene) -> None:
+    with scene.session.begin_nested():
+        scene.work(1, "a")
+    scene.work(2, "b")
+
+
+def released_then_exception(scene: Scene) -> None:
+    """With SQLite's driver a savepoint that is the first statement would be the transaction: releasing it commits."""
+    with scene.session.begin_nested():
+        scene.work(1, "a")
+    raise Refusal
+
+
+def savepoint_left_open(scene: Scene) -> None:
+    scene.work(1, "a")
+    scene.session.begin_nested()
+    scene.work(2, "b")
+
+
+def swallowed_statement(scene: Scene) -> None:
+    scene.work(1, "a")
+    with suppress(sa.exc.IntegrityError):
+        scene.fail()
+
+
+def swallowed_flush(scene: Scene) -> None:
+    scene.work(1, "a")
+    scene.session.add(Taken(id=1, number=0))
+    with suppress(sa.exc.IntegrityError):
+        scene.session.flush()
+
+
+def swallowed_flush_then_send(scene: Scene) -> None:
+    swallowed_flush(scene)
+    scene.send("b")
+
+
+def commit(scene: Scene) -> None:
+    scene.work(1, "a")
+    scene.session.commit()
+    raise Refusal
+
+
+def commit_swallowed(scene: Scene) -> None:
+    scene.work(1, "a")
+    with suppress(tmc.InvalidRequest):
+        scene.session.commit()
+
+
+def commit_of_the_transaction(scene: Scene) -> None:
+    scene.work(1, "a")
+    root = scene.session.get_transaction()
+    assert root is not None
+    scene.session.begin_nested()
+    root.commit()
+
+
+def commit_of_the_connection(scene: Scene) -> None:
+    scene.work(1, "a")
+    scene.session.connection().commit()
+
+
+def begin_inside(scene: Scene) -> None:
+    with scene.session.begin():
+        scene.work(1, "a")
+
+
+def commit_as_text(scene: Scene) -> None:
+    scene.work(1, "a")
+    scene.session.execute(sa.text("COMMIT"))
+
+
+def rollback_as_text(scene: Scene) -> None:
+    scene.work(1, "a")
+    scene.session.execute(sa.text("ROLLBACK"))
+    scene.effect(2)
+
+
+def ddl(scene: Scene) -> None:
+    scene.work(1, "a")
+    scene.session.execute(sa.text("CREATE TABLE made_inside (id INTEGER)"))
+
+
+def commit_fails(scene: Scene) -> None:
+    scene.work(1, "a")
+
+    @sa.event.listens_for(scene.session, "before_commit")
+    def lose_the_connection(_: Session) -> None:
+        raise sa.exc.OperationalError("COMMIT", {}, Exception("connection lost"))
+
+
+def killed(scene: Scene) -> None:
+    scene.work(1, "a")
+    scene.database.kill(scene.connection_id())
+
+
+def killed_and_swallowed(scene: Scene) -> None:
+    scene.work(1, "a")
+    scene.database.kill(scene.connection_id())
+    with suppress(sa.exc.SQLAlchemyError):
+        scene.effect(2)
+
+
+def rolled_back_by_the_database(scene: Scene) -> None:
+    """MariaDB: a deadlock. SQLite: a conflict with OR ROLLBACK. The error is swallowed, the session knows nothing."""
+    scene.work(1, "a")
+    with suppress(sa.exc.IntegrityError, sa.exc.OperationalError):
+        scene.database.make_it_roll_back(scene)
+    scene.work(2, "b")
+
+
+# How it must come out ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One row. error: of the block, or of the handler's first run; "" when all is well.
+
+    effects: what is in the database after it.  sent: keys.  handler_error: where it differs.  engine: of Database.
+    """
+
+    inside: Callable[[Scene], None]
+    error: str = ""
+    effects: tuple[int, ...] = ()
+    sent: tuple[str, ...] = ()
+    handler_error: str | None = None
+    engine: str = "plain"
+    only: tuple[str, ...] = ("sqlite", "mariadb")
+    name: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.name or self.inside.__name__
+
+
+ROLLED_BACK = "InvalidRequest: The transaction of this"
+COMMIT_REFUSED = "InvalidRequest: A commit inside a"
+ENDED_EARLY = "InvalidRequest: The database ended the transaction"
+AUTOCOMMIT = "InvalidRequest: This connection is in AUTOCOMMIT"
+
+WAYS = [
+    Way(inside=plain, effects=(1,), sent=("a",)),
+    Way(inside=nothing),
+    Way(inside=exception, error="Refusal"),
+    Way(inside=rollback_swallowed, error=ROLLED_BACK),
+    Way(inside=rollback_then_send, error=ROLLED_BACK),
+    Way(inside=rollback_and_out, error="Refusal"),
+    Way(inside=close, error=ROLLED_BACK),
+    Way(inside=connection_rollback, error=ROLLED_BACK),
+    Way(inside=nested_rollback, effects=(1,), sent=("a",)),
+    Way(inside=nested_rollback_before_any_statement, effects=(1,), sent=("a",)),
+    Way(inside=nested_flush_error, effects=(1,), sent=("a",)),
+    Way(inside=nested_of_the_connection, effects=(1,), sent=("a",)),
+    Way(inside=nested_in_nested, effects=(1,), sent=("a",)),
+    Way(inside=inner_nested, effects=(1, 3), sent=("a", "c")),
+    Way(inside=released, effects=(1, 2), sent=("a", "b")),
+    Way(inside=released_then_exception, error="Refusal"),
+    Way(inside=savepoint_left_open, effects=(1, 2), sent=("a", "b")),
+    Way(inside=swallowed_statement, effects=(1,), sent=("a",)),
+    Way(inside=swallowed_flush, error=ROLLED_BACK),
+    Way(inside=swallowed_flush_then_send, error=ROLLED_BACK),
+    Way(inside=commit, error=COMMIT_REFUSED),
+    Way(inside=commit_swallowed, effects=(1,), sent=("a",)),
+    Way(inside=commit_of_the_transaction, error=COMMIT_REFUSED),
+    Way(inside=commit_of_the_connection, error=COMMIT_REFUSED),
+    Way(inside=begin_inside, error=COMMIT_REFUSED, handler_error="InvalidRequestError: A transaction is already begun"),
+    Way(inside=commit_as_text, error=ENDED_EARLY, effects=(1,)),  # reported, and cannot be undone
+    Way(inside=rollback_as_text, error=ENDED_EARLY),
+    Way(inside=ddl, error=ENDED_EARLY, effects=(1,), only=("mariadb",)),  # it commits by itself there
+    Way(inside=ddl, effects=(1,), sent=("a",), only=("sqlite",)),
+    Way(inside=commit_fails, error="OperationalError"),
+    Way(inside=killed, error="OperationalError", only=("mariadb",)),
+    Way(inside=killed_and_swallowed, error=ROLLED_BACK, only=("mariadb",)),
+    Way(inside=rolled_back_by_the_database, error=ENDED_EARLY),
+    Way(inside=plain, error=AUTOCOMMIT, engine="autocommit", name="autocommit"),
+    Way(inside=plain, error=AUTOCOMMIT, engine="autocommit option", name="autocommit_by_option"),
+    Way(inside=plain, error=AUTOCOMMIT, engine="autocommit driver", name="autocommit_of_the_driver"),
+    Way(inside=plain, effects=(1,), sent=("a",), engine="begin event", only=("sqlite",), name="begin_from_an_event"),
+]
+
+
+# Only for handlers: a block in a handler commits for both, and must be the last.
+
+
+def block_inside(scene: Scene) -> None:
+    scene.effect(1)
+    with Transaction(FakeCenter(), lambda *_: None, scene.session, timedelta(seconds=2)) as tx:  # type: ignore[arg-type]
+        tx.send("t", {}, key="inside")
+
+
+def block_inside_then_exception(scene: Scene) -> None:
+    block_inside(scene)
+    raise Refusal
+
+
+def block_inside_then_more(scene: Scene) -> None:
+    block_inside(scene)
+    scene.effect(2)
+
+
+def block_inside_that_fails(scene: Scene) -> None:
+    scene.effect(1)
+    with suppress(Refusal), Transaction(FakeCenter(), lambda *_: None, scene.session, timedelta(seconds=2)):  # type: ignore[arg-type]
+        raise Refusal
+
+
+HANDLER_WAYS = [
+    *WAYS,
+    Way(inside=block_inside, effects=(1,)),
+    Way(inside=block_inside_then_exception, effects=(1,), error="Refusal"),
+    Way(inside=block_inside_then_more, effects=(1,), error="InvalidRequest: The transaction block in this"),
+    Way(inside=block_inside_that_fails, error=ROLLED_BACK),
+]
+
+
+# Where it runs -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Database:
+    """A business database. driver: of its blocking engine.  async_driver: of the other one."""
+
+    kind: str
+    url: sa.URL
+    async_url: sa.URL
+    engines: list[sa.Engine] = field(default_factory=list)
+
+    def engine(self, how: str = "plain") -> sa.Engine:
+        made = sa.create_engine(self.url, **self._options(how))
+        return self._ready(made, how)
+
+    def async_engine(self, how: str = "plain") -> AsyncEngine:
+        made = create_async_engine(self.async_url, **self._options(how))
+        return AsyncEngine(self._ready(made.sync_engine, how))
+
+    def _options(self, how: str) -> dict[str, Any]:
+        if how == "autocommit":
+            return {"isolation_level": "AUTOCOMMIT"}
+        if how == "autocommit driver":
+            return {"connect_args": {"isolation_level": None} if self.kind == "sqlite" else {"autocommit": True}}
+        return {"connect_args": {"isolation_level": None}} if how == "begin event" else {}
+
+    def _ready(self, engine: sa.Engine, how: str) -> sa.Engine:
+        if how == "autocommit option":
+            return engine.execution_options(isolation_level="AUTOCOMMIT")
+        if how == "begin event":
+            sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+        return engine
+
+    def kill(self, connection_id: int) -> None:
+        with sa.create_engine(self.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool).connect() as connection:
+            connection.exec_driver_sql(f"KILL {connection_id}")
+
+    def make_it_roll_back(self, scene: Scene) -> None:
+        """Raises the database's error."""
+        if self.kind == "sqlite":
+            scene.session.execute(sa.text("INSERT OR ROLLBACK INTO taken VALUES (1, 0)"))
+            return
+        other = sa.create_engine(self.url, poolclass=sa.NullPool).connect()
+        other.execute(
+            sa.insert(Effect), [{"number": 100 + number} for number in range(50)]
+        )  # the cheaper one is the victim
+        other.execute(sa.update(Taken).where(Taken.id == 2).values(number=1))
+        scene.session.execute(sa.update(Taken).where(Taken.id == 3).values(number=1))
+
+        def cross() -> None:
+            with other:
+                other.execute(sa.update(Taken).where(Taken.id == 3).values(number=2))
+                other.rollback()
+
+        thread = threading.Thread(target=cross)
+        thread.start()
+        try:
+            eventually(self._somebody_waits)
+            scene.session.execute(sa.update(Taken).where(Taken.id == 2).values(number=2))
+        finally:
+            thread.join()
+
+    def _somebody_waits(self) -> bool:
+        with sa.create_engine(self.url, poolclass=sa.NullPool).connect() as connection:
+            waiting = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+            return bool(connection.exec_driver_sql(waiting).scalar_one())
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("mariadb", marks=pytest.mark.mariadb)])
+def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Database:
+    if request.param == "sqlite":
+        path = tmp_path_factory.mktemp("endings") / "shop.db"
+        url = sa.make_url(f"sqlite:///{path}")
+        found = Database(kind="sqlite", url=url, async_url=url.set(drivername="sqlite+aiosqlite"))
+    else:
+        server: MariaDB = request.getfixturevalue("mariadb")
+        url = sa.make_url(server.create("tmc_endings"))
+        found = Database(kind="mariadb", url=url, async_url=url.set(drivername="mariadb+asyncmy"))
+    return found
+
+
+@pytest.fixture
+def emptied(database: Database) -> Iterator[sa.Engine]:
+    engine = database.engine()
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE IF EXISTS made_inside")
+    Base.metadata.drop_all(engine)
+    Base.metadata.create_all(engine)
+    tmc.create_tables(engine)
+    with engine.begin() as connection:
+        connection.execute(sa.delete(ledger))
+        connection.execute(sa.insert(Taken), [{"id": number, "number": 0} for number in (1, 2, 3)])
+    yield engine
+    engine.dispose()
+
+
+def effects(engine: sa.Engine) -> list[int]:
+    with engine.connect() as connection:
+        return list(connection.execute(sa.select(Effect.number).order_by(Effect.id)).scalars())
+
+
+class FakeCenter:
+    """Prepares everything, remembers what was submitted."""
+
+    def __init__(self) -> None:
+        self.prepared: dict[str, str] = {}
+        self.submitted: set[str] = set()
+
+    def prepare(self, request: message_pb2.PrepareRequest, _timeout: timedelta) -> Future[Any]:
+        message_id = f"1-1-05-{next(_numbers):012d}"
+        self.prepared[message_id] = request.key
+        return _done(message_pb2.PrepareResult(message_id=message_id))
+
+    def submit(self, message: Any, _timeout: timedelta) -> Future[Any]:
+        self.submitted.add(message.key)
+        return _done(message_pb2.DecideResult(message_id=message.message_id))
+
+    def rollback(self, _message: Any, _timeout: timedelta) -> Future[Any]:
+        return _done(message_pb2.DecideResult())
+
+
+def _done(result: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future
+
+
+def run_blocking(way: Way, database: Database, center: Any) -> None:
+    engine = database.engine(way.engine)
+    try:
+        with Session(engine) as session, Transaction(center, lambda *_: None, session, timedelta(seconds=2)) as tx:
+            way.inside(Scene(session=session, database=database, send=lambda key: tx.send("t", {}, key=key)))
+    finally:
+        engine.dispose()
+
+
+def run_asyncio(way: Way, database: Database, center: Any) -> None:
+    async def story() -> None:
+        engine = database.async_engine(way.engine)
+        try:
+            async with AsyncSession(engine) as session:
+                async with AsyncTransaction(center, lambda *_: None, session, timedelta(seconds=2)) as tx:
+                    scene = Scene(
+                        session=session.sync_session, database=database, send=lambda key: tx.send("t", {}, key=key)
+                    )
+                    await session.run_sync(lambda _: way.inside(scene))
+        finally:
+            await engine.dispose()
+
+    asyncio.run(story())
+
+
+@pytest.mark.filterwarnings("ignore:transaction already deassociated:sqlalchemy.exc.SAWarning")
+@pytest.mark.parametrize("run", [run_blocking, run_asyncio])
+@pytest.mark.parametrize("way", [pytest.param(way, id=way.id) for way in WAYS])
+def test_a_block_sends_what_it_commits_and_nothing_else(
+    way: Way, run: Callable[[Way, Database, Any], None], database: Database, emptied: sa.Engine
+) -> None:
+    if database.kind not in way.only:
+        return  # the same function ends otherwise there: a row of its own says how
+    center = FakeCenter()
+    seen = ""
+    try:
+        run(way, database, center)
+    except Exception as exc:  # noqa: BLE001 - compared below
+        seen = f"{type(exc).__name__}: {exc}"
+    assert seen.startswith(way.error) if way.error else seen == "", seen
+    assert (tuple(effects(emptied)), center.submitted) == (way.effects, set(way.sent))
+    assert _verdicts(emptied, center) == {key: key in way.sent for key in center.prepared.values()}
+
+
+def _verdicts(engine: sa.Engine, center: FakeCenter) -> dict[str, bool]:
+    """What a check says about each message that was prepared: True for COMMIT, False for ROLLBACK."""
+    with engine.connect() as connection:
+        ledger_id = connection.execute(sa.select(ledger_info.c.ledger_id)).scalar_one()
+    answers = LedgerAnswers(engine)
+    asked = [tmc.Question(id_, "t", key, ledger_id=ledger_id, created_ms=1) for id_, key in center.prepared.items()]
+    found = answers.answer(asked, fences=True)
+    answers.close()
+    assert all(answer.verdict in (tmc.Verdict.COMMIT, tmc.Verdict.ROLLBACK) for answer in found), found
+    return {q.key: answer.verdict is tmc.Verdict.COMMIT for q, answer in zip(asked, found, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCenter]:
+    folder = tmp_path_factory.mktemp("endings-center")
+    with RunningCenter(f"sqlite:///{folder}/c.db", open_to_all=True, dev={"retry_interval_ms": 100}) as made:
+        yield made
+
+
+class Handlers:
+    """One consumer for all ways: the first run of a message does what the way does, later ones do the plain thing."""
+
+    def __init__(self, running: RunningCenter, database: Database, coroutine: bool) -> None:
+        self.topic = f"endings.{database.kind}.{'coroutine' if coroutine else 'function'}"
+        self.way: Way = WAYS[0]
+        self.runs = 0  # of the way's first session, which decides the engine
+        self._database = database
+        self._plain = database.engine()
+        self._running = running
+        self._center = tmc.connect(running.address, app="endings")
+        self._consumer = tmc.Consumer(self._center)
+        inbox = tmc.SqlInbox(self._session)
+        if coroutine:
+
+            @self._consumer.listener(self.topic, inbox=inbox)
+            async def handle(body: Any, session: Session, message: tmc.Message) -> None:
+                self._handle(session)
+        else:
+
+            @self._consumer.listener(self.topic, inbox=inbox)
+            def handle(body: Any, session: Session, message: tmc.Message) -> None:
+                self._handle(session)
+
+    def _session(self) -> Session:
+        self.runs += 1
+        return Session(self._database.engine(self.way.engine) if self.runs == 1 else self._plain)
+
+    def _handle(self, session: Session) -> None:
+        scene = Scene(session=session, database=self._database, send=lambda _key: None)
+        if self.runs == 1:
+            self.way.inside(scene)
+        else:
+            scene.effect(77)
+
+    def deliver(self, way: Way) -> tuple[str, Any]:
+        """Returns: the error of the first run, and the message as operators see it when it is settled."""
+        self.way, self.runs = way, 0
+        key = f"{way.id}-{next(_numbers)}"
+        self._center.publish(self.topic, {}, key=key)
+        settled = eventually(lambda: self._acked(key))
+        failed = settled.failed_attempts
+        return failed[0].error if failed else "", settled
+
+    def _acked(self, key: str) -> Any:
+        found = self._running.detail(self.topic, key)
+        states = [consumption.state for consumption in found.consumptions]
+        return found if states == [types_pb2.CONSUMPTION_STATE_ACKED] else None
+
+    def __enter__(self) -> Handlers:
+        self._consumer.start()
+        eventually(lambda: self._running.center._watch.current.topic_by_name.get(self.topic) is not None)
+        catalog = self._running.center._watch
+        eventually(
+            lambda: any(
+                s.topic == catalog.current.topic_by_name[self.topic].number
+                for s in catalog.current.subscriptions.values()
+            )
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.stop()
+        self._center.close()
+        self._plain.dispose()
+
+
+@pytest.fixture(scope="module", params=["function", "coroutine"])
+def handlers(request: pytest.FixtureRequest, running: RunningCenter, database: Database) -> Iterator[Handlers]:
+    with Handlers(running, database, request.param == "coroutine") as made:
+        yield made
+
+
+@pytest.mark.filterwarnings("ignore:transaction already deassociated:sqlalchemy.exc.SAWarning")
+@pytest.mark.parametrize("way", [pytest.param(way, id=way.id) for way in HANDLER_WAYS])
+def test_a_handlers_effect_happens_once_or_its_message_comes_again(
+    way: Way, database: Database, emptied: sa.Engine, handlers: Handlers
+) -> None:
+    if database.kind not in way.only:
+        return  # the same function ends otherwise there: a row of its own says how
+    expected = way.error if way.handler_error is None else way.handler_error
+    error, settled = handlers.deliver(way)
+    assert error.startswith(expected) if expected else error == "", error
+    again = () if way.effects or not expected else (77,)  # the second run finds the note, or does the effect
+    assert tuple(effects(emptied)) == way.effects + again
+    with emptied.connect() as connection:
+        note = sa.select(sa.func.count()).select_from(inbox).where(inbox.c.message_id == settled.message.message_id)
+        assert connection.execute(note).scalar_one() == 1  # a further copy has no effect
