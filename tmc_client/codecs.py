@@ -1,14 +1,16 @@
-"""Bodies: bytes, str, dict and list (JSON), dataclasses (JSON), pydantic models (JSON), protobuf messages.
+"""Bodies: bytes, str, protobuf messages, and everything else as JSON, by its declared type.
 
-The declared type decides how bytes are read; pydantic and protobuf are recognised by what they offer, so that neither
-has to be installed.
+JSON is written by the standard library and read by msgspec, which converts to the declared type: dataclasses, TypedDicts
+and named tuples with all that is in them, dates, UUIDs, decimals, enums. Fields that the declared type does not have are
+ignored, so a producer can add one. pydantic and protobuf are recognized by what they offer: neither has to be installed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, Generic, TypeVar, get_origin
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
 
 from tmc_client.errors import CodecError
 
@@ -47,11 +49,34 @@ def encode(body: object) -> tuple[bytes, str]:
             return body.model_dump_json().encode(), JSON
         if hasattr(body, "SerializeToString"):
             return body.SerializeToString(), PROTOBUF
-        if dataclasses.is_dataclass(body) and not isinstance(body, type):
-            body = dataclasses.asdict(body)
-        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(), JSON
-    except (TypeError, ValueError) as exc:
-        raise CodecError(f"A body of type {type(body).__name__} cannot be sent: {exc}", field="body") from exc
+        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
+        return text.encode(), JSON
+    except Exception as exc:
+        raise CodecError(
+            f"A body of type {type(body).__name__} cannot be sent: {exc}. {_WHAT_TRAVELS}", field="body"
+        ) from exc
+
+
+_WHAT_TRAVELS = (
+    "Send bytes, str, a protobuf message, a pydantic model, or what JSON can carry: dict, list, dataclasses, dates, UUID, "
+    "Decimal, Enum."
+)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no word for."""
+    import msgspec
+
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=_plain_model)
+
+
+def _plain_model(value: Any) -> Any:
+    """A pydantic model in a dataclass."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    raise TypeError(f"it holds a {type(value).__name__}")
 
 
 def decode(body: bytes, content_type: str, wanted: Any) -> Any:
@@ -65,14 +90,37 @@ def decode(body: bytes, content_type: str, wanted: Any) -> Any:
             return wanted.model_validate_json(body)
         if hasattr(wanted, "FromString"):
             return wanted.FromString(body)
-        if dataclasses.is_dataclass(wanted) and isinstance(wanted, type):
-            return wanted(**json.loads(body))
-        if wanted is Any:
+        if wanted is Any or wanted is object:
             return json.loads(body) if content_type == JSON else body.decode() if content_type == TEXT else body
-        value = json.loads(body)
-        container = get_origin(wanted) or wanted
-        if isinstance(container, type) and not isinstance(value, container):
-            raise TypeError(f"it holds a {type(value).__name__}")
-        return value
+        return _reader(wanted)(body)
     except Exception as exc:
         raise CodecError(f"The body is no {getattr(wanted, '__name__', wanted)}: {exc}", field="body") from exc
+
+
+@lru_cache(256)
+def _reader(wanted: Any) -> Any:
+    """A function from JSON to this type."""
+    if hasattr(wanted, "__pydantic_validator__"):  # a dataclass of pydantic's
+        import pydantic
+
+        return pydantic.TypeAdapter(wanted).validate_json
+    import msgspec
+
+    decoder = msgspec.json.Decoder(wanted, dec_hook=_model)
+
+    def read(body: bytes) -> Any:
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:  # NaN and Infinity, which earlier versions wrote, are not JSON
+            return msgspec.convert(json.loads(body), wanted, dec_hook=_model)
+
+    return read
+
+
+def _model(wanted: Any, value: Any) -> Any:
+    """A pydantic model in a dataclass or a list."""
+    if hasattr(wanted, "model_validate"):
+        return wanted.model_validate(value)
+    raise TypeError(f"a {getattr(wanted, '__name__', wanted)} cannot be read from JSON")
