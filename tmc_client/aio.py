@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from datetime import timedelta
 from types import TracebackType
@@ -15,13 +15,15 @@ from tmc_client import errors, sender
 from tmc_client.center import DEFAULT_TIMEOUT
 from tmc_client.codecs import Topic
 from tmc_client.connection import Tls
-from tmc_client.producer import Prepared, prepared_of, reference, request_of
+from tmc_client.producer import Prepared, duration, prepared_of, reference, request_of
+from tmc_client.protocol import message_pb2
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
     from tmc_client.aio_transaction import AsyncTransaction
+    from tmc_client.checking import Checks, Outcome
 
 T = TypeVar("T")
 log = logging.getLogger("tmc_client.aio")
@@ -46,6 +48,9 @@ class AsyncCenter:
         self.blocking = center
         self._settling: set[asyncio.Task[None]] = set()
 
+    def __repr__(self) -> str:
+        return f"Async{self.blocking!r}"
+
     async def _call(self, kind: sender.Kind, request: Any, limit: timedelta) -> Any:
         return await awaited(self.blocking.sender.send_from_loop(kind, request, limit.total_seconds()), limit)
 
@@ -62,7 +67,7 @@ class AsyncCenter:
     ) -> Prepared:
         """Store a message that nobody receives before it is submitted."""
         request = request_of(topic, body, key, headers, delay, attempt_id)
-        limit = timeout or self.blocking.timeout
+        limit = duration("timeout", timeout or self.blocking.timeout)
         return prepared_of(request, await self._call(sender.PREPARE, request, limit))
 
     async def publish(
@@ -78,19 +83,19 @@ class AsyncCenter:
     ) -> str:
         """Prepare and submit in one commit. Returns: message id."""
         request = request_of(topic, body, key, headers, delay, attempt_id)
-        limit = timeout or self.blocking.timeout
+        limit = duration("timeout", timeout or self.blocking.timeout)
         result: str = (await self._call(sender.PUBLISH, request, limit)).message_id
         return result
 
     async def submit(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
         """The local transaction committed: deliver."""
-        limit = timeout or self.blocking.timeout
+        limit = duration("timeout", timeout or self.blocking.timeout)
         result: str = (await self._call(sender.SUBMIT, reference(message), limit)).message_id
         return result
 
     async def rollback(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
         """The local transaction did not commit: forget the message."""
-        limit = timeout or self.blocking.timeout
+        limit = duration("timeout", timeout or self.blocking.timeout)
         result: str = (await self._call(sender.ROLLBACK, reference(message), limit)).message_id
         return result
 
@@ -101,6 +106,20 @@ class AsyncCenter:
         from tmc_client.aio_transaction import AsyncTransaction
 
         return AsyncTransaction(self.blocking.producer, self._settle_later, session, prepare_timeout)
+
+    async def get_message(
+        self, message_id: str = "", *, topic: Topic[Any] | str = "", key: str = ""
+    ) -> message_pb2.Message:
+        """One of your own messages, by id or by topic and key."""
+        return await asyncio.to_thread(self.blocking.get_message, message_id, topic=topic, key=key)
+
+    def check(self, topic: Topic[Any] | str) -> Callable[[Outcome], Outcome]:
+        """Answer checks about a topic from your own tables: decorate a function (Question) -> Verdict, called in a thread."""
+        return self.blocking.check(topic)
+
+    def checks(self, engine: AsyncEngine | Engine | None = None) -> Checks:
+        """Answers to the center's questions; they run in threads and, for an AsyncEngine, on a loop of their own."""
+        return self.blocking.checks(engine)
 
     async def resume(self, engine: AsyncEngine) -> int:
         """Submit what this database's ledger says was committed and never answered; await it when your service starts."""

@@ -13,6 +13,8 @@ from sqlalchemy.util import greenlet_spawn
 from tmc_client import errors, ledger
 from tmc_client.aio import AsyncCenter
 from tmc_client.ledger import refused, settle_statement, unsettled_after
+from tmc_client.tables import ledger as ledger_table
+from tmc_client.tables import raise_if_lacking
 
 log = logging.getLogger("tmc_client.ledger")
 
@@ -35,8 +37,12 @@ async def resume(center: AsyncCenter, engine: AsyncEngine, timeout: timedelta = 
     """See tmc_client.Center.resume."""
     submitted, last = 0, ""
     while True:
-        async with engine.connect() as connection:
-            ids = list((await connection.execute(unsettled_after(last))).scalars())
+        try:
+            async with engine.connect() as connection:
+                ids = list((await connection.execute(unsettled_after(last))).scalars())
+        except sa.exc.SQLAlchemyError as exc:
+            await greenlet_spawn(raise_if_lacking, exc, engine.sync_engine, ledger_table)
+            raise
         if not ids:
             return submitted
         last = ids[-1]

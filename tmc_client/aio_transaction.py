@@ -8,17 +8,16 @@ from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.util import await_only
 
+from tmc_client import errors
 from tmc_client.ledger import settle_statement
 from tmc_client.producer import Producer
 from tmc_client.transaction import Block, was_answered
-
-if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession
 
 SettleLater = Callable[[asyncio.AbstractEventLoop, sa.Engine, str], None]
 
@@ -29,10 +28,23 @@ class AsyncTransaction(Block):
     def __init__(
         self, producer: Producer, settle: SettleLater, session: AsyncSession, prepare_timeout: timedelta
     ) -> None:
+        """Raises InvalidRequest for what is no AsyncSession."""
+        if isinstance(session, async_scoped_session):
+            session = session()
+        if not isinstance(session, AsyncSession):
+            raise errors.InvalidRequest(
+                f"center.transaction() takes an AsyncSession, not {type(session).__name__}: for a Session connect with "
+                "tmc_client.connect(), of an async_sessionmaker make a session first."
+            )
         super().__init__(producer, session.sync_session, prepare_timeout)
         self._session = session
         self._settle_on = settle
         self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError("Write `async with center.transaction(session) as tx`: this center is an asyncio one.")
+
+    def __exit__(self, *_: object) -> None: ...
 
     async def __aenter__(self) -> AsyncTransaction:
         await self._session.run_sync(lambda _: self._begin())

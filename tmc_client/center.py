@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -12,15 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
-from tmc_client import wire
+from tmc_client import errors, wire
 from tmc_client.codecs import Topic
 from tmc_client.connection import Connection, Identity, Tls, watch_forks
-from tmc_client.producer import Prepared, Producer, prepared_of, request_of, wait
+from tmc_client.producer import Prepared, Producer, duration, prepared_of, request_of, wait
 from tmc_client.protocol import message_pb2
 from tmc_client.sender import Sender
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
     from sqlalchemy.orm import Session
 
     from tmc_client.checking import Checks, Outcome
@@ -39,7 +41,7 @@ class Center:
         self.connection = Connection(address, identity, tls)
         self.sender = Sender(self.connection)
         self.producer = Producer(self.sender)
-        self.timeout = timeout
+        self.timeout = duration("timeout", timeout)
         self.serving: set[ChecksServer] = set()
         self._outcomes: dict[str, Outcome] = {}
         self._settler: Any = None
@@ -76,7 +78,7 @@ class Center:
         Raises: KeyInProgress, KeyCommitted for another attempt with this key; Unavailable; any TmcError.
         """
         request = request_of(topic, body, key, headers, delay, attempt_id)
-        limit = timeout or self.timeout
+        limit = duration("timeout", timeout or self.timeout)
         return prepared_of(request, wait(self.producer.prepare(request, limit), limit))
 
     def publish(
@@ -92,19 +94,19 @@ class Center:
     ) -> str:
         """Prepare and submit in one commit, for messages that belong to no local transaction. Returns: message id."""
         request = request_of(topic, body, key, headers, delay, attempt_id)
-        limit = timeout or self.timeout
+        limit = duration("timeout", timeout or self.timeout)
         result: str = wait(self.producer.publish(request, limit), limit).message_id
         return result
 
     def submit(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
         """The local transaction committed: deliver. Returns: message id. Raises Decided when it was rolled back."""
-        limit = timeout or self.timeout
+        limit = duration("timeout", timeout or self.timeout)
         result: str = wait(self.producer.submit(message, limit), limit).message_id
         return result
 
     def rollback(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
         """The local transaction did not commit: forget the message. Raises Decided when it was submitted."""
-        limit = timeout or self.timeout
+        limit = duration("timeout", timeout or self.timeout)
         result: str = wait(self.producer.rollback(message, limit), limit).message_id
         return result
 
@@ -131,12 +133,16 @@ class Center:
         """
 
         def register(outcome: Outcome) -> Outcome:
+            if inspect.iscoroutinefunction(outcome):
+                raise errors.InvalidRequest(
+                    f"{outcome.__name__}() answers checks in a thread: write `def`, not `async def`."
+                )
             self._outcomes[str(topic)] = outcome
             return outcome
 
         return register
 
-    def checks(self, engine: Engine | None = None) -> Checks:
+    def checks(self, engine: Engine | AsyncEngine | None = None) -> Checks:
         """Answers to the center's questions, from the ledger in this database and from functions made with `check`."""
         from tmc_client.checking import Checks
 

@@ -24,6 +24,7 @@ from tmc_client.questions import Answer, Denied, Question, Verdict
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
     from tmc_client.center import Center
     from tmc_client.checks_server import ChecksServer
@@ -94,15 +95,22 @@ class CheckToken:
 class Checks:
     """Answers for one app. engine: of the database with its ledger; without one only your own functions answer."""
 
-    def __init__(self, center: Center, engine: Engine | None, outcomes: Mapping[str, Outcome]) -> None:
+    def __init__(self, center: Center, engine: Engine | AsyncEngine | None, outcomes: Mapping[str, Outcome]) -> None:
         self.center = center
         self.token = CheckToken(center)
         self._outcomes = outcomes
         self._ledger: Any = None
         if engine is not None:
+            from sqlalchemy import Engine
+
             from tmc_client.fence import LedgerAnswers
 
-            self._ledger = LedgerAnswers(engine)
+            if isinstance(engine, Engine):
+                self._ledger = LedgerAnswers(engine)
+            else:
+                from tmc_client.aio_checking import AsyncLedgerAnswers
+
+                self._ledger = AsyncLedgerAnswers(engine)
 
     def demand(self, token: str) -> None:
         """Turn strangers away. Doors call it before they read or parse anything.

@@ -76,7 +76,7 @@ def _plain_model(value: Any) -> Any:
     """A pydantic model in a dataclass."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
-    raise TypeError(f"it holds a {type(value).__name__}")
+    raise TypeError(f"it holds an object of type {type(value).__name__}")
 
 
 def decode(body: bytes, content_type: str, wanted: Any) -> Any:

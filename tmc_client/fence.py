@@ -21,7 +21,7 @@ from sqlalchemy import event
 from tmc_client.connection import watch_forks
 from tmc_client.ledger import COMMITTED, ROLLED_BACK
 from tmc_client.questions import Answer, Question, Verdict
-from tmc_client.tables import ledger, ledger_info
+from tmc_client.tables import lacking, ledger, ledger_info
 
 log = logging.getLogger("tmc_client.fence")
 
@@ -55,8 +55,9 @@ class LedgerAnswers:
         try:
             known, ledger_id, horizon_ms = self._look(questions)
         except sa.exc.SQLAlchemyError as exc:
-            log.warning("the ledger cannot be read, checks are answered UNKNOWN: %s", exc)
-            return [Answer(Verdict.UNKNOWN, "LEDGER_AWAY: the ledger cannot be read now.")] * len(questions)
+            why = self._lacking() or "the ledger cannot be read now."
+            log.warning("checks are answered UNKNOWN: %s (%s)", why, _short(exc))
+            return [Answer(Verdict.UNKNOWN, f"LEDGER_AWAY: {why}")] * len(questions)
         return [self._one(question, known, ledger_id, horizon_ms, fences, until) for question in questions]
 
     def _look(self, questions: Sequence[Question]) -> tuple[dict[str, int], bytes, int]:
@@ -70,6 +71,13 @@ class LedgerAnswers:
             # Afterwards: whoever cleans moves the horizon before the first row goes.
             info = connection.execute(sa.select(ledger_info.c.ledger_id, ledger_info.c.horizon_ms)).one_or_none()
         return known, info.ledger_id if info is not None else b"", info.horizon_ms if info is not None else 0
+
+    def _lacking(self) -> str:
+        try:
+            with self._connect() as connection:
+                return lacking(connection, ledger_info, ledger)
+        except sa.exc.SQLAlchemyError:
+            return ""
 
     def _one(
         self, question: Question, known: dict[str, int], ledger_id: bytes, horizon_ms: int, fences: bool, until: float

@@ -14,14 +14,22 @@ from contextlib import contextmanager
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from tmc_client import errors
 from tmc_client.one_transaction import OneTransaction
-from tmc_client.tables import inbox
+from tmc_client.tables import inbox, raise_if_lacking
 
 
 class SqlInbox:
     """An inbox in the database of a session factory, e.g. sessionmaker(engine). Its table: ledger.create_tables(engine)."""
 
     def __init__(self, session_factory: Callable[[], Session]) -> None:
+        """Raises InvalidRequest for what does not make blocking sessions."""
+        kind = getattr(session_factory, "__name__", type(session_factory).__name__)
+        if not callable(session_factory) or kind.lower().startswith("async"):
+            raise errors.InvalidRequest(
+                f"tmc.SqlInbox() takes what makes blocking sessions, not {kind}: give it "
+                "sessionmaker(engine) of a blocking engine, also for handlers that are `async def`."
+            )
         self._session_factory = session_factory
 
     @contextmanager
@@ -60,4 +68,8 @@ def _noted(session: Session, watch: OneTransaction, subscriber: str, message_id:
         if session.execute(note).one_or_none() is None:
             raise  # refused for another reason: the effect did not happen
         return False
+    except sa.exc.SQLAlchemyError as exc:
+        watch.roll_back()
+        raise_if_lacking(exc, session.get_bind().engine, inbox)
+        raise
     return True

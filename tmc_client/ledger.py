@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from tmc_client import errors
 from tmc_client.connection import watch_forks
 from tmc_client.producer import Prepared, Producer, wait
-from tmc_client.tables import ledger, ledger_info
+from tmc_client.tables import ledger, ledger_info, raise_if_lacking
 
 log = logging.getLogger("tmc_client.ledger")
 
@@ -107,8 +107,12 @@ def resume(producer: Producer, engine: sa.Engine, timeout: timedelta = timedelta
     """See Center.resume."""
     submitted, last = 0, ""
     while True:
-        with engine.connect() as connection:
-            ids = list(connection.execute(unsettled_after(last)).scalars())
+        try:
+            with engine.connect() as connection:
+                ids = list(connection.execute(unsettled_after(last)).scalars())
+        except sa.exc.SQLAlchemyError as exc:
+            raise_if_lacking(exc, engine, ledger)
+            raise
         if not ids:
             return submitted
         last = ids[-1]

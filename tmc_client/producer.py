@@ -43,6 +43,12 @@ def request_of(
     ledger_id: bytes = b"",
 ) -> message_pb2.PrepareRequest:
     """Build the wire form of a message. Raises CodecError, InvalidRequest."""
+    if not isinstance(key, str):
+        raise errors.InvalidRequest(f"key={key!r} is no str: write key={str(key)!r}.", field="key")
+    delay = duration("delay", delay)
+    for name, value in (headers or {}).items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            raise errors.InvalidRequest(f"Header {name!r}: {value!r} is no str: write {str(value)!r}.", field="headers")
     data, content_type = codecs.encode(body)
     try:
         return message_pb2.PrepareRequest(
@@ -57,6 +63,15 @@ def request_of(
         )
     except (TypeError, ValueError) as exc:
         raise errors.InvalidRequest(f"This message cannot be sent: {exc}") from exc
+
+
+def duration(name: str, value: timedelta) -> timedelta:
+    """The value. Raises InvalidRequest for a number: nobody could say of what."""
+    if not isinstance(value, timedelta):
+        raise errors.InvalidRequest(
+            f"{name}={value!r} is no timedelta: write {name}=timedelta(seconds=...).", field=name
+        )
+    return value
 
 
 def wait(future: Future[T], timeout: timedelta) -> T:

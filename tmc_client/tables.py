@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
+from sqlalchemy.schema import CreateColumn
+
+from tmc_client import errors
 
 metadata = sa.MetaData()
 
@@ -37,3 +40,33 @@ inbox = sa.Table(
     sa.Column("message_id", sa.String(64), primary_key=True),
     sa.Column("received_ms", sa.BigInteger, nullable=False),
 )
+
+
+def lacking(connection: sa.Connection, *wanted: sa.Table) -> str:
+    """What of our tables this database does not have, and the way out, in one sentence; "" when it has everything."""
+    inspector = sa.inspect(connection)
+    for table in wanted:
+        if not inspector.has_table(table.name):
+            return (
+                f"There is no table {table.name} in this database: call tmc.create_tables(engine) once, or put "
+                "tmc_client.tables.metadata into your migrations."
+            )
+        there = {column["name"] for column in inspector.get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in there:
+                ddl = str(CreateColumn(column).compile(dialect=connection.dialect)).strip()
+                return f"Table {table.name} is of an older version: ALTER TABLE {table.name} ADD COLUMN {ddl}"
+    return ""
+
+
+def raise_if_lacking(exc: BaseException, engine: sa.Engine, *wanted: sa.Table) -> None:
+    """Raise InvalidRequest when a statement failed because a table of ours, or a column, is not there."""
+    if not isinstance(exc, sa.exc.ProgrammingError | sa.exc.OperationalError):
+        return
+    try:
+        with engine.connect() as connection:
+            sentence = lacking(connection, *wanted)
+    except sa.exc.SQLAlchemyError:
+        return  # the database is away: its own error says so
+    if sentence:
+        raise errors.InvalidRequest(sentence) from exc

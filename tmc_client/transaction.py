@@ -15,20 +15,18 @@ from concurrent.futures import wait as wait_for_all
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy.orm import Session, scoped_session
 
 from tmc_client import errors
 from tmc_client.codecs import Topic
 from tmc_client.ledger import fenced, ledger_id_of, rows_for
 from tmc_client.one_transaction import OneTransaction
-from tmc_client.producer import Prepared, Producer, prepared_of, request_of, wait
+from tmc_client.producer import Prepared, Producer, duration, prepared_of, request_of, wait
 from tmc_client.protocol import message_pb2
-from tmc_client.tables import ledger
-
-if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
+from tmc_client.tables import ledger, ledger_info, raise_if_lacking
 
 log = logging.getLogger("tmc_client.transaction")
 
@@ -77,7 +75,7 @@ class Block:
         self.messages: list[Prepared] = []
         self._producer = producer
         self._sync_session = session
-        self._prepare_timeout = prepare_timeout
+        self._prepare_timeout = duration("prepare_timeout", prepare_timeout)
         self._watch = OneTransaction(session, "transaction block", recorder=self)
         self._closed_because = "before its block: enter `with center.transaction(session) as tx` first."
         self._used = False
@@ -166,6 +164,7 @@ class Block:
             self._watch.roll_back()
             if preparation is not None:
                 preparation.abandon()
+            raise_if_lacking(exc, self._sync_session.get_bind().engine, ledger_info, ledger)
             if self._markers(exc):
                 raise errors.Fenced(errors.Fenced.__doc__ or "") from exc
             raise
@@ -208,8 +207,21 @@ class Transaction(Block):
     """The block for a blocking SQLAlchemy session. Use it with `with`, once."""
 
     def __init__(self, producer: Producer, settle: Settle, session: Session, prepare_timeout: timedelta) -> None:
+        """Raises InvalidRequest for what is no Session."""
+        if isinstance(session, scoped_session):
+            session = session()
+        if not isinstance(session, Session):
+            raise errors.InvalidRequest(
+                f"center.transaction() takes a Session, not {type(session).__name__}: for an AsyncSession connect with "
+                "tmc_client.aio.connect(), of a sessionmaker make a session first."
+            )
         super().__init__(producer, session, prepare_timeout)
         self._settle_in = settle
+
+    async def __aenter__(self) -> NoReturn:
+        raise TypeError("Write `with center.transaction(session) as tx`, without async: this center is a blocking one.")
+
+    async def __aexit__(self, *_: object) -> None: ...
 
     def __enter__(self) -> Transaction:
         self._begin()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import threading
@@ -14,9 +15,11 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 import tmc_client as tmc
+from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
 from tmc_client.fence import LedgerAnswers
 from tmc_client.ledger import create_tables, ledger_id_of
@@ -166,6 +169,43 @@ class TestTheFence:
                 write_row(connection, f"1-1-05-{number}")
         verdicts = ask(answers, *(question(business, f"1-1-05-{number}") for number in range(300)))
         assert verdicts == [COMMIT, ROLLBACK] * 150
+
+
+@pytest.mark.parametrize("driver", ["sqlite+aiosqlite", pytest.param("mariadb+asyncmy", marks=pytest.mark.mariadb)])
+def test_checks_over_an_async_engine_are_answered_from_any_thread(
+    driver: str, request: pytest.FixtureRequest, tmp_path
+) -> None:
+    if driver.startswith("sqlite"):
+        url = sa.make_url(f"sqlite:///{tmp_path}/shop.db")
+    else:
+        url = sa.make_url(request.getfixturevalue("mariadb").create("tmc_async_checks"))
+    business = sa.create_engine(url)
+    metadata.drop_all(business)
+    create_tables(business)
+    with business.begin() as connection:
+        write_row(connection, "1-1-05-1")
+    checks = tmc.connect("127.0.0.1:1", app="orders").checks(create_async_engine(url.set(drivername=driver)))
+    checks.token._token = "known"
+    asked = [question(business, "1-1-05-1"), question(business, "1-1-05-2")]
+
+    async def on_a_loop() -> list[Any]:
+        return await asyncio.to_thread(checks.answer, "known", asked)
+
+    for answers in (checks.answer("known", asked), asyncio.run(on_a_loop())):
+        assert [answer.verdict for answer in answers] == [COMMIT, ROLLBACK]
+    with business.begin() as connection, pytest.raises(sa.exc.IntegrityError):
+        write_row(connection, "1-1-05-2")  # it is fenced
+    checks.close()
+    eventually(lambda: "tmc-checks-loop" not in [thread.name for thread in threading.enumerate()])
+    business.dispose()
+
+
+def test_a_ledger_that_is_not_there_is_named_in_the_answer(tmp_path) -> None:
+    answers = LedgerAnswers(sa.create_engine(f"sqlite:///{tmp_path}/shop.db"))
+    [answer] = answers.answer([tmc.Question("1-1-05-1", "t", "k", ledger_id=b"x" * 16)], fences=True)
+    answers.close()
+    assert answer.verdict is UNKNOWN
+    assert "There is no table tmc_ledger_info in this database: call tmc.create_tables(engine)" in answer.detail
 
 
 def _known_id(connection: sa.Connection) -> bytes:

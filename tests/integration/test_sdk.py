@@ -462,6 +462,25 @@ class TestAsyncio:
 
         asyncio.run(story())
 
+    def test_asyncio_has_everything_that_the_blocking_face_has(self) -> None:
+        center = tmc.connect("127.0.0.1:1", app="orders")
+        inner = {"after_fork", "connection", "identity", "producer", "sender", "serving", "settle", "timeout"}
+        offered = {name for name in dir(center) if not name.startswith("_")} - inner
+        assert offered <= set(dir(aio.AsyncCenter(center)))
+
+    def test_messages_are_looked_up_and_checks_are_answered_over_asyncio(
+        self, running: RunningCenter, tmp_path
+    ) -> None:
+        async def story() -> None:
+            async with aio.connect(running.address, app="orders") as center:
+                published = await center.publish("aio", b"", key="looked-up")
+                assert (await center.get_message(topic="aio", key="looked-up")).message_id == published
+                center.check("aio.own")(lambda _: tmc.Verdict.COMMIT)
+                checks = center.checks(create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/none.db"))
+                assert checks._outcome(tmc.Question("1", "aio.own", "k")).verdict is tmc.Verdict.COMMIT
+
+        asyncio.run(story())
+
     def test_a_submit_that_is_answered_after_the_block_is_settled_all_the_same(
         self, running: RunningCenter, tmp_path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
