@@ -133,6 +133,16 @@ class RegisterTopicRequest(_message.Message):
     queue_mode: _types_pb2.QueueMode
     def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., queue_mode: _Optional[_Union[_types_pb2.QueueMode, str]] = ...) -> None: ...
 
+class UpdateTopicRequest(_message.Message):
+    __slots__ = ("name", "transaction_time_ms", "open_limit")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    transaction_time_ms: int
+    open_limit: int
+    def __init__(self, name: _Optional[str] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ...) -> None: ...
+
 class ListTopicsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -60,6 +60,11 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.RegisterTopicRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.Topic.FromString,
                 _registered_method=True)
+        self.UpdateTopic = channel.unary_unary(
+                '/tmc.v1.AdminService/UpdateTopic',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.UpdateTopicRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.Topic.FromString,
+                _registered_method=True)
         self.ListTopics = channel.unary_unary(
                 '/tmc.v1.AdminService/ListTopics',
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ListTopicsRequest.SerializeToString,
@@ -174,6 +179,13 @@ class AdminServiceServicer(object):
 
     def RegisterTopic(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateTopic(self, request, context):
+        """Change settings of a topic; what is not set stays.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -311,6 +323,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
             'RegisterTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterTopic,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.RegisterTopicRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.Topic.SerializeToString,
+            ),
+            'UpdateTopic': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateTopic,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.UpdateTopicRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.Topic.SerializeToString,
             ),
             'ListTopics': grpc.unary_unary_rpc_method_handler(
@@ -528,6 +545,33 @@ class AdminService(object):
             target,
             '/tmc.v1.AdminService/RegisterTopic',
             tmc_dot_v1_dot_admin__pb2.RegisterTopicRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.Topic.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateTopic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/UpdateTopic',
+            tmc_dot_v1_dot_admin__pb2.UpdateTopicRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.Topic.FromString,
             options,
             channel_credentials,

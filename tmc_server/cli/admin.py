@@ -142,6 +142,17 @@ def register_topic(
 
 
 @app.command()
+def update_topic(
+    context: typer.Context, name: str, transaction_time_ms: int | None = None, open_limit: int | None = None
+) -> None:
+    """Change what is named of a topic. Where its messages are (tag, shards, queue mode) is fixed."""
+    topics = _ask(context, "ListTopics", admin_pb2.ListTopicsRequest(), admin_pb2.ListTopicsResponse).topics
+    before = next((each for each in topics if each.name == name), None)
+    request = admin_pb2.UpdateTopicRequest(name=name, transaction_time_ms=transaction_time_ms, open_limit=open_limit)
+    _change(context, "UpdateTopic", request, before, admin_pb2.Topic)
+
+
+@app.command()
 def list_topics(context: typer.Context) -> None:
     """Show all topics."""
     _call(context, "ListTopics", admin_pb2.ListTopicsRequest(), admin_pb2.ListTopicsResponse)
@@ -345,8 +356,8 @@ def set_check(
     unknown = gone - set(targets)
     if unknown:
         fail(f"The topic has no target {sorted(unknown)[0]!r}: its targets are {sorted(targets)}.")
-    # All of them: servers without update masks take the list as it is.
-    request.targets.extend(target for each, target in targets.items() if each not in gone)
+    if "targets" in request.update_mask.paths:
+        request.targets.append(targets[name])
     request.removed_targets.extend(sorted(gone))
     request.retry.CopyFrom(before.retry)
     request.update_mask.paths.extend(_change_policy(request.retry, interval_ms, max_retry, cap_ms, exponential))

@@ -153,6 +153,22 @@ class NewTopic:
     queue_mode: QueueMode = QueueMode.MULTI
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicChange:
+    """What changes of a topic; None: stays. Placement, tag and queue mode are part of where messages are: they never change."""
+
+    transaction_time_ms: int | None = None
+    open_limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckChange:
+    """What changes of a topic's checks: the targets that are given, these that go, and these fields of the policy."""
+
+    policy: Collection[str]
+    removed_targets: Collection[str] = ()
+
+
 class CatalogEditor(Protocol):
     """Changes to the catalog; each is one transaction with its audit row. All block. `actor`: the operator's name.
 
@@ -176,14 +192,27 @@ class CatalogEditor(Protocol):
     def register_topic(self, actor: str, new: NewTopic) -> Topic:
         """Raises AppUnknown, NameTaken."""
 
-    def set_topic_check(self, actor: str, topic_name: str, checks: CheckPolicy) -> Topic:
+    def update_topic(self, actor: str, topic_name: str, changes: TopicChange) -> Topic:
         """Raises TopicUnknown."""
 
+    def set_topic_check(
+        self, actor: str, topic_name: str, checks: CheckPolicy, change: CheckChange | None = None
+    ) -> Topic:
+        """change None: all targets and the policy, instead of those it had. Raises TopicUnknown."""
+
     def register_subscription(
-        self, actor: str, topic_name: str, app_id: str, tag: str, policy: RetryPolicy, forward: Forward | None = None
+        self,
+        actor: str,
+        topic_name: str,
+        app_id: str,
+        tag: str,
+        policy: RetryPolicy,
+        forward: Forward | None = None,
+        change: Collection[str] | None = None,
     ) -> Subscription:
         """Again: another policy, and a removal that is not finished is taken back. After a removal: a new number.
 
+        change: the fields of the policy that change when it is there; None: all.
         Raises TopicUnknown, AppUnknown, NameTaken: where it sends cannot be changed.
         """
 

@@ -23,6 +23,7 @@ from tmc_server.domain.ports import (
     RowReader,
     ServerView,
     ShardPlace,
+    TopicChange,
 )
 from tmc_server.domain.queue_names import LONGEST, queue_name
 from tmc_server.domain.retry import DAY_MS, RetryPolicy
@@ -165,9 +166,31 @@ class Administering:
         await asyncio.to_thread(self._editor.confirm, [made.number], [], effective_ms)
         return replace(made, effective_ms=effective_ms)
 
+    async def update_topic(
+        self, actor: str, name: str, transaction_time_ms: int | None, open_limit: int | None
+    ) -> tuple[Topic, int]:
+        """Change what is named. Returns: topic, time of effect. Raises TopicUnknown, InvalidField."""
+        if transaction_time_ms is not None:
+            validation.between(transaction_time_ms, "transaction_time_ms", 1, DAY_MS)
+        if open_limit is not None:
+            validation.between(open_limit, "open_limit", 1, 10_000_000)
+        changes = TopicChange(transaction_time_ms=transaction_time_ms, open_limit=open_limit)
+        result: tuple[Topic, int] = await self.change(
+            self._editor.update_topic, actor, validation.topic(name, "name"), changes
+        )
+        return result
+
     async def register_subscription(
-        self, actor: str, topic: str, app: str, tag: str, policy: RetryPolicy, forward: Forward | None = None
+        self,
+        actor: str,
+        topic: str,
+        app: str,
+        tag: str,
+        policy: RetryPolicy,
+        forward: Forward | None = None,
+        change: Collection[str] | None = None,
     ) -> Subscription:
+        """change: the fields of the policy that change when it is there; None: all."""
         if validation.topic(topic) not in self.catalog.topic_by_name:
             await asyncio.to_thread(self._refresh)  # another server may have registered it a moment ago
         place = self._topic(topic)
@@ -178,7 +201,7 @@ class Administering:
         elif len(queue_name(app, tag or place.default_tag, place.name, place.queue_mode)) > LONGEST:
             raise InvalidField("topic", f"leave the queue's name within {LONGEST} characters: use a shorter app or tag")
         made, effective_ms = await self.change(
-            self._editor.register_subscription, actor, topic, app, tag, policy, forward
+            self._editor.register_subscription, actor, topic, app, tag, policy, forward, change
         )
         if made.effective_ms:
             return made

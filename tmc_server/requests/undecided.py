@@ -13,7 +13,7 @@ from tmc_server.domain.checks import CheckAnswer, CheckPolicy, CheckReason, Chec
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.placement import shards_of
-from tmc_server.domain.ports import Asking, CatalogEditor, CatalogSource, CheckDesk, Checked, RowReader
+from tmc_server.domain.ports import Asking, CatalogEditor, CatalogSource, CheckChange, CheckDesk, Checked, RowReader
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.domain.views import MessageView
 from tmc_server.errors import CheckRefused, InvalidField, MessageUnknown, TopicUnknown
@@ -67,20 +67,31 @@ class Undecided:
         return found
 
     async def set_topic_check(
-        self, actor: str, name: str, targets: Sequence[CheckTarget], retry: RetryPolicy | None, untried: bool
+        self,
+        actor: str,
+        name: str,
+        targets: Sequence[CheckTarget],
+        retry: RetryPolicy | None,
+        untried: bool,
+        change: CheckChange | None = None,
     ) -> tuple[Topic, int]:
-        """Raises CheckRefused: a check like this cannot work. Returns: topic, time of effect."""
+        """change None: these targets and this policy instead of all there are.
+
+        Raises CheckRefused: a check like this cannot work. Returns: topic, time of effect.
+        """
         topic = self.topic(name)
         owner = self.catalog.apps.get(topic.owner)
         if owner is None:
             raise CheckRefused("Nobody owns this topic yet: let its producer name it first.")
-        if len(targets) > _MOST_TARGETS or len({target.name for target in targets}) != len(targets):
+        names = {target.name for target in targets}
+        kept = set(topic.checks.targets) - set(change.removed_targets) if change is not None else set()
+        if len(names | kept) > _MOST_TARGETS or len(names) != len(targets):
             raise InvalidField("targets", f"be at most {_MOST_TARGETS}, each name once")
         for target in targets:
             _validate(target)
             await asyncio.to_thread(self._asking.examine, target, owner, topic.default_tag, untried)
         policy = CheckPolicy({target.name: target for target in targets}, retry or topic.checks.retry)
-        result: tuple[Topic, int] = await self._change(self._editor.set_topic_check, actor, topic.name, policy)
+        result: tuple[Topic, int] = await self._change(self._editor.set_topic_check, actor, topic.name, policy, change)
         return result
 
     async def check_now(self, message_id: str) -> CheckReport:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from google.protobuf.field_mask_pb2 import FieldMask
+
 from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
 from tmc_server.domain.catalog import App, Catalog, Forward, Subscription, Topic
 from tmc_server.domain.checks import CheckTarget
@@ -10,8 +12,18 @@ from tmc_server.domain.ports import BrokerAddress, Copy, ServerView, ShardPlace
 from tmc_server.domain.queue_names import queue_of
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.domain.views import CheckView, ConsumptionView, MessageDetail, MessageView
+from tmc_server.errors import InvalidField
 from tmc_server.requests import validation
 from tmc_server.requests.undecided import CheckReport
+
+
+def policy_fields(mask: FieldMask, *others: str) -> list[str]:
+    """The fields of a retry policy that an update mask names. others: paths besides. Raises InvalidField."""
+    known = {f"retry.{name}": name for name in ("kind", "interval_ms", "max_retry", "cap_ms")}
+    unknown = sorted(set(mask.paths) - set(known) - set(others))
+    if unknown:
+        raise InvalidField("update_mask", f"name only {', '.join([*known, *others])}, not {unknown[0]!r}")
+    return [known[path] for path in mask.paths if path in known]
 
 
 def policy_from(sent: types_pb2.RetryPolicy) -> RetryPolicy:

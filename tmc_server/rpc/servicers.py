@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Answer, Stored
-from tmc_server.domain.ports import BrokerAddress, Copy, DeliveryStream, DeliveryStreams
+from tmc_server.domain.ports import BrokerAddress, CheckChange, Copy, DeliveryStream, DeliveryStreams
 from tmc_server.domain.queue_names import queue_of
 from tmc_server.errors import InvalidField, MalformedRequest, NotBuiltIn, SubscriptionUnknown, TmcError
 from tmc_server.requests import deciding, preparing, validation
@@ -366,6 +367,15 @@ class AdminServicer:
         )
         return convert.topic_to(topic, self._admin.catalog)
 
+    async def UpdateTopic(self, actor: str, request: admin_pb2.UpdateTopicRequest) -> Any:
+        topic, effective_ms = await self._admin.update_topic(
+            actor,
+            request.name,
+            request.transaction_time_ms if request.HasField("transaction_time_ms") else None,
+            request.open_limit if request.HasField("open_limit") else None,
+        )
+        return convert.topic_to(replace(topic, effective_ms=effective_ms), self._admin.catalog)
+
     async def ListTopics(self, _actor: str, _request: Any) -> Any:
         catalog = self._admin.catalog
         topics = [convert.topic_to(topic, catalog) for topic in catalog.topics.values()]
@@ -379,6 +389,7 @@ class AdminServicer:
             request.tag,
             convert.policy_from(request.retry),
             convert.forward_from(request.forward) if request.HasField("forward") else None,
+            convert.policy_fields(request.update_mask) if request.HasField("update_mask") else None,
         )
         return convert.subscription_to(subscription, self._admin.catalog)
 
@@ -431,8 +442,13 @@ class AdminServicer:
     async def SetTopicCheck(self, actor: str, request: admin_pb2.SetTopicCheckRequest) -> Any:
         retry = convert.policy_from(request.retry) if request.HasField("retry") else None
         targets = [convert.target_from(target) for target in request.targets]
+        change = None
+        if request.HasField("update_mask"):
+            fields = convert.policy_fields(request.update_mask, "targets")
+            targets = targets if "targets" in request.update_mask.paths else []
+            change = CheckChange(policy=fields, removed_targets=list(request.removed_targets))
         topic, effective_ms = await self._undecided.set_topic_check(
-            actor, request.topic, targets, retry, request.untried
+            actor, request.topic, targets, retry, request.untried, change
         )
         return convert.checks_to(topic, effective_ms)
 

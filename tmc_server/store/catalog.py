@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
-from tmc_server.domain.ports import NewTopic
+from tmc_server.domain.ports import CheckChange, NewTopic, TopicChange
 from tmc_server.domain.retry import RetryKind, RetryPolicy
 from tmc_server.errors import (
     AppUnknown,
@@ -160,17 +160,20 @@ class CatalogStore:
             return _topic(connection.execute(sa.select(topic).where(topic.c.topic_no == number)).one())
 
     @_repeating
-    def set_topic_check(self, actor: str, topic_name: str, checks: CheckPolicy) -> Topic:
-        """All targets of a topic and its policy, instead of those it had."""
+    def set_topic_check(
+        self, actor: str, topic_name: str, checks: CheckPolicy, change: CheckChange | None = None
+    ) -> Topic:
+        """See domain.ports.CatalogEditor."""
         with self._change(actor, "set topic check", topic_name) as (connection, _):
             number = _topic_row(connection, topic_name).topic_no
-            retry = checks.retry
-            values = {
-                "check_retry_kind": int(retry.kind), "check_interval_ms": retry.interval_ms,
-                "check_max_retry": retry.max_retry, "check_cap_ms": retry.cap_ms,
-            }  # fmt: skip
-            connection.execute(topic.update().where(topic.c.topic_no == number).values(**values))
-            connection.execute(check_target.delete().where(check_target.c.topic_no == number))
+            columns = _named(_policy_columns(checks.retry), change.policy if change is not None else None)
+            if columns:
+                values = {f"check_{column}": value for column, value in columns.items()}
+                connection.execute(topic.update().where(topic.c.topic_no == number).values(**values))
+            replaced = check_target.delete().where(check_target.c.topic_no == number)
+            if change is not None:
+                replaced = replaced.where(check_target.c.name.in_([*checks.targets, *change.removed_targets]))
+            connection.execute(replaced)
             for target in checks.targets.values():
                 connection.execute(
                     check_target.insert().values(
@@ -179,7 +182,19 @@ class CatalogStore:
                         concurrency=target.concurrency, batch=target.batch, tls=int(target.tls),
                     )
                 )  # fmt: skip
-            return _topic(_topic_row(connection, topic_name), checks.targets)
+            stored = connection.execute(sa.select(check_target).where(check_target.c.topic_no == number))
+            return _topic(_topic_row(connection, topic_name), {row.name: _target(row) for row in stored})
+
+    @_repeating
+    def update_topic(self, actor: str, topic_name: str, changes: TopicChange) -> Topic:
+        """See domain.ports.CatalogEditor."""
+        named = {"transaction_time_ms": changes.transaction_time_ms, "open_limit": changes.open_limit}
+        values = {column: value for column, value in named.items() if value is not None}
+        with self._change(actor, f"update topic {values}"[:64], topic_name) as (connection, _):
+            number = _topic_row(connection, topic_name).topic_no
+            if values:
+                connection.execute(topic.update().where(topic.c.topic_no == number).values(**values))
+            return _topic(_topic_row(connection, topic_name))
 
     @_repeating
     def claim_topic(self, topic_name: str, app_id: str) -> None:
@@ -190,18 +205,20 @@ class CatalogStore:
 
     @_repeating
     def register_subscription(
-        self, actor: str, topic_name: str, app_id: str, tag: str, policy: RetryPolicy, forward: Forward | None = None
+        self,
+        actor: str,
+        topic_name: str,
+        app_id: str,
+        tag: str,
+        policy: RetryPolicy,
+        forward: Forward | None = None,
+        change: Collection[str] | None = None,
     ) -> Subscription:
         """See domain.ports.CatalogEditor. tag "": the topic's default."""
         with self._change(actor, "register subscription", f"{topic_name} {app_id} {tag}") as (connection, now):
             topic_row = _topic_row(connection, topic_name)
             name = _name(connection, topic_row, app_id, tag)
-            values = {
-                "retry_kind": int(policy.kind),
-                "interval_ms": policy.interval_ms,
-                "max_retry": policy.max_retry,
-                "cap_ms": policy.cap_ms,
-            }
+            values = _policy_columns(policy)
             row = connection.execute(sa.select(subscription).filter_by(**name, live=1)).one_or_none()
             where = forward or Forward("", "", "")
             if row is None:
@@ -212,12 +229,12 @@ class CatalogStore:
                 connection.execute(
                     subscription.insert().values(subscription_no=number, **name, **values, **places, **fresh)
                 )
-            elif (row.forward_kind, row.forward_target, row.forward_key) != (where.kind, where.target, where.key):
+            elif (change is None or forward is not None) and _sends_to(row) != where:
                 raise NameTaken("This subscription sends elsewhere: remove it first, or take another tag or app.")
             else:
                 number = row.subscription_no
                 again = subscription.update().filter_by(subscription_no=number)
-                connection.execute(again.values(**values, leaving_ms=None))
+                connection.execute(again.values(**_named(values, change), leaving_ms=None))
             return _subscription_row(connection, number)
 
     @_repeating
@@ -307,6 +324,23 @@ class CatalogStore:
                 shard_map={row.shard: row.identity for row in connection.execute(sa.select(shard_map))},
             )
             return copy, operators
+
+
+_POLICY_COLUMNS = {"kind": "retry_kind", "interval_ms": "interval_ms", "max_retry": "max_retry", "cap_ms": "cap_ms"}
+
+
+def _policy_columns(policy: RetryPolicy) -> dict[str, int]:
+    return {column: int(getattr(policy, field)) for field, column in _POLICY_COLUMNS.items()}
+
+
+def _named(columns: Mapping[str, int], fields: Collection[str] | None) -> dict[str, int]:
+    """Those of these fields of a policy; None: all."""
+    wanted = _POLICY_COLUMNS if fields is None else fields
+    return {_POLICY_COLUMNS[field]: columns[_POLICY_COLUMNS[field]] for field in wanted}
+
+
+def _sends_to(row: Any) -> Forward:
+    return Forward(row.forward_kind, row.forward_target, row.forward_key)
 
 
 def _next(connection: sa.Connection, column: sa.Column[int]) -> int:
