@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -586,38 +587,41 @@ class Handlers:
     def __init__(self, running: RunningCenter, database: Database, coroutine: bool) -> None:
         self.topic = f"endings.{database.kind}.{'coroutine' if coroutine else 'function'}"
         self.way: Way = WAYS[0]
-        self.runs = 0  # of the way's first session, which decides the engine
+        self.runs: Counter[str] = Counter()  # by message: a late copy of an earlier one must not count
         self._database = database
         self._plain = database.engine()
         self._running = running
         self._center = tmc.connect(running.address, app="endings")
         self._consumer = tmc.Consumer(self._center)
-        inbox = tmc.SqlInbox(self._session)
+        inbox: Any = self
         if coroutine:
 
             @self._consumer.listener(self.topic, inbox=inbox)
             async def handle(body: Any, session: Session, message: tmc.Message) -> None:
-                self._handle(session)
+                self._handle(session, message)
         else:
 
             @self._consumer.listener(self.topic, inbox=inbox)
             def handle(body: Any, session: Session, message: tmc.Message) -> None:
-                self._handle(session)
+                self._handle(session, message)
 
-    def _session(self) -> Session:
-        self.runs += 1
-        return Session(self._database.engine(self.way.engine) if self.runs == 1 else self._plain)
+    def once(self, subscriber: str, message_id: str) -> AbstractContextManager[Session | None]:
+        """See SqlInbox: its database depends on the message."""
+        self.runs[message_id] += 1
+        special = self.runs[message_id] == 1 and self.way.engine != "plain"
+        engine = self._database.engine(self.way.engine) if special else self._plain
+        return tmc.SqlInbox(lambda: Session(engine)).once(subscriber, message_id)
 
-    def _handle(self, session: Session) -> None:
+    def _handle(self, session: Session, message: tmc.Message) -> None:
         scene = Scene(session=session, database=self._database, send=lambda _key: None)
-        if self.runs == 1:
+        if self.runs[message.id] == 1:
             self.way.inside(scene)
         else:
             scene.effect(77)
 
     def deliver(self, way: Way) -> tuple[str, Any]:
         """Returns: the error of the first run, and the message as operators see it when it is settled."""
-        self.way, self.runs = way, 0
+        self.way = way
         key = f"{way.id}-{next(_numbers)}"
         self._center.publish(self.topic, {}, key=key)
         settled = eventually(lambda: self._acked(key))
