@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
             out += self.message(stream, state)
             if len(out) > 256:
                 break
-        if out:
+        if out and not self.transport.is_closing():
             self.transport.write(b"".join(out))
 
     def message(self, stream: int, state: list[int]) -> Iterator[bytes]:

@@ -2,8 +2,8 @@
 
 gRPC hands over calls one by one, whoever sends them, so a call without a key delays its neighbours by what it costs to
 refuse it. A connection that sends more of them than an honest mistake would is answered late: its calls stay open, gRPC
-takes no more of them than `limits.calls_per_connection`, and its sender waits. Where that does not help, or where more than
-half of all connections have never shown a key, the worst are closed.
+takes no more of them than `limits.calls_per_connection`, and its sender waits. Where that does not help, the worst are
+closed; and when places get short, those beyond half of all that never showed a key.
 
 gRPC does not let a server close one connection. It is closed from outside, by shutting down its socket, which is looked up
 among our own file descriptors by the address of its peer; gRPC then sees that the peer is gone.
@@ -30,6 +30,7 @@ log = logging.getLogger("tmc.doorkeeper")
 _FREE_PER_SECOND = 20.0  # calls without a key, per connection; as many at once
 _HOLD_S = (1.0, 3.0)  # each call differently: a thousand answered together would be a flood of their own
 _MOST_HELD = 2000
+_SHORT = 0.8  # of all connections in use: closed ones come back at once, so leave them while there is room
 _GRACE_S = 1.0  # a connection this young may still show a key
 
 
@@ -40,7 +41,7 @@ class Doorkeeper:
         self, connections: int, sockets: Sockets | None = None, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self.port = 0
-        self._unproven_most = max(connections // 2, 1)
+        self._connections = connections
         self._monotonic = monotonic
         self._proven: set[str] = set()
         self._patience: dict[str, tuple[float, float]] = {}  # calls that are still free, when
@@ -84,7 +85,8 @@ class Doorkeeper:
         for peer in live:
             self._since.setdefault(peer, now)
         unproven = sorted((peer for peer in live if peer not in self._proven), key=self._since.__getitem__)
-        too_many = max(len(unproven) - self._unproven_most, 0)
+        short_of_places = len(live) >= self._connections * _SHORT
+        too_many = max(len(unproven) - self._connections // 2, 0) if short_of_places else 0
         old = [peer for peer in unproven if now - self._since[peer] >= _GRACE_S]
         worst, self._worst = self._worst, set()
         closed = sum(

@@ -35,7 +35,7 @@ class Patience:
 
 
 OF_APPS = Patience(longest_s=10, crowd=8, crowded_s=0.25)
-OF_STRANGERS = Patience(longest_s=5, crowd=8, crowded_s=0.05)
+OF_STRANGERS = Patience(longest_s=5, crowd=1, crowded_s=0.05)
 
 
 class Reads:

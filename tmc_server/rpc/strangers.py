@@ -21,7 +21,7 @@ from tmc_server.rpc.refusing import Context, let_go, refuse
 
 OWN_SERVICES = "/tmc."
 _REQUEST_BYTES = 4096
-_MOST_READS = 16  # further ones wait; an unfinished one is refused soon, see reads.py
+_MOST_READS = 4  # further ones wait; an unfinished one is refused soon, see reads.py
 _MOST_STREAMS = 128  # further ones are refused
 
 
