@@ -199,6 +199,7 @@ class Center:
         servicers, edge = self._servicers(), self._edge()
         self._grpc: GrpcServer = build(servicers, edge, config.server.listen, config.tls, limits)
         doors = Periodic("doors", edge.doorkeeper.sweep, _DOORS_S)
+        edge.doorkeeper.wake = doors.wake
         self._duties = [*self._make_duties(outboxes), *self._outlets.duties(), doors]
         self._findable = self._surroundings.duties(self._grpc.port)
 

@@ -29,18 +29,22 @@ log = logging.getLogger("tmc.doorkeeper")
 
 _FREE_PER_SECOND = 20.0  # calls without a key, per connection; as many at once
 _HOLD_S = (1.0, 3.0)  # each call differently: a thousand answered together would be a flood of their own
-_MOST_HELD = 2000
+_MOST_HELD = 4000
 _SHORT = 0.8  # of all connections in use: closed ones come back at once, so leave them while there is room
 _GRACE_S = 1.0  # a connection this young may still show a key
 
 
 class Doorkeeper:
-    """Everything but `sweep` on the loop. port: set when the server listens.  connections: limits.connections."""
+    """Everything but `sweep` on the loop. connections: limits.connections.
+
+    port: set when the server listens.  wake: have `sweep` run soon.
+    """
 
     def __init__(
         self, connections: int, sockets: Sockets | None = None, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self.port = 0
+        self.wake: Callable[[], None] = lambda: None
         self._connections = connections
         self._monotonic = monotonic
         self._proven: set[str] = set()
@@ -62,10 +66,12 @@ class Doorkeeper:
         now = self._monotonic()
         free, then = self._patience.get(peer, (_FREE_PER_SECOND, now))
         free = min(_FREE_PER_SECOND, free + (now - then) * _FREE_PER_SECOND) - 1
-        self._patience[peer] = (max(free, 0.0), now)
+        self._patience[peer] = (max(free, min(free + 1, 0.0)), now)
         if free >= 0:
             return
         if self._held >= _MOST_HELD:
+            if not self._worst:
+                self.wake()
             self._worst.add(peer)
             return
         self._held += 1
@@ -73,6 +79,10 @@ class Doorkeeper:
             await asyncio.sleep(random.uniform(*_HOLD_S))
         finally:
             self._held -= 1
+
+    def offended(self, context: Context) -> None:
+        """It sent what no honest caller sends: its next calls are answered late, for half a minute."""
+        self._patience[context.peer()] = (-30 * _FREE_PER_SECOND, self._monotonic())
 
     def sweep(self) -> None:
         """Close what has to go, forget who is gone. From any thread, every second or so."""

@@ -22,7 +22,7 @@ from tmc_server.rpc.refusing import Context, refuse
 STRANGERS = -1  # in place of an app's number: senders that need no key
 OPERATORS = -2
 
-_LOOK_S = 0.05
+_LOOK_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Patience:
 
 
 OF_APPS = Patience(longest_s=10, crowd=8, crowded_s=0.25)
-OF_STRANGERS = Patience(longest_s=5, crowd=1, crowded_s=0.05)
+OF_STRANGERS = Patience(longest_s=5, crowd=1, crowded_s=0.01)
 
 
 class Reads:

@@ -80,6 +80,7 @@ class OpenToAll(grpc.aio.ServerInterceptor):
                 await self._doorkeeper.hold_up(context)
                 return await handler.unary_unary(await self._request(handler, context), context)
             except grpc.aio.AbortError as refused:  # while it was read: gRPC raises it again
+                self._doorkeeper.offended(context)
                 let_go(refused)
                 return None
             except TmcError as exc:
