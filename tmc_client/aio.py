@@ -175,10 +175,20 @@ def connect(
     check_address: str = "",
     tls: Tls | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
+    insecure: bool = False,
 ) -> AsyncCenter:
     """Like tmc_client.connect, for asyncio programs."""
     return AsyncCenter(
-        blocking.connect(address, app=app, key=key, tag=tag, check_address=check_address, tls=tls, timeout=timeout)
+        blocking.connect(
+            address,
+            app=app,
+            key=key,
+            tag=tag,
+            check_address=check_address,
+            tls=tls,
+            timeout=timeout,
+            insecure=insecure,
+        )
     )
 
 

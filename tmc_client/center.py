@@ -37,8 +37,10 @@ _OF_PARENTS: list[object] = []  # gRPC servers of a parent process: stopping or 
 class Center:
     """A connection to the center for one app. Thread-safe and fork-safe; share one per process."""
 
-    def __init__(self, address: str, identity: Identity, tls: Tls | None, timeout: timedelta) -> None:
-        self.connection = Connection(address, identity, tls)
+    def __init__(
+        self, address: str, identity: Identity, tls: Tls | None, timeout: timedelta, insecure: bool = False
+    ) -> None:
+        self.connection = Connection(address, identity, tls, insecure=insecure)
         self.sender = Sender(self.connection)
         self.producer = Producer(self.sender)
         self.timeout = duration("timeout", timeout)
@@ -198,11 +200,14 @@ def connect(
     check_address: str = "",
     tls: Tls | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
+    insecure: bool = False,
 ) -> Center:
     """A connection to the center. Opens nothing yet.
 
-    address: host:port, several IPv4 ones with commas, or consul://HOST:PORT/SERVICE?tag=TAG (`tmc-center[consul]`).
+    address: host:port, several with commas, or consul://HOST:PORT/SERVICE?tag=TAG (`tmc-center[consul]`).
     app, key: who you are.  tag: the environment you run in; "" is each topic's default.  timeout: of every call.
     check_address: host:port where this service answers checks, for a center that finds producers by what they say.
+    insecure: without `tls`, send the key in the clear to other machines than this one (also TMC_INSECURE=1).
+    Raises: InvalidRequest where the key would travel in the clear.
     """
-    return Center(address, Identity(app, key, tag, check_address), tls, timeout)
+    return Center(address, Identity(app, key, tag, check_address), tls, timeout, insecure)

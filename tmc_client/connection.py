@@ -59,17 +59,26 @@ os.register_at_fork(after_in_child=_in_child)
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files. authority: whom to trust.  certificate, key: who we are, when the center asks for it."""
+    """PEM files. authority: whom to trust.  certificate, key: who we are, when the center asks for it.
+
+    server_name: the name in the servers' certificates, where they are addressed by another one or found through Consul.
+    """
 
     authority: str | None = None
     certificate: str | None = None
     key: str | None = None
+    server_name: str | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
         def read(path: str | None) -> bytes | None:
             return Path(path).read_bytes() if path else None
 
         return grpc.ssl_channel_credentials(read(self.authority), read(self.key), read(self.certificate))
+
+    @property
+    def options(self) -> tuple[tuple[str, str], ...]:
+        """Channel options beside the credentials."""
+        return (("grpc.ssl_target_name_override", self.server_name),) if self.server_name else ()
 
 
 @dataclass(frozen=True)
@@ -142,13 +151,18 @@ class Connection:
         identity: Identity,
         tls: Tls | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        insecure: bool = False,
     ) -> None:
+        """insecure: the key may travel in the clear to other machines. Raises InvalidRequest where it would otherwise."""
         self.address = _without_token(address)  # as it may be shown
         self.identity = identity
         self._consul = _in_consul(address)
         self._watch: Any = None
         self._addresses = [] if self._consul else addresses_of(address)
         self._tls = tls
+        self._insecure = insecure or os.environ.get("TMC_INSECURE", "") not in ("", "0")
+        for each in self._addresses:
+            self._refuse_clear(each)
         self._monotonic = monotonic
         self._reset()
         watch_forks(self)
@@ -212,9 +226,18 @@ class Connection:
         return link
 
     def _new_channel(self, address: str) -> grpc.Channel:
+        self._refuse_clear(address)
         if self._tls is None:
             return grpc.insecure_channel(address, CHANNEL_OPTIONS)
-        return grpc.secure_channel(address, self._tls.credentials(), CHANNEL_OPTIONS)
+        return grpc.secure_channel(address, self._tls.credentials(), (*CHANNEL_OPTIONS, *self._tls.options))
+
+    def _refuse_clear(self, address: str) -> None:
+        """Whoever listens on the way could use the key."""
+        if self.identity.key and self._tls is None and not self._insecure and not _is_loopback(address):
+            raise errors.InvalidRequest(
+                f"The key of {self.identity.app!r} would travel in the clear to {address}: give tls=tmc.Tls(authority=...), "
+                "or insecure=True (TMC_INSECURE=1) in a network that you trust."
+            )
 
     def _method(self, server: Server, path: str, response_class: Any) -> tuple[Any, Any]:
         """Returns: the method and the metadata to call it with."""
@@ -373,6 +396,11 @@ class Connection:
         _ABANDONED.extend([self._links, [(link.channel, link.methods) for link in self._links.values()]])
         self._watch = None
         self._reset()
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _without_token(address: str) -> str:
