@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import grpc
 
 from tests.support.eventually import eventually
+from tests.support.store import migrated_sqlite
 from tmc_client.protocol import admin_pb2, admin_pb2_grpc, types_pb2
 from tmc_server.app import Center, initialise
 from tmc_server.config import Config
+
+
+def _prepare(url: str) -> None:
+    """An SQLite file that is not there yet begins as a copy of one with empty tables."""
+    path = Path(url.removeprefix("sqlite:///"))
+    if url.startswith("sqlite:///") and not path.exists():
+        shutil.copy(migrated_sqlite(), path)
 
 
 class RunningCenter:
@@ -20,6 +30,7 @@ class RunningCenter:
     subscription."""
 
     def __init__(self, url: str, open_to_all: bool = False, **sections: dict[str, Any]) -> None:
+        _prepare(url)
         store = {"catalog": url, "change_delay_ms": 1500} | sections.pop("store", {})
         self.config = Config.model_validate({"server": {"listen": "127.0.0.1:0"}, "store": store, **sections})
         self.token = "" if open_to_all else initialise(self.config) or ""

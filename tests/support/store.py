@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
+import shutil
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -311,11 +315,21 @@ class StatementCounter:
             sa.event.remove(engine, "commit", self._committed)
 
 
+@cache
+def migrated_sqlite() -> Path:
+    """A file with empty tables, made once per run: the migrations of 32 shards take longer than most tests."""
+    path = Path(tempfile.mkdtemp(prefix="tmc-sqlite-")) / "center.db"
+    atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
+    database = Database(f"sqlite:///{path}")
+    migrate(ShardMap(database, [database] * 32))
+    database.close()  # what the write-ahead log holds goes into the file
+    return path
+
+
 def sqlite_store(directory: Path) -> StoreUnderTest:
     clock = ManualClock()
-    database = Database(f"sqlite:///{directory}/center.db", clock=clock)
-    migrate(ShardMap(database, [database] * 32))
-    return StoreUnderTest(database, clock)
+    shutil.copy(migrated_sqlite(), directory / "center.db")
+    return StoreUnderTest(Database(f"sqlite:///{directory}/center.db", clock=clock), clock)
 
 
 _migrated: set[str] = set()
