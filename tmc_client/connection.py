@@ -7,6 +7,7 @@ waits for its full deadline, on two servers at once at most: a center that is me
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import threading
@@ -400,7 +401,10 @@ class Connection:
 
 def _is_loopback(address: str) -> bool:
     host = address.rpartition(":")[0].strip("[]")
-    return host in ("localhost", "::1") or host.startswith("127.")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _without_token(address: str) -> str:

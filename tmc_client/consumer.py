@@ -118,8 +118,8 @@ class Consumer:
         self._workers: Workers | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
-        self._runs = Runs()
         self._keeper = Keeper(self._center.sender, watch=self._give_up_overdue)
+        self._runs = Runs(self._keeper.begin, self._keeper.end)
         self._stop_requested = threading.Event()
         self._stopping_since = 0.0
         self._broken = ""
@@ -298,7 +298,6 @@ class Consumer:
         assert self._workers is not None
         listener = self._listeners.get(message.topic)
         run = self._runs.arrive(message, receipt, listener.limit_s if listener is not None else self._limit_s)
-        self._keeper.begin(message)
         if run is not None:
             self._workers.submit(partial(self._work, run))
 
@@ -315,8 +314,8 @@ class Consumer:
         if not self._runs.end(run):
             self._came_back(run, answer)
             return
-        self._keeper.end(run.message)
         stored = self._answer(run, answer)
+        self._runs.answered(run)
         for receipt in run.receipts:
             receipt.handled()
         if not begun:
@@ -379,7 +378,6 @@ class Consumer:
         log.error("message %s of %s, try %d: %s", message.id, message.topic, message.attempt, error)
         assert self._workers is not None
         assert run.thread is not None
-        self._keeper.end(message)
         if run.task is not None:
             run.task.cancel()  # this also frees the thread that waits for it
         else:

@@ -33,9 +33,19 @@ class Run:
 
 
 class Runs:
-    """Thread-safe."""
+    """Thread-safe. keep: the center is to wait for this message from now on.  release: not any more.
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    Both are called under the lock of the runs: an answer and an Extend never overtake each other.
+    """
+
+    def __init__(
+        self,
+        keep: Callable[[Message], None],
+        release: Callable[[Message], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._keep = keep
+        self._release = release
         self._monotonic = monotonic
         self._condition = threading.Condition()
         self._runs: dict[str, Run] = {}
@@ -49,10 +59,12 @@ class Runs:
             if run is None:
                 run = self._runs[message.id] = Run(message=message, limit_s=limit_s, receipts=[receipt])
                 self._active += 1
+                self._keep(message)
                 return run
             if run.handled:
                 run.late.append((message, receipt))
             else:
+                self._keep(message)
                 run.receipts.append(receipt)
                 if message.attempt > run.message.attempt:
                     run.message = message
@@ -70,8 +82,13 @@ class Runs:
             if run.given_up:
                 return False
             run.handled = True
-            self._less()
+            self._release(run.message)
             return True
+
+    def answered(self, run: Run) -> None:
+        """Its answer, if there is one, is on its way: whoever stops the consumer need not wait for it here."""
+        with self._condition:
+            self._less()
 
     def forget(self, run: Run) -> list[tuple[Message, Receipt]]:
         """Its answer is stored or given up. Returns: copies that came after the handler ended."""
@@ -92,6 +109,7 @@ class Runs:
             ]
             for run in found:
                 run.given_up = True
+                self._release(run.message)
                 del self._runs[run.message.id]
                 if not run.came_back:
                     self._hanging.add(run)

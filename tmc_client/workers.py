@@ -30,7 +30,7 @@ class Workers:
 
     def stop(self) -> None:
         """End when what waits is done; does not wait for it."""
-        for _ in self._threads:
+        for _ in list(self._threads):
             self._waiting.put(None)
 
     def _add(self) -> None:

@@ -26,7 +26,8 @@ def test_a_server_reads_what_the_others_published_and_not_its_own(store: StoreUn
 
 
 def test_a_server_whose_heartbeat_is_over_publishes_nothing(store: StoreUnderTest) -> None:
-    SqlQueueProgress(store.database, lambda: None).share([QueueProgress(queue="q", passed_ms=10, moves=1)])
+    silent = SqlQueueProgress(store.database, lambda: None)
+    assert silent.share([QueueProgress(queue="q", passed_ms=10, moves=1)]) is False
     assert SqlQueueProgress(store.database, lambda: 2).of("q") == {}
 
 

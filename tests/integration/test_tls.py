@@ -62,7 +62,7 @@ def test_another_name_or_no_client_certificate_is_refused(doors: Doors, missing:
             center.publish("order.paid", b"x", key=missing, timeout=timedelta(seconds=2))
 
 
-@pytest.mark.parametrize("address", ["center.example:50051", "127.0.0.1:50051,10.0.0.7:50051", "[2001:db8::1]:50051"])
+@pytest.mark.parametrize("address", ["center.example:50051", "127.0.0.1:50051,10.0.0.7:50051", "127.example.com:50051"])
 def test_a_key_does_not_travel_in_the_clear_to_other_machines(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for connect in (tmc.connect, tmc.aio.connect):
         with pytest.raises(tmc.InvalidRequest, match=r"would travel in the clear .*tls=tmc\.Tls"):

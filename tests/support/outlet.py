@@ -49,8 +49,9 @@ class _OneServer:
         self._rows = rows
         self._incarnation = incarnation
 
-    def share(self, seen: Sequence[QueueProgress]) -> None:
+    def share(self, seen: Sequence[QueueProgress]) -> bool:
         self._rows.update({(each.queue, self._incarnation): each for each in seen})
+        return True
 
     def of(self, queue: str) -> Mapping[int, QueueProgress]:
         return {run: seen for (name, run), seen in self._rows.items() if name == queue and run != self._incarnation}

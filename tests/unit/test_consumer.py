@@ -95,8 +95,9 @@ class _Bench:
         self.clock = _Clock()
         self.transport = _Transport()
         self.consumer = Consumer(self.center, concurrency=concurrency, **settings)  # type: ignore[arg-type]
-        self.consumer._runs = Runs(self.clock)
-        self.consumer._keeper = Keeper(self.center, self.clock)  # type: ignore[arg-type]  # does nothing by itself
+        keeper = Keeper(self.center, self.clock)  # type: ignore[arg-type]  # does nothing by itself
+        self.consumer._keeper = keeper
+        self.consumer._runs = Runs(keeper.begin, keeper.end, self.clock)
         monkeypatch.setattr(self.consumer, "_make_transport", lambda: self.transport)
 
     def start(self, handler: Callable[..., Any], **settings: Any) -> None:
@@ -198,6 +199,7 @@ def test_a_copy_that_comes_while_an_ack_is_on_its_way_does_not_run(benches: Call
     assert late.seen == ["handled", "answered"]
     assert entered == [1]
     assert not bench.consumer._runs._runs
+    assert not bench.consumer._keeper._work  # nothing extends a message that is done
 
 
 # -- handlers that hang ----------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import pika
 from pika.adapters.select_connection import IOLoop
+from pika.exceptions import NoFreeChannels
 
 from tmc_client.transports.corked import CorkedConnection, hang_up
 from tmc_server.delivery.rabbitmq_lane import Lane, Sent
@@ -64,10 +65,6 @@ class _Route:
     destination: Destination
     forwards: bool
 
-    @property
-    def lane(self) -> _LaneName:
-        return self.exchange, self.producer % _LANES
-
 
 _LaneName = tuple[str, int]
 
@@ -105,6 +102,7 @@ class RabbitOutlet:
         self._draining = False
         self._connection: Any = None
         self._lanes: dict[_LaneName, Lane] = {}
+        self._lanes_per_exchange = _LANES
         self._blocked = False
         self._answered = False  # on this connection
         self._stopping = threading.Event()
@@ -117,9 +115,10 @@ class RabbitOutlet:
         if self._blocked or self._connection is None or self._stopping.is_set():
             return 0
         route = self._route(subscription)
-        lane = self._lanes.get(route.lane)
+        name = self._lane_name(route)
+        lane = self._lanes.get(name)
         if lane is None:
-            self._open_lane(route.lane)
+            self._open_lane(name)
             return 0
         return self._window.reserve(route.destination, wanted) if lane.ready else 0
 
@@ -162,8 +161,7 @@ class RabbitOutlet:
     def share_progress(self) -> bool:
         """Let the other servers know what this one saw come out. Returns False: nothing is left to do. Blocks."""
         seen = self._window.unshared(list(self._destinations.values()))
-        if seen:
-            self._progress.share(seen)
+        if seen and self._progress.share(seen):
             self._window.was_shared(self._destinations, seen)
         return False
 
@@ -224,6 +222,8 @@ class RabbitOutlet:
         connection.add_on_connection_unblocked_callback(lambda *_: self._set_blocked(False))
         self._answered = False
         self._lanes = {}
+        most = connection.params.channel_max or _LANES  # as the broker allows; 0: as many as there are
+        self._lanes_per_exchange = max(1, min(_LANES, most // 2))
         for name in self._usual_lanes():
             self._do_open_lane(connection, name)
         with self._lock:
@@ -235,7 +235,10 @@ class RabbitOutlet:
         """One for each producer with subscribers; lanes of exchanges open with the first copy."""
         catalog = self._catalog.current
         routes = (self._route(s.number) for s in catalog.subscriptions.values() if s.removed_ms is None)
-        return {route.lane for route in routes if not route.forwards} or {("", 0)}
+        return {self._lane_name(route) for route in routes if not route.forwards} or {("", 0)}
+
+    def _lane_name(self, route: _Route) -> _LaneName:
+        return route.exchange, route.producer % self._lanes_per_exchange
 
     def _give_up_waiting(self, connection: Any) -> None:
         """A broker that just started may take our connection and never answer on it."""
@@ -305,7 +308,14 @@ class RabbitOutlet:
 
     def _do_open_lane(self, connection: Any, name: _LaneName) -> None:
         lane = Lane(self, name[0])
-        lane.open(connection)
+        try:
+            lane.open(connection)
+        except NoFreeChannels:
+            shared = [each for (exchange, _), each in self._lanes.items() if exchange == name[0]]
+            if not shared:
+                log.warning("no channel is left for exchange %r: what goes there waits; raise channel_max", name[0])
+                return
+            lane = shared[name[1] % len(shared)]
         self._lanes = self._lanes | {name: lane}
 
     def lane_ready(self, lane: Lane) -> None:
@@ -372,7 +382,7 @@ class RabbitOutlet:
         stranded: list[Copy] = []
         for copy in copies:
             route = self._route(copy.subscription)
-            lane = self._lanes.get(route.lane)
+            lane = self._lanes.get(self._lane_name(route))
             if lane is None or not lane.accepts:
                 self._window.release(route.destination, 1)
                 stranded.append(copy)
@@ -465,6 +475,7 @@ class RabbitOutlet:
             self._give_up_on(lane, lane.expire(before))
 
     def _give_up_on(self, lane: Lane, late: list[Sent]) -> None:
+        """Nothing was heard of these in time."""
         groups: dict[Destination, list[Sent]] = {}
         for sent in late:
             groups.setdefault(sent.destination, []).append(sent)

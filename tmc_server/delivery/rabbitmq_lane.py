@@ -1,13 +1,16 @@
 """A lane: the confirmed channel of one producer and one exchange, and the search for copies that make the broker close it.
 
 The broker closes a channel for the content of a single message (an unusable header, a body over its limit) and does not
-say which one. A lane therefore belongs to one producer: nobody else loses anything. What was in flight is sent again one
-at a time, each alone on the channel; the copy on which it closes again is the culprit. Its try counts, its neighbors
-go on together, and its next tries are sent alone from the start.
+say which one. A lane therefore belongs to one producer. What was in flight is sent again in small groups, one group at a
+time, then one copy at a time from the group on which the channel closed again; the copy on which it closes alone is the
+culprit. Its attempt counts, its neighbors go on together, and its next attempts are sent alone from the start.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from itertools import takewhile
@@ -22,13 +25,16 @@ from tmc_server.domain.ports import Copy
 
 _PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _CONTENT = (311, 406)  # content too large, precondition failed: about one message, not about the exchange or the broker
+_ONE_BY_ONE = 20  # suspects; more are sent in groups first
+_CLOSINGS_A_SECOND = 10
+_OFTEN_S = 0.1
 _REMEMBERED = 10_000
 NO_ROUTE = 312
 
 
 @dataclass(slots=True, kw_only=True)
 class Sent:
-    """A copy on its way. alone: nothing else may be in flight on its channel."""
+    """A copy on its way. group: only copies of one group are in flight together; 0: nothing is known against it."""
 
     copy: Copy
     key: str
@@ -36,7 +42,7 @@ class Sent:
     destination: Destination
     size: int
     at: float
-    alone: bool = False
+    group: int = 0
     returned: str = ""
     unroutable: bool = False
 
@@ -77,6 +83,8 @@ class Lane:
         self._tags: dict[tuple[object, ...], int] = {}  # by what a return brings back
         self._last_tag = 0
         self._closings = 0
+        self._groups = itertools.count(1)
+        self._content_closings: deque[float] = deque(maxlen=_CLOSINGS_A_SECOND)
         self._culprits: OrderedDict[tuple[int, int, int], None] = OrderedDict()
         self._channel: Any = None
         self._connection: Any = None
@@ -103,22 +111,20 @@ class Lane:
         self._advance()
 
     def publish(self, sent: Sent) -> None:
-        """Send it, or queue it behind a copy that has to be alone."""
-        sent.alone = sent.row in self._culprits
-        if self.ready and not (self._waiting or sent.alone or self._holds_one_alone):
+        """Send it, or queue it behind another group."""
+        if sent.row in self._culprits:
+            sent.group = next(self._groups)
+        if self.ready and not self._waiting and self._may_join(sent):
             self._write(sent)
         else:
             self._waiting.append(sent)
             self._advance()
 
-    @property
-    def _holds_one_alone(self) -> bool:
-        return len(self._sent) == 1 and next(iter(self._sent.values())).alone
+    def _may_join(self, sent: Sent) -> bool:
+        return not self._sent or next(iter(self._sent.values())).group == sent.group
 
     def _advance(self) -> None:
-        while self._waiting and self.ready and not self._holds_one_alone:
-            if self._waiting[0].alone and self._sent:
-                return
+        while self._waiting and self.ready and self._may_join(self._waiting[0]):
             self._write(self._waiting.popleft())
 
     def _write(self, sent: Sent) -> None:
@@ -156,13 +162,21 @@ class Lane:
         self._advance()
 
     def expire(self, before: float) -> list[Sent]:
-        """Take out what was handed over before that moment and never answered."""
-        late = [sent for sent in [*self._sent.values(), *self._waiting] if sent.at <= before]
-        if late:
-            self._sent = {tag: sent for tag, sent in self._sent.items() if sent.at > before}
-            self._waiting = deque(sent for sent in self._waiting if sent.at > before)
+        """Take out what was handed over before that moment and never answered.
+
+        What waited here, or is under suspicion, says nothing about its queue: it is reported as stranded.
+        """
+        late = [sent for sent in self._sent.values() if sent.at <= before]
+        stranded = [sent for sent in self._waiting if sent.at <= before] + [sent for sent in late if sent.group]
+        self._sent = {tag: sent for tag, sent in self._sent.items() if sent.at > before}
+        self._waiting = deque(sent for sent in self._waiting if sent.at > before)
+        for sent in stranded:
+            self._owner.stranded(self, sent)
+        if any(sent.group for sent in late) and self._channel.is_open:
+            self._channel.close()  # the broker may still close it for one of these, which the next would be blamed for
+        elif late or stranded:
             self._advance()
-        return late
+        return [sent for sent in late if not sent.group]
 
     def restart_clock(self, now: float) -> None:
         """The broker stood still: the time it took is not charged to what is in flight."""
@@ -183,19 +197,33 @@ class Lane:
         about_content = getattr(reason, "reply_code", 0) in _CONTENT and self._connection.is_open
         if about_content and self._sent:
             self._find_culprit(reason)
-            self.open(self._connection)  # at once: each such closing takes a culprit out, or leaves fewer suspects
+            self._open_again()
             return
         pause_s = _PAUSES_S[min(self._closings, len(_PAUSES_S) - 1)]
         self._closings += 1
         self._owner.lane_closed(self, self.lose_everything(), reason, pause_s)
+
+    def _open_again(self) -> None:
+        """At once: each such closing takes a culprit out, or leaves fewer suspects; many in a second take their time."""
+        now = time.monotonic()
+        often = len(self._content_closings) == _CLOSINGS_A_SECOND and now - self._content_closings[0] < 1.0
+        self._content_closings.append(now)
+        if often:
+            connection = self._connection
+            connection.ioloop.call_later(_OFTEN_S, lambda: self.open(connection) if connection.is_open else None)
+        else:
+            self.open(self._connection)
 
     def _find_culprit(self, reason: Any) -> None:
         suspects = list(self._sent.values())
         self._sent.clear()
         self._tags.clear()
         if len(suspects) > 1:
-            for suspect in suspects:
-                suspect.alone = True
+            size = math.isqrt(len(suspects)) if len(suspects) > _ONE_BY_ONE else 1
+            for start in range(0, len(suspects), size):
+                group = next(self._groups)
+                for suspect in suspects[start : start + size]:
+                    suspect.group = group
             self._waiting.extendleft(reversed(suspects))
             return
         (culprit,) = suspects
@@ -203,5 +231,5 @@ class Lane:
         if len(self._culprits) > _REMEMBERED:
             self._culprits.popitem(last=False)
         for other in self._waiting:  # the culprit explains the closing
-            other.alone = other.row in self._culprits
+            other.group = next(self._groups) if other.row in self._culprits else 0
         self._owner.unsendable(self, culprit, reason)

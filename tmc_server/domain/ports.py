@@ -68,8 +68,11 @@ class QueueProgress:
 class SharedProgress(Protocol):
     """What all servers saw come out of queues: acks may reach any of them. Blocks. Raises StoreUnavailable."""
 
-    def share(self, seen: Sequence[QueueProgress]) -> None:
-        """Publish what this server saw; replaces what it published for these queues before."""
+    def share(self, seen: Sequence[QueueProgress]) -> bool:
+        """Publish what this server saw; replaces what it published for these queues before.
+
+        Returns False: nothing was written, this server's heartbeat is over.
+        """
 
     def of(self, queue: str) -> Mapping[int, QueueProgress]:
         """What other server runs published for this queue, by incarnation."""

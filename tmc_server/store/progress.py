@@ -21,10 +21,12 @@ class SqlQueueProgress:
         self._incarnation = incarnation
         self._cleaned = False
 
-    def share(self, seen: Sequence[QueueProgress]) -> None:
+    def share(self, seen: Sequence[QueueProgress]) -> bool:
         me = self._incarnation()
-        if me is not None:
-            repeated(lambda: self._write(me, seen))
+        if me is None:
+            return False
+        repeated(lambda: self._write(me, seen))
+        return True
 
     def _write(self, me: int, seen: Sequence[QueueProgress]) -> None:
         """One row per queue and server run, so that no two servers write the same one."""
