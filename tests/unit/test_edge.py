@@ -24,8 +24,9 @@ from tmc_server.metrics import METRICS
 from tmc_server.requests.caller import Allowance, Budget
 from tmc_server.rpc.authentication import FailedLogins
 from tmc_server.rpc.doorkeeper import Doorkeeper, Sockets
-from tmc_server.rpc.reads import OF_APPS, OF_STRANGERS, STRANGERS, Reads
+from tmc_server.rpc.reads import OF_APPS, OF_STRANGERS, STRANGERS, Overdue, Reads
 from tmc_server.rpc.refusing import refuse
+from tmc_server.rpc.strangers import OpenToAll
 from tmc_server.rpc.wire import check_fields
 
 ONE, OTHER = (App(i, f"app{i}", "", "", "", "", ()) for i in (1, 2))
@@ -84,6 +85,17 @@ class _Unread:
         raise grpc.aio.AbortError
 
 
+async def _settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def _end(tasks: list[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class TestUnfinishedRequests:
     async def _outcome(self, sender: int, count: int, waited_s: float) -> list[_Unread]:
         clock = [0.0]
@@ -108,6 +120,58 @@ class TestUnfinishedRequests:
     def test_few_may_take_their_time_but_not_for_ever(self) -> None:
         assert asyncio.run(self._outcome(7, OF_APPS.crowd, OF_APPS.crowded_s + 1)) == []
         assert len(asyncio.run(self._outcome(7, 1, OF_APPS.longest_s + 1))) == 1
+
+    def test_the_newest_of_a_crowd_is_refused_so_the_others_get_through(self) -> None:
+        async def story() -> list[int]:
+            clock = [0.0]
+            reads, calls = Reads(lambda: clock[0]), [_Unread() for _ in range(OF_APPS.crowd + 1)]
+            tasks = [asyncio.ensure_future(reads.next(call, 7)) for call in calls]
+            await asyncio.sleep(0)
+            clock[0] = OF_APPS.crowded_s + 0.01
+            reads.look()
+            await _settle()
+            refused = [number for number, call in enumerate(calls) if call.refused]
+            await _end(tasks)
+            return refused
+
+        assert asyncio.run(story()) == [OF_APPS.crowd]
+
+    @pytest.mark.parametrize("sender", [7, STRANGERS])
+    def test_time_in_which_the_loop_stood_still_does_not_count(self, sender: int) -> None:
+        async def story() -> tuple[int, int]:
+            clock = [0.0]
+            patience = OF_STRANGERS if sender == STRANGERS else OF_APPS
+            reads, calls = Reads(lambda: clock[0]), [_Unread() for _ in range(patience.crowd + 2)]
+            tasks = [asyncio.ensure_future(reads.next(call, sender)) for call in calls]
+            await asyncio.sleep(0)
+            clock[0] = 100.0
+            reads._look_on()
+            await _settle()
+            after_stall = sum(call.refused is not None for call in calls)
+            clock[0] += patience.crowded_s
+            reads.look()
+            await _settle()
+            refused = sum(call.refused is not None for call in calls)
+            await _end(tasks)
+            return after_stall, refused
+
+        assert asyncio.run(story()) == (0, 2)
+
+    def test_only_a_sender_that_had_all_the_time_is_overdue(self) -> None:
+        async def story(count: int, waited_s: float) -> list[type[BaseException]]:
+            clock = [0.0]
+            reads = Reads(lambda: clock[0])
+            tasks = [asyncio.ensure_future(reads.next(_Unread(), STRANGERS)) for _ in range(count)]
+            await asyncio.sleep(0)
+            clock[0] = waited_s
+            reads.look()
+            await _settle()
+            ended = [type(task.exception()) for task in tasks if task.done()]
+            await _end(tasks)
+            return ended
+
+        assert asyncio.run(story(2, OF_STRANGERS.crowded_s + 0.01)) == [grpc.aio.AbortError]
+        assert asyncio.run(story(1, OF_STRANGERS.longest_s + 0.01)) == [Overdue]
 
 
 class _Peer:
@@ -162,6 +226,32 @@ class TestDoorkeeper:
         doorkeeper.sweep()
         assert sockets.closed == ["peer2"]
 
+    def test_a_proven_connection_waits_for_no_health_check(self) -> None:
+        async def story() -> list[bool]:
+            doorkeeper = Doorkeeper(100, _FakeSockets("a", "b"), lambda: 50.0)
+            doorkeeper.showed_key(_Peer("a"))
+            held = []
+            for peer in (_Peer("a"), _Peer("b")):
+                doorkeeper.offended(peer)
+                checks = [asyncio.ensure_future(doorkeeper.admit(peer)) for _ in range(30)]
+                await _settle()
+                held.append(not all(check.done() for check in checks))
+                await _end(checks)
+            return held
+
+        assert asyncio.run(story()) == [False, True]
+
+    def test_a_connection_that_shows_its_key_during_a_sweep_stays_proven(self) -> None:
+        class ShownMeanwhile(_FakeSockets):
+            def connections(self, port: int) -> dict[str, int]:
+                live = super().connections(port)
+                doorkeeper.showed_key(_Peer("new"))
+                return live
+
+        doorkeeper = Doorkeeper(10, ShownMeanwhile("old"), lambda: 0.0)
+        doorkeeper.sweep()
+        assert doorkeeper.proven(_Peer("new"))
+
     def test_only_the_connection_that_is_meant_is_shut_down(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]
@@ -179,6 +269,98 @@ class TestDoorkeeper:
             assert ends[1].recv(100) == b"still open"
             for each in (*clients, *ends):
                 each.close()
+
+
+class _Call(_Unread):
+    """A call on a connection. request: None if it never comes."""
+
+    def __init__(self, peer: str, request: bytes | None = b"") -> None:
+        super().__init__()
+        self._peer = peer
+        self._request = request
+
+    def peer(self) -> str:
+        return self._peer
+
+    async def read(self) -> bytes:
+        return await super().read() if self._request is None else self._request
+
+
+class _Details:
+    method = "/grpc.health.v1.Health/Any"
+
+
+class TestOpenToAll:
+    async def _guarded(self, guard: OpenToAll, handler: Any) -> Any:
+        async def continuation(_details: Any) -> Any:
+            return handler
+
+        return await guard.intercept_service(continuation, _Details())
+
+    def test_watches_are_limited_per_connection_and_not_for_all_together(self) -> None:
+        async def watch(_request: bytes, _context: Any) -> None:
+            await asyncio.Event().wait()
+
+        async def story() -> tuple[int, int]:
+            guard = OpenToAll(Reads(), Doorkeeper(1000, _FakeSockets()))
+            guarded = await self._guarded(
+                guard, grpc.unary_stream_rpc_method_handler(watch, request_deserializer=bytes)
+            )
+            greedy = [_Call("greedy") for _ in range(6)]
+            others = [_Call(f"other{i}") for i in range(200)]
+            tasks = [asyncio.ensure_future(guarded.stream_stream(None, call)) for call in (*greedy, *others)]
+            for _ in range(100):
+                await _settle()
+            refused = sum(call.refused is not None for call in greedy), sum(call.refused is not None for call in others)
+            await _end(tasks)
+            again = asyncio.ensure_future(guarded.stream_stream(None, ended := _Call("greedy")))
+            await _settle()
+            assert ended.refused is None  # the places of ended streams are free again
+            await _end([again])
+            return refused
+
+        assert asyncio.run(story()) == (2, 0)
+
+    def test_health_checks_that_met_in_a_crowd_are_not_held_against_their_connection(self) -> None:
+        async def check(_request: bytes, _context: Any) -> bytes:
+            return b"serving"
+
+        async def story(stuck: int, waited_s: float) -> tuple[int, bool]:
+            clock = [0.0]
+            reads = Reads(lambda: clock[0])
+            guard = OpenToAll(reads, Doorkeeper(1000, _FakeSockets(), lambda: clock[0]))
+            guarded = await self._guarded(guard, grpc.unary_unary_rpc_method_handler(check, request_deserializer=bytes))
+            calls = [_Call("a", None) for _ in range(stuck)]
+            tasks = [asyncio.ensure_future(guarded.stream_unary(None, call)) for call in calls]
+            await _settle()
+            clock[0] = waited_s
+            reads.look()
+            await _settle()
+            following = asyncio.ensure_future(guarded.stream_unary(None, _Call("a")))
+            await _settle()
+            outcome = sum(call.refused is not None for call in calls), following.done()
+            await _end([*tasks, following])
+            return outcome
+
+        assert asyncio.run(story(2, OF_STRANGERS.crowded_s + 0.01)) == (1, True)
+        assert asyncio.run(story(1, OF_STRANGERS.longest_s + 0.01)) == (1, False)
+
+    def test_unfinished_requests_of_one_connection_leave_room_for_another(self) -> None:
+        async def check(_request: bytes, _context: Any) -> bytes:
+            return b"serving"
+
+        async def story() -> bool:
+            guard = OpenToAll(Reads(lambda: 0.0), Doorkeeper(1000, _FakeSockets()))
+            guarded = await self._guarded(guard, grpc.unary_unary_rpc_method_handler(check, request_deserializer=bytes))
+            stuck = [asyncio.ensure_future(guarded.stream_unary(None, _Call("a", None))) for _ in range(15)]
+            await _settle()
+            neighbour = asyncio.ensure_future(guarded.stream_unary(None, _Call("b")))
+            await _settle()
+            answered = neighbour.done()
+            await _end([*stuck, neighbour])
+            return answered
+
+        assert asyncio.run(story())
 
 
 MANY = message_pb2.PrepareManyRequest.DESCRIPTOR

@@ -60,6 +60,15 @@ class Doorkeeper:
         if peer not in self._proven:
             self._proven.add(peer)
 
+    def proven(self, context: Context) -> bool:
+        """Did a call of this connection show a valid key?"""
+        return context.peer() in self._proven
+
+    async def admit(self, context: Context) -> None:
+        """Before a call that needs no key: at once if its connection is proven, else like `hold_up`."""
+        if not self.proven(context):
+            await self.hold_up(context)
+
     async def hold_up(self, context: Context) -> None:
         """Before a call without a key is answered: return at once, or late if its connection sends many of them."""
         peer = context.peer()
@@ -81,17 +90,22 @@ class Doorkeeper:
             self._held -= 1
 
     def offended(self, context: Context) -> None:
-        """It sent what no honest caller sends: its next calls are answered late, for half a minute."""
-        self._patience[context.peer()] = (-30 * _FREE_PER_SECOND, self._monotonic())
+        """It sent what no honest caller sends: unless proven, its next calls are answered late, for half a minute."""
+        if not self.proven(context):
+            self._patience[context.peer()] = (-30 * _FREE_PER_SECOND, self._monotonic())
 
     def sweep(self) -> None:
         """Close what has to go, forget who is gone. From any thread, every second or so."""
         now = self._monotonic()
+        proven, patience, since = list(self._proven), list(self._patience), list(self._since)  # before: others come now
         live = self._sockets.connections(self.port)
-        for known in (self._patience, self._since):
-            for peer in [peer for peer in list(known) if peer not in live]:
-                del known[peer]
-        self._proven.difference_update([peer for peer in list(self._proven) if peer not in live])
+        self._proven.difference_update([peer for peer in proven if peer not in live])
+        for peer in patience:
+            if peer not in live:
+                del self._patience[peer]
+        for peer in since:
+            if peer not in live:
+                del self._since[peer]
         for peer in live:
             self._since.setdefault(peer, now)
         unproven = sorted((peer for peer in live if peer not in self._proven), key=self._since.__getitem__)

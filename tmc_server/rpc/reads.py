@@ -3,6 +3,9 @@
 gRPC takes in a message as far as its length says, once somebody waits for it; before that, flow control stops the sender
 after one window (16 KiB). So nothing is waited for before its sender is known, and whoever makes us wait for long, or for
 much at once, is refused while the message is still unfinished.
+
+The time that counts is the sender's. While the event loop stands still, bytes arrive that nobody looks at, so that time is
+taken off again; and the newest of a crowd is refused first, or the retries would push out the ones that are nearly there.
 """
 
 from __future__ import annotations
@@ -34,8 +37,12 @@ class Patience:
     crowded_s: float
 
 
-OF_APPS = Patience(longest_s=10, crowd=8, crowded_s=0.25)
-OF_STRANGERS = Patience(longest_s=5, crowd=1, crowded_s=0.01)
+OF_APPS = Patience(longest_s=10, crowd=8, crowded_s=2)  # seconds: a slow line is no offence
+OF_STRANGERS = Patience(longest_s=5, crowd=1, crowded_s=0.25)
+
+
+class Overdue(grpc.aio.AbortError):
+    """Refused although its sender had all the time that one alone may have."""
 
 
 class Reads:
@@ -45,6 +52,8 @@ class Reads:
         self._monotonic = monotonic
         self._open: dict[Context, tuple[int, float]] = {}  # who sends it, since when; oldest first
         self._looking = False
+        self._due = 0.0  # when the next look should be
+        self._overdue: set[Context] = set()
         self._refusing: set[asyncio.Task[None]] = set()
 
     async def one(self, context: Context, sender: int) -> bytes:
@@ -55,36 +64,56 @@ class Reads:
         return data
 
     async def next(self, context: Context, sender: int) -> bytes | None:
-        """The next message of a call, None after the last. Raises AbortError: the call was refused meanwhile."""
+        """The next message of a call, None after the last.
+
+        Raises AbortError: the call was refused meanwhile; Overdue: after `longest_s`.
+        """
         self._open[context] = (sender, self._monotonic())
         if not self._looking:
             self._looking = True
-            asyncio.get_running_loop().call_later(_LOOK_S, self._look_on)
+            self._look_later()
         try:
             message: Any = await context.read()
+        except grpc.aio.AbortError:
+            if context in self._overdue:
+                raise Overdue from None
+            raise
         finally:
             self._open.pop(context, None)
+            self._overdue.discard(context)
         return None if message is grpc.aio.EOF else bytes(message)
 
     def look(self) -> None:
         """Refuse what takes too long."""
         now = self._monotonic()
         unfinished = Counter(sender for sender, _ in self._open.values())
-        for context, (sender, began) in list(self._open.items()):
+        for context, (sender, began) in reversed(list(self._open.items())):
             patience = OF_STRANGERS if sender == STRANGERS else OF_APPS
             crowded = unfinished[sender] > patience.crowd
-            if now - began > (patience.crowded_s if crowded else patience.longest_s):
+            waited = now - began
+            if waited > (patience.crowded_s if crowded else patience.longest_s):
                 unfinished[sender] -= 1
                 del self._open[context]
+                if waited > patience.longest_s:
+                    self._overdue.add(context)
                 task = asyncio.get_running_loop().create_task(refuse(context, _unfinished()))
                 self._refusing.add(task)
                 task.add_done_callback(self._refusing.discard)
 
+    def _look_later(self) -> None:
+        self._due = self._monotonic() + _LOOK_S
+        asyncio.get_running_loop().call_later(_LOOK_S, self._look_on)
+
     def _look_on(self) -> None:
+        now = self._monotonic()
+        late = now - self._due
+        if late > 0:  # what arrived while the loop stood still is handled after us
+            for context, (sender, began) in self._open.items():
+                self._open[context] = (sender, min(began + late, now))
         self.look()
         self._looking = bool(self._open)
         if self._looking:
-            asyncio.get_running_loop().call_later(_LOOK_S, self._look_on)
+            self._look_later()
 
 
 def _unfinished() -> RateLimited:

@@ -1,45 +1,64 @@
 """Health and reflection answer whoever asks, so they get little: short requests, a bounded number of calls at once.
 
 An interceptor, so that it holds for every service that is not ours, whoever adds it. Like ours, their requests are read
-only when there is room for them.
+only when there is room for them. No connection can take all of that room, and those that showed a key have their own:
+clients and load balancers take a server out whose health they cannot see.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from tmc_server.errors import MalformedRequest, RateLimited, TmcError
 from tmc_server.rpc.doorkeeper import Doorkeeper
-from tmc_server.rpc.reads import STRANGERS, Reads
+from tmc_server.rpc.reads import STRANGERS, Overdue, Reads
 from tmc_server.rpc.refusing import Context, let_go, refuse
 
 OWN_SERVICES = "/tmc."
 _REQUEST_BYTES = 4096
 _MOST_READS = 4  # further ones wait; an unfinished one is refused soon, see reads.py
-_MOST_STREAMS = 128  # further ones are refused
+_READS_OF_ONE = 2  # per connection
+_MOST_WATCHES = 4  # per connection, further ones are refused; clients of gRPC keep one on each
+_MOST_STREAMS = 128  # with many requests (reflection), of all connections together
 
 
 class _Places:
-    """How many may be inside at once."""
+    """How many of each may be inside at once."""
 
     def __init__(self, most: int) -> None:
-        self._free = most
+        self._most = most
+        self._inside: Counter[str] = Counter()
 
     @contextmanager
-    def one(self) -> Iterator[None]:
-        if not self._free:
+    def one(self, of: str) -> Iterator[None]:
+        if self._inside[of] >= self._most:
             raise RateLimited("Too many calls without a key at once: repeat after the given time.")
-        self._free -= 1
+        self._inside[of] += 1
         try:
             yield
         finally:
-            self._free += 1
+            self._inside[of] -= 1
+            if not self._inside[of]:
+                del self._inside[of]
+
+
+class _Turns:
+    """Who may read now: few in all, fewer of one connection. Others wait."""
+
+    def __init__(self) -> None:
+        self.all = asyncio.Semaphore(_MOST_READS)
+        self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while anybody is in it
+
+    def of(self, peer: str) -> asyncio.Semaphore:
+        return self._of.setdefault(peer, asyncio.Semaphore(_READS_OF_ONE))
 
 
 class OpenToAll(grpc.aio.ServerInterceptor):
@@ -48,7 +67,8 @@ class OpenToAll(grpc.aio.ServerInterceptor):
     def __init__(self, reads: Reads, doorkeeper: Doorkeeper) -> None:
         self._reads = reads
         self._doorkeeper = doorkeeper
-        self._reading = asyncio.Semaphore(_MOST_READS)
+        self._turns = {proven: _Turns() for proven in (False, True)}
+        self._watches = _Places(_MOST_WATCHES)
         self._streams = _Places(_MOST_STREAMS)
         self._guarded: dict[Any, Any] = {}
         self._unknown: Any = grpc.stream_unary_rpc_method_handler(self._no_such_method)
@@ -77,10 +97,11 @@ class OpenToAll(grpc.aio.ServerInterceptor):
     def _unary(self, handler: Any) -> Callable[[Any, Context], Awaitable[Any]]:
         async def call(_requests: Any, context: Context) -> Any:
             try:
-                await self._doorkeeper.hold_up(context)
+                await self._doorkeeper.admit(context)
                 return await handler.unary_unary(await self._request(handler, context), context)
             except grpc.aio.AbortError as refused:  # while it was read: gRPC raises it again
-                self._doorkeeper.offended(context)
+                if isinstance(refused, Overdue):
+                    self._doorkeeper.offended(context)
                 let_go(refused)
                 return None
             except TmcError as exc:
@@ -98,8 +119,8 @@ class OpenToAll(grpc.aio.ServerInterceptor):
 
         async def call(_requests: Any, context: Context) -> None:
             try:
-                await self._doorkeeper.hold_up(context)
-                with self._streams.one():
+                await self._doorkeeper.admit(context)
+                with self._streams.one("all") if handler.request_streaming else self._watches.one(context.peer()):
                     answers = await responses(context)
                     if hasattr(answers, "__aiter__"):
                         async for answer in answers:
@@ -121,7 +142,8 @@ class OpenToAll(grpc.aio.ServerInterceptor):
             yield _decoded(handler, data)
 
     async def _request(self, handler: Any, context: Context) -> Any:
-        async with self._reading:
+        turns = self._turns[self._doorkeeper.proven(context)]
+        async with turns.of(context.peer()), turns.all:
             data = await self._reads.one(context, STRANGERS)
         return _decoded(handler, data)
 
