@@ -14,7 +14,7 @@ from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import DONE, Stored
 from tmc_server.domain.ports import Claimed, NewTopic
-from tmc_server.errors import AppUnknown, CatalogStale, NameTaken, RotationOpen
+from tmc_server.errors import AppUnknown, CatalogStale, NameTaken, NoIdentity, RotationOpen
 from tmc_server.store.activation import CatalogActivation
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.catalog import CatalogStore, CatalogWatch
@@ -192,6 +192,38 @@ class TestChanges:
         assert gone.nodes.run_once() is False  # it takes another identity
         gone.watch.run_once()
         assert gone.watch.in_use()[1] is False
+
+    def test_a_server_that_lost_its_identity_and_finds_no_other_stays_stale(
+        self, center: Center, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its row is waited for once; later changes find nothing of it to wait for."""
+        lost = center.server("lost")
+        center.looking.remove(lost)
+        center.store.clock.advance(LEASE_MS / 1000)
+        center.registrar.nodes.run_once()
+        center.subscribe("mail")
+        center.await_everywhere()
+
+        def refuse(_connection: object) -> None:
+            raise NoIdentity("All slots are leased.")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(lost.nodes, "_take", refuse)
+            with pytest.raises(NoIdentity):
+                lost.nodes.run_once()
+        with pytest.raises(CatalogStale):
+            lost.watch.run_once()
+        made = center.subscribe("bills")
+        center.await_everywhere()
+        assert lost.publishes_to(made) is CatalogStale
+        lost.nodes.run_once()
+        lost.watch.run_once()
+        assert lost.publishes_to(made) is True
+
+    def test_a_center_of_one_process_looks_without_an_identity(self, center: Center) -> None:
+        watch = CatalogWatch(CatalogStore(center.store.database, 0), lambda: None)
+        assert watch.run_once() is True
+        assert watch.in_use()[1] is False
 
     def test_a_server_that_starts_while_a_change_is_awaited_has_it(self, center: Center) -> None:
         made = center.subscribe("mail")

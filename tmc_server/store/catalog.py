@@ -411,14 +411,15 @@ def _subscription(row: Any) -> Subscription:
 class CatalogWatch:
     """The server's copy (domain.ports.CatalogSource). Read and refreshed from any thread.
 
-    run: incarnation of this server run, None where there is only one process.
+    run: incarnation of this server run. None: it has none now, and no look makes its copy fresh.  No run at all: there is only
+    one process.
     acknowledge: called with the version of a copy once it is in use, so that changes need not wait for this server.
     """
 
     def __init__(
         self,
         store: CatalogStore,
-        run: Callable[[], int | None] = lambda: None,
+        run: Callable[[], int | None] | None = None,
         acknowledge: Callable[[int], object] = lambda _version: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -456,10 +457,16 @@ class CatalogWatch:
         with self._lock:
             looked = self._monotonic()  # before the look: what is stored later may not be in it
             copy = self.current
-            changed = self._store.peek(self._run()) != copy.version
+            changed = self._store.peek(self._incarnation()) != copy.version
             if changed:
                 copy, self._operators = self._store.load()
             self._seen = (copy, looked)
         if changed:
             self._acknowledge(copy.version)
         return changed
+
+    def _incarnation(self) -> int | None:
+        """0, which no run has: changes would not wait for a server without a row, so it must not look either."""
+        mine = self._run() if self._run is not None else None
+        may_be_stale = self._run is not None and self._store.change_delay_ms > 0
+        return 0 if mine is None and may_be_stale else mine
