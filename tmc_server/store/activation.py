@@ -74,7 +74,8 @@ class CatalogActivation:
         silent_since = self._monotonic()
         while True:
             now, behind = self._behind(version)
-            if all(self._is_over(row, began) for row in behind):
+            # From when on `_prove` counts, too: else the wait ends a moment before anybody gone is proven to be.
+            if all(self._is_over(row, silent_since if row.incarnation in silenced else began) for row in behind):
                 self._prove(silenced, silent_since, behind)
                 return now
             self._pause(_PAUSE_S)
