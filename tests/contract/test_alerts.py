@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from tests.support.store import StoreUnderTest
@@ -14,15 +16,20 @@ MINUTE_S = EPISODE_MS / 1000
 
 
 class Sink:
-    """Remembers. fails: it is away.  dies: the server is gone after sending, before marking."""
+    """Remembers. fails: it is away.  refuses: subscriptions.  dies: the server is gone after sending, before marking."""
 
-    def __init__(self) -> None:
+    def __init__(self, refuses: Collection[int] = ()) -> None:
         self.got: list[Alert] = []
+        self.asked: list[int] = []  # about subscriptions
         self.fails = self.dies = False
+        self.refuses = refuses
 
     def send(self, alert: Alert, catalog: Catalog) -> None:
+        self.asked.append(alert.subscription)
         if self.fails:
             raise OSError("away")
+        if alert.subscription in self.refuses:
+            raise OSError("refused")
         self.got.append(alert)
         if self.dies:
             raise KeyboardInterrupt
@@ -179,6 +186,53 @@ def test_a_dead_sink_delays_no_other_and_gets_everything_in_few_notices(store: S
     webhook.fails = False
     server.turn()
     assert webhook.counts == [120]
+
+
+def _told_of(store: StoreUnderTest, server: Server, subscriptions: Collection[int]) -> None:
+    """One notice each, all due at once, in this order."""
+    for subscription in subscriptions:
+        store.alerts.add("no consumer", store.topic.number, subscription, 1, "nobody reads")
+    server.grouping.run_once()
+
+
+def test_a_notice_that_its_sink_refuses_holds_up_no_other_and_comes_less_and_less_often(store: StoreUnderTest) -> None:
+    sink = Sink(refuses=[100])
+    duty = (server := Server(store, webhook=sink)).alerting["webhook"]
+    _told_of(store, server, range(100, 110))
+    with pytest.raises(OSError, match="refused"):
+        duty.run_once()
+    assert sink.asked == list(range(100, 110))
+    assert [alert.subscription for alert in sink.got] == list(range(101, 110))
+    asked_at = []
+    for seconds in range(5, 201, 5):
+        store.clock.advance(5)
+        sink.asked.clear()
+        try:
+            duty.run_once()
+        except OSError:
+            asked_at.append(seconds)
+        assert len(sink.asked) <= 1
+    assert asked_at == [5, 15, 35, 75, 135, 195]
+    sink.refuses = []
+    store.clock.advance(MINUTE_S)
+    duty.run_once()
+    assert sink.got[-1].subscription == 100
+
+
+def test_three_refused_notices_at_the_front_delay_the_others_by_two_runs(store: StoreUnderTest) -> None:
+    """Three in a row look like a sink that is away; then their own delays let the others pass."""
+    sink = Sink(refuses=range(100, 103))
+    duty = (server := Server(store, webhook=sink)).alerting["webhook"]
+    _told_of(store, server, range(100, 110))
+    for asked in ([100, 101, 102], [100, 101, 102]):
+        sink.asked.clear()
+        with pytest.raises(OSError, match="refused"):
+            duty.run_once()
+        assert sink.asked == asked
+        store.clock.advance(5)
+    sink.asked.clear()
+    duty.run_once()
+    assert sink.asked == list(range(103, 110))
 
 
 def test_nothing_to_tell_costs_one_statement_per_duty_and_no_commit(store: StoreUnderTest) -> None:

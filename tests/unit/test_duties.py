@@ -203,15 +203,16 @@ class TestAlerting:
         assert (duty.run_once(), duty.run_once()) == (True, False)
         assert sink.got == [0, 1, 2]
 
-    def test_a_sink_that_fails_is_asked_once_a_run_and_gets_them_again(self) -> None:
-        outbox, sink = _Outbox(list(self.ALERTS)), _Sink(fails=True)
+    def test_a_sink_that_is_away_is_asked_three_times_a_run_and_gets_all_later(self) -> None:
+        alerts = [Alert(i, "delivery failed", 1, 0, i, 1, 1, "", 0) for i in range(5)]
+        outbox, sink = _Outbox(alerts), _Sink(fails=True)
         duty = Alerting(outbox, "webhook", sink, _Fixed())
         with pytest.raises(OSError, match="away"):
             duty.run_once()
-        assert (outbox.put_back_for, len(outbox.alerts)) == ([3], 3)
+        assert (outbox.put_back_for, len(outbox.alerts)) == ([1, 1, 1, 2], 5)
         sink.fails = False
         duty.run_once()
-        assert sink.got == [0, 1, 2]
+        assert sink.got == [0, 1, 2, 3, 4]
 
     def test_what_a_slow_sink_did_not_get_within_the_claim_is_put_back(self) -> None:
         outbox, sink, now = _Outbox(list(self.ALERTS)), _Sink(), iter((0.0, 0.0, 70.0))

@@ -1,7 +1,8 @@
 """Group what stands in the alert outboxes into notices, and send each notice to its sink.
 
 The outbox is shared by all servers and hands a notice to one of them at a time. Each sink gets each notice once; twice
-only when a server dies, or loses its database, between sending and marking. A sink that fails holds up only its own notices.
+only when a server dies, or loses its database, between sending and marking. A sink that fails holds up only its own notices,
+and a notice that its sink refuses holds up no other: it comes again later and later.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from tmc_server.domain.ports import AlertOutbox, AlertSink, CatalogSource
 
 CLAIM_MS = 120_000
 _AGAIN_MS = 5_000
+_LONGEST_AGAIN_MS = 60_000
+_AWAY = 3  # failures in a row: it is the sink, not these notices
+_REMEMBERED = 1_000  # refused notices; others of this sink may have sent them since
 
 
 class Grouping:
@@ -56,17 +60,39 @@ class Alerting:
         self._catalog = catalog
         self._page = page
         self._monotonic = monotonic
+        self._refused: dict[int, int] = {}  # by notice: how often
 
     def run_once(self) -> bool:
-        """Returns: there may be more. Raises what the sink raised; the notice comes again."""
+        """Returns: there may be more. Raises what the sink raised last; those notices come again."""
         claimed_until = self._monotonic() + CLAIM_MS / 2000  # half of it, so that marking comes in time
         waiting = list(self._outbox.claim(self._name, self._page, CLAIM_MS))
         more = len(waiting) == self._page
+        failure: Exception | None = None
+        in_a_row = 0
         try:
-            while waiting and self._monotonic() < claimed_until:
-                self._sink.send(waiting[0], self._catalog.current)
-                self._outbox.mark_sent([waiting.pop(0)])
+            while waiting and in_a_row < _AWAY and self._monotonic() < claimed_until:
+                try:
+                    self._sink.send(waiting[0], self._catalog.current)
+                except Exception as exc:
+                    failure, in_a_row = exc, in_a_row + 1
+                    notice = waiting.pop(0)
+                    self._outbox.put_back([notice], self._again_ms(notice.id))
+                else:
+                    in_a_row = 0
+                    notice = waiting.pop(0)
+                    self._refused.pop(notice.id, None)
+                    self._outbox.mark_sent([notice])
         finally:
             if waiting:
                 self._outbox.put_back(waiting, _AGAIN_MS)
+        if failure is not None:
+            raise failure
         return more
+
+    def _again_ms(self, notice: int) -> int:
+        """How long a notice waits that was refused once more: 5 s, 10 s, 20 s, 40 s, then 60 s."""
+        times = self._refused.pop(notice, 0) + 1
+        self._refused[notice] = times
+        if len(self._refused) > _REMEMBERED:
+            del self._refused[next(iter(self._refused))]
+        return min(_LONGEST_AGAIN_MS, _AGAIN_MS << min(times - 1, 4))
