@@ -14,7 +14,7 @@ from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import DONE, Stored
 from tmc_server.domain.ports import Claimed, NewTopic
-from tmc_server.errors import AppUnknown, CatalogStale, NameTaken, NoIdentity, RotationOpen
+from tmc_server.errors import AppUnknown, CatalogStale, NameTaken, NoIdentity, RotationOpen, StoreUnavailable
 from tmc_server.store.activation import CatalogActivation
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.catalog import CatalogStore, CatalogWatch
@@ -181,6 +181,15 @@ class TestChanges:
         assert asleep.publishes_to(made) is CatalogStale
         asleep.watch.run_once()
         assert asleep.publishes_to(made) is True
+
+    def test_a_wait_ends_when_its_server_stops(self, center: Center) -> None:
+        asleep = center.server("asleep")
+        center.looking.remove(asleep)
+        center.subscribe("mail")
+        waiting = center.registrar.activation()
+        waiting._pause = lambda _seconds: waiting.stop()  # time stands still: nothing else ends it
+        with pytest.raises(StoreUnavailable, match="repeat the same call"):
+            waiting.wait()
 
     def test_a_server_that_is_gone_is_waited_for_once(self, center: Center) -> None:
         center.look_seconds = 0.5  # so it is silenced well after the wait began

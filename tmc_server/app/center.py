@@ -208,7 +208,7 @@ class Center:
         first_use = self._first_use() if self._dev else None
         self._authentication = Authentication(self._watch, first_use.app if first_use else None)
         rate = RateLimiter(limits.items_per_second)
-        administering = Administering(
+        self._administering = administering = Administering(
             self._store, self._watch, Reader(self._shards), self._commit, self._watch.run_once, self._activation,
             self._surroundings.instances, self._outlets.forwarder_kinds,
         )  # fmt: skip
@@ -416,6 +416,7 @@ class Center:
         if self._outlets.streams is not None:
             self._outlets.streams.finish()  # consumers go elsewhere; a stream would outlast any grace
         await self._grpc.server.stop(self._config.server.shutdown_seconds)
+        self._administering.stop()
         for duty in self._duties:
             await asyncio.to_thread(duty.stop)
         for checking in self._checking:

@@ -241,6 +241,9 @@ class Activation(Protocol):
         Returns: the catalog database's time, milliseconds. Blocks. Raises StoreUnavailable: repeat the change.
         """
 
+    def stop(self) -> None:
+        """End the waits under way and all later ones with StoreUnavailable. Does not block."""
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Generic, ParamSpec, TypeVar
 
@@ -41,6 +42,8 @@ from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller, perform_each
 
 log = logging.getLogger("tmc.admin")
+
+_WAITS = 8  # changes that are awaited at once; the next ones wait for their turn
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -82,6 +85,13 @@ class Administering:
         self._activation = activation
         self._instances = instances
         self._forwarders = forwarders
+        # Their own threads: a wait lasts seconds, and all other blocking work of the server shares the loop's few.
+        self._waits = ThreadPoolExecutor(_WAITS, thread_name_prefix="tmc-activation")
+
+    def stop(self) -> None:
+        """Once no call comes any more: nobody waits for a change. Does not block."""
+        self._activation.stop()
+        self._waits.shutdown(wait=False, cancel_futures=True)
 
     @property
     def catalog(self) -> Catalog:
@@ -93,7 +103,10 @@ class Administering:
         Returns: its result, and the time by which it counted. Raises StoreUnavailable: it may be stored, repeat it.
         """
         result = await asyncio.to_thread(change, *args, **kwargs)
-        return result, await asyncio.to_thread(self._activation.wait)
+        return result, await self._everywhere()
+
+    async def _everywhere(self) -> int:
+        return await asyncio.get_running_loop().run_in_executor(self._waits, self._activation.wait)
 
     async def _change_with_key(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, int]:
         """As `change`; its result holds a key that is shown only once, so it is answered even when the wait fails.
@@ -102,7 +115,7 @@ class Administering:
         """
         result = await asyncio.to_thread(change, *args, **kwargs)
         try:
-            return result, await asyncio.to_thread(self._activation.wait)
+            return result, await self._everywhere()
         except Unavailable as exc:
             log.warning("a stored change may not be known everywhere yet: %s", exc)
             return result, 0

@@ -12,6 +12,7 @@ Source: docs/decisions/0013-catalog-activation.md.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -56,6 +57,7 @@ class CatalogActivation:
         self._patience_s = patience_s
         self._monotonic = monotonic
         self._pause = pause
+        self._stopped = threading.Event()
 
     def wait(self) -> int:
         """See domain.ports.Activation."""
@@ -66,7 +68,16 @@ class CatalogActivation:
             except Retryable as exc:
                 if self._monotonic() - began >= self._patience_s:
                     raise StoreUnavailable(_NOT_KNOWN) from exc
-            self._pause(_PAUSE_S)
+            self._rest()
+
+    def stop(self) -> None:
+        """See domain.ports.Activation."""
+        self._stopped.set()
+
+    def _rest(self) -> None:
+        if self._stopped.is_set():
+            raise StoreUnavailable(_NOT_KNOWN)
+        self._pause(_PAUSE_S)
 
     def _wait(self, began: float) -> int:
         self._refresh()
@@ -78,7 +89,7 @@ class CatalogActivation:
             if all(self._is_over(row, silent_since if row.incarnation in silenced else began) for row in behind):
                 self._prove(silenced, silent_since, behind)
                 return now
-            self._pause(_PAUSE_S)
+            self._rest()
 
     def _begin(self) -> tuple[int, set[int]]:
         """Returns: the version to wait for, and who may not look any more from now on, or earlier."""
