@@ -15,6 +15,7 @@ from tmc_server.config import Config
 from tmc_server.store.catalog import CatalogStore, CatalogWatch
 from tmc_server.store.nodes import NodeSlots
 from tmc_server.store.shard_map import ShardsElsewhere, accept, check
+from tmc_server.store.tables import DATABASE_TABLES
 
 Configured = Callable[..., Config]
 
@@ -34,7 +35,7 @@ def configured(tmp_path: Path) -> Configured:
 
 
 def _copy_shard(tmp_path: Path, shard: int) -> None:
-    """What the page on operating says, for SQLite: the shard's tables with all their rows."""
+    """What the page on operating says, for SQLite: the shard's tables with all their rows, and its failed ones."""
     with sqlite3.connect(tmp_path / "two.db") as two:
         two.execute("ATTACH ? AS one", (str(tmp_path / "one.db"),))
         for kind in ("message", "consumption", "attempt"):
@@ -42,6 +43,17 @@ def _copy_shard(tmp_path: Path, shard: int) -> None:
             (made,) = two.execute("SELECT sql FROM one.sqlite_master WHERE name = ?", (name,)).fetchone()
             two.execute(made)
             two.execute(f"INSERT INTO {name} SELECT * FROM one.{name}")
+        two.execute("REPLACE INTO tmc_failed SELECT * FROM one.tmc_failed WHERE shard = ?", (shard,))
+
+
+def test_the_page_on_moving_a_shard_names_every_table_that_holds_rows_of_it() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    section = page.split("## Moving a shard")[1].split("\n## ")[0]
+    by_shard = [table.name for table in DATABASE_TABLES if "shard" in table.c]
+    assert "tmc_failed" in by_shard
+    assert [name for name in by_shard if name not in section] == []
+    assert '--where="shard = 7" tmc tmc_failed' in section
+    assert "DELETE FROM tmc_failed WHERE shard = 7" in section
 
 
 def test_a_server_with_another_map_is_refused_with_the_shard_and_the_way_to_move_it(configured: Configured) -> None:

@@ -18,8 +18,8 @@ from tmc_server.store.engines import Database, ShardMap, repeated
 from tmc_server.store.tables import audit, database_identity, meta, server, shard_map, shard_tables
 
 HOW_TO_MOVE = (
-    "Correct [store] in the configuration. Or, to move a shard: stop all servers, copy its tables, then run"
-    " tmc init --accept-shard-map (docs/operating.md, Moving a shard)."
+    "Correct [store] in the configuration. Or, to move a shard: stop all servers, copy its tables and its rows of tmc_failed,"
+    " then run tmc init --accept-shard-map (docs/operating.md, Moving a shard)."
 )
 
 
