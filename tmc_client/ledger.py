@@ -35,14 +35,15 @@ def create_tables(engine: sa.Engine) -> None:
     """Create the ledger and inbox tables where they are missing. Safe to repeat."""
     from tmc_client.tables import metadata
 
-    for attempt in (1, 2):  # two processes that start at once: the second one finds what the first one made
+    last = len(metadata.tables) + 1
+    for attempt in range(last + 1):  # processes that start at once may overtake each other at each table
         try:
             metadata.create_all(engine)
             with engine.begin() as connection:
                 ledger_id_of(connection)
             return
         except (sa.exc.OperationalError, sa.exc.IntegrityError, sa.exc.ProgrammingError):
-            if attempt == 2:
+            if attempt == last:
                 raise
 
 

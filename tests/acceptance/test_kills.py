@@ -11,6 +11,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from examples.quickstart.run import HERE, Service, committed_in_center, rows, wait_for_port, wait_for_subscription
 from tests.support.eventually import eventually
 from tests.support.mariadb import free_port
@@ -19,6 +21,7 @@ ORDERS = int(os.environ.get("TMC_TEST_ORDERS", "5000"))
 KILLS = int(os.environ.get("TMC_TEST_KILLS", "50"))
 
 
+@pytest.mark.timeout(900)
 def test_fifty_kills_lose_nothing_invent_nothing_double_nothing(tmp_path: Path) -> None:
     seed = int(os.environ.get("TMC_TEST_SEED", random.randrange(1 << 30)))
     print(f"TMC_TEST_SEED={seed}")

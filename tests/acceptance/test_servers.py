@@ -105,7 +105,7 @@ def test_a_broker_that_is_away_delays_and_counts_nothing(note: Callable[[str], N
     away_s = 60 if LONG else 8
     with Cluster(servers=2) as cluster:
         cluster.register("orders", "coupons")
-        fast = types_pb2.RetryPolicy(interval_ms=1000, max_retry=2)
+        fast = types_pb2.RetryPolicy(interval_ms=5000, max_retry=2)
         subscription = cluster.subscribe("order.paid", "coupons", retry=fast, topic_settings={"spread": 8})
         cluster.in_effect(subscription)
         sent = 0

@@ -251,6 +251,8 @@ def test_an_asyncio_handler_that_runs_too_long_is_cancelled(benches: Callable[..
     bench.start(handle, max_handling=timedelta(seconds=1))
     bench.arrive(a_message())
     assert entered.wait(30)
+    (run,) = bench.consumer._runs._runs.values()
+    eventually(lambda: run.task)
     bench.clock.now += 1
     bench.consumer._give_up_overdue()
     assert cancelled.wait(30)
