@@ -7,10 +7,13 @@ and a notice that its sink refuses holds up no other: it comes again later and l
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
 from tmc_server.domain.ports import AlertOutbox, AlertSink, CatalogSource
+
+log = logging.getLogger("tmc.duties")
 
 CLAIM_MS = 120_000
 _AGAIN_MS = 5_000
@@ -76,6 +79,7 @@ class Alerting:
                 except Exception as exc:
                     failure, in_a_row = exc, in_a_row + 1
                     notice = waiting.pop(0)
+                    log.debug("%s does not take notice %d", self._name, notice.id, exc_info=exc)
                     self._outbox.put_back([notice], self._again_ms(notice.id))
                 else:
                     in_a_row = 0
