@@ -19,7 +19,7 @@ from tmc_server.config import Config
 
 
 def _prepare(url: str) -> None:
-    """An SQLite file that is not there yet begins as a copy of one with empty tables."""
+    """An SQLite file that is not there yet begins as a copy of one with empty tables, which holds all shards."""
     path = Path(url.removeprefix("sqlite:///"))
     if url.startswith("sqlite:///") and not path.exists():
         shutil.copy(migrated_sqlite(), path)
@@ -30,7 +30,8 @@ class RunningCenter:
     subscription."""
 
     def __init__(self, url: str, open_to_all: bool = False, **sections: dict[str, Any]) -> None:
-        _prepare(url)
+        if "shards" not in sections.get("store", {}):
+            _prepare(url)
         store = {"catalog": url, "change_delay_ms": 1500} | sections.pop("store", {})
         self.config = Config.model_validate({"server": {"listen": "127.0.0.1:0"}, "store": store, **sections})
         self.token = "" if open_to_all else initialise(self.config) or ""
