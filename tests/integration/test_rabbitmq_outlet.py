@@ -195,6 +195,17 @@ def test_with_few_channels_producers_share_them(rabbitmq: RabbitMQ) -> None:
     bench.close()
 
 
+def test_nothing_is_published_to_a_queue_that_was_not_declared_yet(rabbitmq: RabbitMQ) -> None:
+    bench = Bench(rabbitmq, declare=False)
+    eventually(lambda: bench.outlet._lanes and all(lane.ready for lane in bench.outlet._lanes.values()))
+    assert bench.outlet.reserve(1, 5) == 0
+    bench.queues.run_once()
+    assert bench.send(1, 5) == 5
+    bench.settled()
+    assert bench.answers.given_back == []
+    bench.close()
+
+
 class TestPoison:
     """A copy for whose content the broker closes the channel, without saying which one it was."""
 

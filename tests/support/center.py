@@ -83,6 +83,9 @@ class RunningCenter:
             request = admin_pb2.RegisterSubscriptionRequest(topic=topic, app=app, **settings)
             made = admin.RegisterSubscription(request, metadata=self.operator)
         eventually(lambda: time.time() * 1000 >= made.effective_ms + 100)
+        queues = self.center._outlets._queues
+        if queues is not None and not made.HasField("forward"):
+            eventually(lambda: queues.is_known(made.queue))
         return made
 
     def detail(self, topic: str, key: str) -> Any:

@@ -379,6 +379,7 @@ class Center:
 
     def _follow(self, catalog: Catalog) -> None:
         self._followed = catalog.version
+        self._outlets.catalog_changed()
         if catalog.shard_map != self._shard_map:
             log.critical("the shard map was changed: this server's configuration puts shards elsewhere")
             self._loop.call_soon_threadsafe(self._dead.set)

@@ -48,6 +48,7 @@ class Outlets:
         self.broker: BrokerAddress | None = None
         self._rabbit: Any = None
         self._queues: Any = None
+        self._declaring: Periodic | None = None
         url = config.rabbitmq.url.get_secret_value()
         if url:
             known["rabbitmq"] = self._rabbit = self._make_rabbit(config, url, wake)
@@ -68,7 +69,7 @@ class Outlets:
         except ModuleNotFoundError as exc:
             raise CannotStart(f"[rabbitmq] needs {exc.name}: install tmc-center[rabbitmq].") from exc
         limits = config.rabbitmq
-        self._queues = RabbitQueues(url, self._catalog, limits.queue_type, self.alarm)
+        self._queues = RabbitQueues(url, self._catalog, limits.queue_type, self.alarm, wake)
         return RabbitOutlet(
             url,
             self._catalog,
@@ -122,8 +123,13 @@ class Outlets:
         alarms = Periodic("alarms", self._write_alarms, 1.0)
         if self._queues is None:
             return [alarms]
-        queues = Periodic("queues", self._queues.run_once, 1.0)
-        return [alarms, queues, Periodic("progress", self._rabbit.share_progress, 1.0)]
+        self._declaring = Periodic("queues", self._queues.run_once, 1.0)
+        return [alarms, self._declaring, Periodic("progress", self._rabbit.share_progress, 1.0)]
+
+    def catalog_changed(self) -> None:
+        """There may be queues to declare."""
+        if self._declaring is not None:
+            self._declaring.wake()
 
     def start(self) -> None:
         """Queues first, as far as the broker is there: a publish to a missing queue costs a pause."""

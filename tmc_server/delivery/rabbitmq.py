@@ -47,6 +47,9 @@ class Queues(Protocol):
     def look(self, queue: str) -> tuple[int, int] | None:
         """(consumers, ready messages). None: the broker does not answer. Blocks."""
 
+    def is_known(self, queue: str) -> bool:
+        """Was it declared? Until then nothing is published to it. Does not block."""
+
     def heal(self, queue: str, silent: bool = False, missing: bool = False) -> None:
         """Declare it again soon: it is missing, or, silent, there and answers nothing. Does not block."""
 
@@ -120,7 +123,9 @@ class RabbitOutlet:
         if lane is None:
             self._open_lane(name)
             return 0
-        return self._window.reserve(route.destination, wanted) if lane.ready else 0
+        if not (lane.ready and (route.forwards or self._queues.is_known(route.key))):
+            return 0
+        return self._window.reserve(route.destination, wanted)
 
     def release(self, subscription: int, count: int) -> None:
         self._window.release(self._route(subscription).destination, count)

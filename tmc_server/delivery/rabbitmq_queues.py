@@ -29,7 +29,15 @@ _NOT_FOUND = 404
 class RabbitQueues:
     """The queues of this center. kind: quorum or classic.  alarm: (kind, subscription, detail). All methods block."""
 
-    def __init__(self, url: str, catalog: CatalogSource, kind: str, alarm: Callable[[str, int, str], None]) -> None:
+    def __init__(
+        self,
+        url: str,
+        catalog: CatalogSource,
+        kind: str,
+        alarm: Callable[[str, int, str], None],
+        on_declared: Callable[[], None] = lambda: None,
+    ) -> None:
+        """on_declared: a queue is there that was not before."""
         self._parameters = pika.URLParameters(url)
         self._parameters.heartbeat = (
             _HEARTBEAT_S  # answered by run_once; a broker that is silent for so long is given up
@@ -43,7 +51,9 @@ class RabbitQueues:
         self._lock = threading.Lock()
         self._connection: pika.BlockingConnection | None = None
         self._channel: BlockingChannel | None = None
+        self._on_declared = on_declared
         self._declared: set[str] = set()
+        self._known: set[str] = set()  # declared at least once, and not missed since
         self._refused: set[str] = set()
         self._silent: set[str] = set()
         self._missing: set[str] = set()
@@ -68,11 +78,20 @@ class RabbitQueues:
         with self._lock:
             self._keep_alive()
         undeclared = [name for name in wanted if name not in self._declared]
-        for name in undeclared:
-            with self._lock:
-                if not self._rests(name):
-                    self._declare(name, wanted[name])
+        unknown = len(self._known)
+        try:
+            for name in undeclared:
+                with self._lock:
+                    if not self._rests(name):
+                        self._declare(name, wanted[name])
+        finally:
+            if len(self._known) > unknown:
+                self._on_declared()
         return False
+
+    def is_known(self, queue: str) -> bool:
+        """Was it declared, as far as anybody knows? Does not block."""
+        return queue in self._known
 
     def _rests(self, name: str) -> bool:
         return time.monotonic() < self._resting.get(name, 0.0)
@@ -112,6 +131,7 @@ class RabbitQueues:
         else:
             self._refused.discard(name)
         self._declared.add(name)
+        self._known.add(name)
 
     @contextmanager
     def _patience(self, name: str) -> Iterator[None]:
@@ -132,6 +152,8 @@ class RabbitQueues:
             self._silent.add(queue)
         if missing and queue in self._declared:
             self._missing.add(queue)
+        if missing:
+            self._known.discard(queue)
         self._declared.discard(queue)
 
     def _renew(self, channel: BlockingChannel, name: str) -> None:
