@@ -169,9 +169,9 @@ class TcpProxy:
                     time.sleep(self._delay_s)
                 if not self._may_pass(pair):
                     return
-                sink.sendall(data)
                 if sink is pair.target:
-                    self.passed_bytes += len(data)
+                    self.passed_bytes += len(data)  # first: whoever sees the answer sees the count
+                sink.sendall(data)
         except OSError:
             pass
         if self._may_pass(pair):  # an end of stream is swallowed by a black hole as well
