@@ -70,6 +70,18 @@ def embedded(tmp_path_factory) -> Iterator[RunningCenter]:
         yield made
 
 
+def instances_of(running: RunningCenter, app: str) -> list[str]:
+    """Addresses that the center knows."""
+    with grpc.insecure_channel(running.address) as channel:
+        try:
+            request = admin_pb2.ListInstancesRequest(app=app, tag="default")
+            return list(running.admin(channel).ListInstances(request).addresses)
+        except grpc.RpcError as exc:
+            if exc.code() is not grpc.StatusCode.NOT_FOUND:
+                raise
+            return []  # the app comes into being with its first call
+
+
 class TestEmbedded:
     """`tmc dev`: senders say where they answer, nothing has to be set up."""
 
@@ -123,20 +135,21 @@ class TestEmbedded:
         with (
             tmc.connect(embedded.address, app="silent") as silent,
             silent.checks(business).serve() as server,
-            grpc.insecure_channel(embedded.address) as channel,
         ):
-            request = admin_pb2.ListInstancesRequest(app="silent", tag="default")
-            admin = embedded.admin(channel)
+            eventually(lambda: server.advertised in instances_of(embedded, "silent"))
 
-            def known() -> bool:
-                try:
-                    return server.advertised in admin.ListInstances(request).addresses
-                except grpc.RpcError as exc:
-                    if exc.code() is not grpc.StatusCode.NOT_FOUND:
-                        raise
-                    return False  # the app comes into being with its first call
-
-            eventually(known)
+    def test_instances_that_are_gone_are_not_asked_before_one_that_is_there(
+        self, embedded: RunningCenter, business: sa.Engine
+    ) -> None:
+        """Where ports change with each start, a morning's work leaves many addresses behind."""
+        for starts in range(1, 8):
+            with tmc.connect(embedded.address, app="restarted") as center, center.checks(business).serve():
+                eventually(lambda starts=starts: len(instances_of(embedded, "restarted")) == starts)
+        with tmc.connect(embedded.address, app="restarted") as center, center.checks(business).serve() as server:
+            eventually(lambda: server.advertised in instances_of(embedded, "restarted"))
+            message = prepared_with(center, business, "restarted.paid", "one", committed=True)
+            eventually(lambda: state_of(center, message) == COMMITTED)
+        assert embedded.detail("restarted.paid", "one").check.attempt == 1
 
     def test_a_stopped_service_is_asked_when_it_is_back(
         self, embedded: RunningCenter, center: tmc.Center, business: sa.Engine

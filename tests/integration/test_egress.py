@@ -114,6 +114,18 @@ def test_a_listed_name_that_leads_elsewhere_reaches_nobody(trap: TrapListener, f
     assert trap.connections == 0
 
 
+def test_instances_are_tried_in_the_order_in_which_discovery_gives_them() -> None:
+    """The first four: discovery knows who was seen last."""
+
+    class Seen:
+        def addresses(self, _app: App, _tag: str) -> Sequence[str]:
+            return [f"10.0.0.{number}:80" for number in range(9, 0, -1)]
+
+    found = Addressing(Seen(), Egress(["10.0.0.0/8:*"]), False).endpoints(targets("")[0], ORDERS, "default")
+    assert isinstance(found, list)
+    assert [endpoint.address for endpoint in found] == ["10.0.0.9", "10.0.0.8", "10.0.0.7", "10.0.0.6"]
+
+
 def test_a_name_is_resolved_once_and_what_was_checked_is_what_is_connected_to() -> None:
     """Rebinding: the first answer is harmless, the second is this machine."""
     resolver = Resolver(["10.0.0.7"], ["127.0.0.1"])

@@ -16,7 +16,7 @@ from tmc_server.domain.egress import Address, Egress, Place, parse_place
 from tmc_server.domain.ports import Endpoint, Instances
 from tmc_server.errors import Unavailable
 
-_ENOUGH = 2  # a first one and the next
+MOST_TRIED = 4  # of instances of a service: some have just gone
 Resolver = Callable[[str, int], Sequence[str]]
 """(name, port) -> addresses. Raises OSError."""
 
@@ -37,7 +37,7 @@ class Addressing:
         self._resolver = resolver
 
     def endpoints(self, target: CheckTarget, app: App, tag: str) -> list[Endpoint] | CheckAnswer:
-        """Where to ask, in random order; an UNKNOWN answer when there is nowhere to ask. Blocks."""
+        """Where to ask, in the order to try them in; an UNKNOWN answer when there is nowhere to ask. Blocks."""
         if target.address:
             texts, listed = [target.address], None
         else:
@@ -48,7 +48,6 @@ class Addressing:
             if not texts:
                 where = f"No instance of {app.service_name!r} in environment {tag!r} is known to discovery."
                 return CheckAnswer.unknown(CheckReason.NO_INSTANCE, where)
-        random.shuffle(texts)
         good: list[Endpoint] = []
         problem = CheckAnswer.unknown(CheckReason.NO_INSTANCE)
         for text in texts:
@@ -56,11 +55,10 @@ class Addressing:
             if isinstance(found, CheckAnswer):
                 problem = found
             else:
-                good += found
-            if len(good) >= _ENOUGH:
+                good += random.sample(found, len(found))
+            if len(good) >= MOST_TRIED:
                 break
-        random.shuffle(good)
-        return good or problem
+        return good[:MOST_TRIED] or problem
 
     def _endpoints(self, text: str, listed: bool | None) -> list[Endpoint] | CheckAnswer:
         """listed None: it is, if the allow-list names it."""

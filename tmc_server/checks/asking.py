@@ -14,7 +14,6 @@ from tmc_server.errors import CheckRefused
 
 log = logging.getLogger("tmc.checks")
 
-_ADDRESSES_TRIED = 2
 _POISON = {CheckReason.FAILED, CheckReason.TOO_LARGE, CheckReason.NOT_UNDERSTOOD}
 _CALLS_FOR_POISON = 24  # enough to find one among a thousand
 
@@ -40,7 +39,7 @@ class Kinds:
         if isinstance(endpoints, CheckAnswer):
             return [endpoints] * len(questions)
         answers: list[CheckAnswer] = []
-        for endpoint in endpoints[:_ADDRESSES_TRIED]:
+        for endpoint in endpoints:
             answers = _guarded(asker, target, endpoint, app.check_token, questions, until)
             if any(answer.reason is not CheckReason.UNREACHABLE for answer in answers):
                 break

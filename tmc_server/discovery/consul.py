@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,10 @@ class ConsulInstances:
         self._known: dict[tuple[str, str], tuple[float, Sequence[str]]] = {}
 
     def addresses(self, app: App, tag: str) -> Sequence[str]:
+        found = self._fresh(app, tag)
+        return random.sample(found, len(found))
+
+    def _fresh(self, app: App, tag: str) -> Sequence[str]:
         key = (app.service_name, tag)
         read, known = self._known.get(key, (float("-inf"), None))
         if known is not None and self._monotonic() - read < _FRESH_S:

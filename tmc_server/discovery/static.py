@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -15,7 +16,8 @@ class StaticInstances:
         self._known = known
 
     def addresses(self, app: App, tag: str) -> Sequence[str]:
-        return list(self._known.get(f"{app.id}@{tag}") or self._known.get(app.id, ()))
+        known = self._known.get(f"{app.id}@{tag}") or self._known.get(app.id, ())
+        return random.sample(known, len(known))
 
 
 class SenderBook(Protocol):
@@ -25,7 +27,10 @@ class SenderBook(Protocol):
 
 
 class RecordedInstances:
-    """domain.ports.Instances: where messages of that app and tag came from lately, as their senders said."""
+    """domain.ports.Instances: where messages of that app and tag came from lately, as their senders said.
+
+    The newest first: whoever was seen an hour ago may long be gone, and who is there goes on being seen.
+    """
 
     def __init__(self, book: SenderBook) -> None:
         self._book = book

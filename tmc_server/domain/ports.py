@@ -259,7 +259,7 @@ class Instances(Protocol):
     """Where the instances of a producer's service are."""
 
     def addresses(self, app: App, tag: str) -> Sequence[str]:
-        """host:port of each instance that runs in the environment `tag`, in no order. Blocks. Raises Unavailable."""
+        """host:port of each instance in the environment `tag`, in the order to try them in. Blocks. Raises Unavailable."""
 
 
 @dataclass(frozen=True, slots=True)
