@@ -62,6 +62,7 @@ class _Listener:
     wants_message: str | None
     wants_session: str | None
     inbox: SqlInbox | None
+    is_async: bool
     limit_s: float
 
 
@@ -168,7 +169,7 @@ class Consumer:
         if not self._listeners and self._everything is None:
             raise ValueError("nothing to consume: decorate a function with @consumer.listener(topic) first")
         self._workers = Workers(self._concurrency)
-        if any(inspect.iscoroutinefunction(listener.handler) for listener in self._listeners.values()):
+        if any(listener.is_async for listener in self._listeners.values()):
             self._loop = asyncio.new_event_loop()
             self._loop_thread = threading.Thread(target=self._run_loop, name="tmc-handlers", daemon=True)
             self._loop_thread.start()
@@ -323,12 +324,15 @@ class Consumer:
         elif stored is None:
             self._forget(run, done=False)
         else:
-            stored.add_done_callback(lambda future: self._forget(run, _is_acked(future, answer)))
+            stored.add_done_callback(partial(self._on_stored, run, answer))
+
+    def _on_stored(self, run: Run, answer: _Answer | None, stored: Future[Any]) -> None:
+        self._forget(run, done=_is_stored(stored) and answer is _ack)
 
     def _answer(self, run: Run, answer: _Answer | None) -> Future[Any] | None:
         """Returns: the answer on its way to the center; None: there is nothing to say."""
         try:
-            return None if answer is None else self._send(*answer(run.message))
+            return None if answer is None else self._center.sender.send(*answer(run.message), _ACK_TIMEOUT_S)
         except errors.TmcError as exc:
             log.error("message %s could not be answered: %s", run.message.id, exc)
             return None
@@ -387,8 +391,8 @@ class Consumer:
             receipt.handled()
             if stored is None:
                 receipt.answered()
-            else:
-                stored.add_done_callback(partial(_answered, receipt))
+        if stored is not None:
+            stored.add_done_callback(partial(_on_given_up, run))
 
     def _came_back(self, run: Run, answer: _Answer | None) -> None:
         """A handler that was given up ended after all. Its effect, if it had one, is as good as any."""
@@ -396,7 +400,9 @@ class Consumer:
             self._runs.came_back(run)
         if answer is _ack:
             log.warning("the handler of %s ended on %s after it was given up", run.message.topic, run.message.id)
-            self._answer(run, answer)
+            stored = self._answer(run, answer)
+            if stored is not None:
+                stored.add_done_callback(_is_stored)
 
     def _break(self) -> None:
         """No thread is left that could be trusted to come back: take nothing more and end the process, if it is ours."""
@@ -428,34 +434,29 @@ class Consumer:
         if listener.wants_message:
             extra[listener.wants_message] = message
         if listener.inbox is None:
-            self._run_handler(listener.handler, body, extra, run)
+            self._run_handler(listener, body, extra, run)
             return
         with listener.inbox.once(message.subscriber, message.id) as session:
             if session is None:
                 return  # the effect happened before
             if listener.wants_session:
                 extra[listener.wants_session] = session
-            self._run_handler(listener.handler, body, extra, run)
+            self._run_handler(listener, body, extra, run)
 
-    def _run_handler(self, handler: Callable[..., Any], body: Any, extra: dict[str, Any], run: Run) -> None:
-        if inspect.iscoroutinefunction(handler):
+    def _run_handler(self, listener: _Listener, body: Any, extra: dict[str, Any], run: Run) -> None:
+        if listener.is_async:
             assert self._loop is not None
-            coroutine = self._until_it_ends(handler(body, **extra), run)
+            coroutine = self._until_it_ends(listener.handler(body, **extra), run)
             run.task = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
             run.task.result()
         else:
-            handler(body, **extra)
+            listener.handler(body, **extra)
 
     async def _until_it_ends(self, handling: Coroutine[Any, Any, Any], run: Run) -> None:
         try:
             await handling
         finally:
             self._runs.came_back(run)
-
-    def _send(self, kind: sender.Kind, request: Any) -> Future[Any]:
-        answer = self._center.sender.send(kind, request, _ACK_TIMEOUT_S)
-        answer.add_done_callback(_report)
-        return answer
 
 
 async def _cancel_others() -> None:
@@ -487,12 +488,20 @@ def _nack(error: str, *, reject: bool = False, retry_after: timedelta | None = N
     return answer
 
 
-def _is_acked(stored: Future[Any], answer: _Answer | None) -> bool:
-    return answer is _ack and not stored.cancelled() and stored.exception() is None
+def _is_stored(answer: Future[Any]) -> bool:
+    """Did the center take it? If not, the log says why."""
+    exc = answer.exception()
+    if isinstance(exc, errors.Decided):
+        log.debug("answered too late: %s", exc)
+    elif exc is not None:
+        log.error("an answer was not stored, the message comes again: %s", exc)
+    return exc is None
 
 
-def _answered(receipt: Receipt, _stored: Future[Any]) -> None:
-    receipt.answered()
+def _on_given_up(run: Run, answer: Future[Any]) -> None:
+    _is_stored(answer)
+    for receipt in run.receipts:
+        receipt.answered()
 
 
 def _blocking(center: Center | AsyncCenter) -> Center:
@@ -518,14 +527,6 @@ def _not_subscribed(app: str, topics: Sequence[str]) -> str:
         f"app {app} has no subscription to {', '.join(topics) or 'anything'}: subscribe this app first, "
         f"with: tmc admin subscribe {topics[0] if topics else 'TOPIC'} {app}"
     )
-
-
-def _report(done: Future[Any]) -> None:
-    exc = done.exception()
-    if isinstance(exc, errors.Decided):
-        log.debug("answered too late: %s", exc)
-    elif exc is not None:
-        log.error("an answer was not stored, the message comes again: %s", exc)
 
 
 _FORMS = ("model_validate_json", "FromString", "__dataclass_fields__", "__attrs_attrs__", "__struct_fields__")
@@ -570,5 +571,6 @@ def _inspect(topic: Topic[Any], handler: Callable[..., Any], inbox: SqlInbox | N
         wants_message=wants_message,
         wants_session=wants_session,
         inbox=inbox,
+        is_async=inspect.iscoroutinefunction(handler),
         limit_s=limit_s,
     )

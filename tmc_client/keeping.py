@@ -26,7 +26,7 @@ _IDLE_S = 0.5
 _TIMEOUT_S = 10.0
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class _Work:
     message: Message
     every_s: float
@@ -50,7 +50,8 @@ class Keeper:
         self._watch = watch
         self._every_s: dict[str, float] = {}
         self._work: dict[str, _Work] = {}
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
         self._wakes_at = 0.0
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -74,14 +75,14 @@ class Keeper:
         """Keep this message; a newer copy of one that is kept takes over its place."""
         known_s = message.interval_ms / 2000 or self._every_s.get(message.topic, _UNKNOWN_S)
         every_s = max(known_s, _LEAST_S)
-        with self._condition:
+        with self._lock:
             due = self._monotonic() + min(every_s, _FIRST_S)
             self._work[message.id] = _Work(message=message, every_s=every_s, due=due)
             if due < self._wakes_at:
                 self._condition.notify()
 
     def end(self, message: Message) -> None:
-        with self._condition:
+        with self._lock:
             self._work.pop(message.id, None)
 
     def run_once(self) -> int:

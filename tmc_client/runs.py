@@ -12,7 +12,7 @@ from typing import Any
 from tmc_client.received import Message, Receipt
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class Run:
     """One message from its first copy here to its stored answer.
 
@@ -47,14 +47,15 @@ class Runs:
         self._keep = keep
         self._release = release
         self._monotonic = monotonic
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
         self._runs: dict[str, Run] = {}
         self._active = 0
         self._hanging: set[Run] = set()
 
     def arrive(self, message: Message, receipt: Receipt, limit_s: float) -> Run | None:
         """A copy came. Returns: a new run; None: its message is here already, and this copy shares its fate."""
-        with self._condition:
+        with self._lock:
             run = self._runs.get(message.id)
             if run is None:
                 run = self._runs[message.id] = Run(message=message, limit_s=limit_s, receipts=[receipt])
@@ -72,13 +73,12 @@ class Runs:
 
     def begin(self, run: Run) -> None:
         """Its handler starts, in this thread."""
-        with self._condition:
-            run.thread = threading.current_thread()
-            run.deadline = self._monotonic() + run.limit_s
+        run.thread = threading.current_thread()
+        run.deadline = self._monotonic() + run.limit_s  # without the lock: it counts from when it is seen
 
     def end(self, run: Run) -> bool:
         """Its handler ended, or was never begun. Returns False: it was given up meanwhile and answered for."""
-        with self._condition:
+        with self._lock:
             if run.given_up:
                 return False
             run.handled = True
@@ -87,12 +87,12 @@ class Runs:
 
     def answered(self, run: Run) -> None:
         """Its answer, if there is one, is on its way: whoever stops the consumer need not wait for it here."""
-        with self._condition:
+        with self._lock:
             self._less()
 
     def forget(self, run: Run) -> list[tuple[Message, Receipt]]:
         """Its answer is stored or given up. Returns: copies that came after the handler ended."""
-        with self._condition:
+        with self._lock:
             if self._runs.get(run.message.id) is run:
                 del self._runs[run.message.id]
             late, run.late = run.late, []
@@ -100,7 +100,7 @@ class Runs:
 
     def overdue(self) -> list[Run]:
         """Give up what has run longer than it may; its message may run again from now on."""
-        with self._condition:
+        with self._lock:
             now = self._monotonic()
             found = [
                 run
@@ -118,22 +118,22 @@ class Runs:
 
     def came_back(self, run: Run) -> None:
         """A handler ended, perhaps after it was given up."""
-        with self._condition:
+        with self._lock:
             run.came_back = True
             self._hanging.discard(run)
 
     @property
     def hanging(self) -> int:
         """Number of handlers that were given up and still run."""
-        with self._condition:
+        with self._lock:
             return len(self._hanging)
 
     def wait_idle(self, seconds: float) -> bool:
         """Wait until no handler runs or waits, those given up aside."""
-        with self._condition:
-            return self._condition.wait_for(lambda: not self._active, seconds)
+        with self._lock:
+            return self._idle.wait_for(lambda: not self._active, seconds)
 
     def _less(self) -> None:
         self._active -= 1
         if not self._active:
-            self._condition.notify_all()
+            self._idle.notify_all()

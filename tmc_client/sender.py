@@ -161,7 +161,10 @@ class _Lane:
 
     def reset(self) -> None:
         """Forget everything: a forked child starts with nothing."""
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._idle = threading.Condition(self._lock)
+        self._asleep = False  # only then somebody has to wake the thread
         self._waiting: dict[Kind, deque[_Call]] = {}
         self._order: deque[Kind] = deque()  # kinds with waiting calls, longest waiting first
         self._later: list[tuple[float, int, _Call]] = []
@@ -172,14 +175,15 @@ class _Lane:
 
     def send(self, call: _Call) -> Any:
         """Queue it. Returns: its future."""
-        with self._condition:
+        with self._lock:
             if self._closed:
                 raise errors.Unavailable("This connection was closed: connect again.")
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"tmc-{self._name}-calls", daemon=True)
                 self._thread.start()
             self._enqueue(call)
-            self._condition.notify()
+            if self._asleep:
+                self._work.notify()
         return call.future
 
     def _enqueue(self, call: _Call) -> None:
@@ -192,16 +196,16 @@ class _Lane:
 
     def refuse(self) -> None:
         """Take nothing more; what is queued is still sent."""
-        with self._condition:
+        with self._lock:
             self._closed = True
-            self._condition.notify()
+            self._work.notify()
 
     def join(self, grace: float) -> None:
         """Wait for what is queued, then fail what is left."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(grace)
-        with self._condition:
+        with self._lock:
             left = [call for calls in self._waiting.values() for call in calls]
             left += [call for _, _, call in self._later]
             self._waiting.clear()
@@ -214,8 +218,8 @@ class _Lane:
 
     def flush(self, timeout: float) -> bool:
         """See Sender.flush."""
-        with self._condition:
-            return self._condition.wait_for(lambda: not (self._order or self._later or self._in_flight), timeout)
+        with self._lock:
+            return self._idle.wait_for(lambda: not (self._order or self._later or self._in_flight), timeout)
 
     def _run(self) -> None:
         while (calls := self._take()) is not None:
@@ -229,9 +233,9 @@ class _Lane:
                 if not isinstance(exc, Exception):
                     raise
             finally:
-                with self._condition:
+                with self._lock:
                     self._in_flight = 0
-                    self._condition.notify_all()
+                    self._idle.notify_all()
             self._gather()
 
     def _gather(self) -> None:
@@ -245,7 +249,7 @@ class _Lane:
             time.sleep(0)
 
     def _take(self) -> list[_Call] | None:
-        with self._condition:
+        with self._lock:
             while True:
                 now = self._monotonic()
                 while self._later and self._later[0][0] <= now:
@@ -254,7 +258,9 @@ class _Lane:
                     break
                 if self._closed and not self._later:
                     return None
-                self._condition.wait(max(0.0, self._later[0][0] - now) if self._later else None)
+                self._asleep = True
+                self._work.wait(max(0.0, self._later[0][0] - now) if self._later else None)
+                self._asleep = False
             kind = self._order.popleft()
             waiting = self._waiting[kind]
             calls: list[_Call] = []
@@ -322,7 +328,7 @@ class _Lane:
             answers.add(call, _too_late(error) if isinstance(error, errors.Unavailable) else error)
         else:
             call.pauses += 1
-            with self._condition:
+            with self._lock:
                 heapq.heappush(self._later, (again, next(self._numbers), call))
 
 

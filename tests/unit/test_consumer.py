@@ -337,7 +337,7 @@ def test_a_forked_child_finds_no_lock_that_its_parent_held(benches: Callable[...
     bench = benches()
     bench.start(lambda body: None)
     bench.arrive(a_message())
-    with bench.consumer._transport_lock, bench.consumer._runs._condition, bench.consumer._keeper._condition:
+    with bench.consumer._transport_lock, bench.consumer._runs._lock, bench.consumer._keeper._lock:
         child = os.fork()
         if child == 0:
             bench.consumer.stop(timedelta(0))

@@ -81,7 +81,7 @@ class _ConsumerConnection(SelectConnection):  # type: ignore[misc]  # the librar
 
 def _number(value: object) -> int:
     """Raises ValueError, TypeError."""
-    if not isinstance(value, int | str) or isinstance(value, bool):
+    if not isinstance(value, (int, str)) or isinstance(value, bool):
         raise TypeError(f"{value!r} is no number")
     number = int(value)
     if not 1 <= number <= _LARGEST:
@@ -96,8 +96,8 @@ def message_of(properties: Any, body: bytes) -> Message:
         raise ValueError(f"its message id is {properties.message_id!r}")
     if not isinstance(properties.type, str) or not properties.type:
         raise ValueError(f"its topic is {properties.type!r}")
-    if strange := [name for name in headers if not isinstance(name, str)]:
-        raise ValueError(f"a header is named {strange[0]!r}")
+    if strange := set(map(type, headers)) - {str}:
+        raise ValueError(f"a header is named by a {strange.pop().__name__}")
     return Message(
         id=properties.message_id,
         topic=properties.type,

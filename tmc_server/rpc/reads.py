@@ -86,6 +86,8 @@ class Reads:
     def look(self) -> None:
         """Refuse what takes too long."""
         now = self._monotonic()
+        if now - next((began for _, began in self._open.values()), now) <= OF_STRANGERS.crowded_s:
+            return  # the oldest is younger than anybody's patience
         unfinished = Counter(sender for sender, _ in self._open.values())
         for context, (sender, began) in reversed(list(self._open.items())):
             patience = OF_STRANGERS if sender == STRANGERS else OF_APPS

@@ -69,6 +69,8 @@ def _lock_any_life(
     """
     rows, tried, locked = _lock(tx, operations)
     others = tx.catalog.other_lives
+    if not others:
+        return rows, tried, locked
     for operation in operations:
         mine = operation.subscription
         for number in (mine, *others.get(mine, ())):
