@@ -37,6 +37,7 @@ from tmc_client.keeping import Keeper
 from tmc_client.protocol import consumption_pb2
 from tmc_client.received import Message, Receipt, Transport
 from tmc_client.runs import Run, Runs
+from tmc_client.screening import Calls, Screen
 from tmc_client.transports.stream import StreamTransport
 from tmc_client.workers import Workers
 
@@ -73,7 +74,9 @@ class MessageConsumer(Protocol):
         """Returns: done. Raises: tried again by the retry policy; `Reject` and `Later` as in listeners."""
 
 
+_CALL_S = 5.0
 _PLAN = "/tmc.v1.ConsumptionService/DescribeSubscriptions"
+_REPORT = "/tmc.v1.ConsumptionService/ReportForgedCopies"
 _PLAN_PAUSES_S = (0.1, 0.5, 1.0, 2.0)
 _USUAL_INTERVAL_MS = 10_000
 _MAX_HANDLING = timedelta(hours=1)
@@ -121,19 +124,26 @@ class Consumer:
         self._loop_thread: threading.Thread | None = None
         self._keeper = Keeper(self._center.sender, watch=self._give_up_overdue)
         self._runs = Runs(self._keeper.begin, self._keeper.end)
+        calls = Calls(describe=self._describe, report=self._report_forged, unsigned=self._ask_for_a_signed_one)
+        self._screen = Screen(calls, self._on_message)
         self._stop_requested = threading.Event()
         self._stopping_since = 0.0
         self._broken = ""
 
     def after_fork(self) -> None:
         """See connection.ForkAware: a forked child consumes nothing until it calls `start` itself."""
-        abandon(self._transport, self._workers, self._loop)
+        abandon(self._transport, self._workers, self._loop, self._screen)
         self._reset()
 
     @property
     def malformed_copies(self) -> int:
         """Number of copies that were dropped since the center did not make them."""
         return self._transport.malformed if self._transport is not None else 0
+
+    @property
+    def forged_copies(self) -> int:
+        """Number of copies that were dropped since the center did not sign them."""
+        return self._screen.forged
 
     def listener(
         self, topic: Topic[Any] | str, *, inbox: SqlInbox | None = None, max_handling: timedelta | None = None
@@ -209,20 +219,33 @@ class Consumer:
         except ModuleNotFoundError as exc:
             raise errors.InvalidRequest(f"this center delivers through RabbitMQ: install {exc.name}") from exc
         credentials = rabbitmq.Credentials(*self._credentials)
-        return rabbitmq.RabbitTransport(self._queues, credentials, self._prefetch, self._on_message)
+        return rabbitmq.RabbitTransport(self._queues, credentials, self._prefetch, self._screen)
 
     def _describe(self) -> consumption_pb2.DescribeSubscriptionsResponse:
         """What we are subscribed to. Raises TmcError."""
-        method = self._center.connection.unary(_PLAN, consumption_pb2.DescribeSubscriptionsResponse)
-        try:
-            plan: consumption_pb2.DescribeSubscriptionsResponse = method(
-                consumption_pb2.DescribeSubscriptionsRequest(), timeout=5
-            )
-        except grpc.RpcError as exc:
-            raise wire.from_rpc(exc) from exc
+        request = consumption_pb2.DescribeSubscriptionsRequest(verifies=True)
+        plan: consumption_pb2.DescribeSubscriptionsResponse = self._call(
+            _PLAN, request, consumption_pb2.DescribeSubscriptionsResponse
+        )
         for found in plan.subscriptions:
             self._keeper.expect(found.topic, found.retry.interval_ms or _USUAL_INTERVAL_MS)
+        self._screen.learn(plan)
         return plan
+
+    def _report_forged(self, request: consumption_pb2.ReportForgedCopiesRequest) -> None:
+        """Raises TmcError."""
+        self._call(_REPORT, request, consumption_pb2.ReportForgedCopiesResponse)
+
+    def _ask_for_a_signed_one(self, message: Message) -> Future[Any]:
+        request = consumption_pb2.NackRequest(message_id=message.id, attempt=message.attempt, unsigned=True)
+        return self._center.sender.send(sender.NACK, request, _ACK_TIMEOUT_S)
+
+    def _call(self, path: str, request: Any, response_class: Any) -> Any:
+        """One call of the center. Blocks; raises TmcError."""
+        try:
+            return self._center.connection.unary(path, response_class)(request, timeout=_CALL_S)
+        except grpc.RpcError as exc:
+            raise wire.from_rpc(exc) from exc
 
     def _queues(self) -> tuple[Broker, Sequence[str]]:
         """The queues of the topics that are handled here. Raises TmcError: one of them has none yet."""
@@ -255,6 +278,7 @@ class Consumer:
         self._center.sender.flush(grace.total_seconds())
         if transport is not None:
             transport.close()
+        self._screen.stop()
 
     def _run_loop(self) -> None:
         assert self._loop is not None

@@ -170,6 +170,10 @@ class DeliveryConfig(Section):
         "builtin", description="builtin: over gRPC streams, one server; rabbitmq: queues, any number of servers"
     )
     scan_seconds: float = Field(0.5, ge=0.01, le=60, description="longest sleep between looks at what is due")
+    signatures: bool = Field(
+        True,
+        description="sign what goes into queues, so that consumers refuse what others put there; docs/signatures.md",
+    )
 
 
 class RabbitmqConfig(Section):

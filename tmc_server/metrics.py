@@ -55,6 +55,7 @@ class Metrics:
         self.rolled_back = counter("rolled_back", "messages rolled back, by their producer or by a check", "topic")
         self.acked = counter("acked", "acks stored", "topic", "app")
         self.nacked = counter("nacked", "failed tries stored", "topic", "app")
+        self.forged = counter("forged", "copies that consumers refused since they were not signed", "topic", "app")
         self.failed = counter("failed", "deliveries given up: rejected, or tries used up", "topic", "app")
         self.redelivered = counter("redelivered", "due deliveries handed over by the redelivering duty")
         self.removed = counter("removed", "closed messages removed by the retention duty")

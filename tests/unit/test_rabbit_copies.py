@@ -9,6 +9,7 @@ import pika
 import pytest
 
 from tmc_client.received import Message
+from tmc_client.screening import Calls, Screen
 from tmc_client.transports import rabbitmq
 from tmc_client.transports.rabbitmq import Broker, Credentials, RabbitTransport, message_of
 
@@ -28,6 +29,10 @@ def test_a_copy_of_the_center_is_read_whole() -> None:
         id="1-2-03-4", topic="order.paid", key="k", body=b"body", content_type="text/plain", headers={"trace": "x"},
         attempt=2, producer="orders", subscriber="coupons.default", interval_ms=700,
     )  # fmt: skip
+
+
+def test_the_signature_is_no_header_of_the_user() -> None:
+    assert message_of(_properties(headers=HEADERS | {"tmc-signature": "v1=0:0"}), b"").headers == {"trace": "x"}
 
 
 def test_a_copy_of_an_older_center_has_no_interval() -> None:
@@ -76,7 +81,12 @@ def test_what_the_center_did_not_make_is_acked_away_and_counted_and_no_handler_s
     def plan() -> tuple[Broker, list[str]]:
         raise NotImplementedError
 
-    transport = RabbitTransport(plan, Credentials("u", "p"), 10, lambda message, _receipt: seen.append(message))
+    def unasked(*_: object) -> Any:
+        raise NotImplementedError
+
+    calls = Calls(describe=unasked, report=unasked, unsigned=unasked)
+    screen = Screen(calls, lambda message, _receipt: seen.append(message))
+    transport = RabbitTransport(plan, Credentials("u", "p"), 10, screen)
     channel = _Channel()
     transport._on_copy(channel, _Method(), properties, b"body")
     assert seen == []

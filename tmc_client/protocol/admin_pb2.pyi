@@ -213,6 +213,36 @@ class ListSubscriptionsResponse(_message.Message):
     subscriptions: _containers.RepeatedCompositeFieldContainer[Subscription]
     def __init__(self, subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ...) -> None: ...
 
+class GetDeliveryKeysRequest(_message.Message):
+    __slots__ = ("topic", "app", "tag")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    app: str
+    tag: str
+    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ...) -> None: ...
+
+class RotateDeliveryKeyRequest(_message.Message):
+    __slots__ = ("topic", "app", "tag", "drop_previous")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    DROP_PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    app: str
+    tag: str
+    drop_previous: bool
+    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., drop_previous: bool = ...) -> None: ...
+
+class DeliveryKeys(_message.Message):
+    __slots__ = ("key", "previous")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    previous: str
+    def __init__(self, key: _Optional[str] = ..., previous: _Optional[str] = ...) -> None: ...
+
 class AdminGetMessageRequest(_message.Message):
     __slots__ = ("message_id", "topic", "key")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]

@@ -85,6 +85,16 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ListSubscriptionsRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.ListSubscriptionsResponse.FromString,
                 _registered_method=True)
+        self.GetDeliveryKeys = channel.unary_unary(
+                '/tmc.v1.AdminService/GetDeliveryKeys',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.GetDeliveryKeysRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.DeliveryKeys.FromString,
+                _registered_method=True)
+        self.RotateDeliveryKey = channel.unary_unary(
+                '/tmc.v1.AdminService/RotateDeliveryKey',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.RotateDeliveryKeyRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.DeliveryKeys.FromString,
+                _registered_method=True)
         self.GetMessage = channel.unary_unary(
                 '/tmc.v1.AdminService/GetMessage',
                 request_serializer=tmc_dot_v1_dot_admin__pb2.AdminGetMessageRequest.SerializeToString,
@@ -213,6 +223,20 @@ class AdminServiceServicer(object):
 
     def ListSubscriptions(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDeliveryKeys(self, request, context):
+        """The keys with which copies for a subscription are signed; it gets one if it has none. Audited.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateDeliveryKey(self, request, context):
+        """Sign with a new key; copies that are signed with the one before stay valid. Audited.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -349,6 +373,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListSubscriptions,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.ListSubscriptionsRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.ListSubscriptionsResponse.SerializeToString,
+            ),
+            'GetDeliveryKeys': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDeliveryKeys,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.GetDeliveryKeysRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.DeliveryKeys.SerializeToString,
+            ),
+            'RotateDeliveryKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateDeliveryKey,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.RotateDeliveryKeyRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.DeliveryKeys.SerializeToString,
             ),
             'GetMessage': grpc.unary_unary_rpc_method_handler(
                     servicer.GetMessage,
@@ -681,6 +715,60 @@ class AdminService(object):
             '/tmc.v1.AdminService/ListSubscriptions',
             tmc_dot_v1_dot_admin__pb2.ListSubscriptionsRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.ListSubscriptionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDeliveryKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/GetDeliveryKeys',
+            tmc_dot_v1_dot_admin__pb2.GetDeliveryKeysRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.DeliveryKeys.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateDeliveryKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/RotateDeliveryKey',
+            tmc_dot_v1_dot_admin__pb2.RotateDeliveryKeyRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.DeliveryKeys.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,20 +38,22 @@ class AckManyResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[AckResult, _Mapping]]] = ...) -> None: ...
 
 class NackRequest(_message.Message):
-    __slots__ = ("message_id", "attempt", "error", "reject", "retry_after_ms", "handler_hangs")
+    __slots__ = ("message_id", "attempt", "error", "reject", "retry_after_ms", "handler_hangs", "unsigned")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     REJECT_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     HANDLER_HANGS_FIELD_NUMBER: _ClassVar[int]
+    UNSIGNED_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     attempt: int
     error: str
     reject: bool
     retry_after_ms: int
     handler_hangs: bool
-    def __init__(self, message_id: _Optional[str] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., reject: bool = ..., retry_after_ms: _Optional[int] = ..., handler_hangs: bool = ...) -> None: ...
+    unsigned: bool
+    def __init__(self, message_id: _Optional[str] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., reject: bool = ..., retry_after_ms: _Optional[int] = ..., handler_hangs: bool = ..., unsigned: bool = ...) -> None: ...
 
 class NackResponse(_message.Message):
     __slots__ = ()
@@ -141,8 +143,10 @@ class Delivery(_message.Message):
     def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ..., body: _Optional[bytes] = ..., content_type: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., attempt: _Optional[int] = ..., producer: _Optional[str] = ..., subscriber: _Optional[str] = ..., retry_interval_ms: _Optional[int] = ...) -> None: ...
 
 class DescribeSubscriptionsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("verifies",)
+    VERIFIES_FIELD_NUMBER: _ClassVar[int]
+    verifies: bool
+    def __init__(self, verifies: bool = ...) -> None: ...
 
 class DescribeSubscriptionsResponse(_message.Message):
     __slots__ = ("subscriptions", "broker")
@@ -165,13 +169,31 @@ class BrokerAddress(_message.Message):
     def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., virtual_host: _Optional[str] = ..., tls: bool = ...) -> None: ...
 
 class SubscriptionInfo(_message.Message):
-    __slots__ = ("topic", "tag", "retry", "queue")
+    __slots__ = ("topic", "tag", "retry", "queue", "delivery_keys", "signed_since_ms")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
+    DELIVERY_KEYS_FIELD_NUMBER: _ClassVar[int]
+    SIGNED_SINCE_MS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     tag: str
     retry: _types_pb2.RetryPolicy
     queue: str
-    def __init__(self, topic: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., queue: _Optional[str] = ...) -> None: ...
+    delivery_keys: _containers.RepeatedScalarFieldContainer[str]
+    signed_since_ms: int
+    def __init__(self, topic: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., queue: _Optional[str] = ..., delivery_keys: _Optional[_Iterable[str]] = ..., signed_since_ms: _Optional[int] = ...) -> None: ...
+
+class ReportForgedCopiesRequest(_message.Message):
+    __slots__ = ("topic", "count", "message_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    count: int
+    message_id: str
+    def __init__(self, topic: _Optional[str] = ..., count: _Optional[int] = ..., message_id: _Optional[str] = ...) -> None: ...
+
+class ReportForgedCopiesResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -75,6 +75,11 @@ class ConsumptionServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_consumption__pb2.DescribeSubscriptionsRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_consumption__pb2.DescribeSubscriptionsResponse.FromString,
                 _registered_method=True)
+        self.ReportForgedCopies = channel.unary_unary(
+                '/tmc.v1.ConsumptionService/ReportForgedCopies',
+                request_serializer=tmc_dot_v1_dot_consumption__pb2.ReportForgedCopiesRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_consumption__pb2.ReportForgedCopiesResponse.FromString,
+                _registered_method=True)
 
 
 class ConsumptionServiceServicer(object):
@@ -134,6 +139,14 @@ class ConsumptionServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportForgedCopies(self, request, context):
+        """Copies in the queue of a subscription were not signed by the center, and were refused: its owner is alerted, no
+        message changes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ConsumptionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -176,6 +189,11 @@ def add_ConsumptionServiceServicer_to_server(servicer, server):
                     servicer.DescribeSubscriptions,
                     request_deserializer=tmc_dot_v1_dot_consumption__pb2.DescribeSubscriptionsRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_consumption__pb2.DescribeSubscriptionsResponse.SerializeToString,
+            ),
+            'ReportForgedCopies': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportForgedCopies,
+                    request_deserializer=tmc_dot_v1_dot_consumption__pb2.ReportForgedCopiesRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_consumption__pb2.ReportForgedCopiesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -395,6 +413,33 @@ class ConsumptionService(object):
             '/tmc.v1.ConsumptionService/DescribeSubscriptions',
             tmc_dot_v1_dot_consumption__pb2.DescribeSubscriptionsRequest.SerializeToString,
             tmc_dot_v1_dot_consumption__pb2.DescribeSubscriptionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportForgedCopies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.ConsumptionService/ReportForgedCopies',
+            tmc_dot_v1_dot_consumption__pb2.ReportForgedCopiesRequest.SerializeToString,
+            tmc_dot_v1_dot_consumption__pb2.ReportForgedCopiesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,7 +1,8 @@
 """Copies from RabbitMQ: one connection in a thread of its own. Needs `tmc-center[rabbitmq]`.
 
 A copy is acked to the broker when the center has stored what became of it. What the center did not make is acked away,
-logged and counted: a foreign publisher can neither reach a handler nor break the connection. When the broker cancels us
+logged and counted: a foreign publisher can neither reach a handler nor break the connection. What looks like a copy of the
+center passes the screen, which knows the center's signatures. When the broker cancels us
 (a queue was deleted, its leader moved), closes the channel or goes away, we begin again; copies that were here come again.
 """
 
@@ -19,7 +20,9 @@ import pika
 import pika.frame
 from pika.adapters.select_connection import IOLoop, SelectConnection
 
-from tmc_client.received import Message, OnMessage
+from tmc_client.received import Message
+from tmc_client.screening import Screen, Suspect
+from tmc_client.signatures import HEADER
 from tmc_client.transports.corked import hang_up
 from tmc_client.transports.headers import from_wire
 
@@ -92,6 +95,7 @@ def _number(value: object) -> int:
 def message_of(properties: Any, body: bytes) -> Message:
     """A copy as the center made it. Raises ValueError, TypeError, LookupError for anything else."""
     headers = dict(properties.headers or {})
+    headers.pop(HEADER, None)
     if not isinstance(properties.message_id, str) or not _MESSAGE_ID.fullmatch(properties.message_id):
         raise ValueError(f"its message id is {properties.message_id!r}")
     if not isinstance(properties.type, str) or not properties.type:
@@ -113,19 +117,22 @@ def message_of(properties: Any, body: bytes) -> Message:
 
 
 class RabbitTransport:
-    """plan: asks the center for broker and queues; blocks, raises TmcError.  prefetch: copies not acked at most."""
+    """plan: asks the center for broker and queues; blocks, raises TmcError.  prefetch: copies not acked at most.
+
+    screen: passes on what the center signed; `stop` it after this.
+    """
 
     def __init__(
         self,
         plan: Callable[[], tuple[Broker, Sequence[str]]],
         credentials: Credentials,
         prefetch: int,
-        on_message: OnMessage,
+        screen: Screen,
     ) -> None:
         self._plan = plan
         self._credentials = credentials
         self._prefetch = prefetch
-        self._on_message = on_message
+        self._screen = screen
         self._stopping = threading.Event()
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -298,4 +305,7 @@ class RabbitTransport:
             channel.basic_ack(method.delivery_tag)
             return
         self._open[method.delivery_tag] = None
-        self._on_message(message, _Receipt(self, self._generation, method.delivery_tag))
+        receipt = _Receipt(self, self._generation, method.delivery_tag)
+        signature = properties.headers.get(HEADER)
+        queue = self._by_consumer.get(method.consumer_tag, "")
+        self._screen.arrive(Suspect(message=message, signature=signature, queue=queue, receipt=receipt))

@@ -41,6 +41,7 @@ from tmc_server.requests.caller import Allowance, Budget, RateLimiter
 from tmc_server.requests.deciding import Deciding
 from tmc_server.requests.first_use import FirstUse
 from tmc_server.requests.preparing import Preparing
+from tmc_server.requests.signing import Signing
 from tmc_server.requests.undecided import Undecided
 from tmc_server.rpc.authentication import Authentication
 from tmc_server.rpc.calls import Edge
@@ -219,12 +220,20 @@ class Center:
         )  # fmt: skip
         deciding = Deciding(self._watch, self._commit, rate, self._counting)
         acking = Acking(self._watch, self._commit, rate)
+        signing = Signing(
+            self._store, self._watch, administering.change, self._outlets.alarm, self._config.delivery.signatures
+        )
         return {
             "tmc.v1.MessageService": MessageServicer(preparing, deciding, administering),
             "tmc.v1.ConsumptionService": ConsumptionServicer(
-                acking, administering, self._outlets.streams, self._outlets.broker, *([consume] if consume else [])
+                acking,
+                administering,
+                signing,
+                self._outlets.streams,
+                self._outlets.broker,
+                *([consume] if consume else []),
             ),
-            "tmc.v1.AdminService": AdminServicer(administering, self._undecided(administering)),
+            "tmc.v1.AdminService": AdminServicer(administering, self._undecided(administering), signing),
         }
 
     def _edge(self) -> Edge:

@@ -80,6 +80,7 @@ class Outlets:
             self._progress,
             limits.window,
             limits.window_bytes,
+            config.delivery.signatures,
         )
 
     def _make_forwarders(self, wake: Callable[[], None]) -> dict[str, Outlet]:

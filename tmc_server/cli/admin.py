@@ -256,6 +256,26 @@ def list_subscriptions(context: typer.Context, topic: str = "") -> None:
 
 
 @app.command()
+def delivery_keys(context: typer.Context, topic: str, app: str, tag: str = "") -> None:
+    """Show the keys with which copies for a subscription are signed, for consumers in other languages. Audited."""
+    request = admin_pb2.GetDeliveryKeysRequest(topic=topic, app=app, tag=tag)
+    _call(context, "GetDeliveryKeys", request, admin_pb2.DeliveryKeys)
+
+
+@app.command()
+def rotate_delivery_key(
+    context: typer.Context,
+    topic: str,
+    app: str,
+    tag: str = "",
+    drop_previous: Annotated[bool, typer.Option(help="Refuse copies of the key before this one.")] = False,
+) -> None:
+    """Sign copies for a subscription with a new key. Those that are in queues stay valid."""
+    request = admin_pb2.RotateDeliveryKeyRequest(topic=topic, app=app, tag=tag, drop_previous=drop_previous)
+    _call(context, "RotateDeliveryKey", request, admin_pb2.DeliveryKeys, timeout=20)
+
+
+@app.command()
 def get_message(
     context: typer.Context, id: Annotated[str, typer.Argument()] = "", topic: str = "", key: str = ""
 ) -> None:

@@ -24,7 +24,7 @@ from pika.exceptions import NoFreeChannels
 
 from tmc_client.transports.corked import CorkedConnection, hang_up
 from tmc_server.delivery.rabbitmq_lane import Lane, Sent
-from tmc_server.delivery.rabbitmq_properties import properties_of
+from tmc_server.delivery.rabbitmq_properties import Digests, properties_of, sign_copy
 from tmc_server.delivery.window import ALERT_AFTER, CONFIRM_TIMEOUT_S, Destination, Failure, Window
 from tmc_server.domain.catalog import FORWARD_KEY, Catalog
 from tmc_server.domain.consumption import QueueLook
@@ -73,7 +73,10 @@ _LaneName = tuple[str, int]
 
 
 class RabbitOutlet:
-    """domain.ports.Outlet over one connection. url: amqp:// or amqps://.  wake: there is room again for what is due."""
+    """domain.ports.Outlet over one connection. url: amqp:// or amqps://.  wake: there is room again for what is due.
+
+    signatures: copies are signed with the key of their subscription, if it has one.
+    """
 
     def __init__(
         self,
@@ -86,7 +89,9 @@ class RabbitOutlet:
         progress: SharedProgress,
         window: int = 2000,
         window_bytes: int = 64 << 20,
+        signatures: bool = True,
     ) -> None:
+        self._signatures = signatures
         self._parameters = pika.URLParameters(url)
         self._parameters.heartbeat = 10
         self._parameters.socket_timeout = self._parameters.stack_timeout = 5
@@ -385,6 +390,7 @@ class RabbitOutlet:
         catalog = self._catalog.current
         now = time.monotonic()
         stranded: list[Copy] = []
+        digests: Digests = {}
         for copy in copies:
             route = self._route(copy.subscription)
             lane = self._lanes.get(self._lane_name(route))
@@ -393,7 +399,7 @@ class RabbitOutlet:
                 stranded.append(copy)
                 continue
             try:
-                sent = self._as_sent(copy, route, catalog, now)
+                sent = self._as_sent(copy, route, catalog, now, digests)
             except Exception as exc:  # whatever it is, it is about this copy: it counts as a try, its neighbors go out
                 log.exception("a message for %s cannot be published", route.destination.name)
                 self._window.release(route.destination, 1)
@@ -403,12 +409,15 @@ class RabbitOutlet:
             lane.publish(sent)
         return stranded
 
-    @staticmethod
-    def _as_sent(copy: Copy, route: _Route, catalog: Catalog, now: float) -> Sent:
+    def _as_sent(self, copy: Copy, route: _Route, catalog: Catalog, now: float, digests: Digests) -> Sent:
+        properties = properties_of(copy, catalog)
+        keys = catalog.subscriptions[copy.subscription].keys
+        if keys is not None and self._signatures:
+            sign_copy(copy, properties, keys.signing, digests)
         return Sent(
             copy=copy,
             key=route.key if not route.forwards else copy.headers.get(FORWARD_KEY) or route.key or copy.key,
-            properties=properties_of(copy, catalog),
+            properties=properties,
             destination=route.destination,
             size=len(copy.body),
             at=now,

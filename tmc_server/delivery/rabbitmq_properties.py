@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pika.spec import BasicProperties
 
+from tmc_client import signatures
 from tmc_client.transports.headers import to_wire
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.ports import Copy
+
+Digests = dict[tuple[int, int], bytes]
+"""SHA-256 of bodies, by the shard and number of their messages: subscriptions of one message share it."""
 
 
 def properties_of(copy: Copy, catalog: Catalog) -> BasicProperties:
@@ -27,6 +31,27 @@ def properties_of(copy: Copy, catalog: Catalog) -> BasicProperties:
         type=catalog.topics[copy.topic].name,
         app_id=catalog.apps[copy.producer].id,
     )
+
+
+def sign_copy(copy: Copy, properties: BasicProperties, secret: bytes, digests: Digests) -> None:
+    """Add the signature of what these properties and the body say. digests: of this batch; grows."""
+    digest = digests.get((copy.shard, copy.number))
+    if digest is None:
+        digest = digests[copy.shard, copy.number] = signatures.body_digest(copy.body)
+    told = properties.headers
+    signed = signatures.content(
+        message_id=properties.message_id,
+        attempt=copy.attempt,
+        topic=properties.type,
+        key=copy.key,
+        content_type=copy.content_type,
+        producer=properties.app_id,
+        subscriber=told["tmc-subscriber"],
+        interval_ms=told["tmc-interval-ms"],
+        body_digest=digest,
+        headers=copy.headers,
+    )
+    told[signatures.HEADER] = signatures.sign(secret, signed)
 
 
 def name_of(key: str, properties: BasicProperties) -> tuple[object, ...]:

@@ -71,11 +71,25 @@ class Topic:
     checks: CheckPolicy = field(default_factory=CheckPolicy)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryKeys:
+    """What copies for one subscription are signed with. 32 bytes each.
+
+    signing: the one in use.  other: accepted as well, the one before or, during a rotation, the next; None: there is none.
+    since_ms: copies handed over before may be unsigned, by the catalog database's clock; 0: all are signed.
+    """
+
+    signing: bytes = field(repr=False)
+    other: bytes | None = field(repr=False)
+    since_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class Subscription:
     """Topic x consumer app x consumer tag. A removal is final: the same three again get another number.
 
     effective_ms: every server knows it since then; 0: not known yet.  removed_ms: when it was removed; None: it is there.
+    keys: None: it was registered by a server that knew of no signatures, and nobody has asked for a key yet.
     """
 
     number: int
@@ -86,6 +100,7 @@ class Subscription:
     effective_ms: int
     removed_ms: int | None
     forward: Forward | None = None
+    keys: DeliveryKeys | None = None
 
     @property
     def is_removed(self) -> bool:

@@ -128,6 +128,17 @@ def decide_give_back(row: Row, attempt: int, after_ms: int, now: int) -> Decisio
     return None if isinstance(arrow, TmcError) else replace(row, tried=max(row.tried - 1, 0), due_ms=now + after_ms)
 
 
+def decide_sign_again(row: Row, attempt: int, tried_ms: int, since_ms: int, now: int) -> Decision:
+    """A copy without a signature was refused: it comes again, uncounted, if it is from before there were signatures.
+
+    tried_ms: when the row's newest copy was handed over, 0: it is answered. Anything else is a stranger's copy: AttemptStale.
+    """
+    arrow = _arrow(row, ConsumptionEvent.GIVE_BACK, attempt)
+    if isinstance(arrow, TmcError) or not 0 < tried_ms < since_ms:
+        return AttemptStale("This copy is not from before copies of its subscription were signed: nothing was changed.")
+    return decide_give_back(row, attempt, 0, now)
+
+
 def decide_reactivate(row: Row, now: int) -> Decision:
     """An operator gives it a fresh budget; attempt numbers go on."""
     arrow = _arrow(row, ConsumptionEvent.REACTIVATE)

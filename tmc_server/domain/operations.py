@@ -146,6 +146,14 @@ class GiveBack(Consume):
 
 
 @dataclass(slots=True, eq=False)
+class SignAgain(Consume):
+    """A consumer refused a copy without a signature. since_ms: no copy that was handed over later lacks one."""
+
+    attempt: int
+    since_ms: int
+
+
+@dataclass(slots=True, eq=False)
 class Reactivate(Consume):
     """An operator wants a failed delivery tried again."""
 

@@ -228,6 +228,20 @@ class CatalogEditor(Protocol):
     def finish_removal(self, actor: str, number: int) -> Subscription:
         """Remove it for good, unless its removal was taken back. Returns: it, with removed_ms when it is gone."""
 
+    def make_delivery_keys(self, actor: str, numbers: Collection[int]) -> None:
+        """For those subscriptions that have none. The others keep theirs."""
+
+    def announce_delivery_key(
+        self, actor: str, topic_name: str, app_id: str, tag: str, drop_previous: bool
+    ) -> Subscription:
+        """A further key, which is accepted but not used yet: `sign_with` is called once every server tells of it.
+
+        Raises TopicUnknown, AppUnknown, SubscriptionUnknown (or it has no key), RotationOpen: it has a further one.
+        """
+
+    def sign_with(self, actor: str, number: int, announced: bytes) -> Subscription:
+        """The announced key signs, the one before is accepted; nothing changes if another one was announced meanwhile."""
+
     def confirm(self, topics: Collection[int], subscriptions: Collection[int], effective_ms: int) -> None:
         """Write down since when every server knows these, by number; those that have a time keep it."""
 

@@ -19,13 +19,14 @@ _APP_METHODS = {
     ),
     "ConsumptionService": (
         "Ack", "AckMany", "Nack", "NackMany", "Extend", "ExtendMany", "Subscribe", "DescribeSubscriptions",
+        "ReportForgedCopies",
     ),
 }  # fmt: skip
 _ADMIN_METHODS = (
-    "RegisterApp", "AddAppKey", "DropOldAppKey", "ListApps", "RegisterTopic", "UpdateTopic", "ListTopics", "RegisterSubscription",
-    "RemoveSubscription", "ListSubscriptions", "GetMessage", "ListMessages", "ListConsumptions",
-    "ReactivateConsumption", "ListServers", "ListInstances", "SetTopicCheck", "GetTopicCheck", "CheckNow", "ReactivateCheck",
-    "ReactivateChecks", "DecideMessage",
+    "RegisterApp", "AddAppKey", "DropOldAppKey", "ListApps", "RegisterTopic", "UpdateTopic", "ListTopics",
+    "RegisterSubscription", "RemoveSubscription", "ListSubscriptions", "GetDeliveryKeys", "RotateDeliveryKey",
+    "GetMessage", "ListMessages", "ListConsumptions", "ReactivateConsumption", "ListServers", "ListInstances",
+    "SetTopicCheck", "GetTopicCheck", "CheckNow", "ReactivateCheck", "ReactivateChecks", "DecideMessage",
 )  # fmt: skip
 
 RIGHTS: dict[str, Right] = {

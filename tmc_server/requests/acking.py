@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.ids import MessageId
-from tmc_server.domain.operations import Ack, Answer, Done, Extend, Nack
+from tmc_server.domain.operations import Ack, Answer, Done, Extend, Nack, SignAgain
 from tmc_server.domain.ports import CatalogSource, Performer
 from tmc_server.domain.retry import DAY_MS
 from tmc_server.metrics import METRICS
@@ -53,6 +53,13 @@ class Acking:
         return target.shard, Nack(
             target.number, subscription.number, attempt, subscription.policy, error, reject, retry_after_ms, hangs
         )
+
+    def sign_again(self, caller: Caller, message_id: str, attempt: int) -> Item:
+        """A copy was refused since it has no signature."""
+        target, subscription = self._target(caller, message_id)
+        validation.between(attempt, "attempt", 1, 2**31 - 1)
+        since_ms = subscription.keys.since_ms if subscription.keys is not None else 0
+        return target.shard, SignAgain(target.number, subscription.number, attempt, since_ms)
 
     def extend(self, caller: Caller, message_id: str, attempt: int, extend_ms: int) -> Item:
         target, subscription = self._target(caller, message_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
-from tmc_server.domain.catalog import App, Catalog, Forward, Subscription, Topic
+from tmc_server.domain.catalog import App, Catalog, DeliveryKeys, Forward, Subscription, Topic
 from tmc_server.domain.checks import CheckTarget
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.ports import BrokerAddress, Copy, ServerView, ShardPlace
@@ -164,6 +164,31 @@ def subscription_to(subscription: Subscription, catalog: Catalog) -> admin_pb2.S
         forward=forward_to(subscription.forward),
         queue="" if subscription.forward else queue_of(subscription, catalog),
     )
+
+
+def subscription_info_to(
+    subscription: Subscription, catalog: Catalog, has_queue: bool, signed: bool
+) -> consumption_pb2.SubscriptionInfo:
+    """For its own app. signed: with the keys by which its copies are known; secrets, shown nowhere else but to operators."""
+    keys = subscription.keys if signed else None
+    return consumption_pb2.SubscriptionInfo(
+        topic=topic_name(catalog, subscription.topic),
+        tag=subscription.tag,
+        retry=policy_to(subscription.policy),
+        queue=queue_of(subscription, catalog) if has_queue else "",
+        delivery_keys=_told(keys) if keys is not None else (),
+        signed_since_ms=keys.since_ms if keys is not None else 0,
+    )
+
+
+def delivery_keys_to(keys: DeliveryKeys) -> admin_pb2.DeliveryKeys:
+    signing, *others = _told(keys)
+    return admin_pb2.DeliveryKeys(key=signing, previous=others[0] if others else "")
+
+
+def _told(keys: DeliveryKeys) -> list[str]:
+    """Hexadecimal, the one that signs first."""
+    return [secret.hex() for secret in (keys.signing, keys.other) if secret is not None]
 
 
 def forward_from(sent: types_pb2.Forward) -> Forward:

@@ -11,12 +11,12 @@ from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2, types_p
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Answer, Stored
 from tmc_server.domain.ports import BrokerAddress, CheckChange, Copy, DeliveryStream, DeliveryStreams
-from tmc_server.domain.queue_names import queue_of
 from tmc_server.errors import InvalidField, MalformedRequest, NotBuiltIn, SubscriptionUnknown, TmcError
 from tmc_server.requests import deciding, preparing, validation
 from tmc_server.requests.acking import Acking
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.caller import Caller, Item
+from tmc_server.requests.signing import Signing
 from tmc_server.requests.undecided import Undecided
 from tmc_server.rpc import convert
 from tmc_server.rpc.status import item_error
@@ -195,6 +195,7 @@ class ConsumptionServicer:
         self,
         acking: Acking,
         administering: Administering,
+        signing: Signing,
         streams: DeliveryStreams | None,
         broker: BrokerAddress | None = None,
         ensure_topic: Callable[[Caller, str], None] = lambda _caller, _name: None,
@@ -202,6 +203,7 @@ class ConsumptionServicer:
         self._acking = acking
         self._turns = Turns()
         self._administering = administering
+        self._signing = signing
         self._streams = streams
         self._broker = broker
         self._ensure_topic = ensure_topic
@@ -210,15 +212,20 @@ class ConsumptionServicer:
         return lambda request: self._acking.ack(caller, request.message_id, request.attempt)
 
     def _nack_item(self, caller: Caller) -> Callable[[consumption_pb2.NackRequest], Item]:
-        return lambda request: self._acking.nack(
-            caller,
-            request.message_id,
-            request.attempt,
-            request.error,
-            request.reject,
-            request.retry_after_ms if request.HasField("retry_after_ms") else None,
-            request.handler_hangs,
-        )
+        def make(request: consumption_pb2.NackRequest) -> Item:
+            if request.unsigned:
+                return self._acking.sign_again(caller, request.message_id, request.attempt)
+            return self._acking.nack(
+                caller,
+                request.message_id,
+                request.attempt,
+                request.error,
+                request.reject,
+                request.retry_after_ms if request.HasField("retry_after_ms") else None,
+                request.handler_hangs,
+            )
+
+        return make
 
     def _extend_item(self, caller: Caller) -> Callable[[consumption_pb2.ExtendRequest], Item]:
         return lambda request: self._acking.extend(caller, request.message_id, request.attempt, request.extend_ms)
@@ -251,28 +258,23 @@ class ConsumptionServicer:
     async def ExtendMany(self, caller: Caller, request: consumption_pb2.ExtendManyRequest) -> Any:
         return await self._many(caller, self._extend_item(caller), request, consumption_pb2.ExtendManyResponse)
 
-    async def DescribeSubscriptions(self, caller: Caller, _request: Any) -> Any:
+    async def DescribeSubscriptions(
+        self, caller: Caller, request: consumption_pb2.DescribeSubscriptionsRequest
+    ) -> consumption_pb2.DescribeSubscriptionsResponse:
+        has_queues = self._broker is not None
+        own = await self._signing.own_subscriptions(caller, with_keys=request.verifies and has_queues)
         catalog = self._administering.catalog
-        own = [
-            subscription
-            for subscription in catalog.subscriptions.values()
-            if subscription.app == caller.app.number
-            and subscription.removed_ms is None
-            and subscription.forward is None
-            and subscription.tag == (caller.tag or catalog.topics[subscription.topic].default_tag)
-        ]
+        signed = has_queues and self._signing.enabled
         return consumption_pb2.DescribeSubscriptionsResponse(
-            subscriptions=[
-                consumption_pb2.SubscriptionInfo(
-                    topic=convert.topic_name(catalog, subscription.topic),
-                    tag=subscription.tag,
-                    retry=convert.policy_to(subscription.policy),
-                    queue=queue_of(subscription, catalog) if self._broker else "",
-                )
-                for subscription in own
-            ],
+            subscriptions=[convert.subscription_info_to(each, catalog, has_queues, signed) for each in own],
             broker=convert.broker_to(self._broker),
         )
+
+    async def ReportForgedCopies(
+        self, caller: Caller, request: consumption_pb2.ReportForgedCopiesRequest
+    ) -> consumption_pb2.ReportForgedCopiesResponse:
+        self._signing.report(caller, request.topic, request.count, request.message_id)
+        return consumption_pb2.ReportForgedCopiesResponse()
 
     async def Subscribe(self, caller: Caller, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         if self._streams is None:
@@ -333,8 +335,9 @@ class ConsumptionServicer:
 class AdminServicer:
     """tmc.v1.AdminService. The identity is the operator's name."""
 
-    def __init__(self, administering: Administering, undecided: Undecided) -> None:
+    def __init__(self, administering: Administering, undecided: Undecided, signing: Signing) -> None:
         self._admin = administering
+        self._signing = signing
         self._undecided = undecided
 
     async def RegisterApp(self, actor: str, request: admin_pb2.RegisterAppRequest) -> Any:
@@ -401,6 +404,13 @@ class AdminServicer:
         catalog = self._admin.catalog
         found = [convert.subscription_to(s, catalog) for s in self._admin.subscriptions(request.topic)]
         return admin_pb2.ListSubscriptionsResponse(subscriptions=found)
+
+    async def GetDeliveryKeys(self, actor: str, request: admin_pb2.GetDeliveryKeysRequest) -> Any:
+        return convert.delivery_keys_to(await self._signing.keys(actor, request.topic, request.app, request.tag))
+
+    async def RotateDeliveryKey(self, actor: str, request: admin_pb2.RotateDeliveryKeyRequest) -> Any:
+        keys = await self._signing.rotate(actor, request.topic, request.app, request.tag, request.drop_previous)
+        return convert.delivery_keys_to(keys)
 
     async def GetMessage(self, _actor: str, request: admin_pb2.AdminGetMessageRequest) -> Any:
         detail = await self._admin.message(request.message_id, request.topic, request.key)

@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
-from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
+from tmc_server.domain.catalog import App, Catalog, DeliveryKeys, Forward, QueueMode, Subscription, Topic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
 from tmc_server.domain.ports import CheckChange, NewTopic, TopicChange
 from tmc_server.domain.retry import RetryKind, RetryPolicy
@@ -226,8 +226,9 @@ class CatalogStore:
                 number = _next(connection, subscription.c.subscription_no)
                 places = {"forward_kind": where.kind, "forward_target": where.target, "forward_key": where.key}
                 fresh = {"effective_ms": self._effective(now), "removed_ms": None, "live": 1}
+                keys = _keys_of_the_last_life(connection, name) or {"delivery_key": _new_delivery_key()}
                 connection.execute(
-                    subscription.insert().values(subscription_no=number, **name, **values, **places, **fresh)
+                    subscription.insert().values(subscription_no=number, **name, **values, **places, **fresh, **keys)
                 )
             elif (change is None or forward is not None) and _sends_to(row) != where:
                 raise NameTaken("This subscription sends elsewhere: remove it first, or take another tag or app.")
@@ -235,6 +236,44 @@ class CatalogStore:
                 number = row.subscription_no
                 again = subscription.update().filter_by(subscription_no=number)
                 connection.execute(again.values(**_named(values, change), leaving_ms=None))
+            return _subscription_row(connection, number)
+
+    @_repeating
+    def make_delivery_keys(self, actor: str, numbers: Collection[int]) -> None:
+        """See domain.ports.CatalogEditor."""
+        with self._change(actor, "make delivery keys", f"subscriptions {sorted(numbers)}"[:255]) as (connection, now):
+            for number in sorted(numbers):
+                missing = subscription.update().filter_by(subscription_no=number, live=1, delivery_key="")
+                known_ms = now + self.change_delay_ms
+                connection.execute(missing.values(delivery_key=_new_delivery_key(), signed_ms=known_ms))
+
+    @_repeating
+    def announce_delivery_key(
+        self, actor: str, topic_name: str, app_id: str, tag: str, drop_previous: bool
+    ) -> Subscription:
+        """See domain.ports.CatalogEditor."""
+        with self._change(actor, "rotate delivery key", f"{topic_name} {app_id} {tag}") as (connection, _):
+            name = _name(connection, _topic_row(connection, topic_name), app_id, tag)
+            row = connection.execute(sa.select(subscription).filter_by(**name, live=1)).one_or_none()
+            if row is None or not row.delivery_key:
+                raise SubscriptionUnknown("There is no such subscription: list them to see topic, app and tag.")
+            if row.other_key and not drop_previous:
+                raise RotationOpen(
+                    "Copies that are signed with the key before this one are still accepted: let queues run empty, then "
+                    "repeat this with drop_previous."
+                )
+            mine = subscription.update().filter_by(subscription_no=row.subscription_no)
+            connection.execute(mine.values(other_key=_new_delivery_key()))
+            return _subscription_row(connection, row.subscription_no)
+
+    @_repeating
+    def sign_with(self, actor: str, number: int, announced: bytes) -> Subscription:
+        """See domain.ports.CatalogEditor."""
+        with self._change(actor, "sign with new key", f"subscription {number}") as (connection, _):
+            row = connection.execute(sa.select(subscription).filter_by(subscription_no=number)).one()
+            if row.other_key == announced.hex():
+                mine = subscription.update().filter_by(subscription_no=number)
+                connection.execute(mine.values(delivery_key=row.other_key, other_key=row.delivery_key))
             return _subscription_row(connection, number)
 
     @_repeating
@@ -367,6 +406,19 @@ def _name(connection: sa.Connection, topic_row: Any, app_id: str, tag: str) -> d
     return {"topic_no": topic_row.topic_no, "app_no": app_no, "tag": tag or topic_row.default_tag}
 
 
+def _new_delivery_key() -> str:
+    return secrets.token_hex(32)
+
+
+def _keys_of_the_last_life(connection: sa.Connection, name: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Copies for a subscription that was removed may still be in the queue, which it shares with the one of now."""
+    lives = sa.select(subscription).filter_by(**name).order_by(subscription.c.subscription_no.desc()).limit(1)
+    last = connection.execute(lives).one_or_none()
+    if last is None or not last.delivery_key:
+        return None
+    return {column: getattr(last, column) for column in ("delivery_key", "other_key", "signed_ms")}
+
+
 def _subscription_row(connection: sa.Connection, number: int) -> Subscription:
     return _subscription(connection.execute(sa.select(subscription).filter_by(subscription_no=number)).one())
 
@@ -404,8 +456,23 @@ def _subscription(row: Any) -> Subscription:
     policy = RetryPolicy(RetryKind(row.retry_kind), row.interval_ms, row.max_retry, row.cap_ms)
     forward = Forward(row.forward_kind, row.forward_target, row.forward_key) if row.forward_kind else None
     return Subscription(
-        row.subscription_no, row.topic_no, row.app_no, row.tag, policy, row.effective_ms, row.removed_ms, forward
+        row.subscription_no,
+        row.topic_no,
+        row.app_no,
+        row.tag,
+        policy,
+        row.effective_ms,
+        row.removed_ms,
+        forward,
+        _delivery_keys(row),
     )
+
+
+def _delivery_keys(row: Any) -> DeliveryKeys | None:
+    if not row.delivery_key:
+        return None
+    other = bytes.fromhex(row.other_key) if row.other_key else None
+    return DeliveryKeys(signing=bytes.fromhex(row.delivery_key), other=other, since_ms=row.signed_ms)
 
 
 class CatalogWatch:

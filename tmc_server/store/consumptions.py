@@ -8,7 +8,7 @@ from typing import Any
 from tmc_server.domain import consumption as duty
 from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.consumption import ConsumptionState, Decision, QueueLook, Row
-from tmc_server.domain.operations import DONE, LOCKED, Ack, Consume, Extend, GiveBack, Nack, Reactivate
+from tmc_server.domain.operations import DONE, LOCKED, Ack, Consume, Extend, GiveBack, Nack, Reactivate, SignAgain
 from tmc_server.domain.ports import Claimed, Copy
 from tmc_server.errors import CatalogStale, MessageGone, SubscriptionUnknown, TmcError
 from tmc_server.store.messages import parse_headers
@@ -28,7 +28,7 @@ def consume(tx: Transaction, operations: Sequence[Consume]) -> None:
         if row is None:
             operation.answer = LOCKED if pair in locked else _missing(tx, operation.number)
             continue
-        decision = _decide(operation, row, tx.now)
+        decision = _decide(operation, row, tried[pair], tx.now)
         if isinstance(decision, Row) and decision.state is ConsumptionState.FAILED and _may_go_on(tx, operation):
             decision = CatalogStale()
         if isinstance(decision, TmcError):
@@ -113,7 +113,7 @@ def _row(row: Any) -> Row:
     return Row(ConsumptionState(row.state), row.attempt, row.tried, row.due_ms)
 
 
-def _decide(operation: Consume, row: Row, now: int) -> Decision:
+def _decide(operation: Consume, row: Row, tried_ms: int, now: int) -> Decision:
     match operation:
         case Ack():
             return duty.decide_ack(row, now)
@@ -125,6 +125,8 @@ def _decide(operation: Consume, row: Row, now: int) -> Decision:
             return duty.decide_extend(row, operation.attempt, operation.extend_ms, now)
         case GiveBack():
             return duty.decide_give_back(row, operation.attempt, operation.after_ms, now)
+        case SignAgain():
+            return duty.decide_sign_again(row, operation.attempt, tried_ms, operation.since_ms, now)
         case Reactivate():
             return duty.decide_reactivate(row, now)
     raise TypeError(f"{type(operation).__name__} is no operation on a consumption")

@@ -134,6 +134,10 @@ subscription = sa.Table(
     sa.Column("forward_key", _text(255), nullable=False, server_default=""),
     sa.Column("live", sa.SmallInteger, server_default="1"),  # 1, or NULL once removed: then the name is free
     _ms("leaving_ms", nullable=True),  # when its removal was asked for; until it is removed it can be taken back
+    # Secrets, 64 hex digits each; empty: none. Copies are signed with delivery_key, other_key is accepted as well.
+    sa.Column("delivery_key", _text(64), nullable=False, server_default=""),
+    sa.Column("other_key", _text(64), nullable=False, server_default=""),
+    sa.Column("signed_ms", sa.BigInteger, nullable=False, server_default="0"),  # see domain.catalog.DeliveryKeys
     sa.UniqueConstraint("topic_no", "app_no", "tag", "live", name="tmc_subscription_name"),
     **_OPTIONS,
 )

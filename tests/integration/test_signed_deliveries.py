@@ -1,0 +1,419 @@
+"""Copies that somebody else put into a queue, on a real RabbitMQ: refused, reported, and nobody's message changes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pika
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import sessionmaker
+
+import tmc_client as tmc
+from tests.support.center import RunningCenter
+from tests.support.eventually import eventually
+from tests.support.mariadb import MariaDB
+from tests.support.rabbitmq import RabbitMQ
+from tmc_client import signatures
+from tmc_client.protocol import admin_pb2, consumption_pb2, consumption_pb2_grpc, types_pb2
+from tmc_server.store.tables import alert, audit, meta, subscription
+
+pytestmark = [pytest.mark.mariadb, pytest.mark.services]
+_names = itertools.count(1)
+SLOW = types_pb2.RetryPolicy(interval_ms=3_600_000, max_retry=0)  # a copy that is lost, or counted, does not come again
+
+
+@pytest.fixture(autouse=True)
+def _one_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a test takes, and whenever it begins."""
+    monkeypatch.setattr("tmc_server.requests.signing._ALARM_MINUTES", 1 << 40)
+
+
+@pytest.fixture(scope="module")
+def center(mariadb: MariaDB, rabbitmq: RabbitMQ) -> Iterator[RunningCenter]:
+    with _running(mariadb, rabbitmq) as running:
+        yield running
+
+
+@contextmanager
+def _running(mariadb: MariaDB, rabbitmq: RabbitMQ, **delivery: Any) -> Iterator[RunningCenter]:
+    with RunningCenter(
+        mariadb.url(f"tmc_signed_{next(_names)}"),
+        delivery={"kind": "rabbitmq", "scan_seconds": 0.05, **delivery},
+        rabbitmq={"url": rabbitmq.url},
+    ) as running:
+        yield running
+
+
+class _Queue:
+    """One subscription's queue at the broker, with all that its broker user may do to it."""
+
+    def __init__(self, rabbitmq: RabbitMQ, name: str) -> None:
+        self.name = name
+        self._connection = rabbitmq.connect()
+        self._channel = self._connection.channel()
+
+    def take(self, count: int = 1) -> list[tuple[pika.BasicProperties, bytes]]:
+        """Wait for copies and take them out."""
+        taken: list[tuple[pika.BasicProperties, bytes]] = []
+
+        def take() -> bool:
+            method, properties, body = self._channel.basic_get(self.name, auto_ack=True)
+            if method is not None:
+                taken.append((properties, body))
+            return len(taken) == count
+
+        eventually(take)
+        return taken
+
+    def put(self, properties: pika.BasicProperties, body: bytes) -> None:
+        self._channel.basic_publish("", self.name, body, properties)
+
+    def is_empty(self) -> bool:
+        return self._channel.queue_declare(self.name, passive=True).method.message_count == 0
+
+    def wait_for(self, count: int) -> None:
+        eventually(lambda: self._channel.queue_declare(self.name, passive=True).method.message_count == count)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class _Shop:
+    """A subscription with an SLOW policy, its producer, and its consumer's program with an inbox."""
+
+    def __init__(self, center: RunningCenter, rabbitmq: RabbitMQ, tmp_path: Any) -> None:
+        self.center = center
+        self.app, self.topic = f"app{next(_names)}", f"topic.{next(_names)}"
+        self.subscription = center.subscribe(self.topic, self.app, retry=SLOW)
+        self.queue = _Queue(rabbitmq, self.subscription.queue)
+        self.orders = tmc.connect(center.address, app="orders", key=center.keys["orders"])
+        self.coupons = tmc.connect(center.address, app=self.app, key=center.keys[self.app])
+        self.engine = sa.create_engine(f"sqlite:///{tmp_path}/inbox.db")
+        tmc.create_tables(self.engine)
+        self.consumer = tmc.Consumer(self.coupons)
+        self.handled: list[tuple[bytes, str, int]] = []
+
+        @self.consumer.listener(self.topic, inbox=tmc.SqlInbox(sessionmaker(self.engine)))
+        def handle(body: bytes, session: Any, message: tmc.Message) -> None:
+            self.handled.append((body, message.headers.get("color", ""), message.attempt))
+
+    def publish(self, key: str = "k") -> None:
+        self.orders.publish(self.topic, b"real", key=key, headers={"color": "red"})
+
+    def alerts(self) -> list[str]:
+        found = sa.select(alert.c.kind).filter_by(subscription_no=self.subscription.number)
+        with self.center.center._shards.catalog.reading() as connection:
+            return list(connection.execute(found).scalars())
+
+    def consumption(self, key: str = "k") -> Any:
+        return self.center.detail(self.topic, key).consumptions[0]
+
+    def rotate(self, drop_previous: bool = False) -> Any:
+        request = admin_pb2.RotateDeliveryKeyRequest(topic=self.topic, app=self.app, drop_previous=drop_previous)
+        with grpc.insecure_channel(self.center.address) as channel:
+            return self.center.admin(channel).RotateDeliveryKey(request, metadata=self.center.operator)
+
+    def keys(self) -> Any:
+        request = admin_pb2.GetDeliveryKeysRequest(topic=self.topic, app=self.app)
+        with grpc.insecure_channel(self.center.address) as channel:
+            return self.center.admin(channel).GetDeliveryKeys(request, metadata=self.center.operator)
+
+    def describe(self, verifies: bool = False) -> Any:
+        with grpc.insecure_channel(self.center.address) as channel:
+            (found,) = (
+                consumption_pb2_grpc.ConsumptionServiceStub(channel)
+                .DescribeSubscriptions(
+                    consumption_pb2.DescribeSubscriptionsRequest(verifies=verifies),
+                    metadata=self.center.as_app(self.app),
+                )
+                .subscriptions
+            )
+        return found
+
+    def forget_keys(self) -> None:
+        """As a server that knew of no signatures registered it."""
+        mine = subscription.update().filter_by(subscription_no=self.subscription.number)
+        with self.center.center._shards.catalog.transaction() as connection:
+            connection.execute(mine.values(delivery_key="", other_key="", signed_ms=0))
+            connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1))
+        eventually(lambda: self.center.center._watch.current.subscriptions[self.subscription.number].keys is None)
+
+    def close(self) -> None:
+        self.queue.close()
+        self.orders.close()
+        self.coupons.close()
+        self.engine.dispose()
+
+
+@pytest.fixture
+def shop(center: RunningCenter, rabbitmq: RabbitMQ, tmp_path: Any) -> Iterator[_Shop]:
+    made = _Shop(center, rabbitmq, tmp_path)
+    yield made
+    made.close()
+
+
+def _signed_by(secret: bytes, properties: pika.BasicProperties) -> pika.BasicProperties:
+    """As a stranger would, who knows everything but the key."""
+    properties.headers[signatures.HEADER] = signatures.sign(secret, b"whatever")
+    return properties
+
+
+def test_a_forged_copy_with_a_real_id_runs_no_handler_and_the_real_one_is_handled(shop: _Shop) -> None:
+    shop.publish()
+    ((real, body),) = shop.queue.take()
+    before = shop.consumption()
+    unsigned = {name: value for name, value in real.headers.items() if name != signatures.HEADER}
+    forged = pika.BasicProperties(message_id=real.message_id, type=real.type, app_id=real.app_id, headers=unsigned)
+    shop.queue.put(forged, b"forged")
+    shop.queue.put(_signed_by(b"s" * 32, forged), b"forged, too")
+    with shop.consumer:
+        eventually(lambda: shop.consumer.forged_copies == 2)
+        eventually(lambda: shop.alerts() == ["forged copies"])
+        assert (shop.handled, shop.consumption()) == ([], before)
+        shop.queue.put(real, body)
+        eventually(lambda: shop.handled == [(b"real", "red", 1)])
+        eventually(lambda: shop.consumption().state == types_pb2.CONSUMPTION_STATE_ACKED)
+    assert shop.queue.is_empty()
+    assert (shop.consumer.forged_copies, shop.consumer.malformed_copies) == (2, 0)
+    assert shop.alerts() == ["forged copies"]
+
+
+@pytest.mark.parametrize("part", ["body", "header", "attempt", "topic", "id", "producer", "subscriber"])
+def test_a_copy_that_was_changed_on_its_way_is_refused(shop: _Shop, part: str) -> None:
+    shop.publish()
+    ((properties, body),) = shop.queue.take()
+    changed: dict[str, Any] = {"headers": dict(properties.headers)}
+    match part:
+        case "body":
+            body = b"other"
+        case "header":
+            changed["headers"]["color"] = "blue"
+        case "attempt":
+            changed["headers"]["tmc-attempt"] = 2
+        case "subscriber":
+            changed["headers"]["tmc-subscriber"] = "somebody.else"
+        case "topic":
+            changed["type"] = "order.paid"
+        case "producer":
+            changed["app_id"] = "coupons"
+        case "id":
+            changed["message_id"] = f"{properties.message_id}1"
+    usual = {"message_id": properties.message_id, "type": properties.type, "app_id": properties.app_id}
+    shop.queue.put(pika.BasicProperties(content_type=properties.content_type, **usual | changed), body)
+    with shop.consumer:
+        eventually(lambda: shop.consumer.forged_copies == 1)
+        assert shop.handled == []
+    assert shop.consumption().state == types_pb2.CONSUMPTION_STATE_SCHEDULED
+
+
+def test_a_rotation_refuses_nothing_that_is_in_the_queue(shop: _Shop) -> None:
+    """Every copy has only one try: one that is refused is missing at the end."""
+    shop.publish("before")
+    shop.queue.wait_for(1)
+    first = shop.keys().key
+    second = shop.rotate()
+    assert (second.previous, second.key != first) == (first, True)
+    shop.publish("after")
+    shop.queue.wait_for(2)
+    with shop.consumer:
+        eventually(lambda: len(shop.handled) == 2)
+        with pytest.raises(grpc.RpcError) as caught:
+            shop.rotate()
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        third = shop.rotate(drop_previous=True)
+        assert third.previous == second.key
+        shop.publish("rotated while the consumer runs")
+        eventually(lambda: len(shop.handled) == 3)
+    assert shop.consumer.forged_copies == 0
+    assert list(shop.describe().delivery_keys) == [third.key, third.previous]
+
+
+def test_a_dropped_key_signs_nothing_any_more(shop: _Shop) -> None:
+    shop.publish()
+    stolen = shop.keys().key
+    ((properties, body),) = shop.queue.take()
+    shop.rotate()
+    shop.rotate(drop_previous=True)
+    assert stolen not in list(shop.describe().delivery_keys)
+    shop.queue.put(properties, body)
+    with shop.consumer:
+        eventually(lambda: shop.consumer.forged_copies == 1)
+    assert shop.handled == []
+
+
+def test_copies_from_before_there_were_keys_come_again_signed_and_uncounted(shop: _Shop) -> None:
+    """After an upgrade: the subscription has no key, its queue holds unsigned copies, and each has only one try."""
+    shop.forget_keys()
+    shop.publish("old")
+    shop.queue.wait_for(1)
+    assert shop.consumption("old").tried == 1
+    with shop.consumer:
+        eventually(lambda: shop.handled == [(b"real", "red", 2)])
+        eventually(lambda: shop.consumption("old").state == types_pb2.CONSUMPTION_STATE_ACKED)
+        shop.publish("new")
+        eventually(lambda: len(shop.handled) == 2)
+    assert shop.consumption("old").tried == 1
+    assert (shop.consumer.forged_copies, shop.alerts()) == (0, [])
+    assert shop.describe().signed_since_ms > 0
+
+
+def test_an_unsigned_copy_after_there_were_keys_changes_no_message(shop: _Shop) -> None:
+    """The subscription once had no key: that is no way to have real messages sent again and again."""
+    shop.forget_keys()
+    made = shop.describe(verifies=True)
+    assert (len(made.delivery_keys), made.signed_since_ms > 0) == (1, True)
+    eventually(lambda: _database_ms(shop.center) > made.signed_since_ms)
+    shop.publish()
+    ((real, body),) = shop.queue.take()
+    before = shop.consumption()
+    headers = {name: value for name, value in real.headers.items() if name != signatures.HEADER}
+    forged = pika.BasicProperties(message_id=real.message_id, type=real.type, app_id=real.app_id, headers=headers)
+    shop.queue.put(forged, b"forged")
+    with shop.consumer:
+        eventually(lambda: shop.alerts() == ["forged copies"])
+        assert (shop.handled, shop.consumption()) == ([], before)
+        shop.queue.put(real, body)
+        eventually(lambda: shop.handled == [(b"real", "red", 1)])
+
+
+def _database_ms(center: RunningCenter) -> int:
+    database = center.center._shards.catalog
+    with database.reading() as connection:
+        return database.now(connection)
+
+
+def test_a_report_about_a_message_that_does_not_exist_is_accepted_and_alerted_once(shop: _Shop) -> None:
+    with grpc.insecure_channel(shop.center.address) as channel:
+        stub = consumption_pb2_grpc.ConsumptionServiceStub(channel)
+        for message_id in ("1-1-0-1", "nonsense", ""):
+            request = consumption_pb2.ReportForgedCopiesRequest(topic=shop.topic, count=3, message_id=message_id)
+            stub.ReportForgedCopies(request, metadata=shop.center.as_app(shop.app))
+        elsewhere = consumption_pb2.ReportForgedCopiesRequest(topic="order.paid", count=1)
+        stub.ReportForgedCopies(elsewhere, metadata=shop.center.as_app(shop.app))
+    eventually(lambda: shop.alerts() == ["forged copies"])
+
+
+def test_keys_are_told_to_their_own_app_only_and_operators_leave_a_trace(shop: _Shop) -> None:
+    secret = shop.keys().key
+    with grpc.insecure_channel(shop.center.address) as channel:
+        listed = shop.center.admin(channel).ListSubscriptions(
+            admin_pb2.ListSubscriptionsRequest(), metadata=shop.center.operator
+        )
+        stub = consumption_pb2_grpc.ConsumptionServiceStub(channel)
+        others = stub.DescribeSubscriptions(
+            consumption_pb2.DescribeSubscriptionsRequest(verifies=True), metadata=shop.center.as_app("coupons")
+        )
+    catalog = shop.center.center._watch.current
+    assert secret not in f"{listed}{others}{catalog!r}"
+    assert bytes.fromhex(secret).hex() in shop.describe().delivery_keys
+    with shop.center.center._shards.catalog.reading() as connection:
+        actions = connection.execute(sa.select(audit.c.action).where(audit.c.actor == "admin")).scalars().all()
+    assert "make delivery keys" in actions
+
+
+def test_a_subscription_that_comes_back_accepts_what_its_earlier_life_left_in_the_queue(shop: _Shop) -> None:
+    key = shop.keys().key
+    with grpc.insecure_channel(shop.center.address) as channel:
+        request = admin_pb2.RemoveSubscriptionRequest(topic=shop.topic, app=shop.app)
+        shop.center.admin(channel).RemoveSubscription(request, metadata=shop.center.operator)
+    shop.center.subscribe(shop.topic, shop.app, retry=SLOW)
+    assert shop.keys().key == key
+
+
+def test_switched_off_nothing_is_signed_and_nothing_verified(
+    mariadb: MariaDB, rabbitmq: RabbitMQ, tmp_path: Any
+) -> None:
+    with _running(mariadb, rabbitmq, signatures=False) as center:
+        shop = _Shop(center, rabbitmq, tmp_path)
+        shop.publish()
+        ((properties, body),) = shop.queue.take()
+        assert signatures.HEADER not in properties.headers
+        assert list(shop.describe(verifies=True).delivery_keys) == []
+        shop.queue.put(properties, body)
+        with shop.consumer:
+            eventually(lambda: shop.handled == [(b"real", "red", 1)])
+            eventually(lambda: shop.consumption().state == types_pb2.CONSUMPTION_STATE_ACKED)
+        shop.close()
+
+
+def test_a_forward_is_signed_with_the_key_that_operators_are_shown(center: RunningCenter, rabbitmq: RabbitMQ) -> None:
+    app, topic, exchange = f"app{next(_names)}", f"topic.{next(_names)}", f"events.{next(_names)}"
+    connection = rabbitmq.connect()
+    channel = connection.channel()
+    channel.exchange_declare(exchange, "fanout")
+    channel.queue_declare(exchange)
+    channel.queue_bind(exchange, exchange)
+    center.subscribe(topic, app, forward=types_pb2.Forward(kind="rabbitmq", target=exchange, key="k"))
+    queue = _Queue(rabbitmq, exchange)
+    with tmc.connect(center.address, app="orders", key=center.keys["orders"]) as orders:
+        orders.publish(topic, b"real", key="k")
+        ((properties, _),) = queue.take()
+    with grpc.insecure_channel(center.address) as admin:
+        request = admin_pb2.GetDeliveryKeysRequest(topic=topic, app=app)
+        keys = center.admin(admin).GetDeliveryKeys(request, metadata=center.operator)
+    assert signatures.key_id_of(properties.headers[signatures.HEADER]) == signatures.key_id(bytes.fromhex(keys.key))
+    queue.close()
+    connection.close()
+
+
+APP_MAY = {"configure": "^$", "write": "^$", "read": r"^tmc\.sub\.{app}\."}
+CENTER_MAY = {"configure": r"^tmc\.sub\.", "write": r"^amq\.default$", "read": "^$"}
+
+
+def _user(rabbitmq: RabbitMQ, name: str, may: dict[str, str]) -> pika.URLParameters:
+    """A user of the broker with the permissions of docs/operating.md."""
+    rabbitmq.control("add_user", name, "secret")
+    rabbitmq.control("set_permissions", "-p", "/", name, *(may[kind] for kind in ("configure", "write", "read")))
+    return pika.URLParameters(f"amqp://{name}:secret@127.0.0.1:{rabbitmq.port}/%2F")
+
+
+def test_with_the_documented_permissions_all_works_and_an_app_can_only_read_its_own_queues(
+    mariadb: MariaDB, rabbitmq: RabbitMQ, tmp_path: Any
+) -> None:
+    suffix = next(_names)
+    _user(rabbitmq, f"center{suffix}", CENTER_MAY)
+    url = f"amqp://center{suffix}:secret@127.0.0.1:{rabbitmq.port}/%2F"
+    with RunningCenter(
+        mariadb.url(f"tmc_permitted_{suffix}"),
+        delivery={"kind": "rabbitmq", "scan_seconds": 0.05},
+        rabbitmq={"url": url},
+    ) as center:
+        shop = _Shop(center, rabbitmq, tmp_path)
+        other_queue = center.subscribe(shop.topic, f"{shop.app}-test").queue
+        may = APP_MAY | {"read": APP_MAY["read"].format(app=shop.app)}
+        parameters = _user(rabbitmq, f"user{suffix}", may)
+        assert _refused(parameters, lambda channel: channel.basic_publish("", shop.queue.name, b"x"))
+        assert _refused(parameters, lambda channel: channel.basic_get(other_queue))
+        assert _refused(parameters, lambda channel: channel.queue_purge(other_queue))
+        assert _refused(parameters, lambda channel: channel.queue_delete(shop.queue.name))
+        assert _refused(parameters, lambda channel: channel.queue_declare("tmc.sub.mine"))
+        assert not _refused(parameters, lambda channel: channel.basic_get(other_queue.replace("-test", "")))
+        consumer = tmc.Consumer(shop.coupons, broker_user=f"user{suffix}", broker_password="secret")
+        handled: list[bytes] = []
+
+        @consumer.listener(shop.topic)
+        def handle(body: bytes) -> None:
+            handled.append(body)
+
+        with consumer:
+            shop.publish()
+            eventually(lambda: handled == [b"real"])
+            eventually(lambda: shop.consumption().state == types_pb2.CONSUMPTION_STATE_ACKED)
+        shop.close()
+
+
+def _refused(parameters: pika.URLParameters, act: Any) -> bool:
+    """Whether the broker closes a channel over this, since it is not allowed."""
+    with pika.BlockingConnection(parameters) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        try:
+            act(channel)
+        except pika.exceptions.ChannelClosedByBroker as exc:
+            return bool(exc.reply_code == 403)
+        return False

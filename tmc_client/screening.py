@@ -1,0 +1,251 @@
+"""Copies from a broker's queue that the center did not sign never reach a handler.
+
+Most copies are decided at once, in the transport's thread, with the keys that the center told. A copy whose key or topic is
+not known here is held back until the center was asked once more: keys are rotated, and a queue may get further topics. What
+is forged is acked away, counted, logged, and reported, so that the subscription's owner is alerted; none of this touches
+the message whose id it bears. Forged copies cost the center one question in _ASK_S and one report in _REPORT_S, however
+many there are. A copy without any signature may be from before its subscription had a key: the center is told, and hands that
+one out again, signed. Source: docs/decisions/0017-signed-deliveries.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from tmc_client import errors, signatures
+from tmc_client.protocol import consumption_pb2
+from tmc_client.received import Message, OnMessage, Receipt
+
+log = logging.getLogger("tmc_client.consumer")
+
+_ASK_S = 0.5
+_ASK_WITHOUT_KEYS_S = 300.0
+_REPORT_S = 1.0
+
+
+class Verdict(Enum):
+    """What the keys that are known here say about a copy."""
+
+    GENUINE = auto()
+    FORGED = auto()
+    UNKNOWN = auto()  #: the center may have told other keys since
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Subscription:
+    keys: Mapping[str, bytes]  # by their ids
+    queue: str
+    all_signed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspect:
+    """A copy that is held back. signature: as it came, any type; None: it has none.  queue: where it was."""
+
+    message: Message
+    signature: object
+    queue: str
+    receipt: Receipt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calls:
+    """What screening asks of the center. describe, report: block, raise TmcError.  unsigned: does not block."""
+
+    describe: Callable[[], object]
+    report: Callable[[consumption_pb2.ReportForgedCopiesRequest], object]
+    unsigned: Callable[[Message], Future[Any]]
+
+
+class Screen:
+    """forged: number of copies that were refused. Its thread starts with the first copy that is not genuine."""
+
+    def __init__(self, calls: Calls, on_message: OnMessage, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._calls = calls
+        self._on_message = on_message
+        self._monotonic = monotonic
+        self.forged = 0
+        self._subscriptions: Mapping[str, _Subscription] = {}
+        self._verifies = False
+        self._asked, self._reported = monotonic(), float("-inf")
+        self._unreported: dict[str, tuple[int, str]] = {}  # by topic: how many, the id that one of them claims
+        self._suspects: deque[Suspect] = deque()
+        self._curious = False  # ask, although no copy waits for the answer
+        self._condition = threading.Condition()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def learn(self, plan: consumption_pb2.DescribeSubscriptionsResponse) -> None:
+        """Take over the keys that the center tells. Without any, every copy is genuine: signatures are switched off."""
+        self._subscriptions = {
+            found.topic: _Subscription(
+                keys={signatures.key_id(secret): secret for secret in map(bytes.fromhex, found.delivery_keys)},
+                queue=found.queue,
+                all_signed=not found.signed_since_ms,
+            )
+            for found in plan.subscriptions
+        }
+        self._verifies = any(found.keys for found in self._subscriptions.values())
+        self._asked = self._monotonic()
+
+    def arrive(self, suspect: Suspect) -> None:
+        """A copy from the broker: on to its handler, or held back. In the transport's thread; does not block."""
+        if self.judge(suspect.message, suspect.signature) is Verdict.GENUINE:
+            self._on_message(suspect.message, suspect.receipt)
+            if not self._verifies and self._is_time_to_ask_again(suspect.signature):
+                self._wake(curious=True)
+        else:
+            self._wake(suspect)
+
+    def judge(self, message: Message, signature: object) -> Verdict:
+        if not self._verifies:
+            return Verdict.GENUINE
+        found = self._subscriptions.get(message.topic)
+        if found is None:
+            return Verdict.UNKNOWN
+        if not found.keys:
+            return Verdict.GENUINE
+        secret = found.keys.get(signatures.key_id_of(signature))
+        if secret is None:
+            return Verdict.FORGED if signature is None else Verdict.UNKNOWN
+        genuine = signatures.verify(secret, signed_content(message), str(signature))
+        return Verdict.GENUINE if genuine else Verdict.FORGED
+
+    def _is_time_to_ask_again(self, signature: object) -> bool:
+        """Signatures were switched on after the center told no keys, or it was older than they are."""
+        pause_s = _REPORT_S * 10 if signature is not None else _ASK_WITHOUT_KEYS_S
+        return not self._curious and self._monotonic() - self._asked >= pause_s
+
+    def _wake(self, suspect: Suspect | None = None, curious: bool = False) -> None:
+        with self._condition:
+            if suspect is not None:
+                self._suspects.append(suspect)
+            self._curious |= curious
+            if self._thread is None and not self._stopping.is_set():
+                self._thread = threading.Thread(target=self._run, name="tmc-screen", daemon=True)
+                self._thread.start()
+            self._condition.notify()
+
+    def stop(self) -> None:
+        """What is held back here comes again. Does not wait for a call under way."""
+        self._stopping.set()
+        with self._condition:
+            self._condition.notify()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            with self._condition:
+                while not self._has_work():
+                    self._condition.wait(self._report_in_s() if self._unreported else None)
+                suspects, self._suspects = list(self._suspects), deque()
+            try:
+                self._sort(suspects)
+                self._report()
+            except Exception:  # a fault of ours; copies that were lost to it come again with the next connection
+                log.exception("copies could not be screened")
+
+    def _has_work(self) -> bool:
+        reports = bool(self._unreported) and self._report_in_s() <= 0
+        return bool(self._suspects) or self._curious or reports or self._stopping.is_set()
+
+    def _report_in_s(self) -> float:
+        return self._reported + _REPORT_S - self._monotonic()
+
+    def _sort(self, suspects: list[Suspect]) -> None:
+        """Decide each; asks the center when one of them may be signed with a key that is not known here."""
+        verdicts = [self.judge(each.message, each.signature) for each in suspects]
+        if (Verdict.UNKNOWN in verdicts or self._curious) and not self._ask_again():
+            return  # we are stopped: what is held back here comes again
+        for suspect in suspects:
+            if self.judge(suspect.message, suspect.signature) is Verdict.GENUINE:
+                self._on_message(suspect.message, suspect.receipt)
+            else:
+                self._refuse(suspect)
+
+    def _ask_again(self) -> bool:
+        """Once in _ASK_S, until the center answers. Returns False: we are stopped."""
+        while not self._stopping.wait(max(0.0, self._asked + _ASK_S - self._monotonic())):
+            self._asked = self._monotonic()
+            self._curious = False
+            try:
+                self._calls.describe()  # which tells `learn`
+            except errors.TmcError as exc:
+                log.debug("the center does not tell its keys now: %s", exc)
+            else:
+                return True
+        return False
+
+    def _refuse(self, suspect: Suspect) -> None:
+        found = self._subscriptions.get(suspect.message.topic)
+        if suspect.signature is None and found is not None and not found.all_signed:
+            self._ask_for_a_signed_one(suspect)
+        else:
+            self._drop(suspect)
+
+    def _ask_for_a_signed_one(self, suspect: Suspect) -> None:
+        def on_answer(answer: Future[Any]) -> None:
+            if answer.exception() is None:
+                suspect.receipt.answered()
+            else:
+                self._drop(suspect)  # nothing that the center handed out before there were keys
+
+        self._calls.unsigned(suspect.message).add_done_callback(on_answer)
+
+    def _drop(self, suspect: Suspect) -> None:
+        """From any thread."""
+        claimed = suspect.message
+        with self._condition:
+            self.forged += 1
+            topic = claimed.topic if claimed.topic in self._subscriptions else self._topic_of(suspect.queue)
+            count, first = self._unreported.get(topic, (0, claimed.id))
+            self._unreported[topic] = count + 1, first
+            self._condition.notify()
+        suspect.receipt.answered()
+
+    def _topic_of(self, queue: str) -> str:
+        return next((topic for topic, found in self._subscriptions.items() if found.queue == queue), "")
+
+    def _report(self) -> None:
+        """At most once in _REPORT_S; what the center cannot be told now is in the log."""
+        with self._condition:
+            if not self._unreported or self._report_in_s() > 0:
+                return
+            self._reported = self._monotonic()
+            reports, self._unreported = self._unreported, {}
+        for topic, (count, claimed) in reports.items():
+            log.error(
+                "%d copies for %s were not signed by the center and are dropped (%d so far); one claims to be message %s",
+                count,
+                topic or "no topic of ours",
+                self.forged,
+                claimed,
+            )
+            request = consumption_pb2.ReportForgedCopiesRequest(topic=topic, count=count, message_id=claimed[:100])
+            try:
+                self._calls.report(request)
+            except errors.TmcError as exc:
+                log.warning("the center could not be told of forged copies: %s", exc)
+
+
+def signed_content(message: Message) -> bytes:
+    """What the signature of a copy covers: all that its handler gets."""
+    return signatures.content(
+        message_id=message.id,
+        attempt=message.attempt,
+        topic=message.topic,
+        key=message.key,
+        content_type=message.content_type,
+        producer=message.producer,
+        subscriber=message.subscriber,
+        interval_ms=message.interval_ms,
+        body_digest=signatures.body_digest(message.body),
+        headers=message.headers,
+    )

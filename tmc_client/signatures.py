@@ -1,0 +1,69 @@
+"""Signatures of copies: how the center proves to consumers that it made what they read from a broker's queue.
+
+A copy carries the header HEADER: `v1=KEY_ID:MAC`. The MAC is HMAC-SHA256, under a key of the subscription, of everything
+that a handler can see: see `content`. KEY_ID says which of the subscription's keys it was, so a consumer knows whether it has
+to ask for a new one. Center and SDK both use this page, and docs/signatures.md describes it to other languages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from functools import lru_cache
+
+HEADER = "tmc-signature"
+_VERSION = "v1="
+
+
+def body_digest(body: bytes) -> bytes:
+    """SHA-256; the same for all subscriptions of a message."""
+    return hashlib.sha256(body).digest()
+
+
+def content(
+    *,
+    message_id: str,
+    attempt: int,
+    topic: str,
+    key: str,
+    content_type: str,
+    producer: str,
+    subscriber: str,
+    interval_ms: int,
+    body_digest: bytes,
+    headers: Mapping[str, str],
+) -> bytes:
+    """Everything that is signed, as netstrings (`LENGTH:BYTES,`) in this order; no two copies share an encoding.
+
+    headers: as the user named them, see transports.headers; they come last, sorted by the bytes of their names.
+    """
+    texts = [message_id, str(attempt), topic, key, content_type, producer, subscriber, str(interval_ms)]
+    parts = [text.encode() for text in texts]
+    parts.append(body_digest)
+    for name in sorted(headers):  # code points sort as their UTF-8 does
+        parts += (name.encode(), headers[name].encode())
+    return b"".join([b"%d:%b," % (len(part), part) for part in parts])
+
+
+@lru_cache(65_536)
+def key_id(secret: bytes) -> str:
+    """Which key it is; tells nothing about it."""
+    return hashlib.sha256(secret).hexdigest()[:8]
+
+
+def sign(secret: bytes, signed: bytes) -> str:
+    """The value of HEADER."""
+    return f"{_VERSION}{key_id(secret)}:{hmac.digest(secret, signed, 'sha256').hex()}"
+
+
+def key_id_of(signature: object) -> str:
+    """Which key a signature names; "": it is none of this version."""
+    if not isinstance(signature, str) or not signature.startswith(_VERSION):
+        return ""
+    return signature[len(_VERSION) :].partition(":")[0]
+
+
+def verify(secret: bytes, signed: bytes, signature: str) -> bool:
+    """In a time that does not depend on where the two differ."""
+    return hmac.compare_digest(sign(secret, signed).encode(), signature.encode(errors="backslashreplace"))

@@ -1,0 +1,111 @@
+"""Keys with which copies are signed: told to the subscription's own app and to operators; and what consumers refused."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from tmc_server.domain.catalog import Catalog, DeliveryKeys, Subscription
+from tmc_server.domain.ports import CatalogEditor, CatalogSource
+from tmc_server.errors import SubscriptionUnknown
+from tmc_server.metrics import METRICS
+from tmc_server.requests import validation
+from tmc_server.requests.caller import Caller
+
+Alarm = Callable[[str, int, str, int], None]
+"""(kind, subscription, detail, minutes): tell the owner of a subscription, once in that time."""
+
+_MOST_COPIES = 2**53
+_MESSAGE_ID_CHARACTERS = 100
+_ALARM_MINUTES = 10
+
+
+class Signing:
+    """change: stores a change of the catalog and waits until it counts everywhere. enabled: this center signs copies."""
+
+    def __init__(
+        self,
+        editor: CatalogEditor,
+        catalog: CatalogSource,
+        change: Callable[..., Awaitable[Any]],
+        alarm: Alarm,
+        enabled: bool,
+    ) -> None:
+        self._editor = editor
+        self._catalog = catalog
+        self._change = change
+        self._alarm = alarm
+        self.enabled = enabled
+
+    @property
+    def _current(self) -> Catalog:
+        return self._catalog.current
+
+    async def own_subscriptions(self, caller: Caller, with_keys: bool) -> Sequence[Subscription]:
+        """What the caller's app and tag consume. with_keys: those without a key get one first."""
+        own = self._own(caller)
+        missing = [subscription.number for subscription in own if subscription.keys is None]
+        if with_keys and self.enabled and missing:
+            await self._change(self._editor.make_delivery_keys, caller.app.id, missing)
+            own = self._own(caller)
+        return own
+
+    def _own(self, caller: Caller) -> list[Subscription]:
+        catalog = self._current
+        return [
+            subscription
+            for subscription in catalog.subscriptions.values()
+            if subscription.app == caller.app.number
+            and subscription.removed_ms is None
+            and subscription.forward is None
+            and subscription.tag == (caller.tag or catalog.topics[subscription.topic].default_tag)
+        ]
+
+    def report(self, caller: Caller, topic: str, count: int, message_id: str) -> None:
+        """Copies were refused. No message changes; a topic that is not the caller's is nobody's alert."""
+        validation.line(message_id, "message_id", _MESSAGE_ID_CHARACTERS)
+        validation.between(count, "count", 1, _MOST_COPIES)
+        found = next((each for each in self._own(caller) if self._current.topics[each.topic].name == topic), None)
+        METRICS.forged.labels(topic if found is not None else "", caller.app.id).inc(count)
+        if found is not None:
+            detail = f"{count} copies that this center did not sign were refused; one claims to be message {message_id}"
+            self._alarm("forged copies", found.number, detail, _ALARM_MINUTES)
+
+    async def keys(self, actor: str, topic: str, app: str, tag: str) -> DeliveryKeys:
+        """Of any subscription, forwarding ones included. Audited. Raises SubscriptionUnknown."""
+        number = self._number(topic, app, tag)
+        await self._change(self._editor.make_delivery_keys, actor, [number])
+        return self._keys_of(number)
+
+    async def rotate(self, actor: str, topic: str, app: str, tag: str, drop_previous: bool) -> DeliveryKeys:
+        """Sign with a new key; first every server tells it, so that no consumer meets a key which it cannot ask for.
+
+        Raises SubscriptionUnknown, RotationOpen.
+        """
+        number = self._number(topic, app, tag)
+        if self._current.subscriptions[number].keys is None:
+            await self._change(self._editor.make_delivery_keys, actor, [number])
+            return self._keys_of(number)
+        announced, _ = await self._change(self._editor.announce_delivery_key, actor, topic, app, tag, drop_previous)
+        signing, _ = await self._change(self._editor.sign_with, actor, announced.number, announced.keys.other)
+        keys: DeliveryKeys = signing.keys
+        return keys
+
+    def _number(self, topic: str, app: str, tag: str) -> int:
+        validation.topic(topic)
+        validation.app_id(app, "app")
+        validation.tag(tag)
+        catalog = self._current
+        place, consumer = catalog.topic_by_name.get(topic), catalog.app_by_id.get(app)
+        found = None
+        if place is not None and consumer is not None:
+            found = catalog.subscription_by_name.get((place.number, consumer.number, tag or place.default_tag))
+        if found is None or found.is_removed:
+            raise SubscriptionUnknown("There is no such subscription: list them to see topic, app and tag.")
+        return found.number
+
+    def _keys_of(self, number: int) -> DeliveryKeys:
+        keys = self._current.subscriptions[number].keys
+        if keys is None:
+            raise SubscriptionUnknown("This subscription was removed meanwhile.")
+        return keys
