@@ -34,16 +34,38 @@ def content(
     body_digest: bytes,
     headers: Mapping[str, str],
 ) -> bytes:
-    """Everything that is signed, as netstrings (`LENGTH:BYTES,`) in this order; no two copies share an encoding.
+    """Everything that is signed, as netstrings (`LENGTH:BYTES,`); no two copies share an encoding.
 
     headers: as the user named them, see transports.headers; they come last, sorted by the bytes of their names.
     """
-    texts = [message_id, str(attempt), topic, key, content_type, producer, subscriber, str(interval_ms)]
-    parts = [text.encode() for text in texts]
-    parts.append(body_digest)
-    for name in sorted(headers):  # code points sort as their UTF-8 does
-        parts += (name.encode(), headers[name].encode())
-    return b"".join([b"%d:%b," % (len(part), part) for part in parts])
+    known = _start(topic, producer, subscriber, interval_ms, content_type)
+    number, own_key = message_id.encode(), key.encode()
+    tried = b"%d" % attempt
+    signed = b"%b%d:%b,%d:%b,%d:%b,%d:%b," % (
+        known,
+        len(number),
+        number,
+        len(tried),
+        tried,
+        len(own_key),
+        own_key,
+        len(body_digest),
+        body_digest,
+    )
+    for name in sorted(headers) if headers else ():  # code points sort as their UTF-8 does
+        signed += _netstring(name) + _netstring(headers[name])
+    return signed
+
+
+@lru_cache(4096)
+def _start(topic: str, producer: str, subscriber: str, interval_ms: int, content_type: str) -> bytes:
+    """What is the same for most copies of a subscription."""
+    return b"".join(map(_netstring, (topic, producer, subscriber, str(interval_ms), content_type)))
+
+
+def _netstring(text: str) -> bytes:
+    encoded = text.encode()
+    return b"%d:%b," % (len(encoded), encoded)
 
 
 @lru_cache(65_536)
