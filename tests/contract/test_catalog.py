@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import sqlalchemy as sa
 
 from tests.support.clock import ManualClock
 from tests.support.store import POLICY, StoreUnderTest, in_thread
-from tmc_server.domain.catalog import Subscription
+from tmc_server.domain.catalog import DeliveryKeys, Subscription
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import DONE, Stored
@@ -21,7 +23,7 @@ from tmc_server.store.catalog import CatalogStore, CatalogWatch
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.migrate import migrate
 from tmc_server.store.nodes import LEASE_MS, NodeSlots
-from tmc_server.store.tables import audit, shard_tables
+from tmc_server.store.tables import audit, shard_tables, subscription
 
 DELAY_MS = 5000
 
@@ -368,6 +370,57 @@ class TestRegistering:
         hashes = store.watch.current.app_by_id["orders"].key_hashes
         assert (len(hashes), hashes[1]) == (2, used)
 
+    def test_a_delivery_key_is_announced_before_it_signs(self, store: StoreUnderTest) -> None:
+        editor, number = store.catalog_store, store.subscription.number
+        first = _keys(store)
+        announced = editor.announce_delivery_key("test", "order.paid", "coupons", "", drop_previous=False).keys
+        assert announced is not None
+        assert announced.other is not None
+        assert (first.other, announced.signing, announced.other != first.signing) == (None, first.signing, True)
+        assert _keys(store) == announced
+        editor.sign_with("test", number, announced.other)
+        rotated = replace(announced, signing=announced.other, other=first.signing)
+        assert _keys(store) == rotated
+        editor.sign_with("test", number, bytes(32))  # announced by a rotation that another one overtook
+        assert _keys(store) == rotated
+
+    def test_a_second_rotation_of_a_delivery_key_has_to_say_that_it_drops_one(self, store: StoreUnderTest) -> None:
+        rotate = partial(store.catalog_store.announce_delivery_key, "test", "order.paid", "coupons", "")
+        first = rotate(drop_previous=False).keys
+        with pytest.raises(RotationOpen):
+            rotate(drop_previous=False)
+        second = rotate(drop_previous=True).keys
+        assert first is not None
+        assert second is not None
+        assert (second.signing, second.other != first.other) == (first.signing, True)
+
+    def test_a_subscription_without_a_delivery_key_gets_one_once(self, store: StoreUnderTest) -> None:
+        number = store.subscription.number
+        with store.database.transaction() as connection:
+            connection.execute(subscription.update().values(delivery_key=""))
+        store.clock.advance(1)
+        before_ms = store.clock()
+        store.catalog_store.make_delivery_keys("test", [number])
+        made = _keys(store)
+        assert (len(made.signing), made.other, made.since_ms >= before_ms) == (32, None, True)
+        store.catalog_store.make_delivery_keys("test", [number])
+        assert _keys(store) == made
+
+    def test_a_subscription_that_comes_back_keeps_its_delivery_keys(self, store: StoreUnderTest) -> None:
+        """It reads the same queue, and copies for its earlier life may be there."""
+        before = _keys(store)
+        store.removed()
+        store.subscription = store.catalog_store.register_subscription("test", "order.paid", "coupons", "", POLICY)
+        assert _keys(store) == before
+
+    def test_delivery_keys_are_random_and_shown_nowhere(self, store: StoreUnderTest) -> None:
+        mine = _keys(store)
+        store.catalog_store.register_app("test", "mail", "mail", "mail", "", "")
+        other = store.catalog_store.register_subscription("test", "order.paid", "mail", "", POLICY)
+        assert other.keys is not None
+        assert other.keys.signing != mine.signing
+        assert repr(other.keys) == "DeliveryKeys(since_ms=0)"
+
     def test_the_longest_names_fit_everywhere(self, store: StoreUnderTest) -> None:
         app, topic, tag = "a" * 64, "t" * 128, "g" * 64
         store.catalog_store.register_app("o" * 64, app, "s" * 128, "b" * 128, "e" * 255, "p" * 64)
@@ -380,6 +433,14 @@ class TestRegistering:
         with store.database.reading() as connection:
             rows = connection.execute(sa.select(audit.c.actor, audit.c.action, audit.c.subject)).fetchall()
         assert ("alice", "add app key", "orders") in [tuple(row) for row in rows]
+
+
+def _keys(store: StoreUnderTest) -> DeliveryKeys:
+    """Of the store's subscription, as a server that looks now has them."""
+    store.watch.run_once()
+    keys = store.watch.current.subscriptions[store.subscription.number].keys
+    assert keys is not None
+    return keys
 
 
 def _slots(store: StoreUnderTest, name: str) -> NodeSlots:

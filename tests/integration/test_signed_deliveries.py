@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -361,14 +363,16 @@ def test_a_forward_is_signed_with_the_key_that_operators_are_shown(center: Runni
     connection.close()
 
 
-APP_MAY = {"configure": "^$", "write": "^$", "read": r"^tmc\.sub\.{app}\."}
-CENTER_MAY = {"configure": r"^tmc\.sub\.", "write": r"^amq\.default$", "read": "^$"}
+def _documented_permissions(user: str) -> list[str]:
+    """Regular expressions for configure, write and read: a row of the table in docs/operating.md."""
+    page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    (row,) = re.findall(rf"^\| {re.escape(user)} \| `(.*)` \| `(.*)` \| `(.*)` \|$", page, re.MULTILINE)
+    return [each.replace(r"\|", "|") for each in row]
 
 
-def _user(rabbitmq: RabbitMQ, name: str, may: dict[str, str]) -> pika.URLParameters:
-    """A user of the broker with the permissions of docs/operating.md."""
+def _user(rabbitmq: RabbitMQ, name: str, permissions: list[str]) -> pika.URLParameters:
     rabbitmq.control("add_user", name, "secret")
-    rabbitmq.control("set_permissions", "-p", "/", name, *(may[kind] for kind in ("configure", "write", "read")))
+    rabbitmq.control("set_permissions", "-p", "/", name, *permissions)
     return pika.URLParameters(f"amqp://{name}:secret@127.0.0.1:{rabbitmq.port}/%2F")
 
 
@@ -376,7 +380,7 @@ def test_with_the_documented_permissions_all_works_and_an_app_can_only_read_its_
     mariadb: MariaDB, rabbitmq: RabbitMQ, tmp_path: Any
 ) -> None:
     suffix = next(_names)
-    _user(rabbitmq, f"center{suffix}", CENTER_MAY)
+    _user(rabbitmq, f"center{suffix}", _documented_permissions("the center"))
     url = f"amqp://center{suffix}:secret@127.0.0.1:{rabbitmq.port}/%2F"
     with RunningCenter(
         mariadb.url(f"tmc_permitted_{suffix}"),
@@ -385,7 +389,7 @@ def test_with_the_documented_permissions_all_works_and_an_app_can_only_read_its_
     ) as center:
         shop = _Shop(center, rabbitmq, tmp_path)
         other_queue = center.subscribe(shop.topic, f"{shop.app}-test").queue
-        may = APP_MAY | {"read": APP_MAY["read"].format(app=shop.app)}
+        may = [each.replace("coupons", shop.app) for each in _documented_permissions("app `coupons`, all tags")]
         parameters = _user(rabbitmq, f"user{suffix}", may)
         assert _refused(parameters, lambda channel: channel.basic_publish("", shop.queue.name, b"x"))
         assert _refused(parameters, lambda channel: channel.basic_get(other_queue))
@@ -405,6 +409,17 @@ def test_with_the_documented_permissions_all_works_and_an_app_can_only_read_its_
             eventually(lambda: handled == [b"real"])
             eventually(lambda: shop.consumption().state == types_pb2.CONSUMPTION_STATE_ACKED)
         shop.close()
+
+
+def test_a_user_of_one_tag_reads_the_queues_of_that_tag_only(rabbitmq: RabbitMQ) -> None:
+    connection = rabbitmq.connect()
+    suffixes = ("coupons.prod", "coupons.prod.order.paid", "coupons.production", "coupons.test", "coupons-test.prod")
+    for queue in suffixes:
+        connection.channel().queue_declare(f"tmc.sub.{queue}")
+    user = _user(rabbitmq, f"user{next(_names)}", _documented_permissions("app `coupons`, tag `prod` only"))
+    refused = [_refused(user, lambda channel, q=queue: channel.basic_get(f"tmc.sub.{q}")) for queue in suffixes]
+    assert refused == [False, False, True, True, True]
+    connection.close()
 
 
 def _refused(parameters: pika.URLParameters, act: Any) -> bool:

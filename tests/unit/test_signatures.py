@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,11 +103,26 @@ def test_what_is_no_signature_names_no_key(signature: object) -> None:
     assert signatures.key_id_of(signature) == ""
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{}, {"trace": "x"}, {"CC": "a", "x-delay": "1", "tmc-forward-key": "k"}, {"name": "größer 注文"}],
-    ids=str,
-)
+HEADERS = [{}, {"trace": "x"}, {"CC": "a", "x-delay": "1", "tmc-forward-key": "k"}, {"name": "größer 注文", "a": ""}]
+
+
+@pytest.mark.parametrize("headers", HEADERS, ids=str)
+def test_the_program_of_the_page_about_signatures_agrees(headers: dict[str, str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "signatures.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    copy = a_copy(headers)
+    properties = properties_of(copy, SomeCatalog("coupons").current)
+    sign_copy(copy, properties, KEY, {})
+    assert names["is_genuine"]([bytes(32), KEY], properties, copy.body)
+    assert not names["is_genuine"]([bytes(32)], properties, copy.body)
+    assert not names["is_genuine"]([KEY], properties, b"other")
+    properties.headers["color"] = "blue"
+    assert not names["is_genuine"]([KEY], properties, copy.body)
+
+
+@pytest.mark.parametrize("headers", HEADERS, ids=str)
 def test_what_the_center_signs_is_what_the_sdk_verifies(headers: dict[str, str]) -> None:
     copy = a_copy(headers)
     properties = properties_of(copy, SomeCatalog("coupons").current)
