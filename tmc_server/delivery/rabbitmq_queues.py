@@ -78,6 +78,7 @@ class RabbitQueues:
         with self._lock:
             self._keep_alive()
         undeclared = [name for name in wanted if name not in self._declared]
+        undeclared.sort(key=lambda name: self._resting.get(name, 0.0))  # those that did not answer come last
         unknown = len(self._known)
         try:
             for name in undeclared:
