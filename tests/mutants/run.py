@@ -63,14 +63,17 @@ def turns_red(tests: Iterable[str], patch: Path | None = None) -> bool:
         of_spark = [test for test in tests if test.startswith("tests/pipeline/")]
         others = [test for test in tests if test not in of_spark]
         runs = [(PIPELINE_PYTHON, of_spark), (sys.executable, others)]
-        return any(_fails(python, which, folder) for python, which in runs if which)
+        return any(_fails(python, which, folder, shown=patch is None) for python, which in runs if which)
 
 
-def _fails(python: str, tests: list[str], folder: str) -> bool:
+def _fails(python: str, tests: list[str], folder: str, shown: bool) -> bool:
+    """shown: what failed is printed."""
     command = [python, "-m", "pytest", "-x", "-q", "--timeout", "150", *tests]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode not in (0, 1):  # neither green nor red: the tests did not run
         raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
+    if done.returncode == 1 and shown:
+        print(done.stdout[-4000:], file=sys.stderr)
     return done.returncode == 1
 
 
