@@ -14,6 +14,7 @@ from pathlib import Path
 
 import uvloop
 
+from tmc_client.addresses import is_loopback
 from tmc_server.alerts.log import LogSink
 from tmc_server.alerts.webhook import WebhookSink
 from tmc_server.app.checks import Checks
@@ -112,7 +113,7 @@ class Center:
             self._shards.close()
             raise CannotStart(str(exc)) from exc
         log.info("serving on port %d as node %s", self.port, self._nodes.lease)
-        if not (self._dev or self._config.tls.certificate or _is_loopback(self._config.server.listen)):
+        if not (self._dev or self._config.tls.certificate or is_loopback(self._config.server.listen)):
             log.warning("keys travel in the clear: set [tls], or listen on loopback only")
 
     def _open_store(self) -> None:
@@ -444,10 +445,6 @@ class Center:
         except Retryable as exc:
             log.warning("the node slot stays leased until it expires: %s", exc)
         self._shards.close()
-
-
-def _is_loopback(listen: str) -> bool:
-    return listen.rpartition(":")[0].strip("[]") in ("127.0.0.1", "::1", "localhost")
 
 
 async def _serve(config: Config, dev: bool) -> bool:
