@@ -137,6 +137,12 @@ MISTAKES = [
         arguments="dev --data {folder}/dev.db --port {plain_port}",
         says="Cannot listen on 127.0.0.1:{plain_port}: choose another address or stop what uses it.",
     ),
+    Mistake(
+        id="metrics port taken",
+        arguments="dev --data {folder}/dev.db --port 0",
+        environment={"TMC_TELEMETRY__LISTEN": "{plain}"},
+        says="Cannot listen on {plain} for metrics (Address already in use): set [telemetry] listen (TMC_TELEMETRY__LISTEN)",
+    ),
     # tmc health and tmc admin
     Mistake(id="health, nobody there", arguments="health {nobody}", code=1, says="Nobody listens on {nobody}"),
     Mistake(

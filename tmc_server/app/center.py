@@ -98,18 +98,19 @@ class Center:
     async def start(self) -> None:
         """Serving when it returns. Raises CannotStart."""
         try:
+            self._metrics.start()  # a port that is taken ends the start before anything is leased or handed over
             await asyncio.to_thread(self._open_store)
             self._build(asyncio.get_running_loop())
             self._commit.start()
             await asyncio.to_thread(self._take_up)
             await self._grpc.server.start()
-            self._metrics.start()
             for duty in self._duties:
                 duty.start()
             await self._grpc.set_serving(True)
             for duty in self._findable:
                 duty.start()
         except (TmcError, DatabaseTaken, ShardsElsewhere, OSError) as exc:
+            self._metrics.stop()
             self._shards.close()
             raise CannotStart(str(exc)) from exc
         log.info("serving on port %d as node %s", self.port, self._nodes.lease)
