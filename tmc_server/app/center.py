@@ -212,7 +212,7 @@ class Center:
         rate = RateLimiter(limits.items_per_second)
         self._administering = administering = Administering(
             self._store, self._watch, Reader(self._shards), self._commit, self._watch.run_once, self._activation,
-            self._surroundings.instances, self._outlets.forwarder_kinds,
+            self._surroundings.instances, self._outlets,
         )  # fmt: skip
         produce, consume = (first_use.topic_to_produce, first_use.topic_to_consume) if first_use else (None, None)
         preparing = Preparing(

@@ -171,10 +171,11 @@ def subscribe(
     exponential: Growth = None,
     forward: str = "",
     forward_key: str = "",
+    untried: Annotated[bool, typer.Option(help="Store --forward without looking whether the exchange exists.")] = False,
 ) -> None:
     """Subscribe an app, or change what is named of its retry policy. --forward rabbitmq:EXCHANGE sends there instead."""
     before = _subscription(context, topic, app, tag)
-    request = admin_pb2.RegisterSubscriptionRequest(topic=topic, app=app, tag=tag)
+    request = admin_pb2.RegisterSubscriptionRequest(topic=topic, app=app, tag=tag, untried=untried)
     if before is not None:
         request.retry.CopyFrom(before.retry)
         if before.HasField("forward"):
