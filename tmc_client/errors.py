@@ -135,6 +135,7 @@ BY_REASON: dict[str, type[TmcError]] = {
     "ALREADY_COMMITTED": Decided,
     "ALREADY_ROLLED_BACK": Decided,
     "CHECK_REFUSED": InvalidRequest,
+    "FORWARD_REFUSED": InvalidRequest,
     "ROTATION_OPEN": Decided,
     "NOT_BUILT_IN": InvalidRequest,
     "DISCOVERY_UNAVAILABLE": Unavailable,

@@ -4,8 +4,8 @@
     |-- Fix the request       InvalidField, MalformedRequest, TopicUnknown, MessageUnknown, SubscriptionUnknown,
     |                         AppUnknown, NameTaken, ContentDiffers
     |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly
-    |-- Accept the outcome    CheckRefused, KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale, ConsumptionClosed,
-    |                         MessageGone, RotationOpen, NotBuiltIn
+    |-- Accept the outcome    CheckRefused, ForwardRefused, KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale,
+    |                         ConsumptionClosed, MessageGone, RotationOpen, NotBuiltIn
     |-- Repeat later          Retryable
     |   |                     KeyInProgress, RowLocked, QueueFull, RateLimited, OpenLimit
     |   `-- Unavailable       StoreUnavailable, CatalogStale, ShuttingDown, NoIdentity, DiscoveryUnavailable
@@ -131,6 +131,12 @@ class CheckRefused(TmcError):
     """A check like this cannot work."""
 
     reason = "CHECK_REFUSED"
+
+
+class ForwardRefused(TmcError):
+    """Nothing there takes what would be forwarded."""
+
+    reason = "FORWARD_REFUSED"
 
 
 class RotationOpen(TmcError):

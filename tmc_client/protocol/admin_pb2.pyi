@@ -176,20 +176,22 @@ class Subscription(_message.Message):
     def __init__(self, number: _Optional[int] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., effective_ms: _Optional[int] = ..., removed_ms: _Optional[int] = ..., forward: _Optional[_Union[_types_pb2.Forward, _Mapping]] = ..., queue: _Optional[str] = ...) -> None: ...
 
 class RegisterSubscriptionRequest(_message.Message):
-    __slots__ = ("topic", "app", "tag", "retry", "forward", "update_mask")
+    __slots__ = ("topic", "app", "tag", "retry", "forward", "update_mask", "untried")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     APP_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
     FORWARD_FIELD_NUMBER: _ClassVar[int]
     UPDATE_MASK_FIELD_NUMBER: _ClassVar[int]
+    UNTRIED_FIELD_NUMBER: _ClassVar[int]
     topic: str
     app: str
     tag: str
     retry: _types_pb2.RetryPolicy
     forward: _types_pb2.Forward
     update_mask: _field_mask_pb2.FieldMask
-    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., forward: _Optional[_Union[_types_pb2.Forward, _Mapping]] = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ...) -> None: ...
+    untried: bool
+    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., forward: _Optional[_Union[_types_pb2.Forward, _Mapping]] = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ..., untried: bool = ...) -> None: ...
 
 class RemoveSubscriptionRequest(_message.Message):
     __slots__ = ("topic", "app", "tag")

@@ -12,6 +12,7 @@ import typer
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
+from tmc_client.addresses import is_loopback
 from tmc_client.protocol import admin_pb2, message_pb2, types_pb2
 from tmc_server.cli import fail, say
 from tmc_server.cli.target import DEFAULT_ADDRESS, Target
@@ -45,7 +46,7 @@ def connect(
     """Talk to a running center."""
     target = Target(address=address, authority=authority, certificate=certificate, key=key, server_name=server_name)
     target.check()
-    if token and not (target.is_tls or target.is_loopback or insecure):
+    if token and not (target.is_tls or is_loopback(address) or insecure):
         fail(
             f"The admin token would travel in the clear to {address}: give --authority CA.pem (TMC_CA), or --insecure "
             "(TMC_INSECURE=1) in a network that you trust."
@@ -170,10 +171,11 @@ def subscribe(
     exponential: Growth = None,
     forward: str = "",
     forward_key: str = "",
+    untried: Annotated[bool, typer.Option(help="Store --forward without looking whether the exchange exists.")] = False,
 ) -> None:
     """Subscribe an app, or change what is named of its retry policy. --forward rabbitmq:EXCHANGE sends there instead."""
     before = _subscription(context, topic, app, tag)
-    request = admin_pb2.RegisterSubscriptionRequest(topic=topic, app=app, tag=tag)
+    request = admin_pb2.RegisterSubscriptionRequest(topic=topic, app=app, tag=tag, untried=untried)
     if before is not None:
         request.retry.CopyFrom(before.retry)
         if before.HasField("forward"):

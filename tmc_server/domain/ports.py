@@ -91,6 +91,17 @@ class ForwardAnswers(Protocol):
         """Forwarding failed: a try by the subscription's policy."""
 
 
+class Forwarding(Protocol):
+    """Where subscriptions can forward to, as this server sees it."""
+
+    @property
+    def forwarder_kinds(self) -> Collection[str]:
+        """The kinds of forwarding that this server can do."""
+
+    def examine(self, forward: Forward) -> None:
+        """Look whether the target exists, for kinds that can tell. Blocks. Raises ForwardRefused: it does not, or nobody says."""
+
+
 class DeliveryStream(Protocol):
     """One connected consumer of built-in delivery. On the loop only."""
 

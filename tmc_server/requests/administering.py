@@ -18,6 +18,7 @@ from tmc_server.domain.ports import (
     Activation,
     CatalogEditor,
     CatalogSource,
+    Forwarding,
     Instances,
     NewTopic,
     Performer,
@@ -63,7 +64,7 @@ class Page(Generic[View]):
 class Administering:
     """refresh: makes this server's own copy of the catalog current.
 
-    activation: a change is answered when it counts everywhere.  forwarders: the kinds of forwarding that this server can do.
+    activation: a change is answered when it counts everywhere.  forwarding: what this server can forward to.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Administering:
         refresh: Callable[[], object],
         activation: Activation,
         instances: Instances,
-        forwarders: Collection[str] = (),
+        forwarding: Forwarding,
     ) -> None:
         self._editor = editor
         self._catalog = catalog
@@ -84,7 +85,7 @@ class Administering:
         self._refresh = refresh
         self._activation = activation
         self._instances = instances
-        self._forwarders = forwarders
+        self._forwarding = forwarding
         # Their own threads: a wait lasts seconds, and all other blocking work of the server shares the loop's few.
         self._waits = ThreadPoolExecutor(_WAITS, thread_name_prefix="tmc-activation")
 
@@ -202,8 +203,13 @@ class Administering:
         policy: RetryPolicy,
         forward: Forward | None = None,
         change: Collection[str] | None = None,
+        untried: bool = False,
     ) -> Subscription:
-        """change: the fields of the policy that change when it is there; None: all."""
+        """Subscribe an app, or change the retry policy of a subscription that is there.
+
+        change: the fields of the policy that change when it is there; None: all.  untried: do not look whether the target of
+        a forward exists.  Raises ForwardRefused: it does not, or nobody can say.
+        """
         if validation.topic(topic) not in self.catalog.topic_by_name:
             await asyncio.to_thread(self._refresh)  # another server may have registered it a moment ago
         place = self._topic(topic)
@@ -211,6 +217,9 @@ class Administering:
         validation.tag(tag)
         if forward is not None:
             self._check_forward(forward)
+            # One that is there cannot get another target, and its policy may change while the broker is away.
+            if not untried and not self._is_subscribed(place, app, tag or place.default_tag):
+                await asyncio.to_thread(self._forwarding.examine, forward)
         elif len(queue_name(app, tag or place.default_tag, place.name, place.queue_mode)) > LONGEST:
             raise InvalidField("topic", f"leave the queue's name within {LONGEST} characters: use a shorter app or tag")
         made, effective_ms = await self.change(
@@ -221,9 +230,16 @@ class Administering:
         await asyncio.to_thread(self._editor.confirm, [], [made.number], effective_ms)
         return replace(made, effective_ms=effective_ms)
 
+    def _is_subscribed(self, topic: Topic, app: str, tag: str) -> bool:
+        catalog = self.catalog
+        known = catalog.app_by_id.get(app)
+        found = catalog.subscription_by_name.get((topic.number, known.number, tag)) if known is not None else None
+        return found is not None and not found.is_removed
+
     def _check_forward(self, forward: Forward) -> None:
-        if forward.kind not in self._forwarders:
-            known = ", ".join(sorted(self._forwarders)) or "none: set [rabbitmq] url"
+        kinds = self._forwarding.forwarder_kinds
+        if forward.kind not in kinds:
+            known = ", ".join(sorted(kinds)) or "none: set [rabbitmq] url"
             raise InvalidField("forward.kind", f"be one that this center can do ({known})")
         for field, value, least in (("forward.target", forward.target, 1), ("forward.key", forward.key, 0)):
             validation.line(value, field, validation.ROUTING_KEY_BYTES, least)

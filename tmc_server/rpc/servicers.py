@@ -390,6 +390,7 @@ class AdminServicer:
             convert.policy_from(request.retry),
             convert.forward_from(request.forward) if request.HasField("forward") else None,
             convert.policy_fields(request.update_mask) if request.HasField("update_mask") else None,
+            request.untried,
         )
         return convert.subscription_to(subscription, self._admin.catalog)
 

@@ -34,6 +34,7 @@ CODES: dict[type[errors.TmcError], grpc.StatusCode] = {
     errors.AlreadyCommitted: grpc.StatusCode.FAILED_PRECONDITION,
     errors.AlreadyRolledBack: grpc.StatusCode.FAILED_PRECONDITION,
     errors.CheckRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ForwardRefused: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RotationOpen: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotBuiltIn: grpc.StatusCode.FAILED_PRECONDITION,
     errors.DiscoveryUnavailable: grpc.StatusCode.UNAVAILABLE,
