@@ -2,8 +2,8 @@
 
 Without a key: benchmarks/strangers.py floods for 60 s, while a neighbour makes 20 calls a second over one connection; the
 server's memory and the neighbour's 99th percentile. With a key: a tenant publishes batches of 1,000 in one shard as fast as
-it is answered; a neighbour in the same shard publishes at its own rate, far below a fair share, with and without it. Last, what a tenant with hanging
-endpoints takes from its neighbour's checks (benchmarks/hostile_checks.py).
+it is answered; a neighbour in the same shard publishes at its own rate, far below a fair share, with and without it. Last,
+what a tenant with hanging endpoints takes from its neighbour's checks (benchmarks/hostile_checks.py).
 """
 
 from __future__ import annotations

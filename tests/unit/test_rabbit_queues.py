@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -51,6 +52,16 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> _Broker:
     monkeypatch.setattr(rabbitmq_queues, "answered_within", nobody_is_hung_up)
     monkeypatch.setattr(rabbitmq_queues.time, "monotonic", lambda: made.now)
     return made
+
+
+def test_a_broker_that_takes_the_connection_and_says_nothing_is_away() -> None:
+    """The library's error for that is of a family of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        queues = RabbitQueues(
+            f"amqp://127.0.0.1:{silent.getsockname()[1]}", SomeCatalog("coupons"), "quorum", lambda *_: None
+        )
+        queues._parameters.socket_timeout = queues._parameters.stack_timeout = 0.2
+        assert queues.look("tmc.sub.coupons.default.t1") is None
 
 
 def _run(queues: RabbitQueues, times: int) -> None:
