@@ -122,6 +122,7 @@ BY_REASON: dict[str, type[TmcError]] = {
     "CREDENTIALS_MISSING": NotAuthenticated,
     "CREDENTIALS_INVALID": NotAuthenticated,
     "ADMIN_ONLY": NotAuthenticated,
+    "APP_DISABLED": NotAuthenticated,
     "TOPIC_UNKNOWN": NotFound,
     "MESSAGE_UNKNOWN": NotFound,
     "MESSAGE_GONE": Gone,

@@ -3,7 +3,7 @@
     TmcError
     |-- Fix the request       InvalidField, MalformedRequest, TopicUnknown, MessageUnknown, SubscriptionUnknown,
     |                         AppUnknown, NameTaken, ContentDiffers
-    |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly
+    |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly, AppDisabled
     |-- Accept the outcome    CheckRefused, KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale, ConsumptionClosed,
     |                         MessageGone, RotationOpen, NotBuiltIn
     |-- Repeat later          Retryable
@@ -107,6 +107,12 @@ class AdminOnly(TmcError):
     """This needs a valid admin token: TMC_ADMIN_TOKEN, --token, or metadata 'authorization: Bearer TOKEN'."""
 
     reason = "ADMIN_ONLY"
+
+
+class AppDisabled(TmcError):
+    """An operator has disabled your app: ask the center's operators; its messages and deliveries are kept."""
+
+    reason = "APP_DISABLED"
 
 
 class KeyCommitted(TmcError):

@@ -368,6 +368,20 @@ class TestRegistering:
         hashes = store.watch.current.app_by_id["orders"].key_hashes
         assert (len(hashes), hashes[1]) == (2, used)
 
+    def test_an_app_is_disabled_and_enabled_with_actor_and_reason(self, store: StoreUnderTest) -> None:
+        seen = []
+        for disabled in (True, False):
+            store.catalog_store.set_disabled("alice", "orders", disabled, "its key is public")
+            store.watch.run_once()
+            seen.append({app.id for app in store.watch.current.apps.values() if app.disabled})
+        assert seen == [{"orders"}, set()]
+        with store.database.reading() as connection:
+            rows = connection.execute(sa.select(audit.c.action, audit.c.subject, audit.c.actor, audit.c.reason))
+            changes = {tuple(row) for row in rows}
+        assert {(f"{verb} app", "orders", "alice", "its key is public") for verb in ("disable", "enable")} <= changes
+        with pytest.raises(AppUnknown):
+            store.catalog_store.set_disabled("alice", "nobody", True, "why")
+
     def test_the_longest_names_fit_everywhere(self, store: StoreUnderTest) -> None:
         app, topic, tag = "a" * 64, "t" * 128, "g" * 64
         store.catalog_store.register_app("o" * 64, app, "s" * 128, "b" * 128, "e" * 255, "p" * 64)

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class App(_message.Message):
-    __slots__ = ("id", "number", "service_name", "biz_id", "alert_email", "alert_phone", "keys")
+    __slots__ = ("id", "number", "service_name", "biz_id", "alert_email", "alert_phone", "keys", "disabled")
     ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     SERVICE_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class App(_message.Message):
     ALERT_EMAIL_FIELD_NUMBER: _ClassVar[int]
     ALERT_PHONE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    DISABLED_FIELD_NUMBER: _ClassVar[int]
     id: str
     number: int
     service_name: str
@@ -25,7 +26,8 @@ class App(_message.Message):
     alert_email: str
     alert_phone: str
     keys: int
-    def __init__(self, id: _Optional[str] = ..., number: _Optional[int] = ..., service_name: _Optional[str] = ..., biz_id: _Optional[str] = ..., alert_email: _Optional[str] = ..., alert_phone: _Optional[str] = ..., keys: _Optional[int] = ...) -> None: ...
+    disabled: bool
+    def __init__(self, id: _Optional[str] = ..., number: _Optional[int] = ..., service_name: _Optional[str] = ..., biz_id: _Optional[str] = ..., alert_email: _Optional[str] = ..., alert_phone: _Optional[str] = ..., keys: _Optional[int] = ..., disabled: bool = ...) -> None: ...
 
 class RegisterAppRequest(_message.Message):
     __slots__ = ("id", "service_name", "biz_id", "alert_email", "alert_phone")
@@ -74,6 +76,34 @@ class DropOldAppKeyRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
 class DropOldAppKeyResponse(_message.Message):
+    __slots__ = ("effective_ms",)
+    EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    effective_ms: int
+    def __init__(self, effective_ms: _Optional[int] = ...) -> None: ...
+
+class DisableAppRequest(_message.Message):
+    __slots__ = ("id", "reason")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    reason: str
+    def __init__(self, id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DisableAppResponse(_message.Message):
+    __slots__ = ("effective_ms",)
+    EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    effective_ms: int
+    def __init__(self, effective_ms: _Optional[int] = ...) -> None: ...
+
+class EnableAppRequest(_message.Message):
+    __slots__ = ("id", "reason")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    reason: str
+    def __init__(self, id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class EnableAppResponse(_message.Message):
     __slots__ = ("effective_ms",)
     EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
     effective_ms: int

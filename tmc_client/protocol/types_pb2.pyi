@@ -61,6 +61,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DISCOVERY_UNAVAILABLE: _ClassVar[Reason]
     CHECK_REFUSED: _ClassVar[Reason]
     MESSAGE_GONE: _ClassVar[Reason]
+    APP_DISABLED: _ClassVar[Reason]
     INTERNAL_FAULT: _ClassVar[Reason]
 
 class QueueMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -119,6 +120,7 @@ NOT_BUILT_IN: Reason
 DISCOVERY_UNAVAILABLE: Reason
 CHECK_REFUSED: Reason
 MESSAGE_GONE: Reason
+APP_DISABLED: Reason
 INTERNAL_FAULT: Reason
 QUEUE_MODE_UNSPECIFIED: QueueMode
 QUEUE_MODE_SINGLE: QueueMode

@@ -121,6 +121,19 @@ def drop_old_app_key(context: typer.Context, id: str) -> None:
 
 
 @app.command()
+def disable_app(context: typer.Context, id: str, reason: Annotated[str, typer.Option()]) -> None:
+    """Refuse all calls of an app and end its streams. Its messages are still checked, deliveries to it are kept."""
+    request = admin_pb2.DisableAppRequest(id=id, reason=reason)
+    _call(context, "DisableApp", request, admin_pb2.DisableAppResponse)
+
+
+@app.command()
+def enable_app(context: typer.Context, id: str, reason: Annotated[str, typer.Option()]) -> None:
+    """Accept the calls of a disabled app again."""
+    _call(context, "EnableApp", admin_pb2.EnableAppRequest(id=id, reason=reason), admin_pb2.EnableAppResponse)
+
+
+@app.command()
 def list_apps(context: typer.Context) -> None:
     """Show all apps."""
     _call(context, "ListApps", admin_pb2.ListAppsRequest(), admin_pb2.ListAppsResponse)

@@ -19,7 +19,10 @@ from tmc_server.errors import CredentialsInvalid, SubscriptionUnknown, TopicUnkn
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """A registered service. `key_hashes`: SHA-256 of its one or two keys.  check_token: what checks show it."""
+    """A registered service. `key_hashes`: SHA-256 of its one or two keys.  check_token: what checks show it.
+
+    disabled: its calls are refused; its messages are still checked and deliveries to it are kept.
+    """
 
     number: int
     id: str
@@ -29,6 +32,7 @@ class App:
     alert_phone: str
     key_hashes: tuple[bytes, ...]
     check_token: str = ""
+    disabled: bool = False
 
 
 class QueueMode(IntEnum):

@@ -192,6 +192,9 @@ class CatalogEditor(Protocol):
     def drop_old_key(self, actor: str, id_: str) -> None:
         """Raises AppUnknown."""
 
+    def set_disabled(self, actor: str, id_: str, disabled: bool, reason: str) -> None:
+        """Refuse an app's calls, or accept them again. Raises AppUnknown."""
+
     def register_topic(self, actor: str, new: NewTopic) -> Topic:
         """Raises AppUnknown, NameTaken."""
 

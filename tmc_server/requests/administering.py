@@ -147,6 +147,13 @@ class Administering:
         _, effective_ms = await self.change(self._editor.drop_old_key, actor, validation.app_id(id_))
         return effective_ms
 
+    async def set_app_disabled(self, actor: str, id_: str, disabled: bool, reason: str) -> int:
+        """Refuse an app's calls, or accept them again. Returns: time of effect. Raises AppUnknown, InvalidField."""
+        validation.app_id(id_)
+        validation.line(reason, "reason", 500, least=1)
+        _, effective_ms = await self.change(self._editor.set_disabled, actor, id_, disabled, reason)
+        return effective_ms
+
     async def register_topic(
         self,
         actor: str,

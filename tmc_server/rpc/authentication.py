@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from tmc_server.domain.catalog import App, Catalog
-from tmc_server.errors import AdminOnly, CredentialsInvalid, CredentialsMissing, TmcError
+from tmc_server.errors import AdminOnly, AppDisabled, CredentialsInvalid, CredentialsMissing, TmcError
 from tmc_server.metrics import METRICS
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller
@@ -46,6 +46,7 @@ class FailedLogins:
         CredentialsMissing: "missing",
         CredentialsInvalid: "invalid",
         AdminOnly: "admin",
+        AppDisabled: "disabled",
     }
 
     def __init__(self, pause_s: float = 1.0, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -89,9 +90,11 @@ class Authentication:
         return self._credentials.current
 
     def app(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
-        """Raises CredentialsMissing, CredentialsInvalid, InvalidField for the tag."""
+        """Raises CredentialsMissing, CredentialsInvalid, AppDisabled, InvalidField for the tag."""
         values = _texts(metadata)
         app = self._app(values)
+        if app.disabled:  # only its own key learns that
+            raise AppDisabled
         tag = validation.tag(values.get("tmc-tag", ""), "tmc-tag")
         return Caller(app, tag, validation.address(values.get("tmc-check-address", ""), "tmc-check-address"))
 

@@ -134,6 +134,7 @@ def app_to(app: App) -> admin_pb2.App:
         alert_email=app.alert_email,
         alert_phone=app.alert_phone,
         keys=len(app.key_hashes),
+        disabled=app.disabled,
     )
 
 

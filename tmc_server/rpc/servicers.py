@@ -353,6 +353,14 @@ class AdminServicer:
     async def ListApps(self, _actor: str, _request: Any) -> Any:
         return admin_pb2.ListAppsResponse(apps=map(convert.app_to, self._admin.catalog.apps.values()))
 
+    async def DisableApp(self, actor: str, request: admin_pb2.DisableAppRequest) -> Any:
+        effective_ms = await self._admin.set_app_disabled(actor, request.id, True, request.reason)
+        return admin_pb2.DisableAppResponse(effective_ms=effective_ms)
+
+    async def EnableApp(self, actor: str, request: admin_pb2.EnableAppRequest) -> Any:
+        effective_ms = await self._admin.set_app_disabled(actor, request.id, False, request.reason)
+        return admin_pb2.EnableAppResponse(effective_ms=effective_ms)
+
     async def RegisterTopic(self, actor: str, request: admin_pb2.RegisterTopicRequest) -> Any:
         topic = await self._admin.register_topic(
             actor,

@@ -68,7 +68,7 @@ class CatalogStore:
         self.change_delay_ms = change_delay_ms
 
     @contextmanager
-    def _change(self, actor: str, action: str, subject: str) -> Iterator[tuple[sa.Connection, int]]:
+    def _change(self, actor: str, action: str, subject: str, reason: str = "") -> Iterator[tuple[sa.Connection, int]]:
         """A transaction that raises the version and leaves an audit row. Yields: connection, its time."""
         with self._database.transaction() as connection:
             raised = connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1)).rowcount
@@ -76,7 +76,9 @@ class CatalogStore:
                 raise StoreUnavailable("The catalog has no tables yet: run tmc init.")
             now = self._database.now(connection)
             yield connection, now
-            connection.execute(audit.insert().values(at_ms=now, actor=actor, action=action, subject=subject, reason=""))
+            connection.execute(
+                audit.insert().values(at_ms=now, actor=actor, action=action, subject=subject, reason=reason)
+            )
 
     @_repeating
     def register_app(
@@ -98,7 +100,7 @@ class CatalogStore:
                 return _app(row), ""
             number = _next(connection, app.c.app_no)
             row_values = {"app_no": number, "id": id_, **values, "key_hash": hash_of(key), "old_key_hash": None}
-            row_values["check_token"] = secrets.token_hex(32)
+            row_values |= {"check_token": secrets.token_hex(32), "disabled": 0}
             connection.execute(app.insert().values(**row_values, created_ms=now))
             return _app_from(row_values), key
 
@@ -133,6 +135,13 @@ class CatalogStore:
         with self._change(actor, "drop old app key", id_) as (connection, _):
             if connection.execute(app.update().where(app.c.id == id_).values(old_key_hash=None)).rowcount != 1:
                 raise AppUnknown
+
+    @_repeating
+    def set_disabled(self, actor: str, id_: str, disabled: bool, reason: str) -> None:
+        """See domain.ports.CatalogEditor."""
+        with self._change(actor, "disable app" if disabled else "enable app", id_, reason) as (connection, _):
+            number = _app_no(connection, id_)
+            connection.execute(app.update().where(app.c.app_no == number).values(disabled=int(disabled)))
 
     @_repeating
     def register_topic(self, actor: str, new: NewTopic) -> Topic:
@@ -379,7 +388,7 @@ def _app_from(values: Any) -> App:
     hashes = tuple(h for h in (values["key_hash"], values["old_key_hash"]) if h is not None)
     return App(
         values["app_no"], values["id"], values["service_name"], values["biz_id"], values["alert_email"],
-        values["alert_phone"], hashes, values["check_token"],
+        values["alert_phone"], hashes, values["check_token"], bool(values["disabled"]),
     )  # fmt: skip
 
 

@@ -75,6 +75,7 @@ app = sa.Table(
     sa.Column("old_key_hash", binary(32)),
     _ms("created_ms"),
     sa.Column("check_token", _text(64), nullable=False, server_default=""),
+    sa.Column("disabled", sa.SmallInteger, nullable=False, server_default="0"),  # 1: its calls are refused
     **_OPTIONS,
 )
 
