@@ -123,6 +123,7 @@ BY_REASON: dict[str, type[TmcError]] = {
     "CREDENTIALS_INVALID": NotAuthenticated,
     "ADMIN_ONLY": NotAuthenticated,
     "APP_DISABLED": NotAuthenticated,
+    "KEY_OF_ANOTHER_TAG": NotAuthenticated,
     "TOPIC_UNKNOWN": NotFound,
     "MESSAGE_UNKNOWN": NotFound,
     "MESSAGE_GONE": Gone,

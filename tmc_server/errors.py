@@ -3,7 +3,8 @@
     TmcError
     |-- Fix the request       InvalidField, MalformedRequest, TopicUnknown, MessageUnknown, SubscriptionUnknown,
     |                         AppUnknown, NameTaken, ContentDiffers
-    |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly, AppDisabled
+    |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly, AppDisabled,
+    |                         KeyOfAnotherTag
     |-- Accept the outcome    CheckRefused, KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale, ConsumptionClosed,
     |                         MessageGone, RotationOpen, NotBuiltIn
     |-- Repeat later          Retryable
@@ -113,6 +114,12 @@ class AppDisabled(TmcError):
     """An operator has disabled your app: ask the center's operators; its messages and deliveries are kept."""
 
     reason = "APP_DISABLED"
+
+
+class KeyOfAnotherTag(TmcError):
+    """This key works in one environment only, and the call says another one: use the key of that environment."""
+
+    reason = "KEY_OF_ANOTHER_TAG"
 
 
 class KeyCommitted(TmcError):

@@ -168,7 +168,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AddAppKey(self, request, context):
-        """Make a second key; both work until the older one is dropped.
+        """Make a second key; both work until the older one is dropped. With a tag: the first or second key of one environment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

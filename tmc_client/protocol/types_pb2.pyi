@@ -62,6 +62,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHECK_REFUSED: _ClassVar[Reason]
     MESSAGE_GONE: _ClassVar[Reason]
     APP_DISABLED: _ClassVar[Reason]
+    KEY_OF_ANOTHER_TAG: _ClassVar[Reason]
     INTERNAL_FAULT: _ClassVar[Reason]
 
 class QueueMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -121,6 +122,7 @@ DISCOVERY_UNAVAILABLE: Reason
 CHECK_REFUSED: Reason
 MESSAGE_GONE: Reason
 APP_DISABLED: Reason
+KEY_OF_ANOTHER_TAG: Reason
 INTERNAL_FAULT: Reason
 QUEUE_MODE_UNSPECIFIED: QueueMode
 QUEUE_MODE_SINGLE: QueueMode

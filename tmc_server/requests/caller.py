@@ -16,12 +16,14 @@ from tmc_server.errors import RateLimited, TmcError
 class Caller:
     """An authenticated app.
 
-    tag: the environment it said it runs in, "" when it said none.  check_address: where it said it answers checks.
+    tag: the environment it said it runs in, or that of its key; "" when it said none.
+    check_address: where it said it answers checks.  only_this_tag: its key works for nothing of other environments.
     """
 
     app: App
     tag: str
     check_address: str = ""
+    only_this_tag: bool = False
 
 
 Item = tuple[int, Operation] | TmcError

@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from tmc_server.domain.catalog import App, Catalog
-from tmc_server.errors import AdminOnly, AppDisabled, CredentialsInvalid, CredentialsMissing, TmcError
+from tmc_server.errors import (
+    AdminOnly,
+    AppDisabled,
+    CredentialsInvalid,
+    CredentialsMissing,
+    KeyOfAnotherTag,
+    TmcError,
+)
 from tmc_server.metrics import METRICS
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller
@@ -47,6 +54,7 @@ class FailedLogins:
         CredentialsInvalid: "invalid",
         AdminOnly: "admin",
         AppDisabled: "disabled",
+        KeyOfAnotherTag: "tag",
     }
 
     def __init__(self, pause_s: float = 1.0, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -90,18 +98,22 @@ class Authentication:
         return self._credentials.current
 
     def app(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
-        """Raises CredentialsMissing, CredentialsInvalid, AppDisabled, InvalidField for the tag."""
+        """Raises CredentialsMissing, CredentialsInvalid, AppDisabled, KeyOfAnotherTag, InvalidField for the tag."""
         values = _texts(metadata)
-        app = self._app(values)
+        app, only_tag = self._app(values)
         if app.disabled:  # only its own key learns that
             raise AppDisabled
         tag = validation.tag(values.get("tmc-tag", ""), "tmc-tag")
-        return Caller(app, tag, validation.address(values.get("tmc-check-address", ""), "tmc-check-address"))
+        if only_tag and tag not in ("", only_tag):
+            raise KeyOfAnotherTag
+        address = validation.address(values.get("tmc-check-address", ""), "tmc-check-address")
+        return Caller(app, only_tag or tag, address, only_this_tag=bool(only_tag))
 
-    def _app(self, values: Mapping[str, str]) -> App:
+    def _app(self, values: Mapping[str, str]) -> tuple[App, str]:
+        """The app, and the only tag that its key works for."""
         app_id = values.get("tmc-app", "")
         if self._open_app is not None:
-            return self._open_app(app_id or "dev")
+            return self._open_app(app_id or "dev"), ""
         key = _bearer(values)
         if not app_id or not key:
             raise CredentialsMissing
