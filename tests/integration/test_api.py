@@ -297,6 +297,24 @@ class TestIdentity:
         (orders,) = [app for app in api("AdminService/ListApps", b"").apps if app.id == "orders"]
         assert (orders.keys, [(each.tag, each.keys) for each in orders.tag_keys]) == (1, [("staging", 1)])
 
+    @pytest.mark.parametrize("method", ["Prepare", "Publish"])
+    def test_only_an_operator_sends_a_replay_and_only_as_a_whole(
+        self, api: Api, center: RunningCenter, method: str
+    ) -> None:
+        ours, path = center.as_app("orders"), f"MessageService/{method}"
+        for name in ("tmc-replay-of", "Tmc-Replay-Of", "TMC-id"):
+            assert api(path, a_message(headers={name: "1-1-04-5"}), ours) == (*FIELD, "headers")
+        replayed = {"tmc-replay-of": "1-1-04-5"}
+        for wrong in ("", "Bearer wrong", f"Bearer {center.keys['orders']}"):
+            refused = api(path, a_message(headers=replayed), [*ours, ("tmc-operator", wrong)])
+            assert refused == ("PERMISSION_DENIED", "ADMIN_ONLY", "")
+        operator = [*ours, ("tmc-operator", f"Bearer {center.token}")]
+        answer = api(path, a_message(headers=replayed), operator)
+        if method == "Prepare":
+            assert answer == (*FIELD, "headers")
+        else:
+            assert answer.state == types_pb2.MESSAGE_STATE_COMMITTED
+
     def test_subscriptions_are_described_for_app_and_tag(self, api: Api, center: RunningCenter) -> None:
         def topics(app: str, tag: str = "") -> list[str]:
             request = consumption_pb2.DescribeSubscriptionsRequest()

@@ -98,7 +98,7 @@ class Authentication:
         return self._credentials.current
 
     def app(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
-        """Raises CredentialsMissing, CredentialsInvalid, AppDisabled, KeyOfAnotherTag, InvalidField for the tag."""
+        """Raises CredentialsMissing, CredentialsInvalid, AppDisabled, KeyOfAnotherTag, AdminOnly, InvalidField for the tag."""
         values = _texts(metadata)
         app, only_tag = self._app(values)
         if app.disabled:  # only its own key learns that
@@ -107,23 +107,27 @@ class Authentication:
         if only_tag and tag not in ("", only_tag):
             raise KeyOfAnotherTag
         address = validation.address(values.get("tmc-check-address", ""), "tmc-check-address")
-        return Caller(app, only_tag or tag, address, only_this_tag=bool(only_tag))
+        operator = self._operator(values["tmc-operator"]) if "tmc-operator" in values else ""
+        return Caller(app, only_tag or tag, address, only_this_tag=bool(only_tag), operator=operator)
 
     def _app(self, values: Mapping[str, str]) -> tuple[App, str]:
         """The app, and the only tag that its key works for."""
         app_id = values.get("tmc-app", "")
         if self._open_app is not None:
             return self._open_app(app_id or "dev"), ""
-        key = _bearer(values)
+        key = _bearer(values.get("authorization", ""))
         if not app_id or not key:
             raise CredentialsMissing
         return self._credentials.current.authenticated(app_id, _hash(key))
 
     def admin(self, metadata: Iterable[tuple[str, str | bytes]]) -> str:
         """The operator's name. Raises AdminOnly."""
+        return self._operator(_texts(metadata).get("authorization", ""))
+
+    def _operator(self, authorization: str) -> str:
         if self._open_app is not None:
             return DEV_OPERATOR
-        key = _bearer(_texts(metadata))
+        key = _bearer(authorization)
         name = self._credentials.operators.get(_hash(key)) if key else None
         if name is None:
             raise AdminOnly
@@ -134,8 +138,8 @@ def _texts(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
     return {name: value for name, value in metadata if isinstance(value, str)}
 
 
-def _bearer(values: Mapping[str, str]) -> str:
-    scheme, _, key = values.get("authorization", "").partition(" ")
+def _bearer(authorization: str) -> str:
+    scheme, _, key = authorization.partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
