@@ -124,6 +124,7 @@ BY_REASON: dict[str, type[TmcError]] = {
     "ADMIN_ONLY": NotAuthenticated,
     "APP_DISABLED": NotAuthenticated,
     "KEY_OF_ANOTHER_TAG": NotAuthenticated,
+    "CERTIFICATE_OF_ANOTHER": NotAuthenticated,
     "TOPIC_UNKNOWN": NotFound,
     "MESSAGE_UNKNOWN": NotFound,
     "MESSAGE_GONE": Gone,

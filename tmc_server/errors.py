@@ -4,7 +4,7 @@
     |-- Fix the request       InvalidField, MalformedRequest, TopicUnknown, MessageUnknown, SubscriptionUnknown,
     |                         AppUnknown, NameTaken, ContentDiffers
     |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly, AppDisabled,
-    |                         KeyOfAnotherTag
+    |                         KeyOfAnotherTag, CertificateOfAnother
     |-- Accept the outcome    CheckRefused, KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale, ConsumptionClosed,
     |                         MessageGone, RotationOpen, NotBuiltIn
     |-- Repeat later          Retryable
@@ -120,6 +120,12 @@ class KeyOfAnotherTag(TmcError):
     """This key works in one environment only, and the call says another one: use the key of that environment."""
 
     reason = "KEY_OF_ANOTHER_TAG"
+
+
+class CertificateOfAnother(TmcError):
+    """Your client certificate does not name the app that you say you are: connect with the certificate of that app."""
+
+    reason = "CERTIFICATE_OF_ANOTHER"
 
 
 class KeyCommitted(TmcError):

@@ -63,6 +63,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MESSAGE_GONE: _ClassVar[Reason]
     APP_DISABLED: _ClassVar[Reason]
     KEY_OF_ANOTHER_TAG: _ClassVar[Reason]
+    CERTIFICATE_OF_ANOTHER: _ClassVar[Reason]
     INTERNAL_FAULT: _ClassVar[Reason]
 
 class QueueMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -123,6 +124,7 @@ CHECK_REFUSED: Reason
 MESSAGE_GONE: Reason
 APP_DISABLED: Reason
 KEY_OF_ANOTHER_TAG: Reason
+CERTIFICATE_OF_ANOTHER: Reason
 INTERNAL_FAULT: Reason
 QUEUE_MODE_UNSPECIFIED: QueueMode
 QUEUE_MODE_SINGLE: QueueMode

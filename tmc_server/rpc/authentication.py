@@ -15,6 +15,7 @@ from tmc_server.domain.catalog import App, Catalog
 from tmc_server.errors import (
     AdminOnly,
     AppDisabled,
+    CertificateOfAnother,
     CredentialsInvalid,
     CredentialsMissing,
     KeyOfAnotherTag,
@@ -46,6 +47,12 @@ class Call(Protocol):
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
 
 
+class CertificateOf(Protocol):
+    """A call: what its connection proved. Names are as the certificate has them."""
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]: ...
+
+
 class FailedLogins:
     """Counts them all, writes one line per `pause_s` at most. Never the key."""
 
@@ -55,6 +62,7 @@ class FailedLogins:
         AdminOnly: "admin",
         AppDisabled: "disabled",
         KeyOfAnotherTag: "tag",
+        CertificateOfAnother: "certificate",
     }
 
     def __init__(self, pause_s: float = 1.0, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -84,11 +92,17 @@ class FailedLogins:
 
 
 class Authentication:
-    """open_app: makes or finds an app without a key; only for `tmc dev`, where everybody on loopback is welcome."""
+    """open_app: makes or finds an app without a key; only for `tmc dev`, where everybody on loopback is welcome.
 
-    def __init__(self, credentials: Credentials, open_app: Callable[[str], App] | None = None) -> None:
+    bind_apps: the client's certificate must name the app, for apps only.
+    """
+
+    def __init__(
+        self, credentials: Credentials, open_app: Callable[[str], App] | None = None, *, bind_apps: bool = False
+    ) -> None:
         self._credentials = credentials
         self._open_app = open_app
+        self._bind_apps = bind_apps
         self._failed = FailedLogins()
         self.note = self._failed.note
 
@@ -120,6 +134,11 @@ class Authentication:
             raise CredentialsMissing
         return self._credentials.current.authenticated(app_id, _hash(key))
 
+    def certificate(self, caller: Caller, call: CertificateOf) -> None:
+        """Raises CertificateOfAnother: the connection's certificate does not name the caller's app."""
+        if self._bind_apps and caller.app.id not in _names(call.auth_context()):
+            raise CertificateOfAnother
+
     def admin(self, metadata: Iterable[tuple[str, str | bytes]]) -> str:
         """The operator's name. Raises AdminOnly."""
         return self._operator(_texts(metadata).get("authorization", ""))
@@ -132,6 +151,12 @@ class Authentication:
         if name is None:
             raise AdminOnly
         return name
+
+
+def _names(proven: Mapping[str, Iterable[bytes]]) -> set[str]:
+    """Whom a certificate names: its alternative names and its common name."""
+    kinds = ("x509_subject_alternative_name", "x509_common_name")
+    return {name.decode(errors="replace") for kind in kinds for name in proven.get(kind, ())}
 
 
 def _texts(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:

@@ -59,6 +59,8 @@ class Edge:
     def identity(self, identify: Identify, context: Context) -> Any:
         """Raises what `identify` raises."""
         found = identify(context.invocation_metadata() or ())
+        if isinstance(found, Caller):
+            self.authentication.certificate(found, context)
         self.doorkeeper.showed_key(context)
         return found
 

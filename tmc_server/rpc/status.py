@@ -23,6 +23,7 @@ CODES: dict[type[errors.TmcError], grpc.StatusCode] = {
     errors.AdminOnly: grpc.StatusCode.PERMISSION_DENIED,
     errors.AppDisabled: grpc.StatusCode.PERMISSION_DENIED,
     errors.KeyOfAnotherTag: grpc.StatusCode.PERMISSION_DENIED,
+    errors.CertificateOfAnother: grpc.StatusCode.PERMISSION_DENIED,
     errors.TopicUnknown: grpc.StatusCode.NOT_FOUND,
     errors.MessageUnknown: grpc.StatusCode.NOT_FOUND,
     errors.MessageGone: grpc.StatusCode.NOT_FOUND,
