@@ -97,6 +97,20 @@ class DropOldAppKeyResponse(_message.Message):
     effective_ms: int
     def __init__(self, effective_ms: _Optional[int] = ...) -> None: ...
 
+class RotateCheckTokenRequest(_message.Message):
+    __slots__ = ("id", "reason")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    reason: str
+    def __init__(self, id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RotateCheckTokenResponse(_message.Message):
+    __slots__ = ("effective_ms",)
+    EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    effective_ms: int
+    def __init__(self, effective_ms: _Optional[int] = ...) -> None: ...
+
 class DisableAppRequest(_message.Message):
     __slots__ = ("id", "reason")
     ID_FIELD_NUMBER: _ClassVar[int]

@@ -55,6 +55,11 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ListAppsRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.ListAppsResponse.FromString,
                 _registered_method=True)
+        self.RotateCheckToken = channel.unary_unary(
+                '/tmc.v1.AdminService/RotateCheckToken',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.RotateCheckTokenRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.RotateCheckTokenResponse.FromString,
+                _registered_method=True)
         self.DisableApp = channel.unary_unary(
                 '/tmc.v1.AdminService/DisableApp',
                 request_serializer=tmc_dot_v1_dot_admin__pb2.DisableAppRequest.SerializeToString,
@@ -183,6 +188,13 @@ class AdminServiceServicer(object):
 
     def ListApps(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateCheckToken(self, request, context):
+        """Checks of an app's messages show a new token from now on; its services ask for it, see docs/checks.md. Audited.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -343,6 +355,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListApps,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.ListAppsRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.ListAppsResponse.SerializeToString,
+            ),
+            'RotateCheckToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateCheckToken,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.RotateCheckTokenRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.RotateCheckTokenResponse.SerializeToString,
             ),
             'DisableApp': grpc.unary_unary_rpc_method_handler(
                     servicer.DisableApp,
@@ -553,6 +570,33 @@ class AdminService(object):
             '/tmc.v1.AdminService/ListApps',
             tmc_dot_v1_dot_admin__pb2.ListAppsRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.ListAppsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateCheckToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/RotateCheckToken',
+            tmc_dot_v1_dot_admin__pb2.RotateCheckTokenRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.RotateCheckTokenResponse.FromString,
             options,
             channel_credentials,
             insecure,

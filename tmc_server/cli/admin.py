@@ -123,6 +123,13 @@ def drop_old_app_key(context: typer.Context, id: str, tag: str = "", drop_newest
 
 
 @app.command()
+def rotate_check_token(context: typer.Context, id: str, reason: Annotated[str, typer.Option()]) -> None:
+    """Show a new token in checks of an app's messages; services with the SDK learn it by themselves."""
+    request = admin_pb2.RotateCheckTokenRequest(id=id, reason=reason)
+    _call(context, "RotateCheckToken", request, admin_pb2.RotateCheckTokenResponse)
+
+
+@app.command()
 def disable_app(context: typer.Context, id: str, reason: Annotated[str, typer.Option()]) -> None:
     """Refuse all calls of an app and end its streams. Its messages are still checked, deliveries to it are kept."""
     request = admin_pb2.DisableAppRequest(id=id, reason=reason)

@@ -192,6 +192,9 @@ class CatalogEditor(Protocol):
     def drop_old_key(self, actor: str, id_: str, tag: str = "", drop_newest: bool = False) -> None:
         """tag: of the keys of this environment.  drop_newest: all of them. Raises AppUnknown."""
 
+    def rotate_check_token(self, actor: str, id_: str, reason: str) -> None:
+        """Another token for checks, at once. Raises AppUnknown."""
+
     def set_disabled(self, actor: str, id_: str, disabled: bool, reason: str) -> None:
         """Refuse an app's calls, or accept them again. Raises AppUnknown."""
 

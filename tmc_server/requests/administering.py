@@ -152,6 +152,13 @@ class Administering:
         _, effective_ms = await self.change(self._editor.drop_old_key, actor, id_, tag, drop_newest)
         return effective_ms
 
+    async def rotate_check_token(self, actor: str, id_: str, reason: str) -> int:
+        """Checks show another token. Returns: time of effect. Raises AppUnknown, InvalidField."""
+        validation.app_id(id_)
+        validation.line(reason, "reason", 500, least=1)
+        _, effective_ms = await self.change(self._editor.rotate_check_token, actor, id_, reason)
+        return effective_ms
+
     async def set_app_disabled(self, actor: str, id_: str, disabled: bool, reason: str) -> int:
         """Refuse an app's calls, or accept them again. Returns: time of effect. Raises AppUnknown, InvalidField."""
         validation.app_id(id_)

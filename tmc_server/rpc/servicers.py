@@ -354,6 +354,10 @@ class AdminServicer:
     async def ListApps(self, _actor: str, _request: Any) -> Any:
         return admin_pb2.ListAppsResponse(apps=map(convert.app_to, self._admin.catalog.apps.values()))
 
+    async def RotateCheckToken(self, actor: str, request: admin_pb2.RotateCheckTokenRequest) -> Any:
+        effective_ms = await self._admin.rotate_check_token(actor, request.id, request.reason)
+        return admin_pb2.RotateCheckTokenResponse(effective_ms=effective_ms)
+
     async def DisableApp(self, actor: str, request: admin_pb2.DisableAppRequest) -> Any:
         effective_ms = await self._admin.set_app_disabled(actor, request.id, True, request.reason)
         return admin_pb2.DisableAppResponse(effective_ms=effective_ms)

@@ -158,6 +158,13 @@ class CatalogStore:
                 keys.update(connection, {"old_key_hash": None})
 
     @_repeating
+    def rotate_check_token(self, actor: str, id_: str, reason: str) -> None:
+        """See domain.ports.CatalogEditor."""
+        with self._change(actor, "rotate check token", id_, reason) as (connection, _):
+            number = _app_no(connection, id_)
+            connection.execute(app.update().where(app.c.app_no == number).values(check_token=secrets.token_hex(32)))
+
+    @_repeating
     def set_disabled(self, actor: str, id_: str, disabled: bool, reason: str) -> None:
         """See domain.ports.CatalogEditor."""
         with self._change(actor, "disable app" if disabled else "enable app", id_, reason) as (connection, _):
