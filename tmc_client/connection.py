@@ -84,12 +84,16 @@ class Tls:
 
 @dataclass(frozen=True)
 class Identity:
-    """The app, its key, the environment it runs in, and host:port where it answers checks (without discovery)."""
+    """The app, its key, the environment it runs in, and host:port where it answers checks (without discovery).
+
+    operator_token: an admin token, where an operator acts for the app.
+    """
 
     app: str
     key: str = field(default="", repr=False)
     tag: str = ""
     check_address: str = ""
+    operator_token: str = field(default="", repr=False)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -100,6 +104,8 @@ class Identity:
             pairs.append(("tmc-check-address", self.check_address))
         if self.key:
             pairs.append(("authorization", f"Bearer {self.key}"))
+        if self.operator_token:
+            pairs.append(("tmc-operator", f"Bearer {self.operator_token}"))
         return tuple(pairs)
 
 
@@ -234,7 +240,8 @@ class Connection:
 
     def _refuse_clear(self, address: str) -> None:
         """Whoever listens on the way could use the key."""
-        if self.identity.key and self._tls is None and not self._insecure and not is_loopback(address):
+        secret = self.identity.key or self.identity.operator_token
+        if secret and self._tls is None and not self._insecure and not is_loopback(address):
             raise errors.InvalidRequest(
                 f"The key of {self.identity.app!r} would travel in the clear to {address}: give tls=tmc.Tls(authority=...), "
                 "or insecure=True (TMC_INSECURE=1) in a network that you trust."

@@ -3,7 +3,8 @@
     TmcError
     |-- Fix the request       InvalidField, MalformedRequest, TopicUnknown, MessageUnknown, SubscriptionUnknown,
     |                         AppUnknown, NameTaken, ContentDiffers
-    |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly
+    |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly, AppDisabled,
+    |                         KeyOfAnotherTag, CertificateOfAnother
     |-- Accept the outcome    CheckRefused, ForwardRefused, KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale,
     |                         ConsumptionClosed, MessageGone, RotationOpen, NotBuiltIn
     |-- Repeat later          Retryable
@@ -107,6 +108,24 @@ class AdminOnly(TmcError):
     """This needs a valid admin token: TMC_ADMIN_TOKEN, --token, or metadata 'authorization: Bearer TOKEN'."""
 
     reason = "ADMIN_ONLY"
+
+
+class AppDisabled(TmcError):
+    """An operator has disabled your app: ask the center's operators; its messages and deliveries are kept."""
+
+    reason = "APP_DISABLED"
+
+
+class KeyOfAnotherTag(TmcError):
+    """This key works in one environment only, and the call says another one: use the key of that environment."""
+
+    reason = "KEY_OF_ANOTHER_TAG"
+
+
+class CertificateOfAnother(TmcError):
+    """Your client certificate does not name the app that you say you are: connect with the certificate of that app."""
+
+    reason = "CERTIFICATE_OF_ANOTHER"
 
 
 class KeyCommitted(TmcError):

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class App(_message.Message):
-    __slots__ = ("id", "number", "service_name", "biz_id", "alert_email", "alert_phone", "keys")
+    __slots__ = ("id", "number", "service_name", "biz_id", "alert_email", "alert_phone", "keys", "disabled", "tag_keys")
     ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     SERVICE_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,8 @@ class App(_message.Message):
     ALERT_EMAIL_FIELD_NUMBER: _ClassVar[int]
     ALERT_PHONE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    DISABLED_FIELD_NUMBER: _ClassVar[int]
+    TAG_KEYS_FIELD_NUMBER: _ClassVar[int]
     id: str
     number: int
     service_name: str
@@ -25,7 +27,17 @@ class App(_message.Message):
     alert_email: str
     alert_phone: str
     keys: int
-    def __init__(self, id: _Optional[str] = ..., number: _Optional[int] = ..., service_name: _Optional[str] = ..., biz_id: _Optional[str] = ..., alert_email: _Optional[str] = ..., alert_phone: _Optional[str] = ..., keys: _Optional[int] = ...) -> None: ...
+    disabled: bool
+    tag_keys: _containers.RepeatedCompositeFieldContainer[TagKeys]
+    def __init__(self, id: _Optional[str] = ..., number: _Optional[int] = ..., service_name: _Optional[str] = ..., biz_id: _Optional[str] = ..., alert_email: _Optional[str] = ..., alert_phone: _Optional[str] = ..., keys: _Optional[int] = ..., disabled: bool = ..., tag_keys: _Optional[_Iterable[_Union[TagKeys, _Mapping]]] = ...) -> None: ...
+
+class TagKeys(_message.Message):
+    __slots__ = ("tag", "keys")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    keys: int
+    def __init__(self, tag: _Optional[str] = ..., keys: _Optional[int] = ...) -> None: ...
 
 class RegisterAppRequest(_message.Message):
     __slots__ = ("id", "service_name", "biz_id", "alert_email", "alert_phone")
@@ -52,12 +64,14 @@ class RegisterAppResponse(_message.Message):
     def __init__(self, app: _Optional[_Union[App, _Mapping]] = ..., key: _Optional[str] = ..., effective_ms: _Optional[int] = ...) -> None: ...
 
 class AddAppKeyRequest(_message.Message):
-    __slots__ = ("id", "replace_newest")
+    __slots__ = ("id", "replace_newest", "tag")
     ID_FIELD_NUMBER: _ClassVar[int]
     REPLACE_NEWEST_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
     id: str
     replace_newest: bool
-    def __init__(self, id: _Optional[str] = ..., replace_newest: bool = ...) -> None: ...
+    tag: str
+    def __init__(self, id: _Optional[str] = ..., replace_newest: bool = ..., tag: _Optional[str] = ...) -> None: ...
 
 class AddAppKeyResponse(_message.Message):
     __slots__ = ("key", "effective_ms")
@@ -68,12 +82,58 @@ class AddAppKeyResponse(_message.Message):
     def __init__(self, key: _Optional[str] = ..., effective_ms: _Optional[int] = ...) -> None: ...
 
 class DropOldAppKeyRequest(_message.Message):
-    __slots__ = ("id",)
+    __slots__ = ("id", "tag", "drop_newest")
     ID_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    DROP_NEWEST_FIELD_NUMBER: _ClassVar[int]
     id: str
-    def __init__(self, id: _Optional[str] = ...) -> None: ...
+    tag: str
+    drop_newest: bool
+    def __init__(self, id: _Optional[str] = ..., tag: _Optional[str] = ..., drop_newest: bool = ...) -> None: ...
 
 class DropOldAppKeyResponse(_message.Message):
+    __slots__ = ("effective_ms",)
+    EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    effective_ms: int
+    def __init__(self, effective_ms: _Optional[int] = ...) -> None: ...
+
+class RotateCheckTokenRequest(_message.Message):
+    __slots__ = ("id", "reason")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    reason: str
+    def __init__(self, id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RotateCheckTokenResponse(_message.Message):
+    __slots__ = ("effective_ms",)
+    EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    effective_ms: int
+    def __init__(self, effective_ms: _Optional[int] = ...) -> None: ...
+
+class DisableAppRequest(_message.Message):
+    __slots__ = ("id", "reason")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    reason: str
+    def __init__(self, id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DisableAppResponse(_message.Message):
+    __slots__ = ("effective_ms",)
+    EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    effective_ms: int
+    def __init__(self, effective_ms: _Optional[int] = ...) -> None: ...
+
+class EnableAppRequest(_message.Message):
+    __slots__ = ("id", "reason")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    reason: str
+    def __init__(self, id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class EnableAppResponse(_message.Message):
     __slots__ = ("effective_ms",)
     EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
     effective_ms: int

@@ -208,7 +208,9 @@ class Center:
     def _servicers(self) -> dict[str, object]:
         limits = self._config.limits
         first_use = self._first_use() if self._dev else None
-        self._authentication = Authentication(self._watch, first_use.app if first_use else None)
+        self._authentication = Authentication(
+            self._watch, first_use.app if first_use else None, bind_apps=self._config.tls.bind_apps
+        )
         rate = RateLimiter(limits.items_per_second)
         self._administering = administering = Administering(
             self._store, self._watch, Reader(self._shards), self._commit, self._watch.run_once, self._activation,

@@ -109,16 +109,38 @@ def register_app(
 
 
 @app.command()
-def add_app_key(context: typer.Context, id: str, replace_newest: bool = False) -> None:
-    """Make a second key for a rotation; both work. --replace-newest: its answer was lost."""
-    request = admin_pb2.AddAppKeyRequest(id=id, replace_newest=replace_newest)
+def add_app_key(context: typer.Context, id: str, replace_newest: bool = False, tag: str = "") -> None:
+    """Make a second key for a rotation; both work. --tag: it works in one environment only. --replace-newest: its answer was
+    lost."""
+    request = admin_pb2.AddAppKeyRequest(id=id, replace_newest=replace_newest, tag=tag)
     _call(context, "AddAppKey", request, admin_pb2.AddAppKeyResponse)
 
 
 @app.command()
-def drop_old_app_key(context: typer.Context, id: str) -> None:
-    """End a rotation: only the newest key works."""
-    _call(context, "DropOldAppKey", admin_pb2.DropOldAppKeyRequest(id=id), admin_pb2.DropOldAppKeyResponse)
+def drop_old_app_key(context: typer.Context, id: str, tag: str = "", drop_newest: bool = False) -> None:
+    """End a rotation: only the newest key works. --tag: of one environment's keys; --drop-newest: all of these."""
+    request = admin_pb2.DropOldAppKeyRequest(id=id, tag=tag, drop_newest=drop_newest)
+    _call(context, "DropOldAppKey", request, admin_pb2.DropOldAppKeyResponse)
+
+
+@app.command()
+def rotate_check_token(context: typer.Context, id: str, reason: Annotated[str, typer.Option()]) -> None:
+    """Show a new token in checks of an app's messages; services with the SDK learn it by themselves."""
+    request = admin_pb2.RotateCheckTokenRequest(id=id, reason=reason)
+    _call(context, "RotateCheckToken", request, admin_pb2.RotateCheckTokenResponse)
+
+
+@app.command()
+def disable_app(context: typer.Context, id: str, reason: Annotated[str, typer.Option()]) -> None:
+    """Refuse all calls of an app and end its streams. Its messages are still checked, deliveries to it are kept."""
+    request = admin_pb2.DisableAppRequest(id=id, reason=reason)
+    _call(context, "DisableApp", request, admin_pb2.DisableAppResponse)
+
+
+@app.command()
+def enable_app(context: typer.Context, id: str, reason: Annotated[str, typer.Option()]) -> None:
+    """Accept the calls of a disabled app again."""
+    _call(context, "EnableApp", admin_pb2.EnableAppRequest(id=id, reason=reason), admin_pb2.EnableAppResponse)
 
 
 @app.command()

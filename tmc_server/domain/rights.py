@@ -22,7 +22,8 @@ _APP_METHODS = {
     ),
 }  # fmt: skip
 _ADMIN_METHODS = (
-    "RegisterApp", "AddAppKey", "DropOldAppKey", "ListApps", "RegisterTopic", "UpdateTopic", "ListTopics", "RegisterSubscription",
+    "RegisterApp", "AddAppKey", "DropOldAppKey", "ListApps", "DisableApp", "EnableApp", "RotateCheckToken",
+    "RegisterTopic", "UpdateTopic", "ListTopics", "RegisterSubscription",
     "RemoveSubscription", "ListSubscriptions", "GetMessage", "ListMessages", "ListConsumptions",
     "ReactivateConsumption", "ListServers", "ListInstances", "SetTopicCheck", "GetTopicCheck", "CheckNow", "ReactivateCheck",
     "ReactivateChecks", "DecideMessage",

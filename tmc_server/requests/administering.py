@@ -134,8 +134,10 @@ class Administering:
         )
         return app, key, effective_ms
 
-    async def add_app_key(self, actor: str, id_: str, replace_newest: bool) -> tuple[str, int]:
-        return await self._change_with_key(self._editor.add_key, actor, validation.app_id(id_), replace_newest)
+    async def add_app_key(self, actor: str, id_: str, replace_newest: bool, tag: str = "") -> tuple[str, int]:
+        """tag: the key works in this environment only; "": in all of them."""
+        validation.app_id(id_)
+        return await self._change_with_key(self._editor.add_key, actor, id_, replace_newest, validation.tag(tag))
 
     async def check_token(self, app: App) -> str:
         """What checks of this app's messages carry."""
@@ -144,8 +146,25 @@ class Administering:
         token, _ = await self.change(self._editor.make_check_token, app.id, app.id)
         return token
 
-    async def drop_old_app_key(self, actor: str, id_: str) -> int:
-        _, effective_ms = await self.change(self._editor.drop_old_key, actor, validation.app_id(id_))
+    async def drop_old_app_key(self, actor: str, id_: str, tag: str = "", drop_newest: bool = False) -> int:
+        """tag: of the keys of this environment.  drop_newest: that one too; only with a tag."""
+        validation.app_id(id_)
+        validation.tag(tag, may_be_empty=not drop_newest)
+        _, effective_ms = await self.change(self._editor.drop_old_key, actor, id_, tag, drop_newest)
+        return effective_ms
+
+    async def rotate_check_token(self, actor: str, id_: str, reason: str) -> int:
+        """Checks show another token. Returns: time of effect. Raises AppUnknown, InvalidField."""
+        validation.app_id(id_)
+        validation.line(reason, "reason", 500, least=1)
+        _, effective_ms = await self.change(self._editor.rotate_check_token, actor, id_, reason)
+        return effective_ms
+
+    async def set_app_disabled(self, actor: str, id_: str, disabled: bool, reason: str) -> int:
+        """Refuse an app's calls, or accept them again. Returns: time of effect. Raises AppUnknown, InvalidField."""
+        validation.app_id(id_)
+        validation.line(reason, "reason", 500, least=1)
+        _, effective_ms = await self.change(self._editor.set_disabled, actor, id_, disabled, reason)
         return effective_ms
 
     async def register_topic(
@@ -311,6 +330,8 @@ class Administering:
             found = await asyncio.to_thread(self._reader.message_by_key, shard, place.number, key, tag, True)
         owner = catalog.topics.get(found.topic) if found is not None else None
         if found is None or owner is None or owner.owner != caller.app.number:
+            raise MessageUnknown
+        if caller.only_this_tag and found.producer_tag != caller.tag:
             raise MessageUnknown
         return found
 
