@@ -2,7 +2,8 @@
 
 Without a key: benchmarks/strangers.py floods for 60 s, while a neighbour makes 20 calls a second over one connection; the
 server's memory and the neighbour's 99th percentile. With a key: a tenant publishes batches of 1,000 in one shard as fast as
-it is answered; a neighbour in the same shard publishes at its own rate, far below a fair share, with and without it.
+it is answered; a neighbour in the same shard publishes at its own rate, far below a fair share, with and without it. Last,
+what a tenant with hanging endpoints takes from its neighbour's checks (benchmarks/hostile_checks.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import grpc
 
+from benchmarks import hostile_checks
 from benchmarks.serving import TOPIC, Served, serving
 from tests.support.mariadb import MariaDB
 from tmc_client.protocol import message_pb2, message_pb2_grpc
@@ -145,7 +147,6 @@ def tenants(served: Served, seconds: float) -> dict[str, object]:
         "neighbour_messages_per_s_alone": round(alone),
         "neighbour_batch_p99_ms": round(neighbour.p99_ms(), 1),
         "greedy_messages_per_s": round(greedy.answers["stored"] / seconds),
-        "checks_neighbour_loss_share": None,  # measured by the benchmark of the checks
         "greedy_refused_per_s": round(greedy.answers["refused"] / seconds),
     }
 
@@ -155,6 +156,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--seconds", type=float, default=60, help="of the flood without a key")
     parser.add_argument("--kinds", default="large,small,unfinished,connections,streams", help="of strangers")
+    parser.add_argument("--without-checks", action="store_true", help="leave out what hostile_checks.py measures")
     options = parser.parse_args()
     server = MariaDB(pool_mb=1024)
     try:
@@ -163,6 +165,8 @@ def main() -> None:
             result = tenants(served, 10) | strangers(served, options.seconds, options.kinds)
     finally:
         server.stop()
+    if not options.without_checks:
+        result |= hostile_checks.measure()
     print(json.dumps(result) if options.json else "\n".join(f"{key:32} {value}" for key, value in result.items()))
 
 

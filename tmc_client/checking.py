@@ -34,15 +34,21 @@ log = logging.getLogger("tmc_client.checking")
 Outcome = Callable[[Question], Verdict]
 _METHOD = "/tmc.v1.MessageService/DescribeChecks"
 _ASK_AGAIN_S = 5.0
+_PREVIOUS_S = 60.0  # servers of the center hear of a rotation one after the other
 
 
 class CheckToken:
-    """What this app's checks carry, asked of the center at first use, and again when another one comes."""
+    """What this app's checks carry, asked of the center at first use, and again when another one comes.
 
-    def __init__(self, center: Center) -> None:
+    After a rotation the previous one is right for another minute.
+    """
+
+    def __init__(self, center: Center, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._center = center
+        self._monotonic = monotonic
         self._lock = threading.Lock()
         self._token = ""
+        self._previous = ("", 0.0)
         self._asked = float("-inf")
         watch_forks(self)
 
@@ -57,16 +63,24 @@ class CheckToken:
         """
         if self._matches(shown):
             return True
-        if self._token and (time.monotonic() - self._asked < _ASK_AGAIN_S or self._lock.locked()):
+        if self._token and (self._monotonic() - self._asked < _ASK_AGAIN_S or self._lock.locked()):
             return False
         with self._lock:
-            if time.monotonic() - self._asked >= _ASK_AGAIN_S:
-                self._token = self._ask()
-                self._asked = time.monotonic()
+            if self._monotonic() - self._asked >= _ASK_AGAIN_S:
+                self._keep(self._ask())
         return self._matches(shown)
 
     def _matches(self, shown: str) -> bool:
-        return bool(self._token) and hmac.compare_digest(shown.encode(errors="replace"), self._token.encode())
+        previous, until = self._previous
+        right = [self._token, previous if self._monotonic() < until else ""]
+        found = [hmac.compare_digest(shown.encode(errors="replace"), token.encode()) for token in right if token]
+        return any(found)
+
+    def _keep(self, token: str) -> None:
+        """Under the lock."""
+        if self._token and token != self._token:
+            self._previous = (self._token, self._monotonic() + _PREVIOUS_S)
+        self._token, self._asked = token, self._monotonic()
 
     def learn(self) -> bool:
         """Ask the center, which also tells it where we answer. Returns: it said."""
@@ -76,7 +90,7 @@ class CheckToken:
             log.info("the center is told later where checks are answered: %s", exc)
             return False
         with self._lock:
-            self._token, self._asked = token, time.monotonic()
+            self._keep(token)
         return True
 
     def _ask(self) -> str:

@@ -7,7 +7,6 @@ waits for its full deadline, on two servers at once at most: a center that is me
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import threading
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc
 
 from tmc_client import errors, wire
+from tmc_client.addresses import is_loopback
 from tmc_client.servers import Server, Servers
 
 if TYPE_CHECKING:
@@ -84,12 +84,16 @@ class Tls:
 
 @dataclass(frozen=True)
 class Identity:
-    """The app, its key, the environment it runs in, and host:port where it answers checks (without discovery)."""
+    """The app, its key, the environment it runs in, and host:port where it answers checks (without discovery).
+
+    operator_token: an admin token, where an operator acts for the app.
+    """
 
     app: str
     key: str = field(default="", repr=False)
     tag: str = ""
     check_address: str = ""
+    operator_token: str = field(default="", repr=False)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -100,6 +104,8 @@ class Identity:
             pairs.append(("tmc-check-address", self.check_address))
         if self.key:
             pairs.append(("authorization", f"Bearer {self.key}"))
+        if self.operator_token:
+            pairs.append(("tmc-operator", f"Bearer {self.operator_token}"))
         return tuple(pairs)
 
 
@@ -234,7 +240,8 @@ class Connection:
 
     def _refuse_clear(self, address: str) -> None:
         """Whoever listens on the way could use the key."""
-        if self.identity.key and self._tls is None and not self._insecure and not _is_loopback(address):
+        secret = self.identity.key or self.identity.operator_token
+        if secret and self._tls is None and not self._insecure and not is_loopback(address):
             raise errors.InvalidRequest(
                 f"The key of {self.identity.app!r} would travel in the clear to {address}: give tls=tmc.Tls(authority=...), "
                 "or insecure=True (TMC_INSECURE=1) in a network that you trust."
@@ -397,14 +404,6 @@ class Connection:
         _ABANDONED.extend([self._links, [(link.channel, link.methods) for link in self._links.values()]])
         self._watch = None
         self._reset()
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _without_token(address: str) -> str:

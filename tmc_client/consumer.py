@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -407,9 +407,9 @@ class Consumer:
         assert self._workers is not None
         assert run.thread is not None
         if run.task is not None:
-            run.task.cancel()  # this also frees the thread that waits for it
-        else:
-            self._workers.replace(run.thread)
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(run.task.cancel)
+        self._workers.replace(run.thread)
         stored = self._answer(run, _nack(error, hangs=True))
         for receipt in run.receipts:
             receipt.handled()
@@ -420,8 +420,7 @@ class Consumer:
 
     def _came_back(self, run: Run, answer: _Answer | None) -> None:
         """A handler that was given up ended after all. Its effect, if it had one, is as good as any."""
-        if run.task is None:
-            self._runs.came_back(run)
+        self._runs.came_back(run)
         if answer is _ack:
             log.warning("the handler of %s ended on %s after it was given up", run.message.topic, run.message.id)
             stored = self._answer(run, answer)
@@ -469,18 +468,28 @@ class Consumer:
 
     def _run_handler(self, listener: _Listener, body: Any, extra: dict[str, Any], run: Run) -> None:
         if listener.is_async:
-            assert self._loop is not None
-            coroutine = self._until_it_ends(listener.handler(body, **extra), run)
-            run.task = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-            run.task.result()
+            self._await(listener.handler(body, **extra), run)
         else:
             listener.handler(body, **extra)
 
-    async def _until_it_ends(self, handling: Coroutine[Any, Any, Any], run: Run) -> None:
+    def _await(self, handling: Coroutine[Any, Any, Any], run: Run) -> None:
+        """Run a coroutine on the loop and wait until it has ended, however long it takes to notice that it was cancelled:
+        until then the session of its inbox is in use.
+        """
+        loop, ended = self._loop, threading.Event()
+        assert loop is not None
+
+        def begin() -> None:
+            run.task = loop.create_task(handling)
+            run.task.add_done_callback(lambda _task: ended.set())
+
+        loop.call_soon_threadsafe(begin)
+        ended.wait()
+        assert run.task is not None
         try:
-            await handling
-        finally:
-            self._runs.came_back(run)
+            run.task.result()
+        except asyncio.CancelledError as exc:
+            raise CancelledError from exc  # an Exception: this thread itself was not cancelled
 
 
 async def _cancel_others() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from asyncio import Task
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ class Run:
     late: list[tuple[Message, Receipt]] = field(default_factory=list)
     deadline: float | None = None
     thread: threading.Thread | None = None
-    task: Future[Any] | None = None
+    task: Task[Any] | None = None
     given_up: bool = False
     handled: bool = False
     came_back: bool = False

@@ -141,6 +141,7 @@ def restore(
     ] = False,
     address: Annotated[str, typer.Option(envvar="TMC_ADDRESS", help="of the center, for --replay")] = "127.0.0.1:50051",
     app_key: Annotated[str, typer.Option(envvar="TMC_APP_KEY", help="of the producer, for --replay")] = "",
+    token: Annotated[str, typer.Option(envvar="TMC_ADMIN_TOKEN", help="of an operator, for --replay")] = "",
     authority: Annotated[
         str, typer.Option(envvar="TMC_CA", help="PEM file: use TLS and trust this authority, for --replay")
     ] = "",
@@ -160,7 +161,7 @@ def restore(
         for message in found:
             typer.echo(json.dumps(message, ensure_ascii=False))
         if replay:
-            _replay(found, address, app_key, authority)
+            _replay(found, address, app_key, authority, token)
     if not found:
         typer.echo("No archived message was found.", err=True)
         raise typer.Exit(1)
@@ -242,8 +243,10 @@ def _moment(option: str, text: str) -> int | None:
         raise CannotRun(f"{option} {text}: give a time as 2026-11-21 or 2026-11-21T08:00, in UTC.") from exc
 
 
-def _replay(messages: list[dict[str, Any]], address: str, key: str, authority: str) -> None:
+def _replay(messages: list[dict[str, Any]], address: str, key: str, authority: str, token: str) -> None:
     import tmc_client
+    from tmc_client.center import DEFAULT_TIMEOUT, Center
+    from tmc_client.connection import Identity
     from tmc_pipeline.restoring import replay
 
     if authority and not Path(authority).is_file():
@@ -251,7 +254,8 @@ def _replay(messages: list[dict[str, Any]], address: str, key: str, authority: s
     tls = tmc_client.Tls(authority) if authority else None
     for message in messages:
         try:
-            with tmc_client.connect(address, app=message["producer"], key=key, tag=message["tag"], tls=tls) as center:
+            producer = Identity(message["producer"], key, message["tag"], operator_token=token)
+            with Center(address, producer, tls, DEFAULT_TIMEOUT, insecure=False) as center:
                 typer.echo(f"{message['id']} was sent again as {replay(message, center)}", err=True)
         except tmc_client.TmcError as exc:
             raise CannotRun(f"{message['id']} was not sent again: {exc}") from exc

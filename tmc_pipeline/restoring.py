@@ -122,7 +122,8 @@ def replay(message: dict[str, Any], center: Center) -> str:
     """Send an archived message again, as a new one to everybody who is subscribed now. Returns: the new id.
 
     Its key and its attempt id are made of the old id, so a replay that is repeated sends nothing twice. Inboxes know it by its
-    new id: handlers run. center: connected as the message's producer. Raises CannotRun, tmc_client.TmcError.
+    new id: handlers run. center: connected as the message's producer, with an operator's token.
+    Raises CannotRun, tmc_client.TmcError.
     """
     old = message["id"]
     if message["state"] != MessageState.COMMITTED.name:

@@ -43,6 +43,7 @@ class TlsConfig(Section):
     certificate: str | None = Field(None, description="certificate chain of this server, PEM file")
     key: str | None = Field(None, description="its private key, PEM file")
     client_authority: str | None = Field(None, description="set: clients must show a certificate of this authority")
+    bind_apps: bool = Field(False, description="an app's calls must show a certificate that names the app")
 
     @model_validator(mode="after")
     def _pairs(self) -> TlsConfig:
@@ -50,6 +51,8 @@ class TlsConfig(Section):
             raise ValueError("certificate and key go together")
         if self.client_authority and not self.certificate:
             raise ValueError("client_authority needs certificate and key")
+        if self.bind_apps and not self.client_authority:
+            raise ValueError("bind_apps needs client_authority")
         return self
 
 

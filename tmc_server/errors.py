@@ -3,9 +3,10 @@
     TmcError
     |-- Fix the request       InvalidField, MalformedRequest, TopicUnknown, MessageUnknown, SubscriptionUnknown,
     |                         AppUnknown, NameTaken, ContentDiffers
-    |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly
-    |-- Accept the outcome    CheckRefused, KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale, ConsumptionClosed,
-    |                         MessageGone, RotationOpen, NotBuiltIn
+    |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly, AppDisabled,
+    |                         KeyOfAnotherTag, CertificateOfAnother
+    |-- Accept the outcome    CheckRefused, ForwardRefused, KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale,
+    |                         ConsumptionClosed, MessageGone, RotationOpen, NotBuiltIn
     |-- Repeat later          Retryable
     |   |                     KeyInProgress, RowLocked, QueueFull, RateLimited, OpenLimit
     |   `-- Unavailable       StoreUnavailable, CatalogStale, ShuttingDown, NoIdentity, DiscoveryUnavailable
@@ -109,6 +110,24 @@ class AdminOnly(TmcError):
     reason = "ADMIN_ONLY"
 
 
+class AppDisabled(TmcError):
+    """An operator has disabled your app: ask the center's operators; its messages and deliveries are kept."""
+
+    reason = "APP_DISABLED"
+
+
+class KeyOfAnotherTag(TmcError):
+    """This key works in one environment only, and the call says another one: use the key of that environment."""
+
+    reason = "KEY_OF_ANOTHER_TAG"
+
+
+class CertificateOfAnother(TmcError):
+    """Your client certificate does not name the app that you say you are: connect with the certificate of that app."""
+
+    reason = "CERTIFICATE_OF_ANOTHER"
+
+
 class KeyCommitted(TmcError):
     """Another attempt with this key was submitted before: the message exists, do not run your transaction again."""
 
@@ -131,6 +150,12 @@ class CheckRefused(TmcError):
     """A check like this cannot work."""
 
     reason = "CHECK_REFUSED"
+
+
+class ForwardRefused(TmcError):
+    """Nothing there takes what would be forwarded."""
+
+    reason = "FORWARD_REFUSED"
 
 
 class RotationOpen(TmcError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import email
 import logging
+import os
 import socket
 import sys
 from threading import Thread
@@ -79,21 +80,25 @@ class MetricsEndpoint:
         self._thread: Thread | None = None
 
     def start(self) -> None:
-        """Raises OSError when the port is taken."""
+        """Answers scrapes when it returns. Raises OSError whose text is for the operator: the port is taken, or no such host."""
         if not self._listen:
             return
         host, _, port = self._listen.rpartition(":")
         host = host.strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, int(port)), family=family)
+        try:
+            self._socket = socket.create_server((host, int(port)), family=family)
+        except OSError as exc:
+            why = os.strerror(exc.errno) if exc.errno and exc.errno > 0 else "no such host"
+            raise OSError(
+                f"Cannot listen on {self._listen} for metrics ({why}): set "
+                "[telemetry] listen (TMC_TELEMETRY__LISTEN) to another address, or stop what uses it."
+            ) from exc
         self._loop = asyncio.new_event_loop()
-        self._thread = Thread(target=self._serve, args=(self._loop,), name="tmc-metrics", daemon=True)
+        self._thread = Thread(target=self._loop.run_forever, name="tmc-metrics", daemon=True)
         self._thread.start()
-
-    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         listening = asyncio.start_server(self._accept, sock=self._socket, limit=_REQUEST_BYTES)
-        self._server = loop.run_until_complete(listening)
-        loop.run_forever()
+        self._server = asyncio.run_coroutine_threadsafe(listening, self._loop).result()
 
     @property
     def port(self) -> int:

@@ -1,4 +1,7 @@
-"""What people mistype, forget and misconfigure: one sentence each that names the thing and the way out, never a traceback."""
+"""What people mistype, forget and misconfigure: one sentence each that names the thing and the way out, never a traceback.
+
+MISTAKES is a table of docs/mistakes.md; write the page with `python -m tests.acceptance.test_cli_mistakes`.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ from tests.support.certificates import Authority
 from tests.support.cluster import TMC
 from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB, free_port
+from tests.support.mistakes import Table
+from tests.support.rabbitmq import RabbitMQ
 
 NAME = "center.internal"  # the only name in the servers' certificate; nothing resolves it
 SECRET = "Hunter2-marked"
@@ -37,13 +42,33 @@ class Places:
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
-    """arguments, environment and says: with placeholders, fields of Places."""
+    """One row. arguments, environment, says: with placeholders, fields of Places.  needs: the fixture that has more of them."""
 
     id: str
     arguments: str
     says: str
     environment: dict[str, str] = field(default_factory=dict)
     code: int = 2
+    needs: str = ""
+
+    @property
+    def row(self) -> list[str]:
+        settings = (f"{name}={value}" for name, value in self.environment.items())
+        command, says = (_readable(text) for text in (" ".join([*settings, "tmc", self.arguments]), self.says))
+        return [self.id, f"`{command}`", str(self.code), says]
+
+
+# What the page shows instead of a value that differs from run to run.
+SHOWN = dict.fromkeys(("plain", "tls", "mutual", "nobody", "database", "broker", "forwarding"), "HOST:PORT") | {
+    "plain_port": "PORT",
+    "token": "...",
+    "forwarding_token": "...",
+    "no_database": "mariadb+mysqldb://root@HOST:PORT/tmc_not_there_yet",
+}
+
+
+def _readable(text: str) -> str:
+    return text.replace("{folder}/", "").format_map(SHOWN).replace(SECRET, "***")
 
 
 FILE = "sqlite:///{folder}/fresh.db"
@@ -53,8 +78,16 @@ MISTAKES = [
     Mistake(id="unknown command", arguments="sreve", says="There is no command 'sreve': did you mean 'serve'?"),
     Mistake(id="unknown option", arguments="health --adress x", says="unrecognized arguments: --adress"),
     Mistake(id="unknown admin command", arguments="admin list-app", says="No such command 'list-app'"),
-    Mistake(id="nothing to consume", arguments="consume nosuch", says="give MODULE:NAME, for example"),
-    Mistake(id="no such module", arguments="consume no_such:thing", says="there is no module 'no_such'"),
+    Mistake(
+        id="nothing to consume",
+        arguments="consume nosuch",
+        says="'nosuch' names no consumer: give MODULE:NAME, for example shop.consumers:consumer",
+    ),
+    Mistake(
+        id="no such module",
+        arguments="consume no_such:thing",
+        says="'no_such:thing': there is no module 'no_such' to import from here",
+    ),
     Mistake(id="no processes", arguments="consume a:b --processes 0", says="--processes must be 1 or more"),
     # the configuration
     Mistake(
@@ -77,7 +110,7 @@ MISTAKES = [
         id="no port",
         arguments="serve",
         environment={"TMC_SERVER__LISTEN": "localhost"},
-        says="server.listen: give host:port, for example",
+        says="server.listen: give host:port, for example 0.0.0.0:50051.",
     ),
     Mistake(
         id="not a number",
@@ -95,7 +128,7 @@ MISTAKES = [
         id="no broker URL",
         arguments="serve",
         environment={"TMC_RABBITMQ__URL": f"amqp://a:{SECRET}/x@h"},
-        says="rabbitmq.url: give amqp://",
+        says="rabbitmq.url: give amqp://user:***@host:5672/%2F; special characters of a password are percent-encoded.",
     ),
     Mistake(
         id="key without certificate",
@@ -116,7 +149,9 @@ MISTAKES = [
         says="delivery.kind rabbitmq needs [rabbitmq] url",
     ),
     Mistake(
-        id="workers without a broker", arguments="serve --workers 2", says="use one worker, or delivery.kind rabbitmq"
+        id="workers without a broker",
+        arguments="serve --workers 2",
+        says="Built-in delivery is for one process: use one worker, or delivery.kind rabbitmq.",
     ),
     # the start
     Mistake(id="not prepared", arguments="serve", says="run tmc init"),
@@ -137,8 +172,40 @@ MISTAKES = [
         arguments="dev --data {folder}/dev.db --port {plain_port}",
         says="Cannot listen on 127.0.0.1:{plain_port}: choose another address or stop what uses it.",
     ),
+    Mistake(
+        id="metrics port taken",
+        arguments="dev --data {folder}/dev.db --port 0",
+        environment={"TMC_TELEMETRY__LISTEN": "{plain}"},
+        says="Cannot listen on {plain} for metrics (Address already in use): set [telemetry] listen (TMC_TELEMETRY__LISTEN) to "
+        "another address, or stop what uses it.",
+    ),
+    Mistake(
+        id="wrong password of the database",
+        arguments="serve",
+        environment={"TMC_STORE__CATALOG": f"mariadb+mysqldb://somebody:{SECRET}@{{database}}/tmc"},
+        says="The database at {database} refuses the user 'somebody': check user, password and rights in the URL of [store].",
+        needs="databases",
+    ),
+    Mistake(
+        id="no such database",
+        arguments="serve",
+        environment={"TMC_STORE__CATALOG": "{no_database}"},
+        says="There is no database 'tmc_not_there_yet' at {database}: run tmc init.",
+        needs="databases",
+    ),
+    Mistake(
+        id="database away",
+        arguments="init",
+        environment={"TMC_STORE__CATALOG": f"mariadb+mysqldb://u:{SECRET}@{{nobody}}/tmc"},
+        says="The database at {nobody} does not answer",
+    ),
     # tmc health and tmc admin
-    Mistake(id="health, nobody there", arguments="health {nobody}", code=1, says="Nobody listens on {nobody}"),
+    Mistake(
+        id="health, nobody there",
+        arguments="health {nobody}",
+        code=1,
+        says="Nobody listens on {nobody}: is the server running, and is this its address (TMC_ADDRESS)?",
+    ),
     Mistake(
         id="health, no address",
         arguments="health localhost",
@@ -148,13 +215,13 @@ MISTAKES = [
         id="health, no host",
         arguments="health no-such-host.invalid:1",
         code=1,
-        says="There is no host 'no-such-host.invalid'",
+        says="There is no host 'no-such-host.invalid': check the address (TMC_ADDRESS).",
     ),
     Mistake(
         id="admin, nobody there",
         arguments="admin --address {nobody} list-apps",
         code=1,
-        says="Nobody listens on {nobody}",
+        says="Nobody listens on {nobody}: is the server running, and is this its address (TMC_ADDRESS)?",
     ),
     Mistake(
         id="admin, wrong token",
@@ -166,7 +233,7 @@ MISTAKES = [
         id="admin, no token",
         arguments="admin --address {plain} list-apps",
         code=1,
-        says="This needs a valid admin token",
+        says="This needs a valid admin token: TMC_ADMIN_TOKEN, --token",
     ),
     Mistake(
         id="plaintext to TLS",
@@ -178,22 +245,27 @@ MISTAKES = [
         id="admin, plaintext to TLS",
         arguments="admin --address {tls} --token x list-apps",
         code=1,
-        says="{tls} speaks TLS: give --authority",
+        says="{tls} speaks TLS: give --authority CA.pem (TMC_CA).",
     ),
-    Mistake(id="plaintext to mutual TLS", arguments="health {mutual}", code=1, says="{mutual} speaks TLS"),
+    Mistake(
+        id="plaintext to mutual TLS",
+        arguments="health {mutual}",
+        code=1,
+        says="{mutual} speaks TLS: give --authority CA.pem (TMC_CA).",
+    ),
     Mistake(
         id="TLS to plaintext",
         arguments="health {plain}",
         environment={"TMC_CA": CA},
         code=1,
-        says="{plain} does not speak TLS: leave out --authority (TMC_CA)",
+        says="{plain} does not speak TLS: leave out --authority (TMC_CA), or set [tls] of the server.",
     ),
     Mistake(
         id="admin, TLS to plaintext",
         arguments="admin --address {plain} --token x list-apps",
         environment={"TMC_CA": CA},
         code=1,
-        says="{plain} does not speak TLS",
+        says="{plain} does not speak TLS: leave out --authority (TMC_CA), or set [tls] of the server.",
     ),
     Mistake(
         id="another name in the certificate",
@@ -206,19 +278,20 @@ MISTAKES = [
         id="another authority",
         arguments="health {tls} --server-name center.internal --authority {folder}/other/ca.pem",
         code=1,
-        says="check --authority (TMC_CA).",
+        says="The certificate of {tls} is refused (unable to get local issuer certificate): check --authority (TMC_CA).",
     ),
     Mistake(
         id="no client certificate",
         arguments="health {mutual} --server-name center.internal",
         environment={"TMC_CA": CA},
         code=1,
-        says="hangs up: it wants a client certificate of an authority it trusts, give --certificate",
+        says="{mutual} hangs up: it wants a client certificate of an authority it trusts, give --certificate and --key "
+        "(TMC_CERTIFICATE, TMC_KEY).",
     ),
     Mistake(
         id="certificate without key",
         arguments="health {tls} --certificate {folder}/operator.pem",
-        says="--certificate and --key go together",
+        says="--certificate and --key go together (TMC_CERTIFICATE, TMC_KEY).",
     ),
     Mistake(
         id="authority is not there",
@@ -229,15 +302,41 @@ MISTAKES = [
         id="authority is no certificate",
         arguments="health {tls} --authority {folder}/server.key",
         code=1,
-        says="--authority must be a PEM file of certificates",
+        says="--authority must be a PEM file of certificates, --key the private key of --certificate.",
     ),
-    Mistake(id="name without TLS", arguments="health {plain} --server-name x", says="--server-name is for TLS"),
+    Mistake(
+        id="name without TLS",
+        arguments="health {plain} --server-name x",
+        says="--server-name is for TLS: give --authority too (TMC_CA).",
+    ),
     Mistake(
         id="token in the clear",
         arguments="admin --address center.example:50051 --token {token} list-apps",
-        says="The admin token would travel in the clear to center.example:50051: give --authority",
+        says="The admin token would travel in the clear to center.example:50051: give --authority CA.pem (TMC_CA), or --insecure "
+        "(TMC_INSECURE=1) in a network that you trust.",
+    ),
+    Mistake(
+        id="forward to a missing exchange",
+        arguments="admin --address {forwarding} --token {forwarding_token} subscribe order.paid orders --forward rabbitmq:evnets",
+        code=1,
+        says="There is no exchange 'evnets' in virtual host '/' of the broker at {broker}: check the name, declare it first, "
+        "or say --untried.",
+        needs="broker",
+    ),
+    Mistake(
+        id="forward of an unknown kind",
+        arguments="admin --address {forwarding} --token {forwarding_token} subscribe order.paid orders --forward rabitmq:events",
+        code=1,
+        says="forward.kind must be one that this center can do",
+        needs="broker",
     ),
 ]
+MARKS = {"databases": [pytest.mark.mariadb], "broker": [pytest.mark.services]}
+TABLE = Table(
+    source="tests/acceptance/test_cli_mistakes.py",
+    columns=["mistake", "command", "status", "sentence"],
+    rows=[mistake.row for mistake in MISTAKES],
+)
 
 
 def _run(arguments: str, environment: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -281,9 +380,28 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
         yield found
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.id)
-def test_a_mistake_gets_one_sentence(places: Places, mistake: Mistake) -> None:
-    values = vars(places) | {"plain_port": places.plain.rpartition(":")[2]}
+@pytest.fixture(scope="module")
+def databases(mariadb: MariaDB) -> dict[str, str]:
+    return {"database": f"127.0.0.1:{mariadb.port}", "no_database": mariadb.url("tmc_not_there_yet")}
+
+
+@pytest.fixture(scope="module")
+def broker(rabbitmq: RabbitMQ, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A server that can forward, with topic order.paid."""
+    folder = tmp_path_factory.mktemp("broker")
+    with _server(folder, "forwarding", TMC_RABBITMQ__URL=rabbitmq.url) as (address, token):
+        for arguments in ("register-app orders", "register-topic order.paid --owner orders"):
+            done = _run(f"admin --address {address} --token {token} {arguments}", {}, folder)
+            assert done.returncode == 0, done.stderr
+        yield {"broker": f"127.0.0.1:{rabbitmq.port}", "forwarding": address, "forwarding_token": token}
+
+
+@pytest.mark.parametrize(
+    "mistake", [pytest.param(each, id=each.id, marks=MARKS.get(each.needs, [])) for each in MISTAKES]
+)
+def test_a_mistake_gets_one_sentence(places: Places, mistake: Mistake, request: pytest.FixtureRequest) -> None:
+    more = request.getfixturevalue(mistake.needs) if mistake.needs else {}
+    values = vars(places) | {"plain_port": places.plain.rpartition(":")[2]} | more
     defaults = (
         {"TMC_STORE__CATALOG": FILE, "TMC_SERVER__LISTEN": "127.0.0.1:0"} if "admin" not in mistake.arguments else {}
     )
@@ -295,6 +413,10 @@ def test_a_mistake_gets_one_sentence(places: Places, mistake: Mistake) -> None:
     assert "Traceback" not in output
     assert SECRET not in output
     assert places.token not in output
+
+
+def test_the_page_lists_every_mistake() -> None:
+    assert TABLE.is_on_the_page()
 
 
 def test_health_and_admin_reach_a_server_by_address_whose_certificate_names_it_otherwise(places: Places) -> None:
@@ -398,3 +520,7 @@ def test_a_server_that_waits_ends_when_told_to(tmp_path: Path) -> None:
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
     assert SECRET not in (tmp_path / "log").read_text()
+
+
+if __name__ == "__main__":
+    TABLE.write()

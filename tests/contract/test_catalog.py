@@ -16,10 +16,18 @@ from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import DONE, Stored
 from tmc_server.domain.ports import Claimed, NewTopic
-from tmc_server.errors import AppUnknown, CatalogStale, NameTaken, NoIdentity, RotationOpen, StoreUnavailable
+from tmc_server.errors import (
+    AppUnknown,
+    CatalogStale,
+    CredentialsInvalid,
+    NameTaken,
+    NoIdentity,
+    RotationOpen,
+    StoreUnavailable,
+)
 from tmc_server.store.activation import CatalogActivation
 from tmc_server.store.batch import ShardWriter
-from tmc_server.store.catalog import CatalogStore, CatalogWatch
+from tmc_server.store.catalog import CatalogStore, CatalogWatch, hash_of
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.migrate import migrate
 from tmc_server.store.nodes import LEASE_MS, NodeSlots
@@ -420,6 +428,46 @@ class TestRegistering:
         assert other.keys is not None
         assert other.keys.signing != mine.signing
         assert repr(other.keys) == "DeliveryKeys(since_ms=0)"
+
+    def test_the_keys_of_each_environment_rotate_by_themselves(self, store: StoreUnderTest) -> None:
+        editor = store.catalog_store
+
+        def keys() -> dict[str, int]:
+            store.watch.run_once()
+            app = store.watch.current.app_by_id["orders"]
+            return {"": len(app.key_hashes)} | {each.tag: len(each.key_hashes) for each in app.tag_keys}
+
+        first = hash_of(editor.add_key("test", "orders", False, "staging"))
+        editor.add_key("test", "orders", False, "qa")
+        assert keys() == {"": 1, "qa": 1, "staging": 1}
+        second = hash_of(editor.add_key("test", "orders", False, "staging"))
+        with pytest.raises(RotationOpen):
+            editor.add_key("test", "orders", False, "staging")
+        assert keys() == {"": 1, "qa": 1, "staging": 2}
+        assert store.watch.current.authenticated("orders", first)[1] == "staging"
+        editor.drop_old_key("test", "orders", "staging")
+        assert keys() == {"": 1, "qa": 1, "staging": 1}
+        assert store.watch.current.authenticated("orders", second)[1] == "staging"
+        with pytest.raises(CredentialsInvalid):
+            store.watch.current.authenticated("orders", first)
+        editor.drop_old_key("test", "orders", "staging", True)
+        assert keys() == {"": 1, "qa": 1}
+        with pytest.raises(AppUnknown):
+            editor.add_key("test", "nobody", False, "staging")
+
+    def test_an_app_is_disabled_and_enabled_with_actor_and_reason(self, store: StoreUnderTest) -> None:
+        seen = []
+        for disabled in (True, False):
+            store.catalog_store.set_disabled("alice", "orders", disabled, "its key is public")
+            store.watch.run_once()
+            seen.append({app.id for app in store.watch.current.apps.values() if app.disabled})
+        assert seen == [{"orders"}, set()]
+        with store.database.reading() as connection:
+            rows = connection.execute(sa.select(audit.c.action, audit.c.subject, audit.c.actor, audit.c.reason))
+            changes = {tuple(row) for row in rows}
+        assert {(f"{verb} app", "orders", "alice", "its key is public") for verb in ("disable", "enable")} <= changes
+        with pytest.raises(AppUnknown):
+            store.catalog_store.set_disabled("alice", "nobody", True, "why")
 
     def test_the_longest_names_fit_everywhere(self, store: StoreUnderTest) -> None:
         app, topic, tag = "a" * 64, "t" * 128, "g" * 64

@@ -275,6 +275,46 @@ class TestIdentity:
         assert (works(old), works(new)) == (False, True)
         center.keys["stranger"] = new
 
+    def test_a_key_of_one_environment_reaches_nothing_of_another(self, api: Api, center: RunningCenter) -> None:
+        made = api("AdminService/AddAppKey", admin_pb2.AddAppKeyRequest(id="orders", tag="staging"))
+        bound = [("tmc-app", "orders"), ("authorization", f"Bearer {made.key}")]
+        elsewhere = api(PREPARE, a_message())  # in the topic's default environment
+        named, other = api(PREPARE, a_message(), [*bound, ("tmc-tag", "staging")]), [*bound, ("tmc-tag", "default")]
+        refused = ("PERMISSION_DENIED", "KEY_OF_ANOTHER_TAG", "")
+        assert [api(PREPARE, a_message(), other), api("MessageService/DescribeChecks", b"", other)] == [refused] * 2
+        unnamed = api(PREPARE, a_message(), bound)
+        for mine in (named, unnamed):
+            seen = api("MessageService/GetMessage", message_pb2.GetMessageRequest(message_id=mine.message_id), bound)
+            assert seen.producer_tag == "staging"
+        unknown = ("NOT_FOUND", "MESSAGE_UNKNOWN", "")
+        by_id = message_pb2.GetMessageRequest(message_id=elsewhere.message_id)
+        assert api("MessageService/GetMessage", by_id, bound) == unknown
+        decision = message_pb2.DecideRequest(message_id=elsewhere.message_id)
+        for method in ("Submit", "Rollback"):
+            assert api(f"MessageService/{method}", decision, bound) == unknown
+        assert api("MessageService/GetMessage", by_id).state == types_pb2.MESSAGE_STATE_PREPARED
+        assert api("MessageService/Submit", message_pb2.DecideRequest(message_id=named.message_id), bound).message_id
+        (orders,) = [app for app in api("AdminService/ListApps", b"").apps if app.id == "orders"]
+        assert (orders.keys, [(each.tag, each.keys) for each in orders.tag_keys]) == (1, [("staging", 1)])
+
+    @pytest.mark.parametrize("method", ["Prepare", "Publish"])
+    def test_only_an_operator_sends_a_replay_and_only_as_a_whole(
+        self, api: Api, center: RunningCenter, method: str
+    ) -> None:
+        ours, path = center.as_app("orders"), f"MessageService/{method}"
+        for name in ("tmc-replay-of", "Tmc-Replay-Of", "TMC-id"):
+            assert api(path, a_message(headers={name: "1-1-04-5"}), ours) == (*FIELD, "headers")
+        replayed = {"tmc-replay-of": "1-1-04-5"}
+        for wrong in ("", "Bearer wrong", f"Bearer {center.keys['orders']}"):
+            refused = api(path, a_message(headers=replayed), [*ours, ("tmc-operator", wrong)])
+            assert refused == ("PERMISSION_DENIED", "ADMIN_ONLY", "")
+        operator = [*ours, ("tmc-operator", f"Bearer {center.token}")]
+        answer = api(path, a_message(headers=replayed), operator)
+        if method == "Prepare":
+            assert answer == (*FIELD, "headers")
+        else:
+            assert answer.state == types_pb2.MESSAGE_STATE_COMMITTED
+
     def test_subscriptions_are_described_for_app_and_tag(self, api: Api, center: RunningCenter) -> None:
         def topics(app: str, tag: str = "") -> list[str]:
             request = consumption_pb2.DescribeSubscriptionsRequest()

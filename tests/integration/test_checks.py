@@ -22,7 +22,7 @@ from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
 from tests.support.mariadb import free_port
 from tests.support.rogue import RogueGrpc
-from tmc_client.checking import Checks
+from tmc_client.checking import Checks, CheckToken
 from tmc_client.ledger import ledger_id_of, rows_for
 from tmc_client.producer import request_of
 from tmc_client.protocol import admin_pb2, check_pb2, check_pb2_grpc, types_pb2
@@ -440,3 +440,40 @@ class TestOperators:
             request = request_of("web.paid", {}, "named", None, tmc.center.timedelta(0), None)
             request.check_target = "nobody"
             orders.producer.prepare(request, orders.timeout).result(10)
+
+
+def test_a_service_follows_a_rotation_of_its_check_token_and_takes_the_previous_one_for_a_minute(tmp_path) -> None:
+    seconds = [100.0]
+    with (
+        RunningCenter(f"sqlite:///{tmp_path}/c.db") as center,
+        tmc.connect(center.address, app="orders", key=center.keys["orders"]) as orders,
+        grpc.insecure_channel(center.address) as channel,
+    ):
+        admin = center.admin(channel)
+
+        def shown() -> str:
+            token = center.center._watch.current.app_by_id["orders"].check_token
+            assert token
+            return token
+
+        def rotate() -> None:
+            request = admin_pb2.RotateCheckTokenRequest(id="orders", reason="seen in a log")
+            assert admin.RotateCheckToken(request, metadata=center.operator).effective_ms > 0
+
+        token = CheckToken(orders, lambda: seconds[0])
+        first = shown()
+        assert token.is_right(first)
+        rotate()
+        second = shown()
+        assert second != first
+        seconds[0] += 5
+        assert [token.is_right(each) for each in (second, first, "wrong")] == [True, True, False]
+        seconds[0] += 60
+        assert [token.is_right(each) for each in (second, first)] == [True, False]
+        rotate()
+        assert not token.is_right("wrong")  # it has asked a moment ago, for `first`
+        seconds[0] += 5
+        assert token.is_right(shown())
+        with pytest.raises(grpc.RpcError) as caught:
+            admin.RotateCheckToken(admin_pb2.RotateCheckTokenRequest(id="orders"), metadata=center.operator)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -1,7 +1,7 @@
 """Typical mistakes of people who write consumers, and the one sentence that each of them gets.
 
-MISTAKES is a table like that of test_mistakes: id, provoke, expected fragment of the sentence, class of the error (None:
-the sentence is in the log). A sentence names the thing and the way out.
+MISTAKES is a table of docs/mistakes.md. Adding a mistake means adding a function and its row, then writing the page:
+`python -m tests.integration.test_consumer_mistakes`. A sentence names the thing and the way out.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pytest
 import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
+from tests.support.mistakes import Table
 from tmc_client import aio
 
 if TYPE_CHECKING:
@@ -135,31 +136,131 @@ class _Log(logging.Handler):
 
 bench_log = _Log()
 
-MISTAKES: list[tuple[str, Callable[[Bench], object], str, type[Exception] | None]] = [
-    ("listener without parentheses", _without_parentheses,
-     'a listener needs its topic: write @consumer.listener("TOPIC") above give_coupon', TypeError),
-    ("handler without a body", _no_body, "give_coupon() must take the body as its first parameter", TypeError),
-    ("message instead of the body", _message_first,
-     "give_coupon(): no body can be read as Message, the type of its first parameter", TypeError),
-    ("a service as the body", _service_as_body, "take bytes, str, dict, list, a dataclass", TypeError),
-    ("annotation for type checkers only", _only_for_type_checkers,
-     "import it outside of TYPE_CHECKING", TypeError),
-    ("session without inbox", _session_without_inbox, "give the listener inbox=SqlInbox(sessionmaker)", TypeError),
-    ("parameter that nobody fills", _stranger_among_the_parameters, "nobody fills ['database']", TypeError),
-    ("two listeners of one topic", _two_listeners, "topic order.paid has a listener already", ValueError),
-    ("nothing to consume", _nothing_to_consume, "decorate a function with @consumer.listener(topic) first", ValueError),
-    ("an address instead of a center", _address_instead_of_center,
-     "Consumer needs a center as tmc_client.connect() returns it, not '127.0.0.1:50051'", TypeError),
-    ("max_handling in seconds", _seconds_as_limit,
-     "max_handling must be a timedelta, for example timedelta(minutes=10), not 30", TypeError),
-    ("app without this subscription", lambda bench: _until_said(bench, "stranger", "order.paid"),
-     "Subscribe this app first: tmc admin subscribe TOPIC stranger", None),
-    ("app without any subscription", lambda bench: _until_said(bench, "stranger", None),
-     "app stranger has no subscription to anything: subscribe this app first, with: tmc admin subscribe TOPIC stranger",
-     None),
-    ("typo in a topic under tmc dev", lambda bench: _until_said(bench, "coupons", "order.piad", bench.dev),
-     "nobody has produced order.piad yet, coupons only consumes it: is the name spelled right?", None),
-]  # fmt: skip
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """words: what was done, for the page.  sentence: what it gets, or its beginning.  error: None, it is in the log."""
+
+    id: str
+    words: str
+    make: Callable[[Bench], object]
+    sentence: str
+    error: type[Exception] | None
+
+    @property
+    def row(self) -> list[str]:
+        return [self.words, f"`{self.error.__name__}`" if self.error else "in the log", self.sentence]
+
+
+MISTAKES = [
+    Mistake(
+        id="listener without parentheses",
+        words="`@consumer.listener` without parentheses",
+        make=_without_parentheses,
+        sentence='a listener needs its topic: write @consumer.listener("TOPIC") above give_coupon',
+        error=TypeError,
+    ),
+    Mistake(
+        id="handler without a body",
+        words="a handler without parameters",
+        make=_no_body,
+        sentence="give_coupon() must take the body as its first parameter",
+        error=TypeError,
+    ),
+    Mistake(
+        id="message instead of the body",
+        words="a handler whose first parameter is a `Message`",
+        make=_message_first,
+        sentence="give_coupon(): no body can be read as Message, the type of its first parameter",
+        error=TypeError,
+    ),
+    Mistake(
+        id="a service as the body",
+        words="a handler whose first parameter is no body",
+        make=_service_as_body,
+        sentence="no body can be read as _Service, the type of its first parameter, which is the body: take bytes, str, dict, "
+        "list, a dataclass, a pydantic model or a protobuf message",
+        error=TypeError,
+    ),
+    Mistake(
+        id="annotation for type checkers only",
+        words="a body type imported under `TYPE_CHECKING` only",
+        make=_only_for_type_checkers,
+        sentence="an annotation means nothing when the program runs (name 'OnlyForTypeCheckers' is not defined): import it "
+        "outside of TYPE_CHECKING",
+        error=TypeError,
+    ),
+    Mistake(
+        id="session without inbox",
+        words="a `session` parameter without an inbox",
+        make=_session_without_inbox,
+        sentence="give_coupon() wants a session: give the listener inbox=SqlInbox(sessionmaker)",
+        error=TypeError,
+    ),
+    Mistake(
+        id="parameter that nobody fills",
+        words="a parameter that nobody fills",
+        make=_stranger_among_the_parameters,
+        sentence="give_coupon(): nobody fills ['database']; known are the body, session and a tmc.Message",
+        error=TypeError,
+    ),
+    Mistake(
+        id="two listeners of one topic",
+        words="two listeners of one topic in one consumer",
+        make=_two_listeners,
+        sentence="topic order.paid has a listener already: one function handles one topic",
+        error=ValueError,
+    ),
+    Mistake(
+        id="nothing to consume",
+        words="a consumer without a listener",
+        make=_nothing_to_consume,
+        sentence="nothing to consume: decorate a function with @consumer.listener(topic) first",
+        error=ValueError,
+    ),
+    Mistake(
+        id="an address instead of a center",
+        words='`Consumer("127.0.0.1:50051")`',
+        make=_address_instead_of_center,
+        sentence="Consumer needs a center as tmc_client.connect() returns it, not '127.0.0.1:50051'",
+        error=TypeError,
+    ),
+    Mistake(
+        id="max_handling in seconds",
+        words="`max_handling=30`",
+        make=_seconds_as_limit,
+        sentence="max_handling must be a timedelta, for example timedelta(minutes=10), not 30",
+        error=TypeError,
+    ),
+    Mistake(
+        id="app without this subscription",
+        words="an app that is not subscribed to the topic",
+        make=lambda bench: _until_said(bench, "stranger", "order.paid"),
+        sentence="Subscribe this app first: tmc admin subscribe TOPIC stranger",
+        error=None,
+    ),
+    Mistake(
+        id="app without any subscription",
+        words="an app without any subscription",
+        make=lambda bench: _until_said(bench, "stranger", None),
+        sentence="app stranger has no subscription to anything: subscribe this app first, with: tmc admin subscribe TOPIC "
+        "stranger",
+        error=None,
+    ),
+    Mistake(
+        id="typo in a topic under tmc dev",
+        words="a typo in a topic under `tmc dev`",
+        make=lambda bench: _until_said(bench, "coupons", "order.piad", bench.dev),
+        sentence="nobody has produced order.piad yet, coupons only consumes it: is the name spelled right?",
+        error=None,
+    ),
+]
+
+TABLE = Table(
+    source="tests/integration/test_consumer_mistakes.py",
+    columns=["mistake", "error", "sentence"],
+    rows=[mistake.row for mistake in MISTAKES],
+)
 
 
 @pytest.fixture(scope="module")
@@ -181,21 +282,21 @@ def listening(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     logging.getLogger().removeHandler(bench_log)
 
 
-@pytest.mark.parametrize(
-    ("provoke", "expected", "kind"), [row[1:] for row in MISTAKES], ids=[row[0] for row in MISTAKES]
-)
-def test_a_mistake_gets_one_sentence_that_names_the_way_out(
-    bench: Bench, provoke: Callable[[Bench], object], expected: str, kind: type[Exception] | None
-) -> None:
-    bench_log.wanted = expected
-    if kind is None:
-        provoke(bench)
+@pytest.mark.parametrize("mistake", [pytest.param(mistake, id=mistake.id) for mistake in MISTAKES])
+def test_a_mistake_gets_one_sentence_that_names_the_way_out(bench: Bench, mistake: Mistake) -> None:
+    bench_log.wanted = mistake.sentence
+    if mistake.error is None:
+        mistake.make(bench)
         assert len(bench_log.said()) == 1
     else:
-        with pytest.raises(kind) as caught:
-            provoke(bench)
-        assert expected in str(caught.value)
+        with pytest.raises(mistake.error) as caught:
+            mistake.make(bench)
+        assert mistake.sentence in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def test_the_page_lists_every_mistake() -> None:
+    assert TABLE.is_on_the_page()
 
 
 async def _connected(address: str) -> aio.AsyncCenter:
@@ -230,3 +331,7 @@ def test_a_listener_accepts_what_can_be_read(bench: Bench) -> None:
 
         handle.__annotations__["body"] = body_type
         _listen(bench, handle)
+
+
+if __name__ == "__main__":
+    TABLE.write()

@@ -199,6 +199,41 @@ class TestStreams:
             first.close()
             second.close()
 
+    def test_a_disabled_app_is_refused_and_its_streams_end_until_it_is_enabled(
+        self, center: RunningCenter, channel: grpc.Channel
+    ) -> None:
+        api = Api(center, channel)
+        request = {"id": "coupons", "reason": "its key is public"}
+        consumer = _Consumer(center, channel, "coupons")
+        try:
+            assert api("AdminService/DisableApp", admin_pb2.DisableAppRequest(**request)).effective_ms > 0
+            eventually(lambda: consumer.ended)
+            assert consumer.ended == ("PERMISSION_DENIED", "APP_DISABLED")
+        finally:
+            consumer.close()
+        assert _described(api, center) == ("PERMISSION_DENIED", "APP_DISABLED", "")
+        stranger = [("tmc-app", "coupons"), ("authorization", "Bearer wrong")]
+        refused = api("ConsumptionService/DescribeSubscriptions", b"", stranger)
+        assert refused == ("UNAUTHENTICATED", "CREDENTIALS_INVALID", "")
+        assert _disabled(api) == ["coupons"]
+        api("MessageService/Publish", a_message(key="while it is disabled"))
+        api("AdminService/EnableApp", admin_pb2.EnableAppRequest(**request))
+        again = _Consumer(center, channel, "coupons")
+        try:
+            eventually(lambda: "while it is disabled" in again.keys)
+        finally:
+            again.close()
+        assert _disabled(api) == []
+
+    def test_disabling_takes_a_reason_and_an_app_that_is_there(
+        self, center: RunningCenter, channel: grpc.Channel
+    ) -> None:
+        api = Api(center, channel)
+        for method, kind in (("DisableApp", admin_pb2.DisableAppRequest), ("EnableApp", admin_pb2.EnableAppRequest)):
+            path = f"AdminService/{method}"
+            assert api(path, kind(id="orders")) == ("INVALID_ARGUMENT", "FIELD_INVALID", "reason")
+            assert api(path, kind(id="nobody", reason="why")) == ("NOT_FOUND", "APP_UNKNOWN", "")
+
     def test_an_app_has_so_many_streams_and_no_more(self, center: RunningCenter, channel: grpc.Channel) -> None:
         consumers = [_Consumer(center, channel, "coupons") for _ in range(3)]
         try:
@@ -208,6 +243,10 @@ class TestStreams:
         finally:
             for each in consumers:
                 each.close()
+
+
+def _disabled(api: Api) -> list[str]:
+    return [app.id for app in api("AdminService/ListApps", b"").apps if app.disabled]
 
 
 def _described(api: Api, center: RunningCenter) -> Any:

@@ -1,4 +1,4 @@
-"""Typical mistakes, and the sentence that each gets: the table of docs/mistakes.md.
+"""Typical mistakes of producers, and the sentence that each gets: the first table of docs/mistakes.md.
 
 A mistake is one row of MISTAKES: a function that makes it in a Place, and what must come of it. Adding one means adding a
 function and its row, then writing the page: `python -m tests.integration.test_mistakes`.
@@ -19,11 +19,9 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
+from tests.support.mistakes import Table
 from tmc_client import aio
 from tmc_client.tables import metadata
-
-PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
-BEGIN, END = "<!-- mistakes: written by tests/integration/test_mistakes.py -->", "<!-- end of mistakes -->"
 
 
 @dataclass(kw_only=True)
@@ -198,8 +196,8 @@ class Mistake:
         return self.make.__name__.strip("_")
 
     @property
-    def row(self) -> str:
-        return f"| {self.words} | `{self.error.__name__}` | {self.sentence} |"
+    def row(self) -> list[str]:
+        return [self.words, f"`{self.error.__name__}`", self.sentence]
 
 
 BAD, CODEC = tmc.InvalidRequest, tmc.CodecError
@@ -384,16 +382,16 @@ def test_a_mistake_gets_a_sentence_that_names_it_and_the_way_out(mistake: Mistak
     assert mistake.sentence in str(caught.value)
 
 
-def page(text: str) -> str:
-    """The page with the table as it is now."""
-    before, rest = text.split(BEGIN)
-    rows = "\n".join(mistake.row for mistake in MISTAKES)
-    return f"{before}{BEGIN}\n| mistake | error | sentence |\n| --- | --- | --- |\n{rows}\n{END}{rest.split(END)[1]}"
+TABLE = Table(
+    source="tests/integration/test_mistakes.py",
+    columns=["mistake", "error", "sentence"],
+    rows=[mistake.row for mistake in MISTAKES],
+)
 
 
 def test_the_page_lists_every_mistake() -> None:
-    assert page(PAGE.read_text()) == PAGE.read_text()
+    assert TABLE.is_on_the_page()
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text()))
+    TABLE.write()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import grpc
 import pika
 import pytest
 import sqlalchemy as sa
@@ -19,8 +22,11 @@ from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
 from tests.support.rabbitmq import RabbitMQ
-from tmc_client.protocol import types_pb2
+from tmc_client.protocol import admin_pb2, consumption_pb2, consumption_pb2_grpc, types_pb2
+from tmc_server.delivery import rabbitmq_exchanges
+from tmc_server.domain.catalog import Forward
 from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.errors import ForwardRefused
 from tmc_server.store.tables import alert, shard_tables
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.services]
@@ -316,11 +322,80 @@ def test_a_forwarding_subscription(center: RunningCenter, orders: tmc.Center, ra
     assert _alerts(center, subscription.number) == ["delivery failed"]
 
 
+def _refused(center: RunningCenter, topic: str, app: str, **settings: Any) -> str:
+    with pytest.raises(grpc.RpcError) as caught:
+        center.subscribe(topic, app, **settings)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    return str(caught.value.details())
+
+
+def test_a_forward_to_an_exchange_that_is_not_there_is_refused_and_stored_by_nobody(
+    center: RunningCenter, rabbitmq: RabbitMQ
+) -> None:
+    app, topic = f"app{next(_names)}", _topic()
+    forward = types_pb2.Forward(kind="rabbitmq", target="evnets")
+    assert _refused(center, topic, app, forward=forward) == (
+        f"There is no exchange 'evnets' in virtual host '/' of the broker at 127.0.0.1:{rabbitmq.port}: check the name, "
+        "declare it first, or say --untried."
+    )
+    number = center.center._watch.current.topic_by_name[topic].number
+    assert not [each for each in center.center._watch.current.subscriptions.values() if each.topic == number]
+    assert center.subscribe(topic, app, forward=forward, untried=True).forward == forward
+
+
+def test_a_forward_to_an_exchange_that_every_broker_has_is_accepted(center: RunningCenter) -> None:
+    for target in ("amq.topic", "amq.direct", "amq.fanout", "amq.headers"):
+        forward = types_pb2.Forward(kind="rabbitmq", target=target)
+        assert center.subscribe(_topic(), f"app{next(_names)}", forward=forward).forward == forward
+
+
+def test_the_policy_of_a_forward_can_be_changed_when_its_exchange_is_gone(
+    center: RunningCenter, rabbitmq: RabbitMQ
+) -> None:
+    broker = rabbitmq.connect()
+    broker.channel().exchange_declare("leaves", "fanout")
+    app, topic = f"app{next(_names)}", _topic()
+    forward = types_pb2.Forward(kind="rabbitmq", target="leaves")
+    made = center.subscribe(topic, app, retry=FAST, forward=forward)
+    broker.channel().exchange_delete("leaves")
+    slower = types_pb2.RetryPolicy(interval_ms=900, max_retry=3)
+    changed = center.subscribe(topic, app, retry=slower, forward=forward)
+    assert (changed.number, changed.retry.interval_ms) == (made.number, 900)
+    # A new subscription is looked up, also one of the same name after a removal.
+    with grpc.insecure_channel(center.address) as channel:
+        request = admin_pb2.RemoveSubscriptionRequest(topic=topic, app=app)
+        center.admin(channel).RemoveSubscription(request, metadata=center.operator)
+    assert "There is no exchange 'leaves'" in _refused(center, topic, app, forward=forward)
+    broker.close()
+
+
+def test_a_forward_that_no_broker_confirms_is_refused_unless_untried(tmp_path: Path) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))  # bound, not listening: refuses
+        port = reserved.getsockname()[1]
+        url = f"amqp://guest:Hunter2-marked@127.0.0.1:{port}/%2F"
+        forward = types_pb2.Forward(kind="rabbitmq", target="events")
+        with RunningCenter(f"sqlite:///{tmp_path}/c.db", rabbitmq={"url": url}) as center:
+            text = _refused(center, "to.nobody", "stranger", forward=forward)
+            assert text.startswith(
+                f"Nobody can say whether there is an exchange 'events': the broker at 127.0.0.1:{port} cannot be asked ("
+            )
+            assert text.endswith("). Repeat when it can, or say --untried.")
+            assert "Hunter2" not in text
+            assert center.subscribe("to.nobody", "stranger", forward=forward, untried=True).forward == forward
+
+
+def test_a_broker_that_accepts_connections_and_says_nothing_confirms_no_forward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rabbitmq_exchanges, "_PATIENCE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        exchanges = rabbitmq_exchanges.RabbitExchanges(f"amqp://guest:guest@127.0.0.1:{silent.getsockname()[1]}/%2F")
+        with pytest.raises(ForwardRefused, match="cannot be asked"):
+            exchanges.examine(Forward("rabbitmq", "events", ""))
+
+
 def test_subscribe_streams_are_refused_where_queues_deliver(center: RunningCenter) -> None:
-    import grpc
-
-    from tmc_client.protocol import consumption_pb2, consumption_pb2_grpc
-
     with grpc.insecure_channel(center.address) as channel:
         stub = consumption_pb2_grpc.ConsumptionServiceStub(channel)
         stream = stub.Subscribe(

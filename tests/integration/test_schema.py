@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from hashlib import sha256
+from pathlib import Path
 
+import alembic.command
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateIndex, CreateTable
 
+import tmc_client as tmc
+from tests.support.center import RunningCenter
+from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
 from tests.support.store import in_thread
+from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.message import MessageState
+from tmc_server.store import shard_map
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.fitness import examine
-from tmc_server.store.migrate import VERSION_TABLE, migrate
+from tmc_server.store.migrate import VERSION_TABLE, migrate, revision_of
 from tmc_server.store.tables import CATALOG_TABLES, DATABASE_TABLES, METADATA, shard_tables
 
 pytestmark = pytest.mark.mariadb
@@ -198,3 +208,90 @@ print(len(failed))
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "0"
+
+
+class _Upgraded(RunningCenter):
+    """On a database whose apps and topics are there already."""
+
+    def _register(self) -> None:
+        self.keys = dict(_KEYS)
+
+
+_KEYS = {"orders": "key-of-orders", "coupons": "key-of-coupons"}
+
+
+def _fill(database: Database) -> None:
+    """As servers of revision 0004 left it: a message on its way, one undecided, one FAILED, a removed subscription."""
+    tables = sa.MetaData()
+    now = round(time.time() * 1000)
+    with database.transaction() as connection:
+        tables.reflect(connection)
+
+        def insert(table: str, **values: object) -> None:
+            for column in tables.tables[table].columns:
+                if not (column.nullable or column.server_default is not None or column.autoincrement is True):
+                    is_text = isinstance(column.type, sa.String | sa.LargeBinary)
+                    values.setdefault(
+                        column.name, (b"" if isinstance(column.type, sa.LargeBinary) else "") if is_text else 0
+                    )
+            connection.execute(tables.tables[table].insert().values(**values))
+
+        for number, (app, key) in enumerate(_KEYS.items(), start=1):
+            insert(
+                "tmc_app", app_no=number, id=app, service_name=app, biz_id=app, key_hash=sha256(key.encode()).digest()
+            )
+        topic = {"name": "order.paid", "owner_no": 1, "default_tag": "default", "table_index": 5, "spread": 1}
+        insert("tmc_topic", topic_no=7, **topic, transaction_time_ms=60_000, open_limit=1000)
+        for number, tag, removed_ms in ((8, "gone", now - 1000), (9, "default", None)):
+            policy = {"retry_kind": 1, "interval_ms": 1000, "max_retry": 3}
+            insert(
+                "tmc_subscription",
+                subscription_no=number,
+                topic_no=7,
+                app_no=2,
+                tag=tag,
+                removed_ms=removed_ms,
+                **policy,
+            )
+        for number, state in ((1, MessageState.COMMITTED), (2, MessageState.PREPARED), (3, MessageState.COMMITTED)):
+            insert(
+                "tmc_message_05", id=number, topic_no=7, producer_no=1, producer_tag="default", message_key=f"k{number}",
+                attempt_id=bytes([number]) * 16, digest=bytes(32), state=int(state), body=b"body",
+                content_type="text/plain", created_ms=now,
+            )  # fmt: skip
+        scheduled, failed = int(ConsumptionState.SCHEDULED), int(ConsumptionState.FAILED)
+        insert("tmc_consumption_05", message_id=1, subscription_no=9, state=scheduled, due_ms=now, created_ms=now)
+        insert("tmc_consumption_05", message_id=3, subscription_no=9, state=failed, attempt=4, tried=4, created_ms=now)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
+def test_a_filled_database_of_revision_0004_goes_on_where_it_was(
+    kind: str, mariadb: MariaDB, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/a.db" if kind == "sqlite" else mariadb.url("tmc_filled")
+    database = Database(url)
+    with monkeypatch.context() as patch:
+        upgrade = alembic.command.upgrade
+        patch.setattr(alembic.command, "upgrade", lambda config, _to: upgrade(config, "0004"))
+        patch.setattr(shard_map, "identify", lambda _connection: None)
+        patch.setattr(shard_map, "fill", lambda _shards: None)
+        migrate(ShardMap(database, [database] * 32))
+    assert revision_of(database) == "0004"
+    _fill(database)
+    database.close()
+    with _Upgraded(url) as center:
+        got: list[str] = []
+        with (
+            tmc.connect(center.address, app="orders", key=_KEYS["orders"]) as orders,
+            tmc.connect(center.address, app="coupons", key=_KEYS["coupons"]) as coupons,
+        ):
+            consumer = tmc.Consumer(coupons)
+
+            @consumer.listener("order.paid")
+            def handle(body: str, message: tmc.Message) -> None:
+                got.append(message.key)
+
+            with consumer:
+                orders.submit("7-1-05-2")
+                orders.publish("order.paid", "body", key="k4")
+                eventually(lambda: sorted(got) == ["k1", "k2", "k4"])

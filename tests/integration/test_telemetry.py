@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import socket
 import urllib.request
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
+from tmc_server.app import CannotStart, Center
+from tmc_server.config import Config
 from tmc_server.metrics import METRICS
 
 PAGE = Path(__file__).parents[2] / "docs" / "telemetry.md"
@@ -78,6 +82,17 @@ def test_a_life_is_counted(tmp_path) -> None:
     assert grown("tmc_call_seconds_count", "MessageService/PrepareMany", "OK") == 2
     assert grown("tmc_batch_operations_count") >= 5
     assert (after["tmc_leases_held", ()], after["tmc_servers_alive", ()]) == (32, 1)
+
+
+def test_a_server_whose_metrics_port_is_taken_takes_up_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "c.db"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        sections = {"server": {"listen": "127.0.0.1:0"}, "store": {"catalog": f"sqlite:///{file}"}}
+        center = Center(Config.model_validate(sections | {"telemetry": {"listen": listen}}), dev=True)
+        with pytest.raises(CannotStart, match=rf"Cannot listen on {listen} for metrics .* set \[telemetry\] listen"):
+            asyncio.run(center.start())
+    assert not file.exists()  # no tables, no node slot, no leases that others would have to wait for
 
 
 def test_refused_calls_are_counted_by_their_status(tmp_path) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import tmc_client as tmc
 import tmc_client.aio
+from tests.integration.test_api import Api, refusal
 from tests.support.center import RunningCenter
 from tests.support.certificates import Authority
 from tests.support.tcp_proxy import TcpProxy
 from tmc_client.connection import Connection, Identity
+from tmc_client.protocol import consumption_pb2
 
 
 class Doors:
@@ -60,6 +65,79 @@ def test_another_name_or_no_client_certificate_is_refused(doors: Doors, missing:
     with doors.connect(**options) as center:
         with pytest.raises(tmc.Unavailable):
             center.publish("order.paid", b"x", key=missing, timeout=timedelta(seconds=2))
+
+
+class Bound:
+    """A center that binds apps to certificates."""
+
+    def __init__(self, center: RunningCenter, folder: Path) -> None:
+        self.center = center
+        self._folder = folder
+
+    @contextmanager
+    def _channel(self, name: str) -> Iterator[grpc.Channel]:
+        read = [(self._folder / file).read_bytes() for file in ("ca.pem", f"{name}.key", f"{name}.pem")]
+        with grpc.secure_channel(self.center.address, grpc.ssl_channel_credentials(*read)) as channel:
+            yield channel
+
+    def ask(self, certificate: str, path: str, metadata: list[tuple[str, str]]) -> str:
+        """Returns: OK or the reason."""
+        with self._channel(certificate) as channel:
+            answer = Api(self.center, channel)(path, b"", metadata)
+            return str(answer[1]) if isinstance(answer, tuple) else "OK"
+
+    def stream(self, certificate: str, app: str) -> str:
+        request = consumption_pb2.SubscribeRequest(topics=["order.paid"], credit=1)
+        with self._channel(certificate) as channel:
+            call = channel.stream_stream(
+                "/tmc.v1.ConsumptionService/Subscribe",
+                request_serializer=lambda each: each.SerializeToString(),
+                response_deserializer=consumption_pb2.SubscribeResponse.FromString,
+            )(iter([request]), metadata=self.center.as_app(app), timeout=20)
+            try:
+                return f"OK {len(list(call))}"
+            except grpc.RpcError as exc:
+                return refusal(exc)[1]
+
+    def health(self, certificate: str) -> bool:
+        with self._channel(certificate) as channel:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+@pytest.fixture(scope="module")
+def bound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bound]:
+    folder = tmp_path_factory.mktemp("bound")
+    authority = Authority(folder)
+    certificate, key = authority.issue("center", "DNS:localhost", "IP:127.0.0.1")
+    for name, other in (("orders", "orders.test"), ("host", "orders"), ("mail", "coupons"), ("nobody", "ops.test")):
+        authority.issue(name, f"DNS:{other}")
+    tls = {"certificate": str(certificate), "key": str(key), "client_authority": str(authority.certificate)}
+    path = folder / "tmc.db"
+    with RunningCenter(f"sqlite:///{path}") as plain:
+        keys, token = plain.keys, plain.token
+    with RunningCenter(f"sqlite:///{path}", registered=(keys, token), tls={**tls, "bind_apps": True}) as center:
+        yield Bound(center, folder)
+
+
+def test_a_certificate_is_good_for_the_app_that_it_names_and_for_no_other(bound: Bound) -> None:
+    path = "MessageService/DescribeChecks"
+    certificates = ("orders", "host", "mail", "nobody", "center")
+    outcomes = {name: bound.ask(name, path, bound.center.as_app("orders")) for name in certificates}
+    refused = "CERTIFICATE_OF_ANOTHER"
+    assert outcomes == {"orders": "OK", "host": "OK", "mail": refused, "nobody": refused, "center": refused}
+    assert (
+        bound.ask("orders", path, [("tmc-app", "orders"), ("authorization", "Bearer wrong")]) == "CREDENTIALS_INVALID"
+    )
+    assert bound.ask("orders", path, bound.center.as_app("coupons")) == refused
+    assert (bound.stream("mail", "coupons"), bound.stream("orders", "coupons")) == ("OK 0", refused)
+
+
+def test_operators_and_health_checks_are_bound_to_no_app(bound: Bound) -> None:
+    for name in ("nobody", "orders"):
+        assert bound.ask(name, "AdminService/ListApps", bound.center.operator) == "OK"
+        assert bound.ask(name, "AdminService/ListApps", bound.center.as_app("orders")) == "ADMIN_ONLY"
+        assert bound.health(name)
 
 
 @pytest.mark.parametrize("address", ["center.example:50051", "127.0.0.1:50051,10.0.0.7:50051", "127.example.com:50051"])

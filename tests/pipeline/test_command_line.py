@@ -21,6 +21,8 @@ from tests.support.center import RunningCenter
 from tests.support.certificates import for_loopback
 from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import MariaDB, free_port
+from tmc_client.center import Center
+from tmc_client.connection import Identity
 from tmc_pipeline.cli import _replay
 from tmc_pipeline.dialects import database
 from tmc_pipeline.errors import CannotRun, JobFailed, told
@@ -198,10 +200,15 @@ class TestRefusals:
         jobs.run_archive()
         found = list(Restoring(jobs.archive).by_key("orders.paid", "k04-3"))
         with pytest.raises(CannotRun, match=r"1-1-04-\d+ was not sent again: "):
-            _replay(found, f"127.0.0.1:{free_port()}", "key", "")
+            _replay(found, f"127.0.0.1:{free_port()}", "key", "", "token")
         assert list(Restoring(jobs.archive).by_id(wanted_ids(["1-1-04-5"]))) == []
         with pytest.raises(CannotRun, match="'what' is no message id"):
             wanted_ids(["1-1-04-5", "what"])
+
+
+def _as_orders(running: RunningCenter, token: str) -> Center:
+    identity = Identity("orders", running.keys["orders"], operator_token=token)
+    return Center(running.address, identity, None, timedelta(seconds=10), insecure=False)
 
 
 def test_a_replay_is_a_new_message_and_only_one(tmp_path: Path) -> None:
@@ -211,8 +218,14 @@ def test_a_replay_is_a_new_message_and_only_one(tmp_path: Path) -> None:
     }  # fmt: skip
     with (
         RunningCenter(f"sqlite:///{tmp_path}/center.db") as running,
-        tmc_client.connect(running.address, app="orders", key=running.keys["orders"]) as orders,
+        _as_orders(running, running.token) as orders,
+        _as_orders(running, "") as producer,
+        _as_orders(running, "wrong") as stranger,
     ):
+        with pytest.raises(tmc_client.InvalidRequest, match="tmc-replay-of is for replays by operators"):
+            replay(message, producer)
+        with pytest.raises(tmc_client.NotAuthenticated, match="valid admin token"):
+            replay(message, stranger)
         sent = [replay(message, orders) for _ in range(2)]
         assert sent[0] == sent[1]
         stored = running.detail("order.paid", "replay.1-1-04-5").message
@@ -231,10 +244,10 @@ def test_a_replay_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     }  # fmt: skip
     tls = {"certificate": str(certificate), "key": str(key)}
     with RunningCenter(f"sqlite:///{tmp_path}/center.db", open_to_all=True, tls=tls) as running:
-        _replay([message], running.address, "any", str(certificate))
+        _replay([message], running.address, "any", str(certificate), "any")
     assert "1-1-04-5 was sent again as " in capsys.readouterr().err
     with pytest.raises(CannotRun, match=r"There is no file /typo\.pem: check --authority"):
-        _replay([message], running.address, "any", "/typo.pem")
+        _replay([message], running.address, "any", "/typo.pem", "any")
 
 
 @pytest.mark.parametrize(

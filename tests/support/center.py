@@ -27,9 +27,15 @@ def _prepare(url: str) -> None:
 
 class RunningCenter:
     """open_to_all: as `tmc dev`, names made at first use. Otherwise apps `orders` and `coupons`, topic `order.paid`, one
-    subscription."""
+    subscription.  registered: keys and token of another one, which made these in the same database."""
 
-    def __init__(self, url: str, open_to_all: bool = False, **sections: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        url: str,
+        open_to_all: bool = False,
+        registered: tuple[dict[str, str], str] | None = None,
+        **sections: dict[str, Any],
+    ) -> None:
         if "shards" not in sections.get("store", {}):
             _prepare(url)
         store = {"catalog": url, "change_delay_ms": 1500} | sections.pop("store", {})
@@ -41,7 +47,9 @@ class RunningCenter:
         self.center = self._run(self._make(open_to_all))
         self.address = f"127.0.0.1:{self.center.port}"
         self.keys: dict[str, str] = {}
-        if not open_to_all:
+        if registered is not None:
+            self.keys, self.token = registered
+        elif not open_to_all:
             self._register()
 
     async def _make(self, dev: bool) -> Center:

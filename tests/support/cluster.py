@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ from tmc_server.store.tables import shard_tables
 
 TMC = str(Path(sys.executable).parent / "tmc")
 ROOT = Path(__file__).parents[2]
+
+
+_IN_TURN = [("grpc.lb_policy_name", "round_robin"), ("grpc.use_local_subchannel_pool", 1)]
 
 
 class Server:
@@ -96,6 +99,7 @@ class Cluster:
         lease_seconds: float = 3.0,
         pool_mb: int = 128,
         broker_behind_proxy: bool = False,
+        consul_settings: Mapping[str, str | bool] | None = None,
         **settings: str,
     ) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="tmc-cluster-"))
@@ -103,7 +107,7 @@ class Cluster:
         self.broker = RabbitMQ()
         self.proxy = TcpProxy("127.0.0.1", self.broker.port) if broker_behind_proxy else None
         broker_port = self.proxy.port if self.proxy is not None else self.broker.port
-        self.consul = Consul() if consul else None
+        self.consul = Consul(**(consul_settings or {})) if consul else None
         self.settings = {
             "TMC_STORE__CATALOG": self.databases[0].url("tmc_cluster"),
             "TMC_STORE__CHANGE_DELAY_MS": "1500",
@@ -154,11 +158,13 @@ class Cluster:
         assert self.consul is not None
         return f"consul://{self.consul.address}/tmc?tag=test"
 
+    def channel(self, target: str) -> grpc.Channel:
+        """To all servers in turn."""
+        return grpc.insecure_channel(target, _IN_TURN)
+
     def admin(self, method: str, request: Any) -> Any:
         """One admin call to any server that answers."""
-        with grpc.insecure_channel(
-            "ipv4:" + self.addresses, [("grpc.lb_policy_name", "round_robin"), ("grpc.use_local_subchannel_pool", 1)]
-        ) as channel:
+        with self.channel("ipv4:" + self.addresses) as channel:
             call = getattr(admin_pb2_grpc.AdminServiceStub(channel), method)
             metadata = [("authorization", f"Bearer {self.token}")]
             return call(request, metadata=metadata, timeout=20, wait_for_ready=True)

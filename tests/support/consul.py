@@ -7,6 +7,7 @@ uses already and unpacks it beside the caches.
 from __future__ import annotations
 
 import atexit
+import json
 import shutil
 import subprocess
 import tempfile
@@ -31,11 +32,12 @@ def program() -> str:
 class Consul:
     """One private agent; `address` is host:port of its HTTP interface."""
 
-    def __init__(self, keep: bool = False) -> None:
-        """keep: it outlives this program."""
+    def __init__(self, keep: bool = False, **settings: str | bool) -> None:
+        """keep: it outlives this program.  settings: of the agent, beside its usual ones."""
         self.home = Path(tempfile.mkdtemp(prefix="tmc-consul-"))
         if not keep:
             atexit.register(self.stop)  # a test that fails half way leaves nothing behind
+        (self.home / "agent.json").write_text(json.dumps(settings))
         self.port = free_port()
         self._ports = [free_port() for _ in range(3)]
         self.process: subprocess.Popen[bytes] | None = None
@@ -52,7 +54,7 @@ class Consul:
             self.process = subprocess.Popen(
                 [program(), "agent", "-dev", "-bind=127.0.0.1", "-client=127.0.0.1", f"-http-port={self.port}",
                  "-dns-port=-1", "-grpc-port=-1", f"-serf-lan-port={serf_lan}", f"-serf-wan-port={serf_wan}",
-                 f"-server-port={rpc}", "-log-level=warn"],
+                 f"-server-port={rpc}", "-log-level=warn", f"-config-file={self.home}/agent.json"],
                 stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         eventually(self._answers, seconds=60)

@@ -28,6 +28,7 @@ def test_the_environment_wins_over_the_file(tmp_path) -> None:
         ("[server]\nlisten = 'x'", "give host:port, for example 0.0.0.0:50051"),
         ("[log]\nlevel = 'loud'", "log.level: Input should be 'debug', 'info', 'warning' or 'error'."),
         ("[tls]\ncertificate = 'a.pem'", "certificate and key go together"),
+        ("[tls]\nbind_apps = true", "bind_apps needs client_authority"),
         ("[[store.shards]]\nurl = 'sqlite://'\nfirst = 0\nlast = 15", "shards must cover 0 to 31, each exactly once"),
         ("[[store.shards]]\nurll = 'sqlite://'", "did you mean 'url'?"),
         ("not toml", "is not TOML"),

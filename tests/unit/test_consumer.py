@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -258,6 +259,44 @@ def test_an_asyncio_handler_that_runs_too_long_is_cancelled(benches: Callable[..
     assert cancelled.wait(30)
     eventually(lambda: bench.consumer._runs.hanging == 0)
     assert [(name, request.handler_hangs) for name, request in bench.center.sent] == [("NackMany", True)]
+
+
+def test_the_inbox_is_left_only_when_a_cancelled_handler_has_ended(benches: Callable[..., _Bench]) -> None:
+    """Until then the handler may still use its session, which is closed with the inbox's block."""
+    bench, entered, may_end = benches(), threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    class _Inbox:
+        @contextmanager
+        def once(self, _subscriber: str, _message_id: str) -> Iterator[object]:
+            try:
+                yield object()
+            finally:
+                seen.append("inbox left")
+
+    async def handle(body: bytes, session: object) -> None:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            while not may_end.is_set():
+                await asyncio.sleep(0.001)
+            seen.append("handler ended")
+
+    bench.start(handle, inbox=_Inbox(), max_handling=timedelta(seconds=1))
+    bench.arrive(a_message())
+    assert entered.wait(30)
+    bench.clock.now += 1
+    bench.consumer._give_up_overdue()
+    after = bench.arrive(a_message(2))  # another thread has taken its place
+    assert bench.consumer._runs.hanging == 1
+    assert seen == []
+    may_end.set()
+    eventually(lambda: bench.consumer._runs.hanging == 0)
+    assert seen[:2] == ["handler ended", "inbox left"]
+    bench.clock.now += 1
+    bench.consumer._give_up_overdue()
+    eventually(lambda: after.seen == ["handled", "answered"])
 
 
 def test_a_consumer_whose_handlers_all_hang_takes_no_more_and_ends_its_process(

@@ -77,9 +77,28 @@ def test_what_is_no_scrape_gets_no_metrics(endpoint: MetricsEndpoint) -> None:
                 flood.sendall(b"x" * 65_536)
 
 
-def test_a_port_that_is_taken_is_named_and_leaves_nothing_behind(endpoint: MetricsEndpoint) -> None:
+def test_a_port_that_is_taken_is_named_with_its_setting_and_leaves_nothing_behind(endpoint: MetricsEndpoint) -> None:
     other = MetricsEndpoint(f"127.0.0.1:{endpoint.port}")
-    with pytest.raises(OSError, match=str(endpoint.port)):
+    with pytest.raises(OSError, match="metrics") as caught:
         other.start()
+    assert str(caught.value) == (
+        f"Cannot listen on 127.0.0.1:{endpoint.port} for metrics (Address already in use): set [telemetry] listen "
+        "(TMC_TELEMETRY__LISTEN) to another address, or stop what uses it."
+    )
     other.stop()
     assert other.port == 0
+
+
+def test_a_host_that_is_not_there_is_named_with_its_setting() -> None:
+    with pytest.raises(
+        OSError, match=r"no-such-host\.invalid:1 for metrics \(no such host\): set \[telemetry\] listen"
+    ):
+        MetricsEndpoint("no-such-host.invalid:1").start()
+
+
+def test_it_answers_as_soon_as_it_is_started_and_may_be_stopped_at_once() -> None:
+    for _ in range(50):
+        made = MetricsEndpoint("127.0.0.1:0")
+        made.start()
+        made.stop()
+        assert made.port == 0

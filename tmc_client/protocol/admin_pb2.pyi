@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class App(_message.Message):
-    __slots__ = ("id", "number", "service_name", "biz_id", "alert_email", "alert_phone", "keys")
+    __slots__ = ("id", "number", "service_name", "biz_id", "alert_email", "alert_phone", "keys", "disabled", "tag_keys")
     ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     SERVICE_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,8 @@ class App(_message.Message):
     ALERT_EMAIL_FIELD_NUMBER: _ClassVar[int]
     ALERT_PHONE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    DISABLED_FIELD_NUMBER: _ClassVar[int]
+    TAG_KEYS_FIELD_NUMBER: _ClassVar[int]
     id: str
     number: int
     service_name: str
@@ -25,7 +27,17 @@ class App(_message.Message):
     alert_email: str
     alert_phone: str
     keys: int
-    def __init__(self, id: _Optional[str] = ..., number: _Optional[int] = ..., service_name: _Optional[str] = ..., biz_id: _Optional[str] = ..., alert_email: _Optional[str] = ..., alert_phone: _Optional[str] = ..., keys: _Optional[int] = ...) -> None: ...
+    disabled: bool
+    tag_keys: _containers.RepeatedCompositeFieldContainer[TagKeys]
+    def __init__(self, id: _Optional[str] = ..., number: _Optional[int] = ..., service_name: _Optional[str] = ..., biz_id: _Optional[str] = ..., alert_email: _Optional[str] = ..., alert_phone: _Optional[str] = ..., keys: _Optional[int] = ..., disabled: bool = ..., tag_keys: _Optional[_Iterable[_Union[TagKeys, _Mapping]]] = ...) -> None: ...
+
+class TagKeys(_message.Message):
+    __slots__ = ("tag", "keys")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    keys: int
+    def __init__(self, tag: _Optional[str] = ..., keys: _Optional[int] = ...) -> None: ...
 
 class RegisterAppRequest(_message.Message):
     __slots__ = ("id", "service_name", "biz_id", "alert_email", "alert_phone")
@@ -52,12 +64,14 @@ class RegisterAppResponse(_message.Message):
     def __init__(self, app: _Optional[_Union[App, _Mapping]] = ..., key: _Optional[str] = ..., effective_ms: _Optional[int] = ...) -> None: ...
 
 class AddAppKeyRequest(_message.Message):
-    __slots__ = ("id", "replace_newest")
+    __slots__ = ("id", "replace_newest", "tag")
     ID_FIELD_NUMBER: _ClassVar[int]
     REPLACE_NEWEST_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
     id: str
     replace_newest: bool
-    def __init__(self, id: _Optional[str] = ..., replace_newest: bool = ...) -> None: ...
+    tag: str
+    def __init__(self, id: _Optional[str] = ..., replace_newest: bool = ..., tag: _Optional[str] = ...) -> None: ...
 
 class AddAppKeyResponse(_message.Message):
     __slots__ = ("key", "effective_ms")
@@ -68,12 +82,58 @@ class AddAppKeyResponse(_message.Message):
     def __init__(self, key: _Optional[str] = ..., effective_ms: _Optional[int] = ...) -> None: ...
 
 class DropOldAppKeyRequest(_message.Message):
-    __slots__ = ("id",)
+    __slots__ = ("id", "tag", "drop_newest")
     ID_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    DROP_NEWEST_FIELD_NUMBER: _ClassVar[int]
     id: str
-    def __init__(self, id: _Optional[str] = ...) -> None: ...
+    tag: str
+    drop_newest: bool
+    def __init__(self, id: _Optional[str] = ..., tag: _Optional[str] = ..., drop_newest: bool = ...) -> None: ...
 
 class DropOldAppKeyResponse(_message.Message):
+    __slots__ = ("effective_ms",)
+    EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    effective_ms: int
+    def __init__(self, effective_ms: _Optional[int] = ...) -> None: ...
+
+class RotateCheckTokenRequest(_message.Message):
+    __slots__ = ("id", "reason")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    reason: str
+    def __init__(self, id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RotateCheckTokenResponse(_message.Message):
+    __slots__ = ("effective_ms",)
+    EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    effective_ms: int
+    def __init__(self, effective_ms: _Optional[int] = ...) -> None: ...
+
+class DisableAppRequest(_message.Message):
+    __slots__ = ("id", "reason")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    reason: str
+    def __init__(self, id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DisableAppResponse(_message.Message):
+    __slots__ = ("effective_ms",)
+    EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    effective_ms: int
+    def __init__(self, effective_ms: _Optional[int] = ...) -> None: ...
+
+class EnableAppRequest(_message.Message):
+    __slots__ = ("id", "reason")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    reason: str
+    def __init__(self, id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class EnableAppResponse(_message.Message):
     __slots__ = ("effective_ms",)
     EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
     effective_ms: int
@@ -176,20 +236,22 @@ class Subscription(_message.Message):
     def __init__(self, number: _Optional[int] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., effective_ms: _Optional[int] = ..., removed_ms: _Optional[int] = ..., forward: _Optional[_Union[_types_pb2.Forward, _Mapping]] = ..., queue: _Optional[str] = ...) -> None: ...
 
 class RegisterSubscriptionRequest(_message.Message):
-    __slots__ = ("topic", "app", "tag", "retry", "forward", "update_mask")
+    __slots__ = ("topic", "app", "tag", "retry", "forward", "update_mask", "untried")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     APP_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
     FORWARD_FIELD_NUMBER: _ClassVar[int]
     UPDATE_MASK_FIELD_NUMBER: _ClassVar[int]
+    UNTRIED_FIELD_NUMBER: _ClassVar[int]
     topic: str
     app: str
     tag: str
     retry: _types_pb2.RetryPolicy
     forward: _types_pb2.Forward
     update_mask: _field_mask_pb2.FieldMask
-    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., forward: _Optional[_Union[_types_pb2.Forward, _Mapping]] = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ...) -> None: ...
+    untried: bool
+    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., forward: _Optional[_Union[_types_pb2.Forward, _Mapping]] = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ..., untried: bool = ...) -> None: ...
 
 class RemoveSubscriptionRequest(_message.Message):
     __slots__ = ("topic", "app", "tag")

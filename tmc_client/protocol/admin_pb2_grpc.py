@@ -55,6 +55,21 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ListAppsRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.ListAppsResponse.FromString,
                 _registered_method=True)
+        self.RotateCheckToken = channel.unary_unary(
+                '/tmc.v1.AdminService/RotateCheckToken',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.RotateCheckTokenRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.RotateCheckTokenResponse.FromString,
+                _registered_method=True)
+        self.DisableApp = channel.unary_unary(
+                '/tmc.v1.AdminService/DisableApp',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.DisableAppRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.DisableAppResponse.FromString,
+                _registered_method=True)
+        self.EnableApp = channel.unary_unary(
+                '/tmc.v1.AdminService/EnableApp',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.EnableAppRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.EnableAppResponse.FromString,
+                _registered_method=True)
         self.RegisterTopic = channel.unary_unary(
                 '/tmc.v1.AdminService/RegisterTopic',
                 request_serializer=tmc_dot_v1_dot_admin__pb2.RegisterTopicRequest.SerializeToString,
@@ -168,7 +183,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AddAppKey(self, request, context):
-        """Make a second key; both work until the older one is dropped.
+        """Make a second key; both work until the older one is dropped. With a tag: the first or second key of one environment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -183,6 +198,27 @@ class AdminServiceServicer(object):
 
     def ListApps(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateCheckToken(self, request, context):
+        """Checks of an app's messages show a new token from now on; its services ask for it, see docs/checks.md. Audited.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DisableApp(self, request, context):
+        """Refuse every call of an app and end its streams. Its messages and subscriptions stay, see docs/operating.md. Audited.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EnableApp(self, request, context):
+        """The reverse. Audited.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -343,6 +379,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListApps,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.ListAppsRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.ListAppsResponse.SerializeToString,
+            ),
+            'RotateCheckToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateCheckToken,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.RotateCheckTokenRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.RotateCheckTokenResponse.SerializeToString,
+            ),
+            'DisableApp': grpc.unary_unary_rpc_method_handler(
+                    servicer.DisableApp,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.DisableAppRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.DisableAppResponse.SerializeToString,
+            ),
+            'EnableApp': grpc.unary_unary_rpc_method_handler(
+                    servicer.EnableApp,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.EnableAppRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.EnableAppResponse.SerializeToString,
             ),
             'RegisterTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterTopic,
@@ -553,6 +604,87 @@ class AdminService(object):
             '/tmc.v1.AdminService/ListApps',
             tmc_dot_v1_dot_admin__pb2.ListAppsRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.ListAppsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateCheckToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/RotateCheckToken',
+            tmc_dot_v1_dot_admin__pb2.RotateCheckTokenRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.RotateCheckTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DisableApp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/DisableApp',
+            tmc_dot_v1_dot_admin__pb2.DisableAppRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.DisableAppResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EnableApp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/EnableApp',
+            tmc_dot_v1_dot_admin__pb2.EnableAppRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.EnableAppResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -61,6 +61,10 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DISCOVERY_UNAVAILABLE: _ClassVar[Reason]
     CHECK_REFUSED: _ClassVar[Reason]
     MESSAGE_GONE: _ClassVar[Reason]
+    FORWARD_REFUSED: _ClassVar[Reason]
+    APP_DISABLED: _ClassVar[Reason]
+    KEY_OF_ANOTHER_TAG: _ClassVar[Reason]
+    CERTIFICATE_OF_ANOTHER: _ClassVar[Reason]
     INTERNAL_FAULT: _ClassVar[Reason]
 
 class QueueMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -119,6 +123,10 @@ NOT_BUILT_IN: Reason
 DISCOVERY_UNAVAILABLE: Reason
 CHECK_REFUSED: Reason
 MESSAGE_GONE: Reason
+FORWARD_REFUSED: Reason
+APP_DISABLED: Reason
+KEY_OF_ANOTHER_TAG: Reason
+CERTIFICATE_OF_ANOTHER: Reason
 INTERNAL_FAULT: Reason
 QUEUE_MODE_UNSPECIFIED: QueueMode
 QUEUE_MODE_SINGLE: QueueMode

@@ -18,6 +18,13 @@ def hang_up(connection: Any) -> None:
         connection._terminate_stream(StreamLostError("the other side does not answer"))
 
 
+def give_up(connection: Any, seconds: float) -> None:
+    """Close a connection whose other side says nothing; should it not answer that either, hang up."""
+    if connection.is_open:
+        connection.close()
+    connection.ioloop.call_later(seconds, lambda: hang_up(connection))
+
+
 @contextmanager
 def answered_within(connection: Any, seconds: float) -> Iterator[None]:
     """Hang up a BlockingConnection that does not answer a call made inside in time: the call then raises AMQPError.

@@ -23,7 +23,7 @@ from pika.adapters.select_connection import IOLoop, SelectConnection
 from tmc_client.received import Message
 from tmc_client.screening import Screen, Suspect
 from tmc_client.signatures import HEADER
-from tmc_client.transports.corked import hang_up
+from tmc_client.transports.corked import give_up
 from tmc_client.transports.headers import from_wire
 
 log = logging.getLogger("tmc_client.rabbitmq")
@@ -255,9 +255,7 @@ class RabbitTransport:
     def _give_up_waiting(self, connection: Any) -> None:
         if self._unanswered and connection is self._connection and not self._stopping.is_set():
             self._note(f"no answer in {_PATIENCE_S:g} s")
-            if connection.is_open:
-                connection.close()
-            connection.ioloop.call_later(_PATIENCE_S / 3, lambda: hang_up(connection))  # nor may it answer that
+            give_up(connection, _PATIENCE_S / 3)
 
     def _on_channel(self, channel: Any) -> None:
         self._channel = channel

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import uvloop
 
+from tmc_client.addresses import is_loopback
 from tmc_server.alerts.log import LogSink
 from tmc_server.alerts.webhook import WebhookSink
 from tmc_server.app.checks import Checks
@@ -98,22 +99,23 @@ class Center:
     async def start(self) -> None:
         """Serving when it returns. Raises CannotStart."""
         try:
+            self._metrics.start()  # a port that is taken ends the start before anything is leased or handed over
             await asyncio.to_thread(self._open_store)
             self._build(asyncio.get_running_loop())
             self._commit.start()
             await asyncio.to_thread(self._take_up)
             await self._grpc.server.start()
-            self._metrics.start()
             for duty in self._duties:
                 duty.start()
             await self._grpc.set_serving(True)
             for duty in self._findable:
                 duty.start()
         except (TmcError, DatabaseTaken, ShardsElsewhere, OSError) as exc:
+            self._metrics.stop()
             self._shards.close()
             raise CannotStart(str(exc)) from exc
         log.info("serving on port %d as node %s", self.port, self._nodes.lease)
-        if not (self._dev or self._config.tls.certificate or _is_loopback(self._config.server.listen)):
+        if not (self._dev or self._config.tls.certificate or is_loopback(self._config.server.listen)):
             log.warning("keys travel in the clear: set [tls], or listen on loopback only")
 
     def _open_store(self) -> None:
@@ -207,11 +209,13 @@ class Center:
     def _servicers(self) -> dict[str, object]:
         limits = self._config.limits
         first_use = self._first_use() if self._dev else None
-        self._authentication = Authentication(self._watch, first_use.app if first_use else None)
+        self._authentication = Authentication(
+            self._watch, first_use.app if first_use else None, bind_apps=self._config.tls.bind_apps
+        )
         rate = RateLimiter(limits.items_per_second)
         self._administering = administering = Administering(
             self._store, self._watch, Reader(self._shards), self._commit, self._watch.run_once, self._activation,
-            self._surroundings.instances, self._outlets.forwarder_kinds,
+            self._surroundings.instances, self._outlets,
         )  # fmt: skip
         produce, consume = (first_use.topic_to_produce, first_use.topic_to_consume) if first_use else (None, None)
         preparing = Preparing(
@@ -453,10 +457,6 @@ class Center:
         except Retryable as exc:
             log.warning("the node slot stays leased until it expires: %s", exc)
         self._shards.close()
-
-
-def _is_loopback(listen: str) -> bool:
-    return listen.rpartition(":")[0].strip("[]") in ("127.0.0.1", "::1", "localhost")
 
 
 async def _serve(config: Config, dev: bool) -> bool:

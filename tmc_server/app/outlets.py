@@ -15,6 +15,7 @@ from tmc_server.config import Config
 from tmc_server.delivery.answers import CopyAnswers
 from tmc_server.delivery.routing import RoutingOutlet
 from tmc_server.delivery.stream import StreamOutlet
+from tmc_server.domain.catalog import Forward
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ports import AlertOutbox, BrokerAddress, CatalogSource, Outlet, SharedProgress
 from tmc_server.duties.periodic import Periodic
@@ -49,6 +50,7 @@ class Outlets:
         self._rabbit: Any = None
         self._queues: Any = None
         self._declaring: Periodic | None = None
+        self._exchanges: Any = None
         url = config.rabbitmq.url.get_secret_value()
         if url:
             known["rabbitmq"] = self._rabbit = self._make_rabbit(config, url, wake)
@@ -65,10 +67,12 @@ class Outlets:
     def _make_rabbit(self, config: Config, url: str, wake: Callable[[], None]) -> Any:
         try:
             from tmc_server.delivery.rabbitmq import RabbitOutlet
+            from tmc_server.delivery.rabbitmq_exchanges import RabbitExchanges
             from tmc_server.delivery.rabbitmq_queues import RabbitQueues
         except ModuleNotFoundError as exc:
             raise CannotStart(f"[rabbitmq] needs {exc.name}: install tmc-center[rabbitmq].") from exc
         limits = config.rabbitmq
+        self._exchanges = RabbitExchanges(url)
         self._queues = RabbitQueues(url, self._catalog, limits.queue_type, self.alarm, wake)
         return RabbitOutlet(
             url,
@@ -92,6 +96,15 @@ class Outlets:
             except ImportError as exc:
                 log.debug("forwarder %s is not installed: %s", entry.name, exc)
         return made
+
+    def examine(self, forward: Forward) -> None:
+        """See domain.ports.Forwarding. Forwarders of other kinds may have an `examine(forward)` of their own."""
+        if forward.kind == "rabbitmq":
+            self._exchanges.examine(forward)
+            return
+        examine = getattr(self._forwarders.get(forward.kind), "examine", None)
+        if examine is not None:
+            examine(forward)
 
     def alarm(self, kind: str, subscription: int, detail: str, every_minutes: int = 1) -> None:
         """Alert the owner of a subscription, once in that time over all servers. From any thread; written by a duty."""

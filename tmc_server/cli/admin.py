@@ -12,6 +12,7 @@ import typer
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
+from tmc_client.addresses import is_loopback
 from tmc_client.protocol import admin_pb2, message_pb2, types_pb2
 from tmc_server.cli import fail, say
 from tmc_server.cli.target import DEFAULT_ADDRESS, Target
@@ -45,7 +46,7 @@ def connect(
     """Talk to a running center."""
     target = Target(address=address, authority=authority, certificate=certificate, key=key, server_name=server_name)
     target.check()
-    if token and not (target.is_tls or target.is_loopback or insecure):
+    if token and not (target.is_tls or is_loopback(address) or insecure):
         fail(
             f"The admin token would travel in the clear to {address}: give --authority CA.pem (TMC_CA), or --insecure "
             "(TMC_INSECURE=1) in a network that you trust."
@@ -108,16 +109,38 @@ def register_app(
 
 
 @app.command()
-def add_app_key(context: typer.Context, id: str, replace_newest: bool = False) -> None:
-    """Make a second key for a rotation; both work. --replace-newest: its answer was lost."""
-    request = admin_pb2.AddAppKeyRequest(id=id, replace_newest=replace_newest)
+def add_app_key(context: typer.Context, id: str, replace_newest: bool = False, tag: str = "") -> None:
+    """Make a second key for a rotation; both work. --tag: it works in one environment only. --replace-newest: its answer was
+    lost."""
+    request = admin_pb2.AddAppKeyRequest(id=id, replace_newest=replace_newest, tag=tag)
     _call(context, "AddAppKey", request, admin_pb2.AddAppKeyResponse)
 
 
 @app.command()
-def drop_old_app_key(context: typer.Context, id: str) -> None:
-    """End a rotation: only the newest key works."""
-    _call(context, "DropOldAppKey", admin_pb2.DropOldAppKeyRequest(id=id), admin_pb2.DropOldAppKeyResponse)
+def drop_old_app_key(context: typer.Context, id: str, tag: str = "", drop_newest: bool = False) -> None:
+    """End a rotation: only the newest key works. --tag: of one environment's keys; --drop-newest: all of these."""
+    request = admin_pb2.DropOldAppKeyRequest(id=id, tag=tag, drop_newest=drop_newest)
+    _call(context, "DropOldAppKey", request, admin_pb2.DropOldAppKeyResponse)
+
+
+@app.command()
+def rotate_check_token(context: typer.Context, id: str, reason: Annotated[str, typer.Option()]) -> None:
+    """Show a new token in checks of an app's messages; services with the SDK learn it by themselves."""
+    request = admin_pb2.RotateCheckTokenRequest(id=id, reason=reason)
+    _call(context, "RotateCheckToken", request, admin_pb2.RotateCheckTokenResponse)
+
+
+@app.command()
+def disable_app(context: typer.Context, id: str, reason: Annotated[str, typer.Option()]) -> None:
+    """Refuse all calls of an app and end its streams. Its messages are still checked, deliveries to it are kept."""
+    request = admin_pb2.DisableAppRequest(id=id, reason=reason)
+    _call(context, "DisableApp", request, admin_pb2.DisableAppResponse)
+
+
+@app.command()
+def enable_app(context: typer.Context, id: str, reason: Annotated[str, typer.Option()]) -> None:
+    """Accept the calls of a disabled app again."""
+    _call(context, "EnableApp", admin_pb2.EnableAppRequest(id=id, reason=reason), admin_pb2.EnableAppResponse)
 
 
 @app.command()
@@ -170,10 +193,11 @@ def subscribe(
     exponential: Growth = None,
     forward: str = "",
     forward_key: str = "",
+    untried: Annotated[bool, typer.Option(help="Store --forward without looking whether the exchange exists.")] = False,
 ) -> None:
     """Subscribe an app, or change what is named of its retry policy. --forward rabbitmq:EXCHANGE sends there instead."""
     before = _subscription(context, topic, app, tag)
-    request = admin_pb2.RegisterSubscriptionRequest(topic=topic, app=app, tag=tag)
+    request = admin_pb2.RegisterSubscriptionRequest(topic=topic, app=app, tag=tag, untried=untried)
     if before is not None:
         request.retry.CopyFrom(before.retry)
         if before.HasField("forward"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,13 +36,6 @@ class Target:
     @property
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
-
-    @property
-    def is_loopback(self) -> bool:
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
 
     def check(self) -> None:
         """Ends the command when the options do not fit together."""

@@ -22,7 +22,7 @@ import pika
 from pika.adapters.select_connection import IOLoop
 from pika.exceptions import NoFreeChannels
 
-from tmc_client.transports.corked import CorkedConnection, hang_up
+from tmc_client.transports.corked import CorkedConnection, give_up, hang_up
 from tmc_server.delivery.rabbitmq_lane import Lane, Sent
 from tmc_server.delivery.rabbitmq_properties import Digests, properties_of, sign_copy
 from tmc_server.delivery.window import ALERT_AFTER, CONFIRM_TIMEOUT_S, Destination, Failure, Window
@@ -254,9 +254,7 @@ class RabbitOutlet:
         """A broker that just started may take our connection and never answer on it."""
         if connection is self._connection and not self._answered and not self._stopping.is_set():
             self._note_failure(f"no answer in {PATIENCE_S:g} s")
-            if connection.is_open:
-                connection.close()
-            connection.ioloop.call_later(PATIENCE_S / 3, lambda: hang_up(connection))  # nor may it answer that
+            give_up(connection, PATIENCE_S / 3)
 
     def _on_open_error(self, connection: Any, error: object) -> None:
         self._note_failure(error)

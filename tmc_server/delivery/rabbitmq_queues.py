@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
-from pika.exceptions import AMQPError, ChannelClosedByBroker
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
+from pika.exceptions import AMQPConnectionError, AMQPError, ChannelClosedByBroker
 
 from tmc_client.transports.corked import answered_within
 from tmc_server.domain.ports import CatalogSource
@@ -78,6 +79,7 @@ class RabbitQueues:
         with self._lock:
             self._keep_alive()
         undeclared = [name for name in wanted if name not in self._declared]
+        undeclared.sort(key=lambda name: self._resting.get(name, 0.0))  # those that did not answer come last
         unknown = len(self._known)
         try:
             for name in undeclared:
@@ -197,7 +199,10 @@ class RabbitQueues:
     def _open(self) -> BlockingChannel:
         if self._connection is None or not self._connection.is_open:
             self._drop()
-            self._connection = pika.BlockingConnection(self._parameters)
+            try:
+                self._connection = pika.BlockingConnection(self._parameters)
+            except AMQPConnectorException as exc:  # a broker that takes the connection and says nothing; no AMQPError
+                raise AMQPConnectionError from exc
         if self._channel is None or not self._channel.is_open:
             self._channel = self._connection.channel()
         return self._channel

@@ -18,8 +18,22 @@ from tmc_server.errors import CredentialsInvalid, SubscriptionUnknown, TopicUnkn
 
 
 @dataclass(frozen=True, slots=True)
+class TagKeys:
+    """Keys that work in one environment only. key_hashes: SHA-256 of the one or two."""
+
+    tag: str
+    key_hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class App:
-    """A registered service. `key_hashes`: SHA-256 of its one or two keys.  check_token: what checks show it."""
+    """A registered service. `key_hashes`: SHA-256 of its one or two keys for all environments.
+
+    check_token: what checks show it.
+
+    disabled: its calls are refused; its messages are still checked and deliveries to it are kept.
+    tag_keys: in the order of the tags.
+    """
 
     number: int
     id: str
@@ -29,6 +43,8 @@ class App:
     alert_phone: str
     key_hashes: tuple[bytes, ...]
     check_token: str = ""
+    disabled: bool = False
+    tag_keys: tuple[TagKeys, ...] = ()
 
 
 class QueueMode(IntEnum):
@@ -181,12 +197,20 @@ class Catalog:
         """Whoever gets a message that is submitted with this copy."""
         return [s for s in self.subscriptions_of.get(topic_number, ()) if not s.is_removed]
 
-    def authenticated(self, app_id: str, key_hash: bytes) -> App:
-        """One error for an unknown app and a wrong key: nobody learns which apps exist."""
+    def authenticated(self, app_id: str, key_hash: bytes) -> tuple[App, str]:
+        """One error for an unknown app and a wrong key: nobody learns which apps exist.
+
+        Returns: the app, and the only tag that this key works for; "": all of them.
+        """
         app = self.app_by_id.get(app_id)
-        if app is None or key_hash not in app.key_hashes:
+        if app is None:
             raise CredentialsInvalid
-        return app
+        if key_hash in app.key_hashes:
+            return app, ""
+        for keys in app.tag_keys:
+            if key_hash in keys.key_hashes:
+                return app, keys.tag
+        raise CredentialsInvalid
 
     def producible(self, name: str, app: App) -> Topic:
         """The topic if the app owns it; the same error for foreign and missing ones."""

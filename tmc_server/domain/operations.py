@@ -92,7 +92,10 @@ class Prepare(Operation):
 
 @dataclass(slots=True, eq=False)
 class Decide(Operation):
-    """Submit (commit=True) or roll back one message, by number or by key and attempt id."""
+    """Submit (commit=True) or roll back one message, by number or by key and attempt id.
+
+    only_this_tag: by number too, messages of other environments are unknown.
+    """
 
     commit: bool
     topic: Topic
@@ -100,6 +103,7 @@ class Decide(Operation):
     number: int | None
     key: str = ""
     attempt_id: bytes = b""
+    only_this_tag: bool = False
 
 
 @dataclass(slots=True, eq=False)

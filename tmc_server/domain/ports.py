@@ -91,6 +91,17 @@ class ForwardAnswers(Protocol):
         """Forwarding failed: a try by the subscription's policy."""
 
 
+class Forwarding(Protocol):
+    """Where subscriptions can forward to, as this server sees it."""
+
+    @property
+    def forwarder_kinds(self) -> Collection[str]:
+        """The kinds of forwarding that this server can do."""
+
+    def examine(self, forward: Forward) -> None:
+        """Look whether the target exists, for kinds that can tell. Blocks. Raises ForwardRefused: it does not, or nobody says."""
+
+
 class DeliveryStream(Protocol):
     """One connected consumer of built-in delivery. On the loop only."""
 
@@ -183,14 +194,20 @@ class CatalogEditor(Protocol):
     ) -> tuple[App, str]:
         """Returns: app, key ("" if it existed). Raises NameTaken."""
 
-    def add_key(self, actor: str, id_: str, replace_newest: bool) -> str:
-        """Returns: key. Raises AppUnknown, RotationOpen."""
+    def add_key(self, actor: str, id_: str, replace_newest: bool, tag: str = "") -> str:
+        """tag: the key works in this environment only. Returns: key. Raises AppUnknown, RotationOpen."""
 
     def make_check_token(self, actor: str, id_: str) -> str:
         """For an app without one. Returns: its token."""
 
-    def drop_old_key(self, actor: str, id_: str) -> None:
-        """Raises AppUnknown."""
+    def drop_old_key(self, actor: str, id_: str, tag: str = "", drop_newest: bool = False) -> None:
+        """tag: of the keys of this environment.  drop_newest: all of them. Raises AppUnknown."""
+
+    def rotate_check_token(self, actor: str, id_: str, reason: str) -> None:
+        """Another token for checks, at once. Raises AppUnknown."""
+
+    def set_disabled(self, actor: str, id_: str, disabled: bool, reason: str) -> None:
+        """Refuse an app's calls, or accept them again. Raises AppUnknown."""
 
     def register_topic(self, actor: str, new: NewTopic) -> Topic:
         """Raises AppUnknown, NameTaken."""

@@ -23,10 +23,11 @@ _APP_METHODS = {
     ),
 }  # fmt: skip
 _ADMIN_METHODS = (
-    "RegisterApp", "AddAppKey", "DropOldAppKey", "ListApps", "RegisterTopic", "UpdateTopic", "ListTopics",
-    "RegisterSubscription", "RemoveSubscription", "ListSubscriptions", "GetDeliveryKeys", "RotateDeliveryKey",
-    "GetMessage", "ListMessages", "ListConsumptions", "ReactivateConsumption", "ListServers", "ListInstances",
-    "SetTopicCheck", "GetTopicCheck", "CheckNow", "ReactivateCheck", "ReactivateChecks", "DecideMessage",
+    "RegisterApp", "AddAppKey", "DropOldAppKey", "ListApps", "DisableApp", "EnableApp", "RotateCheckToken",
+    "RegisterTopic", "UpdateTopic", "ListTopics", "RegisterSubscription", "RemoveSubscription", "ListSubscriptions",
+    "GetDeliveryKeys", "RotateDeliveryKey", "GetMessage", "ListMessages", "ListConsumptions", "ReactivateConsumption",
+    "ListServers", "ListInstances", "SetTopicCheck", "GetTopicCheck", "CheckNow", "ReactivateCheck", "ReactivateChecks",
+    "DecideMessage",
 )  # fmt: skip
 
 RIGHTS: dict[str, Right] = {

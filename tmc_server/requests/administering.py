@@ -18,6 +18,7 @@ from tmc_server.domain.ports import (
     Activation,
     CatalogEditor,
     CatalogSource,
+    Forwarding,
     Instances,
     NewTopic,
     Performer,
@@ -63,7 +64,7 @@ class Page(Generic[View]):
 class Administering:
     """refresh: makes this server's own copy of the catalog current.
 
-    activation: a change is answered when it counts everywhere.  forwarders: the kinds of forwarding that this server can do.
+    activation: a change is answered when it counts everywhere.  forwarding: what this server can forward to.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Administering:
         refresh: Callable[[], object],
         activation: Activation,
         instances: Instances,
-        forwarders: Collection[str] = (),
+        forwarding: Forwarding,
     ) -> None:
         self._editor = editor
         self._catalog = catalog
@@ -84,7 +85,7 @@ class Administering:
         self._refresh = refresh
         self._activation = activation
         self._instances = instances
-        self._forwarders = forwarders
+        self._forwarding = forwarding
         # Their own threads: a wait lasts seconds, and all other blocking work of the server shares the loop's few.
         self._waits = ThreadPoolExecutor(_WAITS, thread_name_prefix="tmc-activation")
 
@@ -133,8 +134,10 @@ class Administering:
         )
         return app, key, effective_ms
 
-    async def add_app_key(self, actor: str, id_: str, replace_newest: bool) -> tuple[str, int]:
-        return await self._change_with_key(self._editor.add_key, actor, validation.app_id(id_), replace_newest)
+    async def add_app_key(self, actor: str, id_: str, replace_newest: bool, tag: str = "") -> tuple[str, int]:
+        """tag: the key works in this environment only; "": in all of them."""
+        validation.app_id(id_)
+        return await self._change_with_key(self._editor.add_key, actor, id_, replace_newest, validation.tag(tag))
 
     async def check_token(self, app: App) -> str:
         """What checks of this app's messages carry."""
@@ -143,8 +146,25 @@ class Administering:
         token, _ = await self.change(self._editor.make_check_token, app.id, app.id)
         return token
 
-    async def drop_old_app_key(self, actor: str, id_: str) -> int:
-        _, effective_ms = await self.change(self._editor.drop_old_key, actor, validation.app_id(id_))
+    async def drop_old_app_key(self, actor: str, id_: str, tag: str = "", drop_newest: bool = False) -> int:
+        """tag: of the keys of this environment.  drop_newest: that one too; only with a tag."""
+        validation.app_id(id_)
+        validation.tag(tag, may_be_empty=not drop_newest)
+        _, effective_ms = await self.change(self._editor.drop_old_key, actor, id_, tag, drop_newest)
+        return effective_ms
+
+    async def rotate_check_token(self, actor: str, id_: str, reason: str) -> int:
+        """Checks show another token. Returns: time of effect. Raises AppUnknown, InvalidField."""
+        validation.app_id(id_)
+        validation.line(reason, "reason", 500, least=1)
+        _, effective_ms = await self.change(self._editor.rotate_check_token, actor, id_, reason)
+        return effective_ms
+
+    async def set_app_disabled(self, actor: str, id_: str, disabled: bool, reason: str) -> int:
+        """Refuse an app's calls, or accept them again. Returns: time of effect. Raises AppUnknown, InvalidField."""
+        validation.app_id(id_)
+        validation.line(reason, "reason", 500, least=1)
+        _, effective_ms = await self.change(self._editor.set_disabled, actor, id_, disabled, reason)
         return effective_ms
 
     async def register_topic(
@@ -202,8 +222,13 @@ class Administering:
         policy: RetryPolicy,
         forward: Forward | None = None,
         change: Collection[str] | None = None,
+        untried: bool = False,
     ) -> Subscription:
-        """change: the fields of the policy that change when it is there; None: all."""
+        """Subscribe an app, or change the retry policy of a subscription that is there.
+
+        change: the fields of the policy that change when it is there; None: all.  untried: do not look whether the target of
+        a forward exists.  Raises ForwardRefused: it does not, or nobody can say.
+        """
         if validation.topic(topic) not in self.catalog.topic_by_name:
             await asyncio.to_thread(self._refresh)  # another server may have registered it a moment ago
         place = self._topic(topic)
@@ -211,6 +236,9 @@ class Administering:
         validation.tag(tag)
         if forward is not None:
             self._check_forward(forward)
+            # One that is there cannot get another target, and its policy may change while the broker is away.
+            if not untried and not self._is_subscribed(place, app, tag or place.default_tag):
+                await asyncio.to_thread(self._forwarding.examine, forward)
         elif len(queue_name(app, tag or place.default_tag, place.name, place.queue_mode)) > LONGEST:
             raise InvalidField("topic", f"leave the queue's name within {LONGEST} characters: use a shorter app or tag")
         made, effective_ms = await self.change(
@@ -221,9 +249,16 @@ class Administering:
         await asyncio.to_thread(self._editor.confirm, [], [made.number], effective_ms)
         return replace(made, effective_ms=effective_ms)
 
+    def _is_subscribed(self, topic: Topic, app: str, tag: str) -> bool:
+        catalog = self.catalog
+        known = catalog.app_by_id.get(app)
+        found = catalog.subscription_by_name.get((topic.number, known.number, tag)) if known is not None else None
+        return found is not None and not found.is_removed
+
     def _check_forward(self, forward: Forward) -> None:
-        if forward.kind not in self._forwarders:
-            known = ", ".join(sorted(self._forwarders)) or "none: set [rabbitmq] url"
+        kinds = self._forwarding.forwarder_kinds
+        if forward.kind not in kinds:
+            known = ", ".join(sorted(kinds)) or "none: set [rabbitmq] url"
             raise InvalidField("forward.kind", f"be one that this center can do ({known})")
         for field, value, least in (("forward.target", forward.target, 1), ("forward.key", forward.key, 0)):
             validation.line(value, field, validation.ROUTING_KEY_BYTES, least)
@@ -295,6 +330,8 @@ class Administering:
             found = await asyncio.to_thread(self._reader.message_by_key, shard, place.number, key, tag, True)
         owner = catalog.topics.get(found.topic) if found is not None else None
         if found is None or owner is None or owner.owner != caller.app.number:
+            raise MessageUnknown
+        if caller.only_this_tag and found.producer_tag != caller.tag:
             raise MessageUnknown
         return found
 

@@ -16,12 +16,16 @@ from tmc_server.errors import RateLimited, TmcError
 class Caller:
     """An authenticated app.
 
-    tag: the environment it said it runs in, "" when it said none.  check_address: where it said it answers checks.
+    tag: the environment it said it runs in, or that of its key; "" when it said none.
+    check_address: where it said it answers checks.  only_this_tag: its key works for nothing of other environments.
+    operator: who acts for the app, proven by an admin token; "": the app itself.
     """
 
     app: App
     tag: str
     check_address: str = ""
+    only_this_tag: bool = False
+    operator: str = ""
 
 
 Item = tuple[int, Operation] | TmcError

@@ -33,7 +33,9 @@ class Deciding:
             found = catalog.topics.get(parsed.topic)
             if found is None or found.owner != caller.app.number:
                 raise MessageUnknown
-            return parsed.shard, Decide(commit, found, caller.tag or found.default_tag, parsed.number)
+            operation = Decide(commit, found, caller.tag or found.default_tag, parsed.number)
+            operation.only_this_tag = caller.only_this_tag
+            return parsed.shard, operation
         validation.topic(topic)
         validation.key(key)
         validation.attempt_id(attempt_id)

@@ -70,7 +70,7 @@ class Preparing:
         validation.line(content_type, "content_type", 100)
         validation.between(delay_ms, "delay_ms", 0, validation.MAX_DELAY_MS)
         content_type = content_type or "application/octet-stream"
-        headers = validation.headers(headers)
+        headers = validation.headers(headers, may_replay=publish and bool(caller.operator))
         ledger = validation.ledger_id(ledger_id)
         self._ensure_topic(caller, topic)
         found = self._catalog.current.producible(topic, caller.app)

@@ -77,15 +77,18 @@ def body(value: bytes, most: int) -> bytes:
     return value
 
 
-def headers(value: Mapping[str, str]) -> Mapping[str, str]:
+def headers(value: Mapping[str, str], may_replay: bool = False) -> Mapping[str, str]:
+    """may_replay: an operator sends it again, REPLAY_OF may be there."""
+    allowed = (FORWARD_KEY, REPLAY_OF) if may_replay else (FORWARD_KEY,)
     if not value:
         return {}
     if len(value) > 64 or sum(len(name) + len(text.encode()) for name, text in value.items()) > 8192:
         raise InvalidField("headers", "be at most 64 entries and 8192 bytes in all")
     for name, text in value.items():
-        if name.startswith("tmc-") and name not in (FORWARD_KEY, REPLAY_OF):
+        if name.lower().startswith("tmc-") and name not in allowed:
+            only_operators = f"; {REPLAY_OF} is for replays by operators" if name == REPLAY_OF else ""
             raise InvalidField(
-                "headers", f"have names that do not begin with tmc-, other than {FORWARD_KEY}, {REPLAY_OF}"
+                "headers", f"have names that do not begin with tmc-, other than {FORWARD_KEY}{only_operators}"
             )
         if not _HEADER.fullmatch(name):
             raise InvalidField("headers", "have names of 1 to 64 characters of A-Z a-z 0-9 _ . -")

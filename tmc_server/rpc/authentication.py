@@ -12,7 +12,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from tmc_server.domain.catalog import App, Catalog
-from tmc_server.errors import AdminOnly, CredentialsInvalid, CredentialsMissing, TmcError
+from tmc_server.errors import (
+    AdminOnly,
+    AppDisabled,
+    CertificateOfAnother,
+    CredentialsInvalid,
+    CredentialsMissing,
+    KeyOfAnotherTag,
+    TmcError,
+)
 from tmc_server.metrics import METRICS
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller
@@ -39,6 +47,12 @@ class Call(Protocol):
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
 
 
+class CertificateOf(Protocol):
+    """A call: what its connection proved. Names are as the certificate has them."""
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]: ...
+
+
 class FailedLogins:
     """Counts them all, writes one line per `pause_s` at most. Never the key."""
 
@@ -46,6 +60,9 @@ class FailedLogins:
         CredentialsMissing: "missing",
         CredentialsInvalid: "invalid",
         AdminOnly: "admin",
+        AppDisabled: "disabled",
+        KeyOfAnotherTag: "tag",
+        CertificateOfAnother: "certificate",
     }
 
     def __init__(self, pause_s: float = 1.0, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -75,11 +92,17 @@ class FailedLogins:
 
 
 class Authentication:
-    """open_app: makes or finds an app without a key; only for `tmc dev`, where everybody on loopback is welcome."""
+    """open_app: makes or finds an app without a key; only for `tmc dev`, where everybody on loopback is welcome.
 
-    def __init__(self, credentials: Credentials, open_app: Callable[[str], App] | None = None) -> None:
+    bind_apps: the client's certificate must name the app, for apps only.
+    """
+
+    def __init__(
+        self, credentials: Credentials, open_app: Callable[[str], App] | None = None, *, bind_apps: bool = False
+    ) -> None:
         self._credentials = credentials
         self._open_app = open_app
+        self._bind_apps = bind_apps
         self._failed = FailedLogins()
         self.note = self._failed.note
 
@@ -89,38 +112,59 @@ class Authentication:
         return self._credentials.current
 
     def app(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
-        """Raises CredentialsMissing, CredentialsInvalid, InvalidField for the tag."""
+        """Raises CredentialsMissing, CredentialsInvalid, AppDisabled, KeyOfAnotherTag, AdminOnly, InvalidField for the tag."""
         values = _texts(metadata)
-        app = self._app(values)
+        app, only_tag = self._app(values)
+        if app.disabled:  # only its own key learns that
+            raise AppDisabled
         tag = validation.tag(values.get("tmc-tag", ""), "tmc-tag")
-        return Caller(app, tag, validation.address(values.get("tmc-check-address", ""), "tmc-check-address"))
+        if only_tag and tag not in ("", only_tag):
+            raise KeyOfAnotherTag
+        address = validation.address(values.get("tmc-check-address", ""), "tmc-check-address")
+        operator = self._operator(values["tmc-operator"]) if "tmc-operator" in values else ""
+        return Caller(app, only_tag or tag, address, only_this_tag=bool(only_tag), operator=operator)
 
-    def _app(self, values: Mapping[str, str]) -> App:
+    def _app(self, values: Mapping[str, str]) -> tuple[App, str]:
+        """The app, and the only tag that its key works for."""
         app_id = values.get("tmc-app", "")
         if self._open_app is not None:
-            return self._open_app(app_id or "dev")
-        key = _bearer(values)
+            return self._open_app(app_id or "dev"), ""
+        key = _bearer(values.get("authorization", ""))
         if not app_id or not key:
             raise CredentialsMissing
         return self._credentials.current.authenticated(app_id, _hash(key))
 
+    def certificate(self, caller: Caller, call: CertificateOf) -> None:
+        """Raises CertificateOfAnother: the connection's certificate does not name the caller's app."""
+        if self._bind_apps and caller.app.id not in _names(call.auth_context()):
+            raise CertificateOfAnother
+
     def admin(self, metadata: Iterable[tuple[str, str | bytes]]) -> str:
         """The operator's name. Raises AdminOnly."""
+        return self._operator(_texts(metadata).get("authorization", ""))
+
+    def _operator(self, authorization: str) -> str:
         if self._open_app is not None:
             return DEV_OPERATOR
-        key = _bearer(_texts(metadata))
+        key = _bearer(authorization)
         name = self._credentials.operators.get(_hash(key)) if key else None
         if name is None:
             raise AdminOnly
         return name
 
 
+def _names(proven: Mapping[str, Iterable[bytes]]) -> set[str]:
+    """Whom a certificate names: its alternative names and its common name."""
+    kinds = ("x509_subject_alternative_name", "x509_common_name")
+    return {name.decode(errors="replace") for kind in kinds for name in proven.get(kind, ())}
+
+
 def _texts(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
     return {name: value for name, value in metadata if isinstance(value, str)}
 
 
-def _bearer(values: Mapping[str, str]) -> str:
-    scheme, _, key = values.get("authorization", "").partition(" ")
+def _bearer(authorization: str) -> str:
+    scheme, _, key = authorization.partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
 
 

@@ -59,6 +59,8 @@ class Edge:
     def identity(self, identify: Identify, context: Context) -> Any:
         """Raises what `identify` raises."""
         found = identify(context.invocation_metadata() or ())
+        if isinstance(found, Caller):
+            self.authentication.certificate(found, context)
         self.doorkeeper.showed_key(context)
         return found
 
@@ -95,18 +97,18 @@ class Edge:
 
 @dataclass(eq=False, kw_only=True)
 class _Stream:
-    """An open stream: how it proved who it is, and the task that serves it. revoked: that proves nothing any more."""
+    """An open stream: how it proved who it is, and the task that serves it. revoked: why that is refused by now."""
 
     identify: Identify
     metadata: Any
     task: asyncio.Task[Any]
-    revoked: bool = False
+    revoked: TmcError | None = None
 
     def authenticate_again(self) -> None:
         try:
             self.identify(self.metadata)
-        except TmcError:
-            self.revoked = True
+        except TmcError as error:
+            self.revoked = error.with_traceback(None)
             self.task.cancel()
 
 
@@ -217,10 +219,12 @@ def _streaming(
         try:
             error = await _outcome(serve(stream, context))
         except asyncio.CancelledError:
-            if not stream.revoked:
+            error = stream.revoked
+            if error is None:
                 raise
             task.uncancel()
-            error = CredentialsInvalid("The key of this stream was dropped: open another with a new key.")
+            if isinstance(error, CredentialsInvalid):
+                error = CredentialsInvalid("The key of this stream was dropped: open another with a new key.")
         if error is not None:
             await edge.refuse(context, error)
 

@@ -134,6 +134,8 @@ def app_to(app: App) -> admin_pb2.App:
         alert_email=app.alert_email,
         alert_phone=app.alert_phone,
         keys=len(app.key_hashes),
+        disabled=app.disabled,
+        tag_keys=[admin_pb2.TagKeys(tag=each.tag, keys=len(each.key_hashes)) for each in app.tag_keys],
     )
 
 

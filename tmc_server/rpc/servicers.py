@@ -347,14 +347,27 @@ class AdminServicer:
         return admin_pb2.RegisterAppResponse(app=convert.app_to(app), key=key, effective_ms=effective_ms)
 
     async def AddAppKey(self, actor: str, request: admin_pb2.AddAppKeyRequest) -> Any:
-        key, effective_ms = await self._admin.add_app_key(actor, request.id, request.replace_newest)
+        key, effective_ms = await self._admin.add_app_key(actor, request.id, request.replace_newest, request.tag)
         return admin_pb2.AddAppKeyResponse(key=key, effective_ms=effective_ms)
 
     async def DropOldAppKey(self, actor: str, request: admin_pb2.DropOldAppKeyRequest) -> Any:
-        return admin_pb2.DropOldAppKeyResponse(effective_ms=await self._admin.drop_old_app_key(actor, request.id))
+        effective_ms = await self._admin.drop_old_app_key(actor, request.id, request.tag, request.drop_newest)
+        return admin_pb2.DropOldAppKeyResponse(effective_ms=effective_ms)
 
     async def ListApps(self, _actor: str, _request: Any) -> Any:
         return admin_pb2.ListAppsResponse(apps=map(convert.app_to, self._admin.catalog.apps.values()))
+
+    async def RotateCheckToken(self, actor: str, request: admin_pb2.RotateCheckTokenRequest) -> Any:
+        effective_ms = await self._admin.rotate_check_token(actor, request.id, request.reason)
+        return admin_pb2.RotateCheckTokenResponse(effective_ms=effective_ms)
+
+    async def DisableApp(self, actor: str, request: admin_pb2.DisableAppRequest) -> Any:
+        effective_ms = await self._admin.set_app_disabled(actor, request.id, True, request.reason)
+        return admin_pb2.DisableAppResponse(effective_ms=effective_ms)
+
+    async def EnableApp(self, actor: str, request: admin_pb2.EnableAppRequest) -> Any:
+        effective_ms = await self._admin.set_app_disabled(actor, request.id, False, request.reason)
+        return admin_pb2.EnableAppResponse(effective_ms=effective_ms)
 
     async def RegisterTopic(self, actor: str, request: admin_pb2.RegisterTopicRequest) -> Any:
         topic = await self._admin.register_topic(
@@ -393,6 +406,7 @@ class AdminServicer:
             convert.policy_from(request.retry),
             convert.forward_from(request.forward) if request.HasField("forward") else None,
             convert.policy_fields(request.update_mask) if request.HasField("update_mask") else None,
+            request.untried,
         )
         return convert.subscription_to(subscription, self._admin.catalog)
 

@@ -15,11 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
-from tmc_server.domain.catalog import App, Catalog, DeliveryKeys, Forward, QueueMode, Subscription, Topic
+from tmc_server.domain.catalog import App, Catalog, DeliveryKeys, Forward, QueueMode, Subscription, TagKeys, Topic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
 from tmc_server.domain.ports import CheckChange, NewTopic, TopicChange
 from tmc_server.domain.retry import RetryKind, RetryPolicy
@@ -33,7 +34,18 @@ from tmc_server.errors import (
     TopicUnknown,
 )
 from tmc_server.store.engines import Database, repeated
-from tmc_server.store.tables import app, audit, check_target, meta, operator, server, shard_map, subscription, topic
+from tmc_server.store.tables import (
+    app,
+    app_key,
+    audit,
+    check_target,
+    meta,
+    operator,
+    server,
+    shard_map,
+    subscription,
+    topic,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,7 +80,7 @@ class CatalogStore:
         self.change_delay_ms = change_delay_ms
 
     @contextmanager
-    def _change(self, actor: str, action: str, subject: str) -> Iterator[tuple[sa.Connection, int]]:
+    def _change(self, actor: str, action: str, subject: str, reason: str = "") -> Iterator[tuple[sa.Connection, int]]:
         """A transaction that raises the version and leaves an audit row. Yields: connection, its time."""
         with self._database.transaction() as connection:
             raised = connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1)).rowcount
@@ -76,7 +88,9 @@ class CatalogStore:
                 raise StoreUnavailable("The catalog has no tables yet: run tmc init.")
             now = self._database.now(connection)
             yield connection, now
-            connection.execute(audit.insert().values(at_ms=now, actor=actor, action=action, subject=subject, reason=""))
+            connection.execute(
+                audit.insert().values(at_ms=now, actor=actor, action=action, subject=subject, reason=reason)
+            )
 
     @_repeating
     def register_app(
@@ -95,10 +109,10 @@ class CatalogStore:
             if row is not None:
                 if any(row._mapping[name] != value for name, value in values.items()):
                     raise NameTaken
-                return _app(row), ""
+                return _app(row, _tag_keys(connection).get(row.app_no, ())), ""
             number = _next(connection, app.c.app_no)
             row_values = {"app_no": number, "id": id_, **values, "key_hash": hash_of(key), "old_key_hash": None}
-            row_values["check_token"] = secrets.token_hex(32)
+            row_values |= {"check_token": secrets.token_hex(32), "disabled": 0}
             connection.execute(app.insert().values(**row_values, created_ms=now))
             return _app_from(row_values), key
 
@@ -113,26 +127,49 @@ class CatalogStore:
             return str(connection.execute(sa.select(app.c.check_token).where(app.c.id == id_)).scalar_one())
 
     @_repeating
-    def add_key(self, actor: str, id_: str, replace_newest: bool) -> str:
-        """A second key; the first goes on working. Returns: key. Raises AppUnknown, RotationOpen."""
+    def add_key(self, actor: str, id_: str, replace_newest: bool, tag: str = "") -> str:
+        """A second key; the first goes on working. tag: the first or second one of this environment.
+
+        Returns: key. Raises AppUnknown, RotationOpen.
+        """
         key = new_key()
-        with self._change(actor, "add app key", id_) as (connection, _):
-            row = connection.execute(sa.select(app).where(app.c.id == id_)).one_or_none()
-            if row is None:
-                raise AppUnknown
-            if row.old_key_hash is not None and not replace_newest:
+        with self._change(actor, "add app key", f"{id_} {tag}".rstrip()) as (connection, now):
+            keys = _KeyRow.find(connection, id_, tag)
+            if keys.key_hash is None:
+                connection.execute(
+                    app_key.insert().values(app_no=keys.app_no, tag=tag, key_hash=hash_of(key), created_ms=now)
+                )
+                return key
+            if keys.old_key_hash is not None and not replace_newest:
                 raise RotationOpen
-            kept = row.key_hash if row.old_key_hash is None else row.old_key_hash
-            values = {"key_hash": hash_of(key), "old_key_hash": kept}
-            connection.execute(app.update().where(app.c.id == id_).values(values))
+            kept = keys.key_hash if keys.old_key_hash is None else keys.old_key_hash
+            keys.update(connection, {"key_hash": hash_of(key), "old_key_hash": kept})
             return key
 
     @_repeating
-    def drop_old_key(self, actor: str, id_: str) -> None:
-        """Only the newest key works afterwards. Raises AppUnknown."""
-        with self._change(actor, "drop old app key", id_) as (connection, _):
-            if connection.execute(app.update().where(app.c.id == id_).values(old_key_hash=None)).rowcount != 1:
-                raise AppUnknown
+    def drop_old_key(self, actor: str, id_: str, tag: str = "", drop_newest: bool = False) -> None:
+        """Only the newest key works afterwards; drop_newest: none of this environment's. Raises AppUnknown."""
+        action = "drop all keys of tag" if drop_newest else "drop old app key"
+        with self._change(actor, action, f"{id_} {tag}".rstrip()) as (connection, _):
+            keys = _KeyRow.find(connection, id_, tag)
+            if drop_newest:
+                connection.execute(app_key.delete().filter_by(app_no=keys.app_no, tag=tag))
+            else:
+                keys.update(connection, {"old_key_hash": None})
+
+    @_repeating
+    def rotate_check_token(self, actor: str, id_: str, reason: str) -> None:
+        """See domain.ports.CatalogEditor."""
+        with self._change(actor, "rotate check token", id_, reason) as (connection, _):
+            number = _app_no(connection, id_)
+            connection.execute(app.update().where(app.c.app_no == number).values(check_token=secrets.token_hex(32)))
+
+    @_repeating
+    def set_disabled(self, actor: str, id_: str, disabled: bool, reason: str) -> None:
+        """See domain.ports.CatalogEditor."""
+        with self._change(actor, "disable app" if disabled else "enable app", id_, reason) as (connection, _):
+            number = _app_no(connection, id_)
+            connection.execute(app.update().where(app.c.app_no == number).values(disabled=int(disabled)))
 
     @_repeating
     def register_topic(self, actor: str, new: NewTopic) -> Topic:
@@ -351,9 +388,12 @@ class CatalogStore:
             targets: dict[int, dict[str, CheckTarget]] = {}
             for row in connection.execute(sa.select(check_target)):
                 targets.setdefault(row.topic_no, {})[row.name] = _target(row)
+            tag_keys = _tag_keys(connection)
             copy = Catalog(
                 version=version,
-                apps={row.app_no: _app(row) for row in connection.execute(sa.select(app))},
+                apps={
+                    row.app_no: _app(row, tag_keys.get(row.app_no, ())) for row in connection.execute(sa.select(app))
+                },
                 topics={
                     row.topic_no: _topic(row, targets.get(row.topic_no)) for row in connection.execute(sa.select(topic))
                 },
@@ -380,6 +420,31 @@ def _named(columns: Mapping[str, int], fields: Collection[str] | None) -> dict[s
 
 def _sends_to(row: Any) -> Forward:
     return Forward(row.forward_kind, row.forward_target, row.forward_key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _KeyRow:
+    """Where an app's keys are: tag "": for all environments, in tmc_app.  key_hash None: this environment has none yet."""
+
+    app_no: int
+    tag: str
+    key_hash: bytes | None
+    old_key_hash: bytes | None
+
+    @classmethod
+    def find(cls, connection: sa.Connection, app_id: str, tag: str) -> _KeyRow:
+        """Raises AppUnknown."""
+        number = _app_no(connection, app_id)
+        where = {"app_no": number, "tag": tag} if tag else {"app_no": number}
+        row = connection.execute(sa.select(app_key if tag else app).filter_by(**where)).one_or_none()
+        key_hash, old_key_hash = (row.key_hash, row.old_key_hash) if row is not None else (None, None)
+        return cls(app_no=number, tag=tag, key_hash=key_hash, old_key_hash=old_key_hash)
+
+    def update(self, connection: sa.Connection, values: Mapping[str, bytes | None]) -> None:
+        if self.tag:
+            connection.execute(app_key.update().filter_by(app_no=self.app_no, tag=self.tag).values(**values))
+        else:
+            connection.execute(app.update().filter_by(app_no=self.app_no).values(**values))
 
 
 def _next(connection: sa.Connection, column: sa.Column[int]) -> int:
@@ -423,15 +488,27 @@ def _subscription_row(connection: sa.Connection, number: int) -> Subscription:
     return _subscription(connection.execute(sa.select(subscription).filter_by(subscription_no=number)).one())
 
 
-def _app(row: Any) -> App:
-    return _app_from(row._mapping)
+def _app(row: Any, tag_keys: tuple[TagKeys, ...] = ()) -> App:
+    return _app_from(row._mapping, tag_keys)
 
 
-def _app_from(values: Any) -> App:
-    hashes = tuple(h for h in (values["key_hash"], values["old_key_hash"]) if h is not None)
+def _tag_keys(connection: sa.Connection) -> dict[int, tuple[TagKeys, ...]]:
+    """By app number."""
+    found: dict[int, tuple[TagKeys, ...]] = {}
+    for row in connection.execute(sa.select(app_key).order_by(app_key.c.tag)):
+        found[row.app_no] = (*found.get(row.app_no, ()), TagKeys(row.tag, _hashes(row._mapping)))
+    return found
+
+
+def _hashes(values: Any) -> tuple[bytes, ...]:
+    """Newest first."""
+    return tuple(h for h in (values["key_hash"], values["old_key_hash"]) if h is not None)
+
+
+def _app_from(values: Any, tag_keys: tuple[TagKeys, ...] = ()) -> App:
     return App(
         values["app_no"], values["id"], values["service_name"], values["biz_id"], values["alert_email"],
-        values["alert_phone"], hashes, values["check_token"],
+        values["alert_phone"], _hashes(values), values["check_token"], bool(values["disabled"]), tag_keys,
     )  # fmt: skip
 
 

@@ -222,7 +222,7 @@ def settle(tx: Transaction, operations: Sequence[Decide]) -> None:
             operation.answer = LOCKED
         elif number is None:
             operation.answer = _answer_unknown_attempt(tx, operation)
-        elif row is None or row.topic_no != operation.topic.number:
+        elif row is None or row.topic_no != operation.topic.number or _is_hidden(row, operation):
             operation.answer = MessageGone() if row is None and tx.is_gone(number) else MessageUnknown()
         elif operation.commit and tx.catalog_is_stale:
             operation.answer = CatalogStale()
@@ -230,6 +230,10 @@ def settle(tx: Transaction, operations: Sequence[Decide]) -> None:
             _decide_one(operation, states, moved, row, tx.sql.shard)
     write_decisions(tx, rows, moved)
     _alert_contradictions(tx, meant)
+
+
+def _is_hidden(row: Any, operation: Decide) -> bool:
+    return operation.only_this_tag and bool(row.producer_tag != operation.producer_tag)
 
 
 def _decide_one(

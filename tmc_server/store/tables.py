@@ -75,6 +75,19 @@ app = sa.Table(
     sa.Column("old_key_hash", binary(32)),
     _ms("created_ms"),
     sa.Column("check_token", _text(64), nullable=False, server_default=""),
+    sa.Column("disabled", sa.SmallInteger, nullable=False, server_default="0"),  # 1: its calls are refused
+    **_OPTIONS,
+)
+
+# Keys that work in one environment only; those in tmc_app work in all.
+app_key = sa.Table(
+    "tmc_app_key",
+    METADATA,
+    sa.Column("app_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("tag", _text(64), primary_key=True),
+    sa.Column("key_hash", binary(32), nullable=False),
+    sa.Column("old_key_hash", binary(32)),
+    _ms("created_ms"),
     **_OPTIONS,
 )
 
@@ -322,6 +335,7 @@ CATALOG_TABLES = (
     meta,
     operator,
     app,
+    app_key,
     topic,
     check_target,
     subscription,

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from alembic import context, op
 
 revision = "0009"
-down_revision = "0007"
+down_revision = "0008"
 
 COLUMNS = (
     ("delivery_key", sa.String(64), ""),

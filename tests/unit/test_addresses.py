@@ -1,0 +1,66 @@
+"""Which addresses are on this machine: the guard in front of every key and token that could travel in the clear."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tmc_client.addresses import is_loopback
+
+HERE = [
+    "127.0.0.1:50051",
+    "127.0.0.2:50051",
+    "127.255.255.254:1",
+    "localhost:50051",
+    "LOCALHOST:50051",
+    "[::1]:50051",
+    "[0:0:0:0:0:0:0:1]:50051",
+]
+ELSEWHERE = [
+    "",
+    "127.0.0.1",
+    "localhost",
+    "::1",
+    "[::1]",
+    ":50051",
+    "127.0.0.1:",
+    "127.0.0.1:port",
+    "0.0.0.0:50051",
+    "[::]:50051",
+    "128.0.0.1:50051",
+    "10.0.0.7:50051",
+    "[fe80::1]:50051",
+    "[2001:db8::1]:50051",
+    "center.example:50051",
+    "localhost.evil.com:50051",
+    "127.0.0.1.evil.com:50051",
+    "evil.com/127.0.0.1:50051",
+    "localhost@evil.com:50051",
+    "127.0.0.1:50051@evil.com:50051",
+    "xlocalhost:50051",
+    "127.1:50051",  # some resolvers read it as 127.0.0.1, others look the name up
+    "0x7f.0.0.1:50051",
+    "[127.0.0.1]:50051",
+    "[localhost]:50051",
+    "::1:5005",  # without brackets gRPC reads this as the host 0:0:0:0:0:0:1:5005, on another machine
+    "ipv4:127.0.0.1.evil.com:50051",
+]
+
+
+@pytest.mark.parametrize("address", HERE)
+def test_it_is_on_this_machine(address: str) -> None:
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize("address", ELSEWHERE)
+def test_it_is_not_known_to_be_on_this_machine(address: str) -> None:
+    assert not is_loopback(address)
+
+
+def test_nobody_decides_it_in_another_way() -> None:
+    root = Path(__file__).parents[2]
+    files = [path for package in ("tmc_client", "tmc_server") for path in (root / package).rglob("*.py")]
+    own = [path.name for path in files if re.search(r"\.is_loopback\b|def _?is_loopback", path.read_text())]
+    assert own == ["addresses.py"]

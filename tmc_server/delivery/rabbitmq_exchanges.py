@@ -1,0 +1,56 @@
+"""Looks at the broker whether an exchange exists, when somebody wants to forward there: an operator's typo is refused at once.
+
+Each look has a connection of its own: it is rare, and a missing exchange closes the channel that asked for it.
+"""
+
+from __future__ import annotations
+
+import pika
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
+from pika.exceptions import AMQPError, ChannelClosedByBroker
+
+from tmc_client.transports.corked import answered_within
+from tmc_server.domain.catalog import Forward
+from tmc_server.errors import ForwardRefused
+
+_PATIENCE_S = 5.0
+_NOT_FOUND = 404
+
+
+class RabbitExchanges:
+    """The exchanges of one broker."""
+
+    def __init__(self, url: str) -> None:
+        self._parameters = parameters = pika.URLParameters(url)
+        parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = _PATIENCE_S
+        parameters.client_properties = {"connection_name": "tmc exchanges"}
+
+    def examine(self, forward: Forward) -> None:
+        """See domain.ports.Forwarding."""
+        host = f"{self._parameters.host}:{self._parameters.port}"
+        place = f"virtual host {self._parameters.virtual_host!r} of the broker at {host}"
+        try:
+            self._look(forward.target)
+        except ChannelClosedByBroker as exc:
+            if exc.reply_code == _NOT_FOUND:
+                raise ForwardRefused(
+                    f"There is no exchange {forward.target!r} in {place}: check the name, declare it first, or say --untried."
+                ) from exc
+            raise ForwardRefused(
+                f"The broker at {host} does not show the exchange {forward.target!r} ({exc.reply_text}): check the name "
+                "and the rights of the center's user, or say --untried."
+            ) from exc
+        except (AMQPError, AMQPConnectorException, OSError) as exc:
+            raise ForwardRefused(
+                f"Nobody can say whether there is an exchange {forward.target!r}: the broker at {host} cannot be asked "
+                f"({type(exc).__name__}). Repeat when it can, or say --untried."
+            ) from exc
+
+    def _look(self, exchange: str) -> None:
+        connection = pika.BlockingConnection(self._parameters)
+        try:
+            with answered_within(connection, _PATIENCE_S):
+                connection.channel().exchange_declare(exchange, passive=True)
+        finally:
+            if connection.is_open:
+                connection.close()
