@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.support.clock import ManualClock
-from tmc_server.domain.ids import EPOCH_MS, IdGenerator
+from tmc_server.domain.ids import EPOCH_MS, IdGenerator, first_number
 from tmc_server.errors import NoIdentity
 from tmc_server.store.engines import CarriedClock
+
+
+@pytest.mark.parametrize("ms", [0, EPOCH_MS, EPOCH_MS + (1 << 41), 2**53, 2**62])
+def test_the_first_number_of_any_time_that_a_caller_may_name_fits_its_column(ms: int) -> None:
+    assert 0 <= first_number(ms) < 1 << 63
 
 
 class TestNumbers:

@@ -19,6 +19,7 @@ from tmc_server.errors import NoIdentity
 EPOCH_MS = 1_767_225_600_000
 SLOTS = 1024
 _LAST_MS = EPOCH_MS + (1 << 41) - 1  # in the year 2095
+_LAST_NUMBER = (1 << 63) - 1  # a BIGINT holds no more
 _PER_MS = 4096
 _ID = re.compile(r"([0-9]{1,10})-([0-9]{1,10})-([0-9]{2})-([0-9]{1,19})", re.ASCII)
 
@@ -48,8 +49,8 @@ class MessageId:
 
 
 def first_number(ms: int) -> int:
-    """The least message number that can be made in that millisecond since the Unix epoch."""
-    return max(0, ms - EPOCH_MS) << 22
+    """The least message number that can be made in that millisecond since the Unix epoch; the last one for times beyond it."""
+    return min(max(0, ms - EPOCH_MS) << 22, _LAST_NUMBER)
 
 
 class IdGenerator:
