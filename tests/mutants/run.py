@@ -70,7 +70,8 @@ def turns_red(tests: Iterable[str], patch: Path | None = None) -> bool:
 def _fails(python: str, tests: list[str], folder: str, shown: bool) -> bool:
     """shown: what failed is printed."""
     command = [python, "-m", "pytest", "-x", "-q", "--timeout", "150", *tests]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    here = os.environ | {"PYTHONPATH": folder}  # programs that a test starts are those of the copy, too
+    done = subprocess.run(command, cwd=folder, env=here, capture_output=True, text=True)
     if done.returncode not in (0, 1):  # neither green nor red: the tests did not run
         raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
     if done.returncode == 1 and shown:
