@@ -40,9 +40,12 @@ class TlsCluster(Cluster):
         if mutual:
             settings["TMC_TLS__CLIENT_AUTHORITY"] = str(authority.certificate)
         of_agent: dict[str, str | bool] = {
-            "ca_file": str(authority.certificate), "cert_file": str(agent), "key_file": str(agent_key),
-            "enable_agent_tls_for_checks": True, "server_name": _NAME,
-        }  # fmt: skip
+            "ca_file": str(authority.certificate),
+            "cert_file": str(agent),
+            "key_file": str(agent_key),
+            "enable_agent_tls_for_checks": True,
+            "server_name": _NAME,
+        }
         super().__init__(servers=3, consul=True, consul_settings=of_agent, **settings)
 
     def _pem(self, name: str) -> bytes:
@@ -52,9 +55,10 @@ class TlsCluster(Cluster):
         shown = (self._pem("orders.key"), self._pem("orders.pem")) if self.mutual else (None, None)
         credentials = grpc.ssl_channel_credentials(self._pem("ca.pem"), *shown)
         options = [
-            ("grpc.lb_policy_name", "round_robin"), ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.lb_policy_name", "round_robin"),
+            ("grpc.use_local_subchannel_pool", 1),
             ("grpc.ssl_target_name_override", _NAME),
-        ]  # fmt: skip
+        ]
         return grpc.secure_channel(target, credentials, options)
 
     def tls(self, app: str) -> tmc.Tls:

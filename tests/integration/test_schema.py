@@ -255,10 +255,19 @@ def _fill(database: Database) -> None:
             )
         for number, state in ((1, MessageState.COMMITTED), (2, MessageState.PREPARED), (3, MessageState.COMMITTED)):
             insert(
-                "tmc_message_05", id=number, topic_no=7, producer_no=1, producer_tag="default", message_key=f"k{number}",
-                attempt_id=bytes([number]) * 16, digest=bytes(32), state=int(state), body=b"body",
-                content_type="text/plain", created_ms=now,
-            )  # fmt: skip
+                "tmc_message_05",
+                id=number,
+                topic_no=7,
+                producer_no=1,
+                producer_tag="default",
+                message_key=f"k{number}",
+                attempt_id=bytes([number]) * 16,
+                digest=bytes(32),
+                state=int(state),
+                body=b"body",
+                content_type="text/plain",
+                created_ms=now,
+            )
         scheduled, failed = int(ConsumptionState.SCHEDULED), int(ConsumptionState.FAILED)
         insert("tmc_consumption_05", message_id=1, subscription_no=9, state=scheduled, due_ms=now, created_ms=now)
         insert("tmc_consumption_05", message_id=3, subscription_no=9, state=failed, attempt=4, tried=4, created_ms=now)
