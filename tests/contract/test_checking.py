@@ -75,6 +75,27 @@ class TestWhenItIsAsked:
             duty.run_once()
         assert {store.state_of(number) for number in numbers} == {COMMITTED}
 
+    def test_a_hiccup_of_the_producer_holds_up_what_is_due_for_its_rest_and_no_longer(
+        self, store: StoreUnderTest
+    ) -> None:
+        store.set_checks(RetryPolicy(), CheckTarget("", "grpc", batch=5))
+        numbers = [store.prepared().number for _ in range(20)]
+        store.clock.advance(10)
+        asking = ScriptedAsking(AWAY)
+        duty = store.checking(asking)
+        duty.run_once()
+        duty.run_once()
+        assert len(asking.pages) == 1
+        asking.usual = COMMIT
+        store.clock.advance(1)
+        for _ in range(4):
+            duty.run_once()
+        states = [store.state_of(number) for number in numbers]
+        assert states.count(COMMITTED) == 15  # the five that were asked come a second later
+        store.clock.advance(1)
+        duty.run_once()
+        assert {store.state_of(number) for number in numbers} == {COMMITTED}
+
     def test_a_check_is_asked_in_the_environment_of_the_sender(self, store: StoreUnderTest) -> None:
         store.prepared(producer_tag="blue", key="b")
         store.prepared(producer_tag="green", key="g")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -141,8 +142,8 @@ def test_a_name_is_resolved_once_and_what_was_checked_is_what_is_connected_to() 
 def test_redirects_reach_nobody(trap: TrapListener, mode: str) -> None:
     rogue = RogueHttp(trap.port)
     asking = kinds(["127.0.0.1/32:*"], Resolver([]))
-    target = CheckTarget("", "http", rogue.address, {"path": f"/{mode}"}, deadline_ms=500)
-    [answer] = asking.ask(target, ORDERS, "default", [QUESTION], 5)
+    target = CheckTarget("", "http", rogue.address, {"path": f"/{mode}"}, deadline_ms=10_000)
+    [answer] = asking.ask(target, ORDERS, "default", [QUESTION], 10)
     assert (answer.verdict, answer.reason) == (Verdict.UNKNOWN, CheckReason.FAILED)
     assert rogue.asked == [f"GET /{mode}?bizID=orders&messageKey=k HTTP/1.1"]
     asking.close()
@@ -159,7 +160,8 @@ def test_proxies_of_the_environment_are_not_used(
     rogue.say("verify", b"2")
     asking = kinds(["127.0.0.1/32:*"], Resolver([]))
     http, grpc = targets(rogue.address)
-    assert asking.ask(http, ORDERS, "default", [QUESTION], 5)[0].verdict is Verdict.COMMIT
+    http = replace(http, deadline_ms=10_000)
+    assert asking.ask(http, ORDERS, "default", [QUESTION], 10)[0].verdict is Verdict.COMMIT
     assert asking.ask(grpc, ORDERS, "default", [QUESTION], 5)[0].verdict is Verdict.UNKNOWN
     asking.close()
     rogue.stop()

@@ -577,7 +577,9 @@ def _verdicts(engine: sa.Engine, center: FakeCenter) -> dict[str, bool]:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCenter]:
     folder = tmp_path_factory.mktemp("endings-center")
-    with RunningCenter(f"sqlite:///{folder}/c.db", open_to_all=True, dev={"retry_interval_ms": 500}) as made:
+    with RunningCenter(
+        f"sqlite:///{folder}/c.db", open_to_all=True, dev={"retry_interval_ms": 500}, delivery={"scan_seconds": 0.05}
+    ) as made:
         yield made
 
 

@@ -62,9 +62,11 @@ class TestPacing:
     def test_a_service_that_is_away_costs_its_app_no_share(self) -> None:
         pacing = Pacing()
         service = of(pacing, "away")
-        assert [pacing.failed(service, 0.0, timed_out=False) for _ in range(8)] == [
-            1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000,
-        ]  # fmt: skip
+        rests = []
+        for _ in range(8):
+            pacing.failed(service, 0.0, timed_out=False)
+            rests.append(service.pause_ms(0.0))
+        assert rests == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000]
         assert (service.app.most, service.size) == (APP_SHARE, 64)
 
     def test_environments_beyond_sixteen_share_one_slot_with_one_page_and_one_rest(self) -> None:

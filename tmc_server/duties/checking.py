@@ -32,7 +32,7 @@ _ROUNDS = 8  # pages of single questions are as long as so many rounds
 _PAGE_SPARE_S = 1.0
 _LOOK_AGAIN_S = 2.0
 _CLAIM_SPARE_MS = 2_000
-_LEAST_HOLD_MS = 15_000  # those that were asked try the service again; the others' rows are not written every second
+_CROWDED_HOLD_MS = 15_000  # out of the others' way, and not written every second
 _SINGLE_KINDS = {"http", "reflection"}
 _UNSEEN: tuple[float, list[Service]] = (0.0, [])
 
@@ -127,7 +127,7 @@ class Checking:
         if resting:
             seen.clear()  # nobody knows yet what was behind them
         for service, pending in resting.values():
-            held_ms = max(service.pause_ms(self._monotonic()), _LEAST_HOLD_MS)
+            held_ms = service.pause_ms(self._monotonic()) or _CROWDED_HOLD_MS
             moved |= bool(self._work.hold(shard, pending, held_ms, f"{CheckReason.NOT_ASKED.name}: its service rests"))
         return moved
 
@@ -219,7 +219,8 @@ class Checking:
                 self._pacing.answered(page.service, page.pending[0].producer_tag, _longest_page(page.target), now)
                 return 0
             timed_out = answers[0].reason is CheckReason.TIMED_OUT
-            return 2 * self._pacing.failed(page.service, now, timed_out=timed_out)
+            self._pacing.failed(page.service, now, timed_out=timed_out)
+            return 2 * page.service.rest_ms
 
 
 def count(topic: str, answers: Sequence[CheckAnswer], settled: Settled) -> None:

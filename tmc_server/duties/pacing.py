@@ -53,7 +53,7 @@ class Service:
     """How one service does, or all that share a slot.
 
     size: questions of its next page.  most: pages at once.  told: its owner knows that nobody reaches it.
-    quiet_until: monotonic seconds.
+    rest_ms: how long it rests after the last failure.  quiet_until: monotonic seconds.
     """
 
     app: AppPace
@@ -63,6 +63,7 @@ class Service:
     busy: int = 0
     failures: int = 0
     told: bool = False
+    rest_ms: int = 0
     quiet_until: float = 0.0
 
     @property
@@ -164,19 +165,18 @@ class Pacing:
         elif tag in app.answered:
             app.answered[tag] = now
 
-    def failed(self, service: Service, now: float, *, timed_out: bool) -> int:
+    def failed(self, service: Service, now: float, *, timed_out: bool) -> None:
         """Nobody was reached. timed_out: it kept its worker until the deadline.
 
         Should it hang on one question, pages are halved until that one is alone: they grow slowly again, and whoever was in
-        such a page comes after those who were not. Returns: milliseconds that it rests.
+        such a page comes after those who were not.
         """
         service.failures += 1
         if timed_out:
             service.size = max(1, service.size // 2)
             service.app.most = max(1, service.app.most // 2)
-        pause_ms = min(LONGEST_BACK_OFF_MS, FIRST_BACK_OFF_MS << min(service.failures - 1, 10))
-        service.quiet_until = now + pause_ms / 1000
-        return pause_ms
+        service.rest_ms = min(LONGEST_BACK_OFF_MS, FIRST_BACK_OFF_MS << min(service.failures - 1, 10))
+        service.quiet_until = now + service.rest_ms / 1000
 
     def _forget(self, app: AppPace, tag: str) -> None:
         del app.answered[tag]
