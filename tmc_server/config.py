@@ -163,7 +163,7 @@ class LimitsConfig(Section):
     )
     streams: int = Field(200, ge=0, le=1_000_000, description="open Subscribe streams of an app; 0: no limit")
     connections: int = Field(2_000, ge=10, le=1_000_000, description="of all callers to this server at once")
-    calls_per_connection: int = Field(200, ge=1, le=100_000, description="open at once; clients queue further ones")
+    calls_per_connection: int = Field(50, ge=1, le=100_000, description="open at once; clients queue further ones")
 
 
 class DeliveryConfig(Section):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -19,6 +18,7 @@ from tmc_server.alerts.log import LogSink
 from tmc_server.alerts.webhook import WebhookSink
 from tmc_server.app.checks import Checks
 from tmc_server.app.maintenance import CannotStart, open_shards
+from tmc_server.app.memory import keep_memory_small
 from tmc_server.app.outlets import Outlets
 from tmc_server.app.surroundings import Surroundings
 from tmc_server.archives.local import LocalArchive
@@ -484,10 +484,7 @@ async def _serve(config: Config, dev: bool) -> bool:
 
 def serve(config: Config, dev: bool = False) -> None:
     """Run one server until SIGTERM or SIGINT. Raises CannotStart; SystemExit(1) when a fault ended it."""
-    gc.freeze()  # modules and tables live for ever: no collection needs to look at them again
-    gc.set_threshold(
-        50_000, 20, 20
-    )  # requests are freed by their reference counts; the default looks for cycles all the time
+    keep_memory_small()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if not runner.run(_serve(config, dev)):
             raise SystemExit(1)

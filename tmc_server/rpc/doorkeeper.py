@@ -27,8 +27,9 @@ from tmc_server.rpc.refusing import Context
 
 log = logging.getLogger("tmc.doorkeeper")
 
-_FREE_PER_SECOND = 20.0  # calls without a key, per connection; as many at once
-_HOLD_S = (1.0, 3.0)  # each call differently: a thousand answered together would be a flood of their own
+_FREE_PER_SECOND = 10.0  # calls without a key, per connection: answered at once
+_FREE_AT_ONCE = 5.0
+_HOLD_S = (5.0, 15.0)  # each call differently: a thousand answered together would be a flood of their own
 _MOST_HELD = 4000
 _SHORT = 0.8  # of all connections in use: closed ones come back at once, so leave them while there is room
 _GRACE_S = 1.0  # a connection this young may still show a key
@@ -73,8 +74,8 @@ class Doorkeeper:
         """Before a call without a key is answered: return at once, or late if its connection sends many of them."""
         peer = context.peer()
         now = self._monotonic()
-        free, then = self._patience.get(peer, (_FREE_PER_SECOND, now))
-        free = min(_FREE_PER_SECOND, free + (now - then) * _FREE_PER_SECOND) - 1
+        free, then = self._patience.get(peer, (_FREE_AT_ONCE, now))
+        free = min(_FREE_AT_ONCE, free + (now - then) * _FREE_PER_SECOND) - 1
         self._patience[peer] = (max(free, min(free + 1, 0.0)), now)
         if free >= 0:
             return
