@@ -13,6 +13,7 @@ environment, cookies, decompression, and a log line with the whole address. A cl
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -81,9 +82,9 @@ def _as_core(request: httpx.Request) -> httpcore.Request:
 
 @dataclass(slots=True)
 class _Service:
-    """idle: connections that answered and were kept.  used: when it was asked last, monotonic seconds."""
+    """idle: connections that answered and were kept, and since when.  used: when it was asked last.  Monotonic seconds."""
 
-    idle: list[httpcore.AsyncHTTPConnection]
+    idle: list[tuple[httpcore.AsyncHTTPConnection, float]]
     busy: int = 0
     used: float = 0.0
 
@@ -130,7 +131,6 @@ class PinnedTransport(httpx.AsyncBaseTransport):
         connection = httpcore.AsyncHTTPConnection(
             asked.url.origin,
             ssl_context=self._tls,
-            keepalive_expiry=_IDLE_S,
             network_backend=_Pinned(request.extensions[ENDPOINT]),
         )
         return connection, await connection.handle_async_request(asked)
@@ -159,18 +159,27 @@ class PinnedTransport(httpx.AsyncBaseTransport):
 
 
 async def _kept(service: _Service) -> httpcore.AsyncHTTPConnection | None:
-    """The connection that was used last, if its server did not close it."""
+    """The connection that was used last, if that was not long ago and its server neither closed it nor spoke unasked."""
     while service.idle:
-        connection = service.idle.pop()
-        if connection.is_idle() and not connection.has_expired():
+        connection, since = service.idle.pop()
+        if time.monotonic() - since < _IDLE_S and not connection.has_expired():
             return connection
         await connection.aclose()
     return None
 
 
+def _said_more(connection: httpcore.AsyncHTTPConnection) -> bool:
+    """Did bytes arrive behind the answer? They would be taken for the answer to the next question.
+
+    httpcore knows, and has no public name for it.
+    """
+    trailing, _ = connection._connection._h11_state.trailing_data  # type: ignore[union-attr]
+    return bool(trailing)
+
+
 async def _close(service: _Service) -> None:
     while service.idle:
-        await service.idle.pop().aclose()
+        await service.idle.pop()[0].aclose()
 
 
 class _Body(httpx.AsyncByteStream):
@@ -201,8 +210,10 @@ class _Body(httpx.AsyncByteStream):
             if self._open:
                 self._open = False
                 self._service.busy -= 1
-                if self._connection.is_idle() and len(self._service.idle) < _MOST_IDLE:
-                    self._service.idle.append(self._connection)
+                if len(self._service.idle) >= _MOST_IDLE or _said_more(self._connection):
+                    await self._connection.aclose()
+                elif self._connection.is_idle():
+                    self._service.idle.append((self._connection, time.monotonic()))
 
 
 class _Pinned(httpcore.AsyncNetworkBackend):
@@ -210,25 +221,30 @@ class _Pinned(httpcore.AsyncNetworkBackend):
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._backend = httpcore.AnyIOBackend()
 
     async def connect_tcp(
         self, host: str, port: int, timeout: float | None = None, local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:  # fmt: skip
-        address, port = self._endpoint.address, self._endpoint.port
-        return _Counted(await self._backend.connect_tcp(address, port, timeout, local_address, socket_options))
+        with _refused(httpcore.ConnectError):
+            reader, writer = await asyncio.open_connection(self._endpoint.address, self._endpoint.port)
+        return _Stream(reader, writer)
 
 
-class _Counted(httpcore.AsyncNetworkStream):
-    """Ends answers that never end: what is read since the last question has a limit."""
+class _Stream(httpcore.AsyncNetworkStream):
+    """asyncio's own streams: anyio's, which httpcore would take, cost a fifth of a call. The caller has the deadline.
 
-    def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
-        self._stream = stream
+    Ends answers that never end: what is read since the last question has a limit.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
         self._read = 0
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        data = await self._stream.read(max_bytes, timeout)
+        with _refused(httpcore.ReadError):
+            data = await self._reader.read(max_bytes)
         self._read += len(data)
         if self._read > _MOST_BYTES:
             raise httpcore.ReadError(f"more than {_MOST_BYTES} bytes")
@@ -236,18 +252,33 @@ class _Counted(httpcore.AsyncNetworkStream):
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._read = 0
-        await self._stream.write(buffer, timeout)
+        with _refused(httpcore.WriteError):
+            self._writer.write(buffer)
+            await self._writer.drain()
 
     async def aclose(self) -> None:
-        await self._stream.aclose()
+        self._writer.transport.abort()
 
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.AsyncNetworkStream:
-        return _Counted(await self._stream.start_tls(ssl_context, server_hostname, timeout))
+        with _refused(httpcore.ConnectError):
+            await self._writer.start_tls(ssl_context, server_hostname=server_hostname)
+        return self
 
     def get_extra_info(self, info: str) -> Any:
-        return self._stream.get_extra_info(info)
+        if info == "is_readable":
+            unread: bytearray = self._reader._buffer  # type: ignore[attr-defined]  # at_eof alone is public
+            return bool(unread) or self._reader.at_eof() or self._writer.is_closing()
+        return self._writer.get_extra_info(info)
+
+
+@contextmanager
+def _refused(error: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise error(str(exc)) from exc
 
 
 # -- blocking, timed ----------------------------------------------------------------------------------------------------

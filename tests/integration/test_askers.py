@@ -6,6 +6,7 @@ Whatever comes back, it is a verdict that was said exactly, or UNKNOWN with a ty
 from __future__ import annotations
 
 import resource
+import socket
 import ssl
 import threading
 import time
@@ -189,6 +190,29 @@ class TestHttp:
         target = CheckTarget("", "http", options={"path": "/hangs_up"}, deadline_ms=5_000, concurrency=1)
         answers = http.ask(target, at(http_rogue.port), "T", [a_question(str(n)) for n in range(50)], later())
         assert Counter(answer.reason for answer in answers) == {R.ANSWERED: 50}
+
+    @pytest.mark.parametrize("pause_s", [0, 0.05])
+    def test_what_a_service_says_unasked_is_no_answer_to_the_next_question(
+        self, http: HttpChecks, http_rogue: RogueHttp, pause_s: float
+    ) -> None:
+        """It says COMMIT twice to the first question, at once or a little later, and would say ROLLBACK to the next."""
+
+        commit, rollback = (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n" + verdict for verdict in (b"2", b"3"))
+
+        def answer(connection: socket.socket, _body: bytes) -> None:
+            if "messageKey=first" in http_rogue.asked[-1]:
+                connection.sendall(commit if pause_s else 2 * commit)
+                time.sleep(pause_s)
+                connection.sendall(commit if pause_s else b"")
+                http_rogue._read(connection)
+            connection.sendall(rollback)
+
+        http_rogue.answers["twice"] = answer
+        target = CheckTarget("", "http", options={"path": "/twice"}, deadline_ms=ENOUGH_MS, concurrency=1)
+        [first] = http.ask(target, at(http_rogue.port), "T", [a_question("first")], later())
+        time.sleep(2 * pause_s)
+        [second] = http.ask(target, at(http_rogue.port), "T", [a_question("second")], later())
+        assert (first.verdict, second.verdict) == (COMMIT, ROLLBACK)
 
     def test_connections_are_kept_for_the_same_name_and_never_used_for_another(self, tmp_path: Path) -> None:
         certificate, key = for_loopback(tmp_path, "ca.pem")

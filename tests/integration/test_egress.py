@@ -143,7 +143,7 @@ def test_redirects_reach_nobody(trap: TrapListener, mode: str) -> None:
     rogue = RogueHttp(trap.port)
     asking = kinds(["127.0.0.1/32:*"], Resolver([]))
     target = CheckTarget("", "http", rogue.address, {"path": f"/{mode}"}, deadline_ms=10_000)
-    [answer] = asking.ask(target, ORDERS, "default", [QUESTION], 10)
+    [answer] = asking.ask(target, ORDERS, "default", [QUESTION], 30)
     assert (answer.verdict, answer.reason) == (Verdict.UNKNOWN, CheckReason.FAILED)
     assert rogue.asked == [f"GET /{mode}?bizID=orders&messageKey=k HTTP/1.1"]
     asking.close()
@@ -161,7 +161,7 @@ def test_proxies_of_the_environment_are_not_used(
     asking = kinds(["127.0.0.1/32:*"], Resolver([]))
     http, grpc = targets(rogue.address)
     http = replace(http, deadline_ms=10_000)
-    assert asking.ask(http, ORDERS, "default", [QUESTION], 10)[0].verdict is Verdict.COMMIT
+    assert asking.ask(http, ORDERS, "default", [QUESTION], 30)[0].verdict is Verdict.COMMIT
     assert asking.ask(grpc, ORDERS, "default", [QUESTION], 5)[0].verdict is Verdict.UNKNOWN
     asking.close()
     rogue.stop()

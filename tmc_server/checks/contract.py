@@ -50,7 +50,7 @@ class AskerContract(ABC):
         asker.accept(self.target())
         target = replace(self.target(), deadline_ms=_SOON_MS if behaviour == "hang" else _ENOUGH_MS)
         try:
-            return asker.ask(target, self.endpoint(behaviour), "TOKEN", self.questions(count), time.monotonic() + 10)
+            return asker.ask(target, self.endpoint(behaviour), "TOKEN", self.questions(count), time.monotonic() + 30)
         finally:
             asker.close()
 

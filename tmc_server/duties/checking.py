@@ -146,7 +146,7 @@ class Checking:
         """
         targets = catalog.topics[topic].checks.targets
         parts: dict[tuple[int, str, str], list[Pending]] = {}
-        limit = 4 * max((t.batch for t in targets.values()), default=100)
+        limit = 4 * max((_longest_page(each) for each in targets.values()), default=100)
         due = self._work.read(shard, topic, limit)
         for each in due:
             parts.setdefault((each.producer, each.producer_tag, each.target), []).append(each)
