@@ -17,13 +17,13 @@ from functools import reduce
 from operator import xor
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
-from tmc_pipeline.archive import Archive, Staging
+from tmc_pipeline.archive import Archive, Staging, fingerprint, hexadecimal
 from tmc_pipeline.center import CenterTables, Names
 from tmc_pipeline.errors import JobFailed, translated
-from tmc_pipeline.frames import ARCHIVED, CONSUMPTION_CLOSED, MESSAGE, MESSAGE_CLOSED, small_table
+from tmc_pipeline.frames import ARCHIVED, CONSUMPTION_CLOSED, MESSAGE_CLOSED, small_table
 from tmc_server.domain.manifest import ArchivedShard, Manifest, Partition
 from tmc_server.domain.message import MessageState
 
@@ -85,11 +85,6 @@ def without(messages: DataFrame, known: DataFrame) -> DataFrame:
     return messages.join(known.select("shard", "id"), ["shard", "id"], "left_anti")
 
 
-def fingerprint() -> Column:
-    """bigint over every column of a row of MESSAGE and its closed_ms."""
-    return f.xxhash64(*MESSAGE.names, "closed_ms")
-
-
 def summed(messages: DataFrame) -> DataFrame:
     """ARCHIVED -> one row per shard, day and topic: low, high, messages, consumptions, digest, damaged bigint.
 
@@ -127,7 +122,7 @@ class Archiving:
             now = self._center.now_ms()
             before = now - self._lag_ms
             with self._archive.writing(now) as staging:
-                newest = max((manifest.before_ms for manifest in staging.earlier), default=0)
+                newest = min(before, max((manifest.before_ms for manifest in staging.earlier), default=0))
                 since = 0 if everything else max(0, newest - self._lookback_ms)
                 log.info("run %s: messages closed before %s", staging.run, _shown(before))
                 written = self._write(self._chosen(staging.earlier, since, before), staging.messages)
@@ -145,7 +140,7 @@ class Archiving:
         )
         overlapping = [manifest for manifest in earlier if manifest.before_ms > since_ms and manifest.messages]
         if overlapping:
-            named = without(named, self._archive.messages(overlapping, skip_missing=True))
+            named = without(named, self._archive.numbers(overlapping))
         return named.withColumn("fingerprint", fingerprint()).select(*ARCHIVED.names)
 
     def _write(self, chosen: DataFrame, path: str) -> int:
@@ -182,7 +177,7 @@ class Archiving:
             .write.partitionBy("shard")
             .text(staging.removal)
         )
-        return _by_shard(sums), _by_folder(sums)
+        return _by_shard(sums), _by_folder(sums, staging)
 
 
 def _by_shard(sums: Sequence[Any]) -> list[ArchivedShard]:
@@ -190,19 +185,27 @@ def _by_shard(sums: Sequence[Any]) -> list[ArchivedShard]:
     shards = []
     for shard in sorted({row.shard for row in sums}):
         mine = [row for row in sums if row.shard == shard]
-        digest = reduce(xor, (row.digest for row in mine)) & (1 << 64) - 1
+        digest = reduce(xor, (row.digest for row in mine))
         low, high = min(row.low for row in mine), max(row.high for row in mine)
         messages, consumptions = sum(row.messages for row in mine), sum(row.consumptions for row in mine)
-        shards.append(ArchivedShard(shard, low, high, messages, consumptions, f"{digest:016x}"))
+        shards.append(ArchivedShard(shard, low, high, messages, consumptions, hexadecimal(digest)))
     return shards
 
 
-def _by_folder(sums: Sequence[Any]) -> list[Partition]:
-    """Rows of `summed`, added up."""
-    folders: Counter[tuple[str, str]] = Counter()
+def _by_folder(sums: Sequence[Any], staging: Staging) -> list[Partition]:
+    """Rows of `summed`, added up, with the sizes of the files."""
+    messages: Counter[tuple[str, str]] = Counter()
+    digests: Counter[tuple[str, str]] = Counter()
     for row in sums:
-        folders[row.day, row.topic] += row.messages
-    return [Partition(day, topic, messages) for (day, topic), messages in sorted(folders.items())]
+        messages[row.day, row.topic] += row.messages
+        digests[row.day, row.topic] ^= row.digest
+    found = []
+    for day, topic in sorted(messages):
+        files, size = staging.size(day, topic)
+        digest = hexadecimal(digests[day, topic])
+        part = Partition(day=day, topic=topic, messages=messages[day, topic], digest=digest, files=files, bytes=size)
+        found.append(part)
+    return found
 
 
 def _by_number(names: Names) -> Mapping[str, Mapping[str, Any]]:

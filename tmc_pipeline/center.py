@@ -19,7 +19,8 @@ from pyspark.sql.types import ArrayType, StructField, StructType
 from tmc_pipeline.dialects import Database, database
 from tmc_pipeline.errors import CannotRun
 from tmc_pipeline.frames import ATTEMPT, ATTEMPTS, CONSUMPTION, CONSUMPTIONS, MESSAGE, STORED, brief, named, names
-from tmc_pipeline.session import SLICE
+from tmc_pipeline.session import SLICE, rows_at_a_time
+from tmc_pipeline.settings import BODY_BYTES
 from tmc_server.config import StoreConfig
 from tmc_server.domain.placement import SHARDS
 
@@ -60,13 +61,19 @@ class Span:
 
 
 class CenterTables:
-    """fetch: rows per round trip.  opening: connections at the same time while reading is prepared."""
+    """fetch: rows held at a time, in reads with bodies as many as spark.body_bytes allows.
 
-    def __init__(self, spark: SparkSession, databases: StoreDatabases, fetch: int, opening: int = 1) -> None:
+    opening: connections at the same time while reading is prepared.
+    """
+
+    def __init__(
+        self, spark: SparkSession, databases: StoreDatabases, fetch: int, opening: int = 1, body_bytes: int = BODY_BYTES
+    ) -> None:
         self._spark = spark
         self._databases = databases
         self._fetch = fetch
         self._opening = opening
+        self._fetch_bodies = rows_at_a_time(fetch, body_bytes)
 
     def check(self) -> None:
         """Before anything is read. Raises CannotRun: the schema is another, or the driver hands over column names."""
@@ -128,6 +135,7 @@ class CenterTables:
         body: False gives null bodies, which are then not read.
         """
         spans = self._spans()
+        fetch = self._fetch_bodies if body else self._fetch
 
         def opened(shard: int) -> DataFrame:
             place = self._databases.shards[shard]
@@ -135,7 +143,7 @@ class CenterTables:
                 place.url,
                 _messages_of(place, shard, changed_since_ms, decided_before_ms, body),
                 predicates=[f"id >= {low} AND id < {high}" for low, high in spans[shard].slices()],
-                properties=place.options(self._fetch) | {"customSchema": _READ},
+                properties=place.options(fetch) | {"customSchema": _READ},
             )
 
         with ThreadPoolExecutor(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -48,8 +51,14 @@ class Job:
         from tmc_pipeline.center import CenterTables, databases_of
         from tmc_pipeline.session import FETCH, OPENING
 
-        profile = self.settings.spark.profile
-        return CenterTables(self.spark, databases_of(self.settings.store), FETCH[profile], OPENING[profile])
+        wanted = self.settings.spark
+        return CenterTables(
+            self.spark,
+            databases_of(self.settings.store),
+            FETCH[wanted.profile],
+            OPENING[wanted.profile],
+            wanted.body_bytes,
+        )
 
     @property
     def archive(self) -> Archive:
@@ -68,7 +77,7 @@ def _job(name: str, config: str, master: str, profile: str) -> Iterator[Job]:
     """Settings, session and figures of one run."""
     from tmc_pipeline.session import session
 
-    with _refusals(name):
+    with _refusals(name), _terminations():
         settings = _overridden(load(config), master, profile)
         tell_progress()
         with (
@@ -84,8 +93,50 @@ def _refusals(name: str) -> Iterator[None]:
     try:
         yield
     except (PipelineError, ConfigError) as exc:
-        typer.echo(f"tmc pipeline {name}: {exc}", err=True)
-        raise typer.Exit(2) from exc
+        _end(name, str(exc), exc)
+    except (_Terminated, KeyboardInterrupt) as exc:
+        _end(name, "stopped by a signal. What was not published before never will be by this run: run it again.", exc)
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except Exception as exc:  # noqa: BLE001 - exit code 1 is a verdict: whatever else dies must not look like one
+        text = " ".join(f"{type(exc).__name__}: {exc}".split())
+        _end(name, f"unexpected: {text[:300]}. With TMC_PIPELINE_TRACE=1 the whole is shown.", exc)
+
+
+def _end(name: str, text: str, error: BaseException) -> NoReturn:
+    if os.environ.get("TMC_PIPELINE_TRACE"):
+        traceback.print_exception(error)
+    typer.echo(f"tmc pipeline {name}: {text}", err=True)
+    raise typer.Exit(2) from error
+
+
+class _Terminated(BaseException):
+    """SIGTERM came. No Exception: nothing on the way may take it for an answer of its own."""
+
+
+@contextmanager
+def _terminations() -> Iterator[None]:
+    """SIGTERM ends the job as an error would: in one line, and figures say that it did not succeed.
+
+    It interrupts a call to the JVM in the middle, whose answer the next call gets: what is said after it means nothing.
+    """
+    came = False
+
+    def stop(*_: object) -> None:
+        nonlocal came
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: the end is under way
+        came = True
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except Exception as exc:
+        if came:
+            raise _Terminated from exc
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _overridden(settings: Settings, master: str, profile: str) -> Settings:
@@ -106,9 +157,14 @@ def _families(settings: Settings) -> set[str]:
     }
 
 
-@app.command()
+archiving = typer.Typer(invoke_without_command=True, help="Copy closed messages to Parquet; verify what was copied.")
+app.add_typer(archiving, name="archive")
+
+
+@archiving.callback()
 def archive(
-    config: ConfigFile,
+    context: typer.Context,
+    config: ConfigFile = "",
     everything: Annotated[
         bool, typer.Option("--everything", help="look through all closing times, not only the last ones")
     ] = False,
@@ -116,6 +172,9 @@ def archive(
     profile: Profile = "",
 ) -> None:
     """Copy closed messages with their consumptions to Parquet, verify, publish. Removes nothing."""
+    if context.invoked_subcommand is not None:
+        return
+    _config_given(config)
     with _job("archive", config, master, profile) as job:
         from tmc_pipeline.archiving import HOUR_MS, Archiving
 
@@ -128,6 +187,30 @@ def archive(
             "archived_before_timestamp_seconds", "closing times before this are archived", manifest.before_ms / 1000
         )
         typer.echo(f"run {manifest.run}: {manifest.messages} messages, {manifest.consumptions} consumptions")
+
+
+@archiving.command()
+def verify(
+    config: ConfigFile,
+    since: Annotated[str, typer.Option(help="runs that ended from then on, UTC: 2026-11-21; empty: all")] = "",
+    until: Annotated[str, typer.Option(help="and before then")] = "",
+    master: Master = "",
+    profile: Profile = "",
+) -> None:
+    """Read archived messages and compare them with the manifests; exit code 1 when something is damaged."""
+    with _refusals("archive verify"):
+        from_ms, to_ms = _moment("--since", since), _moment("--until", until)
+    with _job("archive_verify", config, master, profile) as job:
+        from tmc_pipeline.verifying import Verifying
+
+        found = Verifying(job.archive).run(from_ms or 0, to_ms)
+        job.figures.set("verified_messages", "messages of the last verification that are as archived", found.messages)
+        job.figures.set("damaged_folders", "what the last verification found", len(found.problems))
+        for problem in found.problems:
+            typer.echo(f"DAMAGED {problem}")
+        typer.echo(f"{found.runs} runs, {found.folders} folders, {found.messages} messages are as they were archived")
+    if found.problems:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -230,6 +313,12 @@ def report(
         ).run(from_ms if from_ms is not None else job.center.now_ms() - _WEEK_MS, to_ms)
         job.figures.set("reported_messages", "messages of the last report", made.messages)
         typer.echo(f"{made.path}/report.html")
+
+
+def _config_given(config: str) -> None:
+    """A group's own options cannot be required: its commands would have to repeat them."""
+    if not config:
+        raise typer.BadParameter("missing", param_hint="--config")
 
 
 def _moment(option: str, text: str) -> int | None:

@@ -71,11 +71,19 @@ _TOLD: tuple[tuple[str, type[PipelineError], str], ...] = (
     ),
     (r"(Permission denied|Read-only file system)", JobFailed, "{} where the job writes: choose another path or mend its rights."),
     (
+        r"ChecksumException: Checksum error: (?:file:)?(\S+)",
+        ArchiveDamaged,
+        "{} was edited or damaged after it was written: bring it back from a backup.",
+    ),
+    (
         r"(?:OutOfMemoryError|GC overhead limit exceeded)[: ]*([^\n]*)",
         JobFailed,
         "Out of memory ({}): raise spark.memory, or use the polite profile; nothing was published.",
     ),
 )  # fmt: skip
+
+
+_ENDED = "Spark's process ended: nothing was published, run it again."
 
 
 def told(text: str) -> PipelineError:
@@ -91,12 +99,14 @@ def told(text: str) -> PipelineError:
 @contextmanager
 def translated() -> Iterator[None]:
     """What Spark, its JVM and the drivers raise inside becomes a PipelineError; the cause keeps the whole."""
-    from py4j.protocol import Py4JError
+    from py4j.protocol import Py4JError, Py4JNetworkError
     from pyspark.errors import PySparkException
 
     try:
         yield
+    except Py4JNetworkError as exc:
+        raise JobFailed(_ENDED) from exc
     except (PySparkException, Py4JError) as exc:
         raise told(f"{exc}\n{getattr(exc, '_stackTrace', '')}") from exc  # the trace holds the causes
     except ConnectionError as exc:  # the gateway to the JVM is gone: it was killed
-        raise JobFailed("Spark's process ended: nothing was published, run it again.") from exc
+        raise JobFailed(_ENDED) from exc

@@ -42,6 +42,15 @@ class HadoopFolder:
                 return []
             return sorted(status.getPath().getName() for status in self._files.listStatus(path))
 
+    def size(self, name: str) -> tuple[int, int] | None:
+        """Number of files in a folder and its folders, and their bytes; None: it is not there."""
+        with translated():
+            path = self._path(name)
+            if not self._files.exists(path):
+                return None
+            found = self._files.getContentSummary(path)
+            return int(found.getFileCount()), int(found.getLength())
+
     def exists(self, name: str) -> bool:
         with translated():
             return bool(self._files.exists(self._path(name)))

@@ -15,7 +15,7 @@ from pyspark.sql import functions as f
 from tmc_client import Center
 from tmc_client.producer import request_of, wait
 from tmc_pipeline.archive import Archive, subscriber_names
-from tmc_pipeline.errors import CannotRun, translated
+from tmc_pipeline.errors import ArchiveDamaged, CannotRun, translated
 from tmc_server.domain.catalog import REPLAY_OF
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.ids import MessageId
@@ -49,7 +49,10 @@ def with_key(messages: DataFrame, topic: str, key: str) -> DataFrame:
 
 
 class Restoring:
-    """Looks into every run whose numbers may hold what is wanted."""
+    """Looks into every run whose numbers may hold what is wanted, and there only at the files of its topic.
+
+    Damage elsewhere stands in nobody's way; where a manifest cannot be read and something was not found, that is why.
+    """
 
     def __init__(self, archive: Archive, skip_missing: bool = False) -> None:
         self._archive = archive
@@ -57,13 +60,26 @@ class Restoring:
 
     def by_id(self, ids: Sequence[MessageId]) -> Iterator[dict[str, Any]]:
         """Messages as values for JSON; the body in base64, and as text where it is one."""
-        runs = [manifest for manifest in self._archive.manifests() if _may_hold(manifest, ids)]
-        return self._shown(with_ids(self._archive.messages(runs, self._skip_missing), ids), runs)
+        every, unreadable = self._archive.readable()
+        runs = [manifest for manifest in every if _may_hold(manifest, ids)]
+        topics = {run.run: {_topic_of(run, each) for each in ids} for run in runs}
+        found = list(self._shown(with_ids(self._archive.messages(runs, self._skip_missing, topics), ids), runs))
+        return self._complete(found, len({each["id"] for each in found}) == len(set(ids)), unreadable)
 
     def by_key(self, topic: str, key: str) -> Iterator[dict[str, Any]]:
         """As by_id."""
-        runs = [each for each in self._archive.manifests() if any(part.topic == topic for part in each.partitions)]
-        return self._shown(with_key(self._archive.messages(runs, self._skip_missing), topic, key), runs)
+        every, unreadable = self._archive.readable()
+        runs = [each for each in every if any(part.topic == topic for part in each.partitions)]
+        messages = self._archive.messages(runs, self._skip_missing, {run.run: {topic} for run in runs})
+        found = list(self._shown(with_key(messages, topic, key), runs))
+        return self._complete(found, bool(found), unreadable)
+
+    def _complete(
+        self, found: list[dict[str, Any]], complete: bool, unreadable: Sequence[str]
+    ) -> Iterator[dict[str, Any]]:
+        if unreadable and not complete and not self._skip_missing:
+            raise ArchiveDamaged(f"Not everything was found, and {unreadable[0]}")
+        return iter(found)
 
     def _shown(self, messages: DataFrame, runs: Sequence[Manifest]) -> Iterator[dict[str, Any]]:
         subscribers = subscriber_names(runs)
@@ -72,6 +88,11 @@ class Restoring:
             rows = messages.orderBy("id").collect()
         for row in rows:
             yield _as_values(row, subscribers, apps)
+
+
+def _topic_of(manifest: Manifest, wanted: MessageId) -> str:
+    """The name of its folders in that run."""
+    return str(manifest.names["topics"].get(str(wanted.topic), f"topic-{wanted.topic}"))
 
 
 def _may_hold(manifest: Manifest, ids: Sequence[MessageId]) -> bool:

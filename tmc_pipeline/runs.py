@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
 from tmc_pipeline.errors import CannotRun
+
+_SUCCEEDED = "tmc_pipeline_succeeded{"
+_SUCCEEDED_MEANS = "1: the last run ended well; 0: it failed, or runs"
 
 log = logging.getLogger("tmc.pipeline")
 
@@ -32,11 +36,37 @@ class Figures:
 
     def write(self, folder: str, job: str) -> None:
         """Whole or not at all: a scrape never sees half a file. Raises CannotRun."""
-        path = Path(folder) / f"tmc_pipeline_{job}.prom"
-        try:
+        path = _path(folder, job)
+        with _written(path):
             write_to_textfile(str(path), self._registry)
-        except OSError as exc:
-            raise CannotRun(f"metrics.textfile: {path} cannot be written: {exc.strerror}.") from exc
+
+
+def _path(folder: str, job: str) -> Path:
+    return Path(folder) / f"tmc_pipeline_{job}.prom"
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise CannotRun(f"metrics.textfile: {path} cannot be written: {exc.strerror}.") from exc
+
+
+def _not_yet(folder: str, job: str) -> None:
+    """Take back the last run's success and keep its figures: whatever kills this run, the file does not call it well."""
+    path = _path(folder, job)
+    with _written(path):
+        if path.exists():
+            unfinished = path.with_suffix(".unfinished")
+            lines = path.read_text().splitlines()
+            begun = [re.sub(r" \S+$", " 0.0", line) if line.startswith(_SUCCEEDED) else line for line in lines]
+            unfinished.write_text("".join(f"{line}\n" for line in begun))
+            unfinished.replace(path)
+            return
+    made = Figures()
+    made.set("succeeded", _SUCCEEDED_MEANS, 0, job=job)
+    made.write(folder, job)
 
 
 @contextmanager
@@ -44,6 +74,8 @@ def figures(folder: str, job: str) -> Iterator[Figures]:
     """Figures of one run. folder: where they are written at the end; empty: nowhere."""
     if folder and not (Path(folder).is_dir() and os.access(folder, os.W_OK)):
         raise CannotRun(f"metrics.textfile: {folder} is no folder that can be written: make it, or mend its rights.")
+    if folder:
+        _not_yet(folder, job)
     made = Figures()
     started = time.time()
     succeeded = 0
@@ -52,7 +84,7 @@ def figures(folder: str, job: str) -> Iterator[Figures]:
         succeeded = 1
     finally:
         made.set("seconds", "how long the run took", time.time() - started, job=job)
-        made.set("succeeded", "1: the last run ended well", succeeded, job=job)
+        made.set("succeeded", _SUCCEEDED_MEANS, succeeded, job=job)
         made.set("finished_timestamp_seconds", "when the last run ended", time.time(), job=job)
         if folder:
             made.write(folder, job)

@@ -8,13 +8,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from tmc_pipeline.dialects import JARS
-from tmc_pipeline.errors import CannotRun, translated
+from tmc_pipeline.errors import CannotRun, JobFailed, PipelineError, told, translated
 from tmc_pipeline.settings import SparkSettings
 
 if TYPE_CHECKING:
@@ -26,8 +28,18 @@ _DEBIAN_JARS = Path("/usr/share/java")
 _INSTALL_JAVA = f"install Java {JAVA}: apt-get install openjdk-{JAVA}-jre-headless"
 # One task at a time reads, so one connection; fetches are small, so that others get their turn.
 FETCH = {"polite": 2_000, "fast": 10_000}
+_HELD_BYTES = 32 << 20  # of bodies that one task holds at a time, when all of them are of the longest size
 OPENING = {"polite": 1, "fast": 4}  # connections that ask for columns before anything is read
 SLICE = 250_000  # rows of one task
+_LAST_WORDS = 100_000  # bytes of the JVM's standard error that are looked at when it ended
+
+
+def rows_at_a_time(most: int, body_bytes: int) -> int:
+    """How many rows with bodies may be held at once: `most`, or fewer when they might not fit.
+
+    MariaDB's driver streams: a smaller fetch costs no round trip.
+    """
+    return max(1, min(most, _HELD_BYTES // body_bytes))
 
 
 def check_java() -> None:
@@ -81,6 +93,15 @@ def session(settings: SparkSettings, families: Iterable[str], name: str) -> Iter
         "spark.sql.maxConcurrentOutputFileWriters": "200",
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.hadoop.parquet.compression.codec.zstd.level": "1",
+        # Bodies may be long, and any of them may follow short ones: row groups, pages and batches are bounded in rows and bytes.
+        "spark.sql.parquet.columnarReaderBatchSize": str(rows_at_a_time(4096, settings.body_bytes)),
+        "spark.hadoop.parquet.memory.pool.ratio": "0.25",
+        "spark.hadoop.parquet.block.size": str(64 << 20),
+        "spark.hadoop.parquet.block.size.row.check.max": str(rows_at_a_time(10_000, settings.body_bytes)),
+        "spark.hadoop.parquet.block.size.row.check.min": str(rows_at_a_time(100, settings.body_bytes)),
+        "spark.hadoop.parquet.page.size.row.check.min": str(rows_at_a_time(10, settings.body_bytes)),
+        "spark.hadoop.parquet.page.size.row.check.max": str(rows_at_a_time(10_000, settings.body_bytes)),
+        "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
         "spark.sql.shuffle.partitions": "16",
         # A union of 32 reads makes pieces of generated code that are too large to be worth compiling.
         "spark.sql.codegen.wholeStage": "false",
@@ -101,12 +122,52 @@ def session(settings: SparkSettings, families: Iterable[str], name: str) -> Iter
         logging.getLogger(name_of_logger).setLevel(logging.CRITICAL)
     for key, value in options.items():
         builder = builder.config(key, value)
-    with translated():
-        spark = builder.getOrCreate()
+    loud = sys.stderr.isatty() or "spark.log.level" in settings.options or _SUBMITTED in os.environ
+    spark: SparkSession | None = None
+    with tempfile.TemporaryFile() as said:
+        try:
+            with translated(), nullcontext() if loud else _standard_error(said):
+                spark = builder.getOrCreate()
+            yield spark
+        except JobFailed as exc:
+            raise _known_end(exc, _last_words(said)) from exc
+        finally:
+            _stop(spark)
+
+
+@contextmanager
+def _standard_error(file: IO[bytes]) -> Iterator[None]:
+    """What is started inside writes its standard error to a file: cron mails one line and nothing of the JVM."""
+    sys.stderr.flush()
+    own = os.dup(2)
+    os.dup2(file.fileno(), 2)
     try:
-        yield spark
+        yield
     finally:
-        spark.stop()
+        os.dup2(own, 2)
+        os.close(own)
+
+
+def _last_words(file: IO[bytes]) -> str:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_WORDS))
+    return file.read().decode(errors="replace")
+
+
+def _known_end(error: JobFailed, said: str) -> PipelineError:
+    """The same error, or the reason for it, where the JVM said it before it ended."""
+    if "OutOfMemoryError" in said:
+        return told(said)
+    if "JAVA_GATEWAY_EXITED" in str(error) and said.strip():
+        return CannotRun(f"Java did not start: {said.strip().splitlines()[0]}. Check spark.memory and spark.options.")
+    return error
+
+
+def _stop(spark: SparkSession | None) -> None:
+    """Stop Spark, also when its JVM is gone: that was said already."""
+    with warnings.catch_warnings(), suppress(Exception):
+        warnings.simplefilter("ignore")
+        if spark is not None:
+            spark.stop()
 
 
 def _alone(settings: SparkSettings) -> bool:

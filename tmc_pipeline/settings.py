@@ -14,6 +14,8 @@ from pydantic import Field, SecretStr, model_validator
 from tmc_server.config import StoreConfig
 from tmc_server.settings import Section, read
 
+BODY_BYTES = 262_144
+
 
 class SparkSettings(Section):
     """[spark]"""
@@ -26,6 +28,12 @@ class SparkSettings(Section):
     )
     memory: str = Field(
         "1g", pattern=r"^[0-9]+[mg]$", description="heap of the driver, and of each executor of a cluster"
+    )
+    body_bytes: int = Field(
+        BODY_BYTES,
+        ge=1024,
+        le=8 << 20,
+        description="longest body of a message, as the center's limits.body_bytes: how many rows are held at a time",
     )
     drivers: tuple[str, ...] = Field((), description="paths of JDBC driver jars; empty: where Debian puts them")
     options: Mapping[str, str] = Field({}, description="further Spark settings, spark.* = value")

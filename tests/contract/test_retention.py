@@ -280,6 +280,34 @@ def test_a_damaged_list_removes_nothing(kept: Kept, damage: str, caplog: pytest.
     assert kept.left() == numbers
 
 
+def test_a_run_that_ends_in_the_future_is_named_once(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    number = _acked(kept.store)
+    kept.archive("r1", [number], before_ms=kept.store.clock() + 365 * DAY_MS)
+    kept.store.clock.advance(2 * DAY_MS / 1000)
+    duty = Retention([kept.work], LocalArchive(kept.folder), DAY_MS, 1000, kept.slept.append)
+    assert not duty.run_once()
+    assert not duty.run_once()
+    assert caplog.text.count("run r1 ends in the future") == 1
+    assert kept.left() == [number]
+
+
+@pytest.mark.parametrize("damage", ["edited", "copied under another name"])
+def test_a_manifest_that_is_not_as_published_removes_nothing(
+    kept: Kept, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers = [_acked(kept.store) for _ in range(2)]
+    kept.archive("r1", numbers)
+    path = kept.folder / manifest_name("r1")
+    if damage == "edited":
+        path.write_text(path.read_text().replace('"before_ms": ', '"before_ms": 1'))
+    else:
+        path.rename(kept.folder / manifest_name("r2"))
+    kept.store.clock.advance(2 * DAY_MS / 1000)
+    assert kept.sweep() == 1
+    assert damage in caplog.text
+    assert kept.left() == numbers
+
+
 def test_tombstones_and_told_alerts_are_forgotten_after_the_window(kept: Kept) -> None:
     store = kept.store
     prepared = store.a_prepare()

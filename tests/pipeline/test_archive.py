@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tests.pipeline.running import Jobs, keys
@@ -18,8 +20,12 @@ from tests.support.filled import START_MS, FilledCenter
 from tmc_pipeline import archiving
 from tmc_pipeline.center import CenterTables
 from tmc_pipeline.errors import AnotherRun, ArchiveDamaged, CannotRun, JobFailed
+from tmc_pipeline.files import HadoopFolder
+from tmc_pipeline.restoring import Restoring
+from tmc_pipeline.verifying import Verifying
 from tmc_server.archives.local import LocalArchive
 from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.manifest import Manifest
 from tmc_server.domain.message import MessageState
 from tmc_server.store.engines import Database
 from tmc_server.store.leases import ShardLeases
@@ -39,6 +45,72 @@ _COPY = (
     + _COLUMNS.format(key="CONCAT(message_key, 'x')", state="3", decided="%(decided_ms)d")
     + " FROM tmc_message_{nn} WHERE id = (SELECT MIN(id) FROM tmc_message_{nn})"
 )
+
+
+def _folder(jobs: Jobs, folder: Path) -> Path:
+    """The files of the topic orders.paid of the only run."""
+    (manifest,) = jobs.archive.manifests()
+    return (
+        folder
+        / "archive"
+        / "messages"
+        / f"run={manifest.run}"
+        / f"day={manifest.partitions[0].day}"
+        / "topic=orders.paid"
+    )
+
+
+def _rewritten(path: Path, spark: SparkSession, change: Callable[[DataFrame], DataFrame]) -> None:
+    kept = path.with_name("before")
+    path.rename(kept)
+    change(spark.read.parquet(str(kept))).write.parquet(str(path))
+    shutil.rmtree(kept)
+
+
+def _shortened(path: Path, _spark: SparkSession) -> None:
+    file = next(path.glob("*.parquet"))
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def _flipped(path: Path, _spark: SparkSession) -> None:
+    """One file of the same length with other bytes, as a copy without the local file system's own checksums would have it."""
+    for sums in path.glob(".*.crc"):
+        sums.unlink()
+    file = next(path.glob("*.parquet"))
+    file.write_bytes(b"\0" * file.stat().st_size)
+
+
+def _doubled(path: Path, _spark: SparkSession) -> None:
+    file = next(path.glob("*.parquet"))
+    shutil.copy(file, file.with_name(f"copy-{file.name}"))
+
+
+# What happens to the files of a published run -> what is said.
+DAMAGES: dict[str, tuple[Callable[[Path, SparkSession], None], str]] = {
+    "a file is missing": (lambda path, _: next(path.glob("*.parquet")).unlink(), "has 3 files"),
+    "a file is there twice": (_doubled, "has 5 files"),
+    "a file is truncated": (_shortened, "has 4 files with"),
+    "a file has other bytes": (_flipped, "cannot be read"),
+    "rows are forged": (
+        lambda path, spark: _rewritten(path, spark, lambda rows: rows.withColumn("body", f.lit(b"forged"))),
+        "has . files with",
+    ),
+}
+
+
+def _replaced(path: Path, text: str) -> None:
+    """Without the sums that Hadoop keeps beside local files."""
+    path.with_name(f".{path.name}.crc").unlink()
+    path.write_text(text)
+
+
+def _as_format_1(path: Path) -> None:
+    """As the first version wrote it."""
+    values = json.loads(path.read_text())
+    del values["checksum"]
+    for part in values["partitions"]:
+        del part["digest"], part["files"], part["bytes"]
+    _replaced(path, json.dumps(values | {"format": 1}))
 
 
 def _as_stored(center: FilledCenter) -> list[tuple[Any, ...]]:
@@ -270,19 +342,79 @@ class TestRetention:
 
 
 class TestDamage:
-    def test_what_killed_runs_left_is_swept_away(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
+    def test_what_killed_runs_left_in_staging_is_swept_away(
+        self, spark: SparkSession, filled: Fill, folder: Path
+    ) -> None:
         jobs = Jobs(spark, filled(3), folder)
-        archive = folder / "archive"
-        for name in (
-            "_staging/20200101T000000-dead/messages",
-            "messages/run=20200101T000000-dead/day=2020-01-01",
-            "removal/20200101T000000-dead",
-        ):
-            (archive / name).mkdir(parents=True)
-            (archive / name / "part-0").write_text("junk")
+        junk = folder / "archive" / "_staging" / "20200101T000000-dead" / "messages"
+        junk.mkdir(parents=True)
+        (junk / "part-0").write_text("junk")
+        (folder / "archive" / "_intents_20200101T000000-dead.json.unfinished").write_text("{")
         jobs.run_archive()
         assert _as_archived(jobs) == _as_stored(jobs.center)
-        assert not [path for path in archive.rglob("*") if "dead" in path.name]
+        assert not [path for path in (folder / "archive").rglob("*") if "dead" in path.name]
+
+    @pytest.mark.parametrize("gone", ["manifests", "manifests/*"])
+    def test_runs_without_manifests_are_refused_and_nothing_is_deleted(
+        self, spark: SparkSession, filled: Fill, folder: Path, gone: str
+    ) -> None:
+        """A backup or a mount that lacks `manifests`, of messages that the center has removed since."""
+        jobs = Jobs(spark, filled(3), folder)
+        run = jobs.run_archive().run
+        for shard in range(32):
+            jobs.center.change(shard, "DELETE FROM tmc_message_{nn}")
+        for path in folder.glob(f"archive/{gone}"):
+            shutil.move(path, folder / path.name)
+        before = sorted(path for path in (folder / "archive").rglob("*") if path.is_file())
+        with pytest.raises(
+            ArchiveDamaged, match=rf"run={run} belongs to a run without a manifest .* bring back .*{run}\.json"
+        ):
+            jobs.run_archive()
+        assert sorted(path for path in (folder / "archive").rglob("*") if path.is_file()) == before
+        (folder / "archive" / "manifests").mkdir(exist_ok=True)
+        for path in folder.glob("manifests/*.json" if gone == "manifests" else "*.json"):
+            shutil.move(path, folder / "archive" / "manifests" / path.name)
+        assert jobs.archived().count() == 12
+        assert jobs.run_archive().messages == 0
+
+    @pytest.mark.parametrize("moved", [0, 1, 2])
+    def test_a_run_killed_while_it_published_is_finished_by_the_next_one(
+        self, spark: SparkSession, filled: Fill, folder: Path, monkeypatch: pytest.MonkeyPatch, moved: int
+    ) -> None:
+        """After the intent, with so many of its two folders moved."""
+        jobs = Jobs(spark, filled(3), folder)
+        move, moves = HadoopFolder.move, iter(range(9))
+
+        def dying(self: HadoopFolder, source: str, target: str) -> None:
+            if source.startswith(("_staging", "intents")) and next(moves) == moved:
+                raise OSError("the power failed")
+            move(self, source, target)
+
+        monkeypatch.setattr(HadoopFolder, "move", dying)
+        with pytest.raises(OSError, match="power"):
+            jobs.run_archive()
+        monkeypatch.setattr(HadoopFolder, "move", move)
+        assert jobs.archive.manifests() == []
+        (kept,) = (folder / "archive" / "intents").glob("*.json")
+        assert jobs.run_archive().messages == 0
+        assert [manifest.messages for manifest in jobs.archive.manifests()] == [12, 0]
+        assert kept.stem == jobs.archive.manifests()[0].run
+        assert _as_archived(jobs) == _as_stored(jobs.center)
+        assert not list((folder / "archive" / "intents").glob("*.json"))
+
+    def test_a_manifest_that_ends_in_the_future_is_refused(
+        self, spark: SparkSession, filled: Fill, folder: Path
+    ) -> None:
+        """It would hide all that closes until then: no messages and exit code 0, for a year."""
+        jobs = Jobs(spark, filled(3), folder)
+        now = jobs.tables.now_ms()
+        made = Manifest("20260101T000000-abc", 0, now + 365 * DAY_MS, now, (), (), {})
+        path = folder / "archive" / "manifests" / f"{made.run}.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(made.to_json())
+        with pytest.raises(ArchiveDamaged, match=rf"{made.run}\.json says .* which is in the future"):
+            jobs.run_archive()
+        assert len(list(path.parent.iterdir())) == 1
 
     def test_one_run_at_a_time(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
         jobs = Jobs(spark, filled(1), folder)
@@ -312,13 +444,83 @@ class TestDamage:
         jobs = Jobs(spark, filled(3), folder)
         manifest = jobs.run_archive()
         day = manifest.partitions[0].day
-        shutil.rmtree(folder / "archive" / "messages" / f"run={manifest.run}" / f"day={day}" / "topic=orders.paid")
-        with pytest.raises(
-            ArchiveDamaged, match=rf"1 folders of run {manifest.run} are gone, the first is {day} orders.paid with 4"
-        ):
+        shutil.rmtree(_folder(jobs, folder))
+        with pytest.raises(ArchiveDamaged, match=rf"{day} orders.paid of run {manifest.run} with 4 messages is gone"):
             jobs.archived()
         left = jobs.archive.messages(jobs.archive.manifests(), skip_missing=True)
         assert left.count() == 8
+
+    @pytest.mark.parametrize("damage", DAMAGES)
+    def test_damage_is_named_and_blocks_nothing_else(
+        self, spark: SparkSession, filled: Fill, folder: Path, damage: str
+    ) -> None:
+        jobs = Jobs(spark, filled(3), folder)
+        run = jobs.run_archive().run
+        assert Verifying(jobs.archive).run().problems == ()
+        DAMAGES[damage][0](_folder(jobs, folder), spark)
+        with pytest.raises(ArchiveDamaged, match=f"orders.paid of run {run} with 4 messages {DAMAGES[damage][1]}"):
+            jobs.archived()
+        found = Verifying(jobs.archive).run()
+        assert [("orders.paid" in each, run in each) for each in found.problems] == [(True, True)]
+        assert (found.folders, found.messages) == (2, 8)
+        assert jobs.archive.messages(jobs.archive.manifests(), skip_missing=True).count() == 8
+        restoring = Restoring(jobs.archive)
+        assert len(list(restoring.by_key("orders.shipped", "k04-1"))) == 1
+        with pytest.raises(ArchiveDamaged, match=r"orders.paid"):
+            restoring.by_key("orders.paid", "k04-3")
+
+    def test_rows_with_honest_fingerprints_of_forged_columns_are_found_by_verify(
+        self, spark: SparkSession, filled: Fill, folder: Path
+    ) -> None:
+        jobs = Jobs(spark, filled(3), folder)
+        manifest = jobs.run_archive()
+        _rewritten(_folder(jobs, folder), spark, lambda rows: rows.withColumn("body", f.lit(b"forged")))
+        size = jobs.archive.folder.size(
+            f"messages/run={manifest.run}/day={manifest.partitions[0].day}/topic=orders.paid"
+        )
+        assert size is not None
+        forged = replace(
+            manifest,
+            partitions=tuple(
+                replace(each, files=size[0], bytes=size[1]) if each.topic == "orders.paid" else each
+                for each in manifest.partitions
+            ),
+        )
+        _replaced(folder / "archive" / "manifests" / f"{manifest.run}.json", forged.to_json())
+        (problem,) = Verifying(jobs.archive).run().problems
+        assert "has 4 rows that differ from their fingerprints" in problem
+
+    def test_a_short_removal_list_is_found_by_verify(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
+        jobs = Jobs(spark, filled(3), folder)
+        run = jobs.run_archive().run
+        shutil.rmtree(folder / "archive" / "removal" / run / "shard=7")
+        (problem,) = Verifying(jobs.archive).run().problems
+        assert "shard=7 has 0 numbers instead of 3" in problem
+
+    @pytest.mark.parametrize(
+        ("edit", "said"),
+        [
+            (lambda path: path.write_text(path.read_text() + " "), "was edited"),
+            (lambda path: _replaced(path, path.read_text().replace('"messages": 4', '"messages": 3', 1)), "was edited"),
+            (lambda path: path.rename(path.with_name("20990101T000000-copy.json")), "copied under another name"),
+            (lambda path: _replaced(path, path.read_text()[:-100]), "This is no manifest"),
+        ],
+        ids=["a blank more", "edited", "renamed", "truncated"],
+    )
+    def test_a_manifest_that_is_not_as_published_is_named(
+        self, spark: SparkSession, filled: Fill, folder: Path, edit: Callable[[Path], object], said: str
+    ) -> None:
+        jobs = Jobs(spark, filled(3), folder)
+        run = jobs.run_archive().run
+        edit(folder / "archive" / "manifests" / f"{run}.json")
+        for read in (
+            jobs.archive.manifests,
+            jobs.run_archive,
+            lambda: Restoring(jobs.archive).by_key("orders.paid", "k04-3"),
+        ):
+            with pytest.raises(ArchiveDamaged, match=said):
+                read()
+        assert said in Verifying(jobs.archive).run().problems[0]
 
     def test_a_manifest_that_cannot_be_read_is_named(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
         jobs = Jobs(spark, filled(1), folder)
@@ -337,6 +539,7 @@ class TestDamage:
         older.write.partitionBy("day", "topic").parquet(f"{folder}/older")
         shutil.rmtree(path)
         shutil.move(f"{folder}/older", path)
+        _as_format_1(folder / "archive" / "manifests" / f"{manifest.run}.json")
         row = jobs.archived().first()
         assert row is not None
         assert (row.check_answer, row.attempts) == (None, None)

@@ -29,6 +29,7 @@ from tmc_pipeline.errors import CannotRun, JobFailed, told
 from tmc_pipeline.restoring import Restoring, replay, wanted_ids
 from tmc_pipeline.session import check_java, driver_jars
 from tmc_pipeline.settings import SparkSettings
+from tmc_server.config import LimitsConfig
 
 pytestmark = pytest.mark.mariadb
 TMC = str(Path(sys.executable).parent / "tmc")
@@ -68,7 +69,7 @@ def run(folder: Path, job: str, *arguments: str, settings: dict[str, Any] | None
         (folder / "pipeline.toml").write_text(toml_of(settings))
         command += ["--config", str(folder / "pipeline.toml")]
     return subprocess.run(
-        [*command, *arguments], env=os.environ | environment, capture_output=True, text=True, timeout=170, check=False
+        [*command, *arguments], env=os.environ | environment, capture_output=True, text=True, timeout=600, check=False
     )
 
 
@@ -186,6 +187,15 @@ class TestRefusals:
         )
         assert "make room, then run it again; nothing was published." in said
         assert not list((tmp_path / "archive").rglob("*.json"))
+
+    @pytest.mark.timeout(900)
+    def test_bodies_of_the_longest_size_fit_into_the_polite_profile(self, tmp_path: Path, mariadb: MariaDB) -> None:
+        """More rows in one shard than the profile fetches at a time, each as long as limits.body_bytes allows."""
+        center = FilledCenter(mariadb, prefix="bodies")
+        center.fill(2100, [4], body_bytes=LimitsConfig().body_bytes)
+        done = run(tmp_path, "archive", settings=center.settings(tmp_path, ledgers=False))
+        assert done.returncode == 0, done.stderr
+        assert "2100 messages" in done.stdout
 
     def test_a_folder_that_cannot_be_written(self, tmp_path: Path, center: FilledCenter) -> None:
         (tmp_path / "file").write_text("in the way")

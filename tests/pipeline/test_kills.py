@@ -37,12 +37,13 @@ MOMENTS: dict[str, str] = {
     "all messages": "archive/_staging/*/messages/_SUCCESS",
     "the first list": "archive/_staging/*/removal/**/part-*",
     "all lists": "archive/_staging/*/removal/_SUCCESS",
+    "an intent begun": "archive/_intents_*",
+    "an intent": "archive/intents/*.json",
     "messages moved": "archive/messages/run=*",
     "lists moved": "archive/removal/*",
-    "a manifest begun": "archive/_manifests_*",
     "published": "archive/manifests/*.json",
 }
-IN_CI = ("the first file", "the first list", "messages moved", "published")
+IN_CI = ("the first file", "an intent", "messages moved", "published")
 
 
 @pytest.fixture(scope="module")
@@ -102,10 +103,53 @@ def test_a_driver_that_is_killed(
         _kill(process)
     allowed = _numbers_that_may_go(tmp_path)
     assert allowed == len(jobs.archived().collect())  # all of it or nothing
+    staged = {path.relative_to(tmp_path) for path in (tmp_path / "archive").glob("messages/run=*/**/*.parquet")}
     jobs.run_archive()
     assert _rows(jobs) == clean
+    assert all((tmp_path / path).exists() for path in staged), "what has its final name is finished, not thrown away"
     assert _numbers_that_may_go(tmp_path) == len(clean)
     assert not (tmp_path / "archive" / "_staging").exists() or not list((tmp_path / "archive" / "_staging").iterdir())
+
+
+def _jvm_of(process: subprocess.Popen[bytes]) -> int:
+    """The process id of its Java."""
+    children = [int(each) for each in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    (jvm,) = [each for each in children if "java" in Path(f"/proc/{each}/cmdline").read_text()]
+    return jvm
+
+
+ENDS: dict[str, tuple[Callable[[subprocess.Popen[bytes]], None], str]] = {
+    "the JVM is killed": (
+        lambda process: os.kill(_jvm_of(process), signal.SIGKILL),
+        "tmc pipeline archive: Spark's process ended: nothing was published, run it again.",
+    ),
+    "SIGTERM": (
+        lambda process: process.terminate(),
+        "tmc pipeline archive: stopped by a signal. What was not published before never will be by this run: run it again.",
+    ),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_whatever_dies_is_one_line_exit_code_2_and_no_success(end: str, center: FilledCenter, tmp_path: Path) -> None:
+    kept = "tmc_pipeline_archived_before_timestamp_seconds 1.79e+09\n"
+    figures = tmp_path / "tmc_pipeline_archive.prom"
+    figures.write_text('tmc_pipeline_succeeded{job="archive"} 1.0\n' + kept)
+    settings = center.settings(tmp_path, ledgers=False, metrics={"textfile": str(tmp_path)})
+    process = _started(tmp_path, settings)
+    try:
+        eventually(lambda: any(tmp_path.glob(MOMENTS["staging"])) or process.poll() is not None, seconds=300)
+        during = figures.read_text()
+        ENDS[end][0](process)
+        assert process.wait(300) == 2
+    finally:
+        if process.poll() is None:
+            _kill(process)
+    assert during == 'tmc_pipeline_succeeded{job="archive"} 0.0\n' + kept
+    lines = [line for line in (tmp_path / "log").read_text().splitlines() if not line[:8].replace(":", "").isdigit()]
+    assert lines == [ENDS[end][1]]
+    assert 'tmc_pipeline_succeeded{job="archive"} 0.0' in figures.read_text()
+    assert not list((tmp_path / "archive").glob("m*/*"))
 
 
 @contextmanager

@@ -30,7 +30,7 @@ class LocalArchive:
     def _manifest(self, path: Path) -> Manifest:
         if path.name not in self._known:  # a manifest never changes
             try:
-                self._known[path.name] = Manifest.from_json(path.read_text())
+                self._known[path.name] = Manifest.from_json(path.read_text(), path.stem)
             except (OSError, ValueError, ManifestUnreadable) as exc:
                 raise ListUnreadable(f"{path}: {exc}") from exc
         return self._known[path.name]

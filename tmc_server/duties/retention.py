@@ -19,6 +19,7 @@ log = logging.getLogger("tmc.retention")
 
 _BATCH = 500  # messages of one transaction
 _FORGET = 2000
+_CLOCKS_APART_MS = 3_600_000
 
 
 class Retention:
@@ -41,6 +42,7 @@ class Retention:
         self._batch = max(1, min(_BATCH, rate // 2))
         self._busy = False
         self._wrong = ""
+        self._future: set[str] = set()  # runs that were told to end in the future
         self._open: int | None = None  # the shard whose list is half worked off
         self._cached: tuple[tuple[str, int], Sequence[int]] = (("", 0), ())
 
@@ -69,6 +71,12 @@ class Retention:
         self._wrong = wrong
         return runs
 
+    def _warn_of_the_future(self, run: Manifest, now_ms: int) -> None:
+        """Every later run waits for one that says it looked at closing times which are still to come. Said once."""
+        if run.before_ms > now_ms + _CLOCKS_APART_MS and run.run not in self._future:
+            self._future.add(run.run)
+            log.error("run %s ends in the future: nothing is removed before that; is its manifest damaged?", run.run)
+
     def _turns(self, held: Sequence[int]) -> Sequence[int]:
         """A list that was read is worked off before another one is read."""
         return [self._open] if self._open is not None and self._open in held else held
@@ -80,8 +88,9 @@ class Retention:
         for run in runs:
             if run.run < at.run or (run.run == at.run and at.number < 0):
                 continue
-            if run.before_ms > before_ms:
-                return False  # in their order: a later run would make this one look done
+            if run.before_ms > before_ms:  # in their order: a later run would make this one look done
+                self._warn_of_the_future(run, before_ms + self._keep_ms)
+                return False
             try:
                 return self._by_list(work, shard, run, at.number if run.run == at.run else 0)
             except ListUnreadable as exc:
