@@ -35,13 +35,26 @@ _READ = ", ".join(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """When a subscription is in effect: messages decided in [from_ms, to_ms). to_ms None: it was not removed."""
+
+    topic_no: int
+    from_ms: int
+    to_ms: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Names:
-    """The catalog as people know it, by number. subscriptions: (topic name, subscriber as app.tag, removed)."""
+    """The catalog as people know it, by number. subscriptions: (topic name, subscriber as app.tag, removed).
+
+    lives: of subscriptions: number of the topic, and from when to when they are in effect.
+    """
 
     topics: Mapping[int, str]
     apps: Mapping[int, str]
     subscriptions: Mapping[int, tuple[str, str, bool]]
+    lives: Mapping[int, Life]
 
 
 @dataclass(frozen=True)
@@ -104,15 +117,19 @@ class CenterTables:
         topics = self._rows(place, "(SELECT topic_no, name FROM tmc_topic) q", "topic_no INT, name STRING")
         subscribed = self._rows(
             place,
-            "(SELECT subscription_no, topic_no, app_no, tag, removed_ms FROM tmc_subscription) q",
-            "subscription_no INT, topic_no INT, app_no INT, tag STRING, removed_ms BIGINT",
+            "(SELECT subscription_no, topic_no, app_no, tag, effective_ms, removed_ms FROM tmc_subscription) q",
+            "subscription_no INT, topic_no INT, app_no INT, tag STRING, effective_ms BIGINT, removed_ms BIGINT",
         )
         by_topic = {row.topic_no: row.name for row in topics}
         by_app = {row.app_no: row.id for row in apps}
         return Names(
-            by_topic,
-            by_app,
-            {
+            topics=by_topic,
+            apps=by_app,
+            lives={
+                row.subscription_no: Life(topic_no=row.topic_no, from_ms=row.effective_ms, to_ms=row.removed_ms)
+                for row in subscribed
+            },
+            subscriptions={
                 row.subscription_no: (
                     by_topic.get(row.topic_no, f"topic-{row.topic_no}"),
                     f"{by_app.get(row.app_no, f'app-{row.app_no}')}.{row.tag}",

@@ -3,13 +3,16 @@
 The SDK's own tables need no mapping; others say which column is which.
 
 NOTED: message_id string (null: the row names no message); subscriber string ("" in producers' ledgers); committed and rolled_back
-int 1 or 0 (producers); effects int 1 (consumers); at_ms bigint, epoch milliseconds; body_sha256 string (hexadecimal) or null.
+int 1 or 0 (producers), unknown int: 1: a state that the mapping does not name; effects int 1 (consumers); at_ms bigint, epoch
+milliseconds; body_sha256 string (hexadecimal) or null; noted_topic, noted_key string, attempt_id binary: of committed messages,
+null where they are not kept; noted_app string: whose ledger it is, null: several apps share it; ledger int: which one; sdk int:
+1: the SDK's.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -20,10 +23,13 @@ from tmc_pipeline.errors import CannotRun, translated
 from tmc_pipeline.settings import LedgerSource
 
 _PRODUCERS = {"message_id": "message_id", "state": "state", "at_ms": "created_ms"}
+_IDENTITY = {"topic": "topic", "message_key": "message_key", "attempt_id": "attempt_id"}  # of the SDK's ledger
 _CONSUMERS = {"message_id": "message_id", "subscriber": "subscriber", "at_ms": "received_ms"}
 _ID = r"^\d+-\d+-\d\d-\d+$"
 _CLOCKS_APART_MS = 3_600_000  # the ledger is cleaned by its app's clock, messages are dated by the center's
-_OPTIONAL = {"body_sha256", "at_ms", "subscriber"}
+_OPTIONAL = {"body_sha256", "at_ms", "subscriber", *_IDENTITY}
+# As RFC 4180 has it: a quote inside quotes is doubled.
+_CSV = {"header": "true", "escape": '"', "encoding": "UTF-8"}
 PRODUCERS_TABLE, CONSUMERS_TABLE = "tmc_ledger", "tmc_inbox"
 
 
@@ -33,28 +39,49 @@ class Ledgers:
     def __init__(self, spark: SparkSession, fetch: int) -> None:
         self._spark = spark
         self._fetch = fetch
+        self._places: dict[tuple[str, ...], int] = {}
 
-    def produced(self, source: LedgerSource) -> DataFrame:
-        """NOTED of one producer. A state that the mapping does not name counts as neither. Raises CannotRun."""
+    def produced(self, source: LedgerSource, among: Sequence[LedgerSource] = ()) -> DataFrame:
+        """NOTED of one producer. A state that the mapping does not name counts as neither. Raises CannotRun.
+
+        among: all producers: those that share a place share its rows.
+        """
         table = source.table or PRODUCERS_TABLE
-        rows, columns = self._opened(source, table, _PRODUCERS, {"body_sha256"})
+        usual = _PRODUCERS | (_IDENTITY if source.is_sdk else {})
+        rows, columns = self._opened(source, table, usual, {"body_sha256", *_IDENTITY})
+        shared = any(each.app != source.app and _place(each) == _place(source) for each in among)
         state = f.col(columns["state"]).cast("string")
 
         def meaning(verdict: str) -> Column:
             values = [value for value, meant in source.states.items() if meant == verdict]
             return f.coalesce(state.isin(values), f.lit(False)).cast("int")
 
-        return _shaped(rows, columns, f.lit(""), meaning("COMMITTED"), meaning("ROLLED_BACK"), f.lit(0))
+        values = {
+            "committed": meaning("COMMITTED"),
+            "rolled_back": meaning("ROLLED_BACK"),
+            "unknown": f.coalesce(~state.isin(list(source.states)), f.lit(True)).cast("int"),
+            "noted_app": f.lit(None if shared else source.app),
+            "ledger": f.lit(self._places.setdefault(_place(source), len(self._places))),
+            "sdk": f.lit(int(source.is_sdk)),
+        }
+        return _shaped(rows, columns, f.lit(""), values)
 
-    def consumed(self, source: LedgerSource) -> DataFrame:
-        """NOTED of one consumer, one row per effect. Raises CannotRun."""
+    def consumed(self, source: LedgerSource, among: Sequence[LedgerSource] = ()) -> DataFrame:
+        """NOTED of one consumer, one row per effect. Raises CannotRun.
+
+        among: all consumers. Rows under names that none of them at this place has are the first one's: nobody's row is dropped.
+        """
         table = source.table or CONSUMERS_TABLE
+        here = [each for each in among or [source] if _place(each) == _place(source)]
         rows, columns = self._opened(source, table, _CONSUMERS, {"body_sha256", "subscriber"})
         own = f.lit(f"{source.app}.{source.tag}")
         if "subscriber" in columns:  # one inbox may serve several
             named = f.col(columns["subscriber"]).cast("string")
-            rows = rows.where(named.isNull() | (named == own))
-        return _shaped(rows, columns, own, f.lit(0), f.lit(0), f.lit(1))
+            others = [f"{each.app}.{each.tag}" for each in here if each is not source]
+            mine = ~named.isin(others) if here[0] is source else named == f"{source.app}.{source.tag}"
+            rows = rows.where(f.coalesce(mine, f.lit(True)) if others else f.lit(True))
+            own = f.coalesce(named, own)
+        return _shaped(rows, columns, own, {"effects": f.lit(1)})
 
     def horizon_ms(self, source: LedgerSource) -> int:
         """Rows of messages prepared earlier may have been cleaned away: what the SDK's ledger says of itself, else 0."""
@@ -90,7 +117,7 @@ class Ledgers:
             if source.parquet:
                 return source.parquet, self._spark.read.parquet(source.parquet)
             if source.csv:
-                return source.csv, self._spark.read.option("header", True).csv(source.csv)
+                return source.csv, _as_written(self._spark.read.options(**_CSV).csv(source.csv))
             place = database(source.url.get_secret_value())
             return f"{table} in {place.name}", self._table(place, table)
 
@@ -100,30 +127,47 @@ class Ledgers:
         return self._spark.read.format("jdbc").options(**place.options(self._fetch), dbtable=table).load()
 
 
-def _shaped(
-    rows: DataFrame,
-    columns: Mapping[str, str],
-    subscriber: Column,
-    committed: Column,
-    rolled_back: Column,
-    effects: Column,
-) -> DataFrame:
+def _place(source: LedgerSource) -> tuple[str, ...]:
+    """Where its rows are."""
+    return (source.url.get_secret_value(), source.table, source.parquet, source.csv)
+
+
+def _as_written(rows: DataFrame) -> DataFrame:
+    """Names without the byte order mark and the blanks that spreadsheets put around them."""
+    return rows.toDF(*[name.removeprefix("\ufeff").strip().strip('"') for name in rows.columns])
+
+
+def _shaped(rows: DataFrame, columns: Mapping[str, str], subscriber: Column, values: Mapping[str, Column]) -> DataFrame:
+    """values: by the names of NOTED; those left out are 0, or null where they are no counts."""
+
     def named(name: str) -> Column:
         return f.col(columns[name]) if name in columns else f.lit(None)
 
-    text = named("message_id").cast("string")
+    text = f.trim(named("message_id").cast("string"))
     digest = named("body_sha256")
     if "body_sha256" in columns and isinstance(rows.schema[columns["body_sha256"]].dataType, t.BinaryType):
         digest = f.hex(digest)
+    attempt = named("attempt_id")
+    if "attempt_id" in columns and isinstance(rows.schema[columns["attempt_id"]].dataType, t.StringType):
+        attempt = f.unhex(attempt)
     at = named("at_ms")
     if "at_ms" in columns and isinstance(rows.schema[columns["at_ms"]].dataType, t.TimestampType):
         at = f.unix_millis(at)
     return rows.select(
         f.when(text.rlike(_ID), text).alias("message_id"),
         subscriber.alias("subscriber"),
-        committed.alias("committed"),
-        rolled_back.alias("rolled_back"),
-        effects.alias("effects"),
+        *[values.get(name, f.lit(0)).alias(name) for name in ("committed", "rolled_back", "unknown", "effects")],
+        values.get("noted_app", f.lit(None)).cast("string").alias("noted_app"),
+        values.get("ledger", f.lit(None)).cast("int").alias("ledger"),
+        values.get("sdk", f.lit(0)).alias("sdk"),
+        *[
+            f.when(values.get("committed", f.lit(0)) == 1, value.cast(kind)).alias(name)
+            for name, value, kind in (
+                ("noted_topic", named("topic"), "string"),
+                ("noted_key", named("message_key"), "string"),
+                ("attempt_id", attempt, "binary"),
+            )
+        ],
         at.try_cast("bigint").alias("at_ms"),
         f.lower(digest.cast("string")).alias("body_sha256"),
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tmc_pipeline.archive import Archive, moment, subscriber_names
@@ -26,6 +26,7 @@ from tmc_pipeline.frames import on_disk, small_table
 from tmc_pipeline.ledgers import Ledgers
 from tmc_pipeline.reconciling import (
     AGREED,
+    CLOCKS_APART_MS,
     PENDING,
     VERDICTS,
     Audited,
@@ -37,16 +38,23 @@ from tmc_pipeline.reconciling import (
     relations,
 )
 from tmc_pipeline.settings import LedgerSource
+from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.manifest import Manifest
+from tmc_server.domain.message import MessageState
 
 log = logging.getLogger("tmc.pipeline")
 
 _PARTITIONS = 16
+_SWITCH_MS = 60_000  # around the moment a subscription begins or ends, servers may have seen either
+_NEVER_MS = (1 << 63) - 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What a run found. verdicts: messages by verdict.  well: no discrepancy, and every relation holds."""
+    """What a run found. verdicts: messages by verdict.  well: no discrepancy, and every relation holds.
+
+    bad_clocks: messages and deliveries with a time that lies ahead; it excuses nothing.
+    """
 
     run: str
     path: str
@@ -54,6 +62,7 @@ class Summary:
     by_topic: Sequence[Mapping[str, Any]]
     relations: Sequence[Mapping[str, Any]]
     sources: Sequence[Mapping[str, Any]]
+    bad_clocks: int
 
     @property
     def discrepancies(self) -> int:
@@ -72,6 +81,7 @@ class Summary:
             "by_topic": self.by_topic,
             "relations": self.relations,
             "sources": self.sources,
+            "bad_clocks": self.bad_clocks,
         }
         return json.dumps(values, indent=1, ensure_ascii=False)
 
@@ -103,17 +113,17 @@ class Reconciliation:
             self._center.check()
             now = self._center.now_ms()
             run = f"{moment(now)}-{secrets.token_hex(3)}"
-            notes = [(source, self._ledgers.produced(source)) for source in producers]
-            notes += [(source, self._ledgers.consumed(source)) for source in consumers]
+            notes = [(source, self._ledgers.produced(source, producers)) for source in producers]
+            notes += [(source, self._ledgers.consumed(source, consumers)) for source in consumers]
             # Numbered, so that no two are the same to Spark, which would keep those once and fill them twice at the same time.
             noted = [
                 kept.enter_context(on_disk(frame.withColumn("source", f.lit(number))))
                 for number, (_, frame) in enumerate(notes)
             ]
             # Reads them: before their horizons are asked for.
-            sources = _counted([source for source, _ in notes], noted)
+            sources = _counted([source for source, _ in notes], noted, self._center.now_ms() + CLOCKS_APART_MS)
             bodies = any("body_sha256" in source.columns for source, _ in notes)
-            hot = kept.enter_context(on_disk(outlined(self._center.messages(body=bodies), bodies)))
+            hot = kept.enter_context(on_disk(outlined(self._center.messages(), bodies)))
             messages = hot.count()  # Reads them: before the manifests are listed.
             log.info("run %s: %d messages in the center's tables", run, messages)
             center, archived = [hot], list[Manifest]()
@@ -122,7 +132,8 @@ class Reconciliation:
                 center.append(outlined(self._archive.messages(archived, self._skip_missing), bodies))
             audited = self._audited(producers, consumers, archived)
             claims = [self._claims(_all(center), archived), *map(noted_claims, noted)]
-            judgement = judged(_all(claims), audited, now, self._tolerance_ms, _PARTITIONS)
+            read_ms = self._center.now_ms()
+            judgement = judged(_all(claims), audited, now, self._tolerance_ms, _PARTITIONS, read_ms)
             rows = kept.enter_context(on_disk(judgement))
             summary = self._summary(run, rows, audited, sources)
             self._write(run, rows, summary)
@@ -131,11 +142,32 @@ class Reconciliation:
     def _claims(self, outlines: DataFrame, archived: Sequence[Manifest]) -> DataFrame:
         """archived: whose names count too, where the catalog has forgotten them."""
         names = self._center.names
-        topics = small_table(self._spark, names.topics.items(), "topic_no int, topic string")
+        due: dict[int, list[dict[str, int]]] = {number: [] for number in names.topics}
+        live: dict[int, int] = {}
+        for number, life in names.lives.items():
+            to_ms = _NEVER_MS if life.to_ms is None else life.to_ms - _SWITCH_MS
+            due.setdefault(life.topic_no, []).append(
+                {
+                    "subscription_no": number,
+                    "from_ms": life.from_ms + (_SWITCH_MS if life.from_ms else 0),
+                    "to_ms": to_ms,
+                }
+            )
+            if life.to_ms is None:
+                live[number] = life.from_ms
+        topics = small_table(
+            self._spark,
+            [(number, names.topics.get(number, f"topic-{number}"), each) for number, each in due.items()],
+            "topic_no int, topic string, subscriptions array<struct<subscription_no: int, from_ms: bigint, to_ms: bigint>>",
+        )
         apps = small_table(self._spark, names.apps.items(), "producer_no int, producer string")
-        known = {number: subscriber for number, (_, subscriber) in subscriber_names(archived).items()}
-        known |= {number: subscriber for number, (_, subscriber, _) in names.subscriptions.items()}
-        subscribed = small_table(self._spark, known.items(), "subscription_no int, subscriber string")
+        known = {number: (subscriber, topic) for number, (topic, subscriber) in subscriber_names(archived).items()}
+        known |= {number: (subscriber, topic) for number, (topic, subscriber, _) in names.subscriptions.items()}
+        subscribed = small_table(
+            self._spark,
+            [(number, *each, live.get(number)) for number, each in known.items()],
+            "subscription_no int, subscriber string, subscribed string, live_ms bigint",
+        )
         return center_claims(outlines, topics, apps, subscribed)
 
     def _audited(
@@ -155,12 +187,13 @@ class Reconciliation:
         totals = {verdict: sum(row["count"] for row in counted if row.verdict == verdict) for verdict in VERDICTS}
         related = relations(rows).where(f.col("subscriber").isin(list(audited.subscribers)))
         return Summary(
-            run,
-            self._folder.path(run),
-            totals,
-            [{"topic": row.topic, "verdict": row.verdict, "messages": row["count"]} for row in counted],
-            [_relation(row.asDict()) for row in related.orderBy("topic", "subscriber").collect()],
-            sources,
+            run=run,
+            path=self._folder.path(run),
+            verdicts=totals,
+            by_topic=[{"topic": row.topic, "verdict": row.verdict, "messages": row["count"]} for row in counted],
+            relations=[_relation(row.asDict()) for row in related.orderBy("topic", "subscriber").collect()],
+            sources=sources,
+            bad_clocks=rows.where("bad_clock").count(),
         )
 
     def _write(self, run: str, rows: DataFrame, summary: Summary) -> None:
@@ -170,29 +203,85 @@ class Reconciliation:
         try:
             found.write.parquet(self._folder.path(f"{staging}/details.parquet"))
             plain = found.where(f.col("verdict") != PENDING).coalesce(1)
-            plain.write.option("header", True).csv(self._folder.path(f"{staging}/details.csv"))
+            written = plain.select(*_for_people()).write.options(
+                header="true", escape='"', quoteAll="true", lineSep="\r\n"
+            )
+            written.csv(self._folder.path(f"{staging}/details.csv"))
             self._folder.write(f"{staging}/summary.json", summary.to_json())
             self._folder.move(staging, run)
         finally:
             self._folder.remove(staging)
 
 
+_IN_CSV = (
+    "verdict",
+    "message_id",
+    "subscriber",
+    "topic",
+    "producer",
+    "message_key",
+    "state",
+    "committed",
+    "rolled_back",
+    "unknown",
+    "effects",
+    "noted_app",
+    "at_ms",
+)
+
+
+def _for_people() -> list[Column]:
+    """Columns of the details as any reader of CSV takes them: states by name, nothing that a spreadsheet would calculate."""
+    of_message = f.col("subscriber") == ""
+    state = f.when(of_message, _name_of(MessageState)).otherwise(_name_of(ConsumptionState))
+    texts = {"message_id", "subscriber", "topic", "producer", "message_key", "noted_app"}
+    return [
+        (state if name == "state" else _no_formula(name) if name in texts else f.col(name)).alias(name)
+        for name in _IN_CSV
+    ]
+
+
+def _name_of(states: type[MessageState] | type[ConsumptionState]) -> Column:
+    name = f.col("state").cast("string")  # one that this version does not know keeps its number
+    for each in states:
+        name = f.when(f.col("state") == int(each), each.name).otherwise(name)
+    return name
+
+
+def _no_formula(name: str) -> Column:
+    return f.when(f.col(name).rlike(r"^[=+\-@\t\r]"), f.concat(f.lit("'"), name)).otherwise(f.col(name))
+
+
 def _all(parts: Sequence[DataFrame]) -> DataFrame:
     return reduce(DataFrame.unionByName, parts)
 
 
-def _counted(sources: Sequence[LedgerSource], noted: Sequence[DataFrame]) -> list[Mapping[str, Any]]:
+def _counted(sources: Sequence[LedgerSource], noted: Sequence[DataFrame], ahead_ms: int) -> list[Mapping[str, Any]]:
     """How many rows each of them has. noted: NOTED with source int. One query over all, so that none waits for another."""
     if not noted:
         return []
     rows = f.count(f.lit(1)).alias("rows")
-    with_id = f.count("message_id").alias("with_id")
-    counts = _all([frame.select("source", "message_id") for frame in noted]).groupBy("source").agg(rows, with_id)
-    seen = {row.source: (row.rows, row.with_id) for row in counts.collect()}
+    nameless = f.count_if(f.col("message_id").isNull()).alias("nameless")
+    unknown = f.sum("unknown").alias("unknown")
+    ahead = f.count_if(f.col("at_ms") > ahead_ms).alias("ahead")
+    columns = ("source", "message_id", "subscriber", "unknown", "at_ms")
+    counts = _all([frame.select(*columns) for frame in noted]).groupBy("source", "subscriber")
+    seen = counts.agg(rows, nameless, unknown, ahead).collect()
     told: list[Mapping[str, Any]] = []
     for number, source in enumerate(sources):
-        found, named = seen.get(number, (0, 0))
-        told.append({"app": source.app, "tag": source.tag, "rows": found, "rows_without_a_message_id": found - named})
+        mine = [row for row in seen if row.source == number]
+        others = [row for row in mine if row.subscriber not in ("", f"{source.app}.{source.tag}")]
+        told.append(
+            {
+                "app": source.app,
+                "tag": source.tag,
+                "rows": sum(row.rows for row in mine),
+                "rows_without_a_message_id": sum(row.nameless for row in mine),
+                "rows_of_other_subscribers": sum(row.rows for row in others),
+                "rows_of_unknown_state": sum(row.unknown for row in mine),
+                "rows_of_the_future": sum(row.ahead for row in mine),
+            }
+        )
     return told
 
 

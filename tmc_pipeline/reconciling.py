@@ -1,14 +1,17 @@
 """Compare what producers, the center and consumers say of each message, and find one verdict for it.
 
 Everything that anybody says becomes a row of CLAIM; one shuffle by message brings them together; a verdict is a pure function of
-the sums. No side is joined with another, so rows that are missing, doubled, or without a key need no care of their own.
+the sums. No side is joined with another, so rows that are missing, doubled, or without a key need no care of their own. Messages
+are matched by shard and number, which nobody gives twice: what else their ids say is compared like everything else.
 
     agreed            everybody says the same
     pending           undecided, not delivered yet, given up and waiting for a human, or moved a moment ago
-    body differs      two sides saw different bodies
-    state differs     decided one way here and the other way there
-    lost              committed by its producer and unknown to the center, or acked and without an effect
-    ghost             committed in the center without its producer, or an effect that nobody sent
+    unknown state     a state that this version does not know
+    body differs      two sides saw different bodies, or body, headers, content type, delay are not those of the center's digest
+    identity differs  another topic, key, attempt, app or ledger here than there
+    state differs     decided one way here and the other way there; delivered undecided; archived otherwise than stored
+    lost              committed by its producer and unknown to the center; a delivery that is due and not there; acked, no effect
+    ghost             committed here without its producer; an effect or a delivery that nobody is owed; an unproven replay
     duplicate effect  one message, more than one effect at one subscriber
 """
 
@@ -17,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
@@ -25,38 +28,94 @@ from tmc_pipeline.frames import CONSUMPTION_CLOSED, CONSUMPTIONS
 from tmc_server.domain.catalog import REPLAY_OF
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.ids import EPOCH_MS
-from tmc_server.domain.message import UNDECIDED, MessageState
+from tmc_server.domain.message import TRACE_HEADERS, UNDECIDED, MessageState
 
 AGREED, PENDING = "agreed", "pending"
-VERDICTS = (AGREED, PENDING, "body differs", "state differs", "lost", "ghost", "duplicate effect")
+VERDICTS = (
+    AGREED,
+    PENDING,
+    "unknown state",
+    "body differs",
+    "identity differs",
+    "state differs",
+    "lost",
+    "ghost",
+    "duplicate effect",
+)
 """The last one that any row of a message has is the message's."""
+
+CLOCKS_APART_MS = 300_000  # a time further ahead than this is of a clock that is wrong: it hides nothing
+_REPLAY = "replay "  # begins the subscriber of a row that asks an original for its replay; no subscriber holds a blank
 
 _DELIVERY = t.StructType(
     [
         t.StructField("subscription_no", t.IntegerType()),
         t.StructField("state", t.ShortType()),
+        t.StructField("created_ms", t.LongType()),
         t.StructField("at_ms", t.LongType()),
+        t.StructField("expected", t.IntegerType()),  # 1: due, and the center has no such row
     ]
 )
+_ROWS = t.ArrayType(_DELIVERY)
+_ITSELF, _ORIGINAL = -1, -2  # instead of a subscription: the row about the message, and about the original of a replay
 # What somebody says. subscriber "": about the message itself; else about its delivery to that subscriber.
 CLAIM = t.StructType(
     [
+        t.StructField("number", t.StringType()),  # SHARD-NUMBER: the message
         t.StructField("message_id", t.StringType()),
         t.StructField("subscriber", t.StringType()),
         t.StructField("topic", t.StringType()),
         t.StructField("producer", t.StringType()),
         t.StructField("message_key", t.StringType()),
         t.StructField("state", t.ShortType()),  # the center's: of the message, or of the consumption
+        t.StructField("copies", t.IntegerType()),  # 1: the center has this row
+        t.StructField(
+            "expected", t.IntegerType()
+        ),  # 1: the subscription was in effect at the submit, and the row is missing
+        t.StructField("strange", t.ShortType()),  # 1: nobody knows this subscription, or it is of another topic
+        t.StructField("revoked", t.ShortType()),  # 1: cancelled, and its subscription was never removed
         t.StructField("ledgered", t.ShortType()),  # 1: the SDK's ledger should have it
         t.StructField("replayed", t.ShortType()),  # 1: sent again from the archive, so by no transaction
+        t.StructField(
+            "proper", t.ShortType()
+        ),  # of a replay: 1: topic, producer and key are those of its original's replay
+        t.StructField("altered", t.ShortType()),  # 1: not what the center's own digest was made of
+        t.StructField("content", t.LongType()),  # xxhash64 of body and content type
+        t.StructField("identity", t.LongType()),  # xxhash64 of topic, key and attempt id
         t.StructField("center_body", t.StringType()),  # SHA-256, hexadecimal; null: nobody asks for it
         t.StructField("committed", t.IntegerType()),
         t.StructField("rolled_back", t.IntegerType()),
+        t.StructField("unknown", t.IntegerType()),  # 1: a ledger's state that its mapping does not name
         t.StructField("effects", t.IntegerType()),
+        t.StructField("noted_app", t.StringType()),  # whose ledger says so; null: one that several apps share
+        t.StructField("ledger", t.IntegerType()),  # which one
+        t.StructField("sdk", t.ShortType()),  # 1: the SDK's
         t.StructField("noted_body", t.StringType()),
         t.StructField("at_ms", t.LongType()),
     ]
 )
+_COUNTED = ("copies", "expected", "committed", "rolled_back", "unknown", "effects")
+_GREATEST = (
+    "message_id",
+    "topic",
+    "producer",
+    "message_key",
+    "state",
+    "strange",
+    "revoked",
+    "ledgered",
+    "replayed",
+    "proper",
+    "altered",
+    "content",
+    "identity",
+    "center_body",
+    "noted_app",
+    "ledger",
+    "sdk",
+    "at_ms",
+)
+_LEAST = ("message_id", "state", "content", "identity", "noted_app", "ledger")
 
 
 @dataclass(frozen=True)
@@ -76,19 +135,43 @@ class Audited:
 # -- claims -------------------------------------------------------------------------------------------------------
 
 
-def outlined(messages: DataFrame, bodies: bool) -> DataFrame:
-    """MESSAGE -> OUTLINE, one row per message with no more than is compared. bodies: with their digests.
+def _headers() -> Column:
+    """A map; null: there are none, or they are no JSON object."""
+    return f.from_json("headers", t.MapType(t.StringType(), t.StringType()))
 
-    OUTLINE: shard, id, topic_no, producer_no, message_key, state as in MESSAGE; ledgered, replayed boolean; center_body string
-    (SHA-256, hexadecimal) or null; at_ms bigint, when the message moved last; deliveries array of structs (subscription_no int,
-    state smallint, at_ms bigint), never null.
+
+def own_digest() -> Column:
+    """Lower-case hexadecimal string: domain.message.digest_of over the columns of a row of MESSAGE."""
+    entries = f.map_entries(_headers())
+    kept = f.filter(entries, lambda each: ~each["key"].isin(*sorted(TRACE_HEADERS)))
+    parts = f.transform(
+        f.array_sort(kept),
+        lambda each: f.concat(
+            f.lit("\0"), f.length(each["key"]), f.lit(":"), each["key"],
+            f.length(each["value"]), f.lit(":"), each["value"],
+        ),
+    )  # fmt: skip
+    headers = f.coalesce(f.array_join(parts, ""), f.lit(""))
+    start = f.concat(f.col("delay_ms"), f.lit(":"), f.length("body"), f.lit(":"))
+    return f.sha2(f.concat(start.cast("binary"), f.col("body"), f.concat("content_type", headers).cast("binary")), 256)
+
+
+def outlined(messages: DataFrame, bodies: bool) -> DataFrame:
+    """MESSAGE -> OUTLINE, one row per message with no more than is compared. bodies: with their SHA-256.
+
+    OUTLINE: shard, id, topic_no, producer_no, message_key, attempt_id, state, decided_ms as in MESSAGE; ledgered boolean;
+    replay_of string: the header, or null; altered boolean: the center's digest is of something else; content bigint; center_body
+    string (SHA-256, hexadecimal) or null; at_ms bigint, when the message moved last; deliveries array of
+    _DELIVERY, never null.
     """
     last_moved = f.transform(
         f.coalesce("consumptions", f.array().cast(CONSUMPTIONS)),
         lambda each: f.struct(
             each["subscription_no"].alias("subscription_no"),
             each["state"].alias("state"),
+            each["created_ms"].alias("created_ms"),
             f.greatest(each["created_ms"], each["closed_ms"], each["tried_ms"]).alias("at_ms"),
+            f.lit(0).alias("expected"),
         ),
     )
     return messages.select(
@@ -97,9 +180,15 @@ def outlined(messages: DataFrame, bodies: bool) -> DataFrame:
         "topic_no",
         "producer_no",
         "message_key",
+        "attempt_id",
         "state",
+        "decided_ms",
         f.col("ledger_id").isNotNull().alias("ledgered"),
-        f.coalesce(f.col("headers").contains(f'"{REPLAY_OF}"'), f.lit(False)).alias("replayed"),
+        f.get_json_object("headers", f"$['{REPLAY_OF}']").alias("replay_of"),
+        ((own_digest() != f.lower(f.hex("digest"))) | (f.col("headers").isNotNull() & _headers().isNull())).alias(
+            "altered"
+        ),
+        f.xxhash64("body", "content_type").alias("content"),
         (f.sha2("body", 256) if bodies else f.lit(None).cast("string")).alias("center_body"),
         f.greatest("created_ms", "decided_ms").alias("at_ms"),
         last_moved.alias("deliveries"),
@@ -107,49 +196,120 @@ def outlined(messages: DataFrame, bodies: bool) -> DataFrame:
 
 
 def center_claims(outlines: DataFrame, topics: DataFrame, apps: DataFrame, subscribers: DataFrame) -> DataFrame:
-    """OUTLINE -> CLAIM: one row per message and one per delivery.
+    """OUTLINE -> CLAIM: one row per message, per delivery, and per delivery that is due and missing; one per replay.
 
-    topics: topic_no, topic.  apps: producer_no, producer.  subscribers: subscription_no, subscriber.
+    topics: topic_no int, topic string, subscriptions array of structs (subscription_no int, from_ms, to_ms bigint).
+    apps: producer_no, producer.  subscribers: subscription_no, subscriber, subscribed string: the topic's name, live_ms
+    bigint: in effect since then and never removed, null: removed.
     """
-    # The row about the message itself is that of a delivery to nobody.
-    nobody = f.array(f.struct(*[f.lit(None).cast(each.dataType).alias(each.name) for each in _DELIVERY.fields]))
+    placed = outlines.join(f.broadcast(topics), "topic_no", "left")
+    rows = f.concat(
+        _one_row(_ITSELF),
+        "deliveries",
+        _missing(),
+        f.when(f.col("replay_of").isNull(), f.array().cast(_ROWS)).otherwise(_one_row(_ORIGINAL)),
+    )
     named = (
-        outlines.withColumn("each", f.explode(f.concat(nobody, "deliveries")))
+        placed.withColumn("each", f.explode(rows))
         .withColumn("subscription_no", f.col("each.subscription_no"))
-        .join(f.broadcast(topics), "topic_no", "left")
         .join(f.broadcast(apps), "producer_no", "left")
         .join(f.broadcast(subscribers), "subscription_no", "left")
     )
     shard = f.lpad(f.col("shard").cast("string"), 2, "0")
-    of_message = f.col("subscription_no").isNull()
+    own_id, number = f.concat_ws("-", "topic_no", "producer_no", shard, "id"), f.concat_ws("-", shard, "id")
+    topic = f.coalesce("topic", f.concat(f.lit("topic-"), "topic_no"))
+    itself, original = f.col("subscription_no") == _ITSELF, f.col("subscription_no") == _ORIGINAL
+    of_message = itself | original
+    delivered = ~of_message & f.col("each.state").isNotNull()
     subscriber = f.coalesce("subscriber", f.concat(f.lit("subscription-"), "subscription_no"))
+    cancelled = f.col("each.state") == int(ConsumptionState.CANCELLED)
+    proper = (
+        (f.col("message_key") == f.concat(f.lit("replay."), "replay_of"))
+        & f.col("replay_of").startswith(f.concat_ws("-", "topic_no", "producer_no", f.lit("")))
+        & (f.col("replay_of") != own_id)
+    )
     return _as_claims(
         named.select(
-            f.concat_ws("-", "topic_no", "producer_no", shard, "id").alias("message_id"),
-            f.when(of_message, f.lit("")).otherwise(subscriber).alias("subscriber"),
-            f.coalesce("topic", f.concat(f.lit("topic-"), "topic_no")).alias("topic"),
+            f.when(original, f.coalesce(_number_of("replay_of"), number)).otherwise(number).alias("number"),
+            own_id.alias("message_id"),
+            f.when(itself, "")
+            .when(original, f.concat(f.lit(_REPLAY), own_id))
+            .otherwise(subscriber)
+            .alias("subscriber"),
+            topic.alias("topic"),
             f.coalesce("producer", f.concat(f.lit("app-"), "producer_no")).alias("producer"),
             "message_key",
             f.when(of_message, f.col("state")).otherwise(f.col("each.state")).alias("state"),
+            f.when(itself | delivered, 1).otherwise(0).alias("copies"),
+            "each.expected",
+            (delivered & ~(f.coalesce("subscribed", f.lit("")) == topic)).alias("strange"),
+            (delivered & cancelled & f.coalesce(f.col("each.created_ms") >= f.col("live_ms"), f.lit(False))).alias(
+                "revoked"
+            ),
             "ledgered",
-            "replayed",
+            f.col("replay_of").isNotNull().alias("replayed"),
+            f.when(original, f.coalesce(proper, f.lit(False))).alias("proper"),
+            "altered",
+            "content",
+            f.when(itself, _identity(topic, f.col("message_key"), f.col("attempt_id"))).alias("identity"),
             "center_body",
             f.when(of_message, f.col("at_ms")).otherwise(f.greatest("at_ms", "each.at_ms")).alias("at_ms"),
         )
     )
 
 
+def _one_row(number: int) -> Column:
+    """A row of its own about the message, in the shape of its deliveries."""
+    fields = [
+        f.lit(number if each.name == "subscription_no" else None).cast(each.dataType).alias(each.name)
+        for each in _DELIVERY.fields
+    ]
+    return f.array(f.struct(*fields))
+
+
+def _missing() -> Column:
+    """_DELIVERY without a state for each subscription that was in effect at the submit and has no row."""
+    null = [f.lit(None).cast(_DELIVERY[name].dataType).alias(name) for name in ("state", "created_ms", "at_ms")]
+    due = f.filter(
+        "subscriptions",
+        lambda each: (
+            (f.col("state") == int(MessageState.COMMITTED))
+            & (f.col("decided_ms") >= each["from_ms"])
+            & (f.col("decided_ms") < each["to_ms"])
+            & ~f.array_contains(f.col("deliveries.subscription_no"), each["subscription_no"])
+        ),
+    )
+    rows = f.transform(
+        due, lambda each: f.struct(each["subscription_no"].alias("subscription_no"), *null, f.lit(1).alias("expected"))
+    )
+    return f.coalesce(rows, f.array()).cast(_ROWS)
+
+
+def _number_of(column: str) -> Column:
+    """SHARD-NUMBER of a message id; null: it is none."""
+    return f.nullif(f.regexp_extract(column, r"^\d+-\d+-(\d\d-\d+)$", 1), f.lit(""))
+
+
+def _identity(topic: Column, key: Column, attempt: Column) -> Column:
+    return f.xxhash64(topic, key, attempt)
+
+
 def noted_claims(noted: DataFrame) -> DataFrame:
     """NOTED (ledgers.py) -> CLAIM; rows without a message id are left out."""
-    return _as_claims(noted.where(f.col("message_id").isNotNull()).withColumnRenamed("body_sha256", "noted_body"))
+    rows = noted.where(f.col("message_id").isNotNull()).withColumnRenamed("body_sha256", "noted_body")
+    identity = f.when(
+        f.col("attempt_id").isNotNull(), _identity(f.col("noted_topic"), f.col("noted_key"), f.col("attempt_id"))
+    )
+    return _as_claims(rows.withColumn("number", _number_of("message_id")).withColumn("identity", identity))
 
 
 def _as_claims(rows: DataFrame) -> DataFrame:
     """Columns that are missing become null, or 0 where they are counted."""
-    counted = ("committed", "rolled_back", "effects")
 
     def column(name: str) -> Column:
-        return f.col(name) if name in rows.columns else f.lit(0 if name in counted else None)
+        if name in _COUNTED:
+            return f.coalesce(f.col(name), f.lit(0)) if name in rows.columns else f.lit(0)
+        return f.col(name) if name in rows.columns else f.lit(None)
 
     return rows.select(*[column(each.name).cast(each.dataType).alias(each.name) for each in CLAIM.fields])
 
@@ -157,33 +317,76 @@ def _as_claims(rows: DataFrame) -> DataFrame:
 # -- verdicts -----------------------------------------------------------------------------------------------------
 
 
-_GREATEST = ("topic", "producer", "message_key", "state", "ledgered", "replayed", "center_body", "at_ms")
+def judged(
+    claims: DataFrame, audited: Audited, now_ms: int, tolerance_ms: int, partitions: int, read_ms: int = 0
+) -> DataFrame:
+    """CLAIM -> one row per (number, subscriber), with verdict string and the sums it was found from.
 
-
-def judged(claims: DataFrame, audited: Audited, now_ms: int, tolerance_ms: int, partitions: int) -> DataFrame:
-    """CLAIM -> one row per (message_id, subscriber), with verdict string and the sums it was found from.
-
-    Columns: those of CLAIM, with sums of committed, rolled_back, effects; least_body, most_body string; verdict string;
-    complete boolean: a delivery that its subscriber's notes should have.
+    now_ms, read_ms: when the first row was read, and the last.
+    Columns: those of CLAIM, sums where they are counted, else the greatest; least_message_id and so on where both are compared;
+    least_body, most_body string; verdict string; reason string: why it is pending, null: it is not; until_ms bigint: when that
+    ends by itself, null: it does not; bad_clock boolean: its time lies ahead; complete boolean: a delivery that its
+    subscriber's notes should have.
     """
+    latest_ms = max(now_ms, read_ms) + CLOCKS_APART_MS  # before a time can excuse anything it has to be possible
+    ahead = f.col("at_ms") > f.lit(latest_ms)
+    timed = claims.withColumn("bad_clock", f.coalesce(ahead, f.lit(False))).withColumn(
+        "at_ms", f.when(~f.coalesce(ahead, f.lit(False)), f.col("at_ms"))
+    )
     sums = (
-        claims.repartition(partitions, "message_id")  # one shuffle serves both groupings
-        .groupBy("message_id", "subscriber")
+        timed.repartition(partitions, "number")  # one shuffle and one sort serve all that follows
+        .groupBy("number", "subscriber")
         .agg(
-            *[f.max(name).alias(name) for name in _GREATEST],
-            *[f.sum(name).alias(name) for name in ("committed", "rolled_back", "effects")],
+            *[f.max(name).alias(name) for name in (*_GREATEST, "bad_clock")],
+            *[f.min(name).alias(f"least_{name}") for name in _LEAST],
+            *[f.sum(name).cast("int").alias(name) for name in _COUNTED],
             f.min("noted_body").alias("least_body"),
             f.max("noted_body").alias("most_body"),
         )
     )
-    number = f.try_element_at(f.split("message_id", "-"), f.lit(4)).try_cast("bigint")
-    made = f.shiftright(number, 22) + f.lit(EPOCH_MS)  # a message number carries its time
-    of_message = f.col("subscriber") == ""
-    verdict = f.when(of_message, _of_message(audited, made)).otherwise(_of_delivery(audited, made))
-    moved = f.greatest("at_ms", made) > f.lit(now_ms - tolerance_ms)  # notes without a time are as old as their message
-    settled = f.when(~verdict.isin(AGREED, PENDING) & moved, f.lit(PENDING)).otherwise(verdict)
-    complete = ~of_message & _complete(audited.subscribers, "subscriber", made)
-    return sums.withColumn("verdict", settled).withColumn("complete", complete)
+    rows = sums.select("*", *[_of_its_message(condition).alias(name) for name, condition in _ABOUT_ITS_MESSAGE.items()])
+    of_message, of_replay = f.col("subscriber") == "", f.col("subscriber").startswith(_REPLAY)
+    made = _made(f.col("number"))
+    verdict = (
+        f.when(of_message, _of_message(audited, made))
+        .when(of_replay, _of_replay(audited, made))
+        .otherwise(_of_delivery(audited, made))
+    )
+    own_time = f.when(made <= f.lit(latest_ms), made)  # a number carries its time; notes may carry none
+    # In a step of its own: the verdict is looked at several times and found once.
+    found = rows.withColumns({"verdict": verdict, "moved_ms": f.greatest("at_ms", own_time)})
+    said = f.col("verdict")
+    moved = f.coalesce(f.col("moved_ms") > f.lit(now_ms - tolerance_ms), f.lit(False)) & ~said.isin(AGREED, PENDING)
+    reason = f.when(moved, f.concat(f.lit("moved a moment ago, else: "), said)).when(said == PENDING, _waiting())
+    complete = ~of_message & ~of_replay & _complete(audited.subscribers, "subscriber", made)
+    return found.withColumns(
+        {
+            "verdict": f.when(moved, f.lit(PENDING)).otherwise(said),
+            "reason": reason,
+            "until_ms": f.when(moved, f.col("moved_ms") + f.lit(tolerance_ms)),
+            "complete": complete,
+        }
+    ).drop("moved_ms")
+
+
+def _made(number: Column) -> Column:
+    """Epoch milliseconds inside SHARD-NUMBER."""
+    return f.shiftright(f.try_element_at(f.split(number, "-"), f.lit(2)).try_cast("bigint"), 22) + f.lit(EPOCH_MS)
+
+
+# What a delivery has to know of its message: the value of the row about the message itself.
+_ABOUT_ITS_MESSAGE: Mapping[str, str] = {
+    "m_state": "state",
+    "m_copies": "copies",
+    "m_committed": "committed",
+    "m_content": "content",
+    "m_id": "message_id",
+    "m_least_id": "least_message_id",
+}
+
+
+def _of_its_message(name: str) -> Column:
+    return f.max(f.when(f.col("subscriber") == "", f.col(name))).over(Window.partitionBy("number"))
 
 
 def _complete(names: Mapping[str, int], column: str, made: Column) -> Column:
@@ -192,6 +395,10 @@ def _complete(names: Mapping[str, int], column: str, made: Column) -> Column:
     for name, since_ms in names.items():
         known = known | ((f.col(column) == name) & (made >= since_ms))
     return f.coalesce(known, f.lit(False))
+
+
+def _differ(name: str) -> Column:
+    return f.coalesce(f.col(name) != f.col(f"least_{name}"), f.lit(False))
 
 
 def _bodies_differ() -> Column:
@@ -206,32 +413,58 @@ def _noted_by_its_producer(audited: Audited) -> Column:
     return (f.coalesce("replayed", f.lit(0)) == 0) & (own_notes | (f.col("ledgered") == 1))
 
 
+def _another_identity() -> Column:
+    """Another id, topic, key, attempt, app or ledger, and a plain publish that its producer's ledger has."""
+    another_app = f.col("producer") != f.col("noted_app")
+    hidden = (f.col("committed") > 0) & (f.col("sdk") == 1) & (f.col("ledgered") == 0)
+    found = [f.coalesce(each, f.lit(False)) for each in (another_app, hidden)]
+    return _differ("message_id") | _differ("identity") | _differ("noted_app") | _differ("ledger") | found[0] | found[1]
+
+
+def _unknown(column: str, states: type[MessageState] | type[ConsumptionState]) -> Column:
+    return ~f.col(column).isin(*[int(each) for each in states])
+
+
 def _of_message(audited: Audited, made: Column) -> Column:
     state, committed, rolled_back = f.col("state"), f.col("committed") > 0, f.col("rolled_back") > 0
     here = state == int(MessageState.COMMITTED)
+    undecided = state.isin(*[int(each) for each in UNDECIDED])
     return (
-        f.when(state.isNull() & committed & (made < audited.center_ms), AGREED)  # removed long ago
+        f.when(state.isNull() & (f.col("unknown") > 0), "unknown state")
+        .when(state.isNull() & committed & (made < audited.center_ms), AGREED)  # removed long ago
         .when(state.isNull() & committed, "lost")
         .when(state.isNull(), AGREED)  # a rollback of something the center never stored, or has forgotten
-        .when(state.isin(*[int(each) for each in UNDECIDED]), PENDING)
-        .when(committed & rolled_back, "state differs")
+        .when(_unknown("state", MessageState) | (f.col("unknown") > 0), "unknown state")
+        .when(_differ("state") | (~undecided & committed & rolled_back), "state differs")
         .when(here & rolled_back, "state differs")
-        .when(~here & committed, "state differs")
+        .when(~here & ~undecided & committed, "state differs")
         .when(
             here & ~committed & _noted_by_its_producer(audited) & _complete(audited.producers, "producer", made),
             "ghost",
         )
-        .when(here & _bodies_differ(), "body differs")
+        .when(_another_identity(), "identity differs")
+        .when((f.col("altered") == 1) | _differ("content") | _bodies_differ(), "body differs")
+        .when(undecided, PENDING)
         .otherwise(AGREED)
     )
 
 
 def _of_delivery(audited: Audited, made: Column) -> Column:
-    state, effects = f.col("state"), f.col("effects")
+    state, effects, of_its_message = f.col("state"), f.col("effects"), f.col("m_state")
+    undecided_or_not = of_its_message != int(MessageState.COMMITTED)
+    renamed = f.col("m_id") != f.col("m_least_id")
     return (
         f.when(effects > 1, "duplicate effect")
+        .when(f.coalesce(renamed, f.lit(False)), AGREED)  # of which topic it is: said of the message itself
+        .when(state.isNull() & (f.col("expected") > 0), "lost")
         .when(state.isNull() & (made < audited.center_ms), AGREED)
+        .when(state.isNull() & of_its_message.isNull() & (f.col("m_committed") > 0), "lost")
         .when(state.isNull(), "ghost")
+        .when(_unknown("state", ConsumptionState), "unknown state")
+        .when(f.col("strange") == 1, "ghost")
+        .when(f.coalesce(undecided_or_not & ~_unknown("m_state", MessageState), f.lit(False)), "state differs")
+        .when(_differ("state") | f.coalesce(f.col("copies") < f.col("m_copies"), f.lit(False)), "state differs")
+        .when(f.col("revoked") == 1, "state differs")
         .when(~state.isin(*CONSUMPTION_CLOSED), PENDING)
         .when(
             (state == int(ConsumptionState.ACKED))
@@ -244,34 +477,71 @@ def _of_delivery(audited: Audited, made: Column) -> Column:
     )
 
 
+def _of_replay(audited: Audited, made: Column) -> Column:
+    """A row beside the original: what it claims to send again was committed, and had this body, topic, producer and key."""
+    proven = (
+        (f.col("m_state") == int(MessageState.COMMITTED))
+        & (f.col("content") == f.col("m_content"))
+        & (f.col("proper") == 1)
+    )
+    forgotten = f.col("m_state").isNull() & (made < audited.center_ms) & (f.col("proper") == 1)
+    return f.when(f.coalesce(proven | forgotten, f.lit(False)), AGREED).otherwise("ghost")
+
+
+def _waiting() -> Column:
+    state = f.col("state")
+    return (
+        f.when((f.col("subscriber") == "") & (state == int(MessageState.CHECK_FAILED)), "nobody knew: a human decides")
+        .when(f.col("subscriber") == "", "its producer has not decided")
+        .when(state == int(ConsumptionState.FAILED), "given up: a human reactivates it")
+        .otherwise("not acked yet")
+    )
+
+
 def by_message(rows: DataFrame) -> DataFrame:
     """Judged rows -> message_id string, topic string, verdict string; one row per message, its worst verdict."""
-    rank = f.array_position(f.array(*[f.lit(each) for each in VERDICTS]), f.col("verdict"))
-    worst = rows.groupBy("message_id").agg(f.max(rank).alias("rank"), f.max("topic").alias("topic"))
-    named = f.element_at(f.array(*[f.lit(each) for each in VERDICTS]), f.col("rank").cast("int"))
-    return worst.select("message_id", "topic", named.alias("verdict"))
+    verdicts = f.array(*[f.lit(each) for each in VERDICTS])
+    of_replay = f.col("subscriber").startswith(_REPLAY)
+    worst = (
+        rows.where(~of_replay)
+        .groupBy("number")
+        .agg(
+            f.max(f.array_position(verdicts, f.col("verdict"))).alias("rank"),
+            f.max("topic").alias("topic"),
+            f.coalesce(f.max("m_id"), f.max("message_id")).alias("message_id"),
+        )
+    )
+    # The verdict of a replay stands beside its original, and counts for the replay.
+    replays = rows.where(of_replay & (f.col("verdict") != AGREED)).select(
+        "message_id", f.array_position(verdicts, f.col("verdict")).alias("replay_rank")
+    )
+    ranked = worst.join(f.broadcast(replays), "message_id", "left")
+    named = f.element_at(verdicts, f.greatest("rank", "replay_rank").cast("int"))
+    return ranked.select("message_id", "topic", named.alias("verdict"))
 
 
 def relations(rows: DataFrame) -> DataFrame:
     """Judged rows -> the F5 numbers, one row per topic and subscriber.
 
     topic, subscriber string; committed bigint: deliveries the center counts as done, as far as notes reach and nothing moved
-    a moment ago; consumed bigint: those of them with an effect; open bigint: deliveries under way, with or without an effect;
-    unconfirmed bigint: undecided messages of the topic.
+    a moment ago; consumed bigint: effects that the subscriber noted, whatever the center says of them, as far; open bigint:
+    deliveries under way, with or without an effect; unconfirmed bigint: undecided messages of the topic.
     """
-    here = rows.where(f.col("topic").isNotNull())
     undecided = f.col("state").isin(*[int(each) for each in UNDECIDED])
+    here = rows.where(f.col("topic").isNotNull())
     waiting = (
         here.where((f.col("subscriber") == "") & undecided).groupBy("topic").agg(f.count(f.lit(1)).alias("unconfirmed"))
     )
-    done = (f.col("state") == int(ConsumptionState.ACKED)) & f.col("complete") & (f.col("verdict") != PENDING)
+    settled = f.col("complete") & (f.col("verdict") != PENDING)
+    done = (f.col("state") == int(ConsumptionState.ACKED)) & settled
+    taken_back = f.coalesce(f.col("state") == int(ConsumptionState.CANCELLED), f.lit(False))
     underway = ~f.col("state").isin(*CONSUMPTION_CLOSED)
     return (
-        here.where(f.col("subscriber") != "")
+        here.where((f.col("subscriber") != "") & ~f.col("subscriber").startswith(_REPLAY))
         .groupBy("topic", "subscriber")
         .agg(
             f.count(f.when(done, 1)).alias("committed"),
-            f.count(f.when(done & (f.col("effects") > 0), 1)).alias("consumed"),
+            f.coalesce(f.sum(f.when(settled & ~taken_back, f.col("effects"))), f.lit(0)).alias("consumed"),
             f.count(f.when(underway, 1)).alias("open"),
         )
         .join(waiting, "topic", "left")

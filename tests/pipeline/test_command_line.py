@@ -279,6 +279,7 @@ def test_what_spark_says_becomes_one_line(text: str, kind: type[Exception], said
     assert said in str(error)
 
 
+@pytest.mark.timeout(900)
 def test_a_day_at_the_command_line(tmp_path: Path, center: FilledCenter, note: Callable[[str], None]) -> None:
     """Archive, restore, reconcile, report, with figures for Prometheus after each."""
     settings = center.settings(tmp_path, metrics={"textfile": str(tmp_path)}, spark={"profile": "fast"})

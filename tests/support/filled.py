@@ -88,7 +88,8 @@ class FilledCenter:
                 f"INSERT INTO tmc_message_{nn} (id, topic_no, producer_no, producer_tag, message_key, live, attempt_id,"
                 " ledger_id, digest, state, content_type, body, delay_ms, created_ms, decided_ms)"
                 f" SELECT {ids}, 1 + seq MOD 3, 1 + seq MOD 3, 'default', CONCAT('k{nn}-', seq), 1, UNHEX(MD5(seq)),"
-                f" UNHEX(MD5('ledger')), UNHEX(SHA2(seq, 256)), 2, 'text/plain', {body}, 0, {at}, {at} + 5 FROM seq_1_to_{each}"
+                f" UNHEX(MD5('ledger')), UNHEX(SHA2(CONCAT('0:', LENGTH({body}), ':', {body}, 'text/plain'), 256)), 2,"
+                f" 'text/plain', {body}, 0, {at}, {at} + 5 FROM seq_1_to_{each}"
             )
             for number, (topic, _) in enumerate(SUBSCRIPTIONS[: None if subscribers else 3], 1):
                 run.exec_driver_sql(

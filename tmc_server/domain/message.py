@@ -81,7 +81,7 @@ def decide(state: MessageState, event: MessageEvent) -> Decided | TmcError:
     return Decided(state, changes=False) if state is wanted else _OPPOSITE[state]()
 
 
-_TRACE = {"traceparent", "tracestate"}
+TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
 
 
 def digest_of(body: bytes, content_type: str, headers: Mapping[str, str], delay_ms: int) -> bytes:
@@ -92,6 +92,6 @@ def digest_of(body: bytes, content_type: str, headers: Mapping[str, str], delay_
     digest = hashlib.sha256(b"%d:%d:" % (delay_ms, len(body)))
     digest.update(body)
     digest.update(content_type.encode())
-    for name in sorted(set(headers) - _TRACE):
+    for name in sorted(set(headers) - TRACE_HEADERS):
         digest.update(f"\0{len(name)}:{name}{len(headers[name])}:{headers[name]}".encode())
     return digest.digest()

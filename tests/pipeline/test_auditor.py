@@ -1,0 +1,124 @@
+"""A randomized auditor: discrepancies of every kind in honest traffic are found with their verdicts, and nothing else is."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.pipeline.kinds import KINDS, Kind, Planted
+from tests.pipeline.running import Jobs
+from tests.support.filled import START_MS, FilledCenter
+from tests.support.mariadb import MariaDB
+from tmc_pipeline.reconciliation import Summary
+from tmc_pipeline.reconciling import AGREED, PENDING, VERDICTS
+
+LONG = bool(os.environ.get("TMC_TEST_LONG"))
+EACH = 313 if LONG else 40  # messages of a shard
+SEEDS = range(200 if LONG else 10)
+pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(1200)]
+
+
+class Traffic:
+    """Honest traffic: the first half archived, some of that removed from the hot tables. Plants pile up, one message each."""
+
+    def __init__(self, spark: SparkSession, server: MariaDB, folder: Path) -> None:
+        self.center = FilledCenter(server, prefix="audited")
+        self.center.fill(EACH)
+        self.center.fill_ledgers()
+        self.jobs = Jobs(spark, self.center, folder)
+        manifest = self.jobs.run_archive(lag_ms=self.jobs.tables.now_ms() - START_MS - EACH * 500)
+        archived = [int(row.id) for row in self.jobs.archived().where("shard = 31").select("id").collect()]
+        assert 0 < manifest.messages < 32 * EACH
+        self._archived_to = max(archived)
+        for shard in range(8):
+            for table, column in (("consumption", "message_id"), ("message", "id")):
+                self.center.change(shard, f"DELETE FROM tmc_{table}_{{nn}} WHERE {column} <= {self._archived_to}")
+        self._numbers = {
+            shard: [(int(row.id), int(row.topic_no), str(row.message_key)) for row in rows]
+            for shard in range(8, 32)
+            if (rows := self.center.rows("SELECT id, topic_no, message_key FROM tmc_message_{nn}", [shard]))
+        }
+        self._chosen: set[tuple[int, int]] = set()
+        self.expected: dict[str, str] = {}
+
+    def plant(self, kind: Kind, dice: random.Random) -> None:
+        while True:
+            shard = dice.choice(list(self._numbers))
+            number, topic, key = dice.choice(self._numbers[shard])
+            if (number <= self._archived_to) is kind.archived and (shard, number) not in self._chosen:
+                break
+        self._chosen.add((shard, number))
+        kind.plant(Planted(center=self.center, shard=shard, number=number, topic=topic, key=key))
+        self.expected[f"{shard:02d}-{number}"] = kind.verdict
+
+    def found(self, summary: Summary) -> dict[str, str]:
+        """Verdicts by SHARD-NUMBER of whatever is neither agreed nor pending."""
+        worst: dict[str, str] = {}
+        for row in self.jobs.details(summary):
+            if row.verdict != PENDING:
+                number = row.message_id.split("-", 2)[2]
+                worst[number] = max(worst.get(number, AGREED), row.verdict, key=VERDICTS.index)
+        return worst
+
+
+@pytest.fixture(scope="module")
+def traffic(spark: SparkSession, mariadb: MariaDB, tmp_path_factory: pytest.TempPathFactory) -> Traffic:
+    return Traffic(spark, mariadb, tmp_path_factory.mktemp("audited"))
+
+
+def test_honest_traffic_agrees(traffic: Traffic) -> None:
+    summary = traffic.jobs.run_reconcile()
+    assert traffic.found(summary) == {}
+    assert summary.verdicts[AGREED] == 32 * EACH
+    assert summary.well
+    assert summary.bad_clocks == 0
+
+
+def test_there_are_at_least_fifty_kinds_and_one_for_each_discrepancy() -> None:
+    assert len(KINDS) >= 50
+    assert {kind.verdict for kind in KINDS.values()} == set(VERDICTS) - {AGREED, PENDING}
+
+
+def test_every_kind_is_found_with_its_verdict_and_nothing_else(traffic: Traffic) -> None:
+    dice = random.Random(17)
+    by_number: dict[str, str] = {}
+    for name, kind in KINDS.items():
+        traffic.plant(kind, dice)
+        by_number[list(traffic.expected)[-1]] = name
+    summary = traffic.jobs.run_reconcile()
+    found = traffic.found(summary)
+    wrong = {
+        by_number.get(number, number): (found.get(number), traffic.expected.get(number))
+        for number in found.keys() | traffic.expected.keys()
+        if found.get(number) != traffic.expected.get(number)
+    }
+    assert wrong == {}
+    assert summary.discrepancies == len(traffic.expected)
+    assert not summary.well
+    assert summary.bad_clocks > 0
+    assert sum(each["rows_of_other_subscribers"] for each in summary.sources) >= 4
+    assert sum(each["rows_of_unknown_state"] for each in summary.sources) == 1
+    assert sum(each["rows_of_the_future"] for each in summary.sources) == 3
+
+
+def test_details_are_readable_by_any_csv_reader(traffic: Traffic) -> None:
+    summary = traffic.jobs.run_reconcile()
+    (path,) = Path(summary.path, "details.csv").glob("part-*.csv")
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["message_id"].split("-", 2)[2] for row in rows} >= set(traffic.expected)
+    assert {row["state"] for row in rows} >= {"COMMITTED", "ROLLED_BACK", "ACKED", "CANCELLED", "9", ""}
+    assert {row["verdict"] for row in rows} == set(traffic.expected.values())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_discrepancies_are_found_and_nothing_else(traffic: Traffic, seed: int) -> None:
+    dice = random.Random(seed)
+    for name in dice.sample(sorted(KINDS), dice.randint(1, 3)):
+        traffic.plant(KINDS[name], dice)
+    assert traffic.found(traffic.jobs.run_reconcile()) == traffic.expected
