@@ -9,12 +9,14 @@ from typing import Any
 
 import jinja2
 import matplotlib as mpl
+import matplotlib.dates
 
 mpl.use("svg")  # no screen
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Rows = Sequence[Mapping[str, Any]]
+_HOUR_MS = 3_600_000
 _MOST_LINES = 8  # in one picture; the rest is added up or left to the tables
 _COLOURS = ("#2f6fab", "#d9822b", "#3f8f5b", "#b8433f", "#7a5aa6", "#8c6d46", "#c2679f", "#6b7280")
 _STYLE = {
@@ -93,11 +95,17 @@ def _label(text: str) -> str:
 def _hours(rows: Rows) -> list[int]:
     """Every hour from the first to the last, also those in which nothing happened."""
     seen = [row["hour_ms"] for row in rows]
-    return list(range(min(seen), max(seen) + 1, 3_600_000)) if seen else []
+    return list(range(min(seen), max(seen) + 1, _HOUR_MS)) if seen else []
 
 
 def _moments(hours: Iterable[int]) -> list[datetime]:
     return [datetime.fromtimestamp(hour / 1000, UTC) for hour in hours]
+
+
+def _limit_to(axes: Axes, hours: Sequence[int]) -> None:
+    """From the first hour to the end of the last one: around a single point matplotlib would show four years."""
+    first, end = _moments([hours[0] - _HOUR_MS // 20, hours[-1] + _HOUR_MS])
+    axes.set_xlim(mpl.dates.date2num(first), mpl.dates.date2num(end))
 
 
 def _empty(axes: Axes, text: str = "nothing in this time") -> None:
@@ -123,6 +131,7 @@ def _volume(axes: Axes, rows: Rows) -> None:
         values = [line[hour] for hour in hours]
         axes.bar(_moments(hours), values, width, bottom=bottom, label=_label(topic), color=colour, align="edge")
         bottom = [a + b for a, b in zip(bottom, values, strict=True)]
+    _limit_to(axes, hours)
     axes.set_ylabel("messages per hour")
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     axes.tick_params(axis="x", rotation=20)
@@ -140,6 +149,7 @@ def _latency(axes: Axes, rows: Rows) -> None:
             worst[row["hour_ms"]] = max(worst.get(row["hour_ms"], 0), row[f"deliver_{name}"])
         values = [worst.get(hour, float("nan")) for hour in hours]
         axes.plot(_moments(hours), values, marker="o", markersize=3, label=name, color=colour)
+    _limit_to(axes, hours)
     axes.set_yscale("symlog", linthresh=1)  # some take less than a millisecond
     axes.set_ylabel("decision to ack, ms\n(worst subscription)")
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
@@ -161,9 +171,7 @@ def _failures(axes: Axes, rows: Rows) -> None:
         _empty(axes, "no try failed in this time")
         return
     first = rows[:_MOST_LINES][::-1]
-    axes.barh(
-        [_label(f"{row['subscriber']}: {row['reason'][:40]}") for row in first],
-        [row["tries"] for row in first],
-        color=_COLOURS[3],
-    )
+    places = range(len(first))  # by number: bars with equal labels would lie upon each other
+    axes.barh(places, [row["tries"] for row in first], color=_COLOURS[3])
+    axes.set_yticks(places, [_label(f"{row['subscriber']}: {row['reason'][:40]}") for row in first])
     axes.set_xlabel("failed tries")

@@ -55,8 +55,9 @@ class Report:
             now = self._center.now_ms()
             to_ms = now if to_ms is None else to_ms
             run = f"{moment(now)}-{secrets.token_hex(3)}"
-            messages = kept.enter_context(on_disk(self._messages(kept, from_ms, to_ms)))
-            frames = self._frames(messages)
+            hot = self._hot(kept, from_ms)
+            messages = kept.enter_context(on_disk(self._messages(hot, from_ms, to_ms)))
+            frames = self._frames(messages, hot)
             staging = f"_staging/{run}"
             try:
                 tables = {name: self._kept(frame, f"{staging}/{name}.parquet") for name, frame in frames.items()}
@@ -73,12 +74,16 @@ class Report:
         log.info("report about %d messages: %s/report.html", seen, self._folder.path(run))
         return Reported(self._folder.path(run), seen, tables)
 
-    def _messages(self, kept: ExitStack, from_ms: int, to_ms: int) -> DataFrame:
-        """MESSAGE with topic, without bodies; each message once. kept: holds what is read meanwhile."""
+    def _hot(self, kept: ExitStack, from_ms: int) -> DataFrame:
+        """MESSAGE with topic, without bodies: what moved since then, and whatever is open. kept: holds it."""
         topics = small_table(self._spark, self._center.names.topics.items(), "topic_no int, topic string")
         changed = self._center.messages(changed_since_ms=from_ms, body=False)
         hot = kept.enter_context(on_disk(with_topic(changed, topics)))
         hot.count()  # before the manifests are listed: what is removed meanwhile was archived before
+        return hot
+
+    def _messages(self, hot: DataFrame, from_ms: int, to_ms: int) -> DataFrame:
+        """MESSAGE with topic, without bodies; each message once."""
         wanted = [*MESSAGE.names, "topic"]
         every = hot.select(*wanted)
         if self._archive is not None:
@@ -88,7 +93,8 @@ class Report:
             every = every.unionByName(without(cold, hot).select(*wanted))
         return every.where((f.col("created_ms") >= from_ms) & (f.col("created_ms") < to_ms))
 
-    def _frames(self, messages: DataFrame) -> Mapping[str, DataFrame]:
+    def _frames(self, messages: DataFrame, hot: DataFrame) -> Mapping[str, DataFrame]:
+        """hot: what is open is there, also when it was prepared before the time that the report is about."""
         names = (
             {number: name for number, (_, name) in subscriber_names(self._archive.manifests()).items()}
             if self._archive
@@ -103,7 +109,7 @@ class Report:
             "consumption": reporting.consumption(delivered),
             "consumption_by_hour": reporting.consumption(delivered, "hour_ms"),
             "failures": reporting.failures(messages, subscribers),
-            "oldest_open": reporting.oldest_open(messages, subscribers),
+            "oldest_open": reporting.oldest_open(hot, subscribers),
             "skew": reporting.skew(messages),
         }
 

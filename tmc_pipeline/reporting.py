@@ -6,7 +6,8 @@ are approximate to a thousandth of the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
@@ -80,7 +81,7 @@ def deliveries(messages: DataFrame, subscribers: DataFrame) -> DataFrame:
 def consumption(delivered: DataFrame, *by: str) -> DataFrame:
     """Rows of `deliveries` -> one row per topic, subscriber and `by`, in their order.
 
-    deliveries, acked, failed, cancelled, open, first_try, attempts bigint; deliver_p50 ...: from decision (and delay) to
+    deliveries, acked, failed, cancelled, under_way, first_try, attempts bigint; deliver_p50 ...: from decision (and delay) to
     stored ack; life_p50 ...: from prepare to stored ack. first_try: acked after one try.
     """
     state = f.col("state")
@@ -92,7 +93,7 @@ def consumption(delivered: DataFrame, *by: str) -> DataFrame:
             _count(acked, "acked"),
             _count(state == int(ConsumptionState.FAILED), "failed"),
             _count(state == int(ConsumptionState.CANCELLED), "cancelled"),
-            _count(state == int(ConsumptionState.SCHEDULED), "open"),
+            _count(state == int(ConsumptionState.SCHEDULED), "under_way"),
             _count(acked & (f.col("attempt") <= 1), "first_try"),
             f.sum("attempt").alias("attempts"),
             *_latencies(f.when(acked, f.col("closed_ms") - f.col("decided_ms") - f.col("delay_ms")), "deliver"),
@@ -114,22 +115,41 @@ def failures(messages: DataFrame, subscribers: DataFrame) -> DataFrame:
     )
 
 
-def oldest_open(messages: DataFrame, subscribers: DataFrame) -> DataFrame:
-    """MESSAGE with topic -> topic, subscriber string, open bigint, oldest_ms bigint: prepared then; oldest first.
+# Whose turn it is, by state.
+_DECIDES: Mapping[MessageState, str] = {
+    MessageState.PREPARED: "its producer decides",
+    MessageState.CHECK_FAILED: "a human decides: checks gave up",
+}
+_DELIVERS: Mapping[ConsumptionState, str] = {
+    ConsumptionState.SCHEDULED: "under way",
+    ConsumptionState.FAILED: "a human reactivates: delivery gave up",
+}
 
-    subscriber "": messages nobody decided.
+
+def _turn(whose: Mapping[Any, str]) -> Column:
+    found = f.concat(f.lit("state "), f.col("state").cast("string"))
+    for state, text in whose.items():
+        found = f.when(f.col("state") == int(state), text).otherwise(found)
+    return found.alias("turn")
+
+
+def oldest_open(messages: DataFrame, subscribers: DataFrame) -> DataFrame:
+    """MESSAGE with topic -> topic, subscriber, turn string, open bigint, oldest_ms bigint: prepared then; oldest first.
+
+    subscriber "": messages nobody decided.  turn: who has to do something. open: undecided messages, and deliveries that are
+    neither acked nor cancelled.
     """
     undecided = messages.where(f.col("state").isin(*[int(each) for each in UNDECIDED])).select(
-        "topic", f.lit("").alias("subscriber"), f.col("created_ms").alias("prepared_ms")
+        "topic", f.lit("").alias("subscriber"), _turn(_DECIDES), f.col("created_ms").alias("prepared_ms")
     )
     waiting = (
         deliveries(messages, subscribers)
         .where(~f.col("state").isin(*CONSUMPTION_CLOSED))
-        .select("topic", "subscriber", "prepared_ms")
+        .select("topic", "subscriber", _turn(_DELIVERS), "prepared_ms")
     )
     return (
         undecided.unionByName(waiting)
-        .groupBy("topic", "subscriber")
+        .groupBy("topic", "subscriber", "turn")
         .agg(f.count(f.lit(1)).alias("open"), f.min("prepared_ms").alias("oldest_ms"))
         .orderBy("oldest_ms", "topic", "subscriber")
     )

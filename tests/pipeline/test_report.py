@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -104,9 +105,16 @@ def test_consumption(messages: Any, subscribers: Any) -> None:
         (r.topic, r.subscriber): r for r in reporting.consumption(reporting.deliveries(messages, subscribers)).collect()
     }
     paid = rows["order.paid", "coupons.default"]
-    assert (paid.deliveries, paid.acked, paid.failed, paid.cancelled, paid.open, paid.first_try) == (4, 2, 1, 1, 0, 1)
+    assert (paid.deliveries, paid.acked, paid.failed, paid.cancelled, paid.under_way, paid.first_try) == (
+        4,
+        2,
+        1,
+        1,
+        0,
+        1,
+    )
     assert (paid.attempts, paid.deliver_p50, paid.deliver_max, paid.life_max) == (11, 100, 300, 310)
-    assert rows["order.paid", "subscription-2"].open == 1
+    assert rows["order.paid", "subscription-2"].under_way == 1
     assert rows["order.paid", "subscription-2"].deliver_p50 is None
     assert rows["stock.moved", "coupons.default"].deliver_max == 1000  # the delay is not the delivery's
 
@@ -117,9 +125,10 @@ def test_failures_open_and_skew(messages: Any, subscribers: Any) -> None:
         ("order.paid", "coupons.default", "boom", 1),
     ]
     assert [tuple(row) for row in reporting.oldest_open(messages, subscribers).collect()] == [
-        ("order.paid", "coupons.default", 1, TEN),
-        ("order.paid", "subscription-2", 1, TEN),
-        ("order.paid", "", 2, TEN + HOUR_MS - 1),
+        ("order.paid", "coupons.default", "a human reactivates: delivery gave up", 1, TEN),
+        ("order.paid", "subscription-2", "under way", 1, TEN),
+        ("order.paid", "", "a human decides: checks gave up", 1, TEN + HOUR_MS - 1),
+        ("order.paid", "", "its producer decides", 1, TEN + HOUR_MS),
     ]
     assert [tuple(row) for row in reporting.skew(messages).collect()] == [(1, 7, 6), (9, 1, 0)]
 
@@ -187,6 +196,42 @@ def test_names_on_the_page_are_text(spark: SparkSession) -> None:
 @pytest.mark.parametrize("reason", ["price $5 and $6", "cost $5_{}$ wrong", "bad $\\frac{$ x", "$\\nosuch$"])
 def test_a_dollar_in_an_error_text_is_no_formula(reason: str) -> None:
     assert f"s: {reason}</text>" in _page_of(reason)
+
+
+def test_what_is_open_is_told_whatever_its_age(spark: SparkSession, filled: Any, folder: Path) -> None:
+    """A CHECK_FAILED message of a month ago, in a report about an hour that has nothing."""
+    jobs = Jobs(spark, filled(3), folder)
+    long_ago = START_MS - 30 * 24 * HOUR_MS
+    jobs.center.change(
+        7,
+        f"UPDATE tmc_message_{{nn}} SET state = 4, decided_ms = NULL, created_ms = {long_ago} WHERE message_key = 'k07-1'",
+    )
+    made = _report(jobs).run(START_MS + HOUR_MS)
+    assert made.messages == 0
+    (row,) = [row for row in made.tables["oldest_open"] if row["subscriber"] == ""]
+    assert (row["topic"], row["turn"], row["open"], row["oldest_ms"]) == (
+        "orders.shipped", "a human decides: checks gave up", 1, long_ago
+    )  # fmt: skip
+    assert "a human decides: checks gave up" in Path(made.path, "report.html").read_text()
+
+
+def test_failures_with_equal_labels_have_a_bar_each() -> None:
+    axes = Figure().add_subplot()
+    rows = [{"subscriber": "s", "reason": "x" * 40 + str(n), "tries": 5 - n} for n in range(3)]
+    page._failures(axes, rows)
+    assert sorted(bar.get_y() for bar in axes.patches) == pytest.approx([-0.4, 0.6, 1.6])
+    assert len({label.get_text() for label in axes.get_yticklabels()}) == 1
+
+
+@pytest.mark.parametrize("hours", [1, 3])
+def test_the_axis_of_time_is_as_long_as_the_hours_that_are_shown(hours: int) -> None:
+    row = {"topic": "t", "messages": 1, "deliver_p50": 1, "deliver_p95": 1, "deliver_p99": 1}
+    shown = [{**row, "hour_ms": TEN + n * HOUR_MS} for n in range(hours)]
+    for draw in (page._volume, page._latency):
+        axes = Figure().add_subplot()
+        draw(axes, shown)
+        low, high = axes.get_xlim()
+        assert (high - low) * 24 == pytest.approx(hours, abs=0.1)
 
 
 def test_control_characters_of_an_error_text_do_not_reach_the_picture() -> None:
