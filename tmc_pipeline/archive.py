@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -150,12 +149,12 @@ class Archive:
         good = [each for each in folders if not each.problem]
         try:
             sums = self._sums(good, completely)
-        except PySparkException:  # a file among them cannot be read: which?
+        except ArchiveDamaged:  # a file among them cannot be read: which?
             sums = {}
             for each in good:
                 try:
                     sums |= self._sums([each], completely)
-                except PySparkException as exc:
+                except ArchiveDamaged as exc:
                     log.debug("%s", exc)
                     sums[each.run, each.part.day, each.part.topic] = None
         return [each if each.problem else _compared(each, sums) for each in folders]
@@ -166,7 +165,8 @@ class Archive:
         found = rows.agg(
             f.count(f.lit(1)).alias("messages"), f.bit_xor("fingerprint").alias("digest"), damaged.alias("damaged")
         )
-        return {(row.run, row.day, row.topic): row for row in found.collect()} if folders else {}
+        with translated():  # what failed for another reason, as memory, says nothing against the files
+            return {(row.run, row.day, row.topic): row for row in found.collect()} if folders else {}
 
     def _rows(self, folders: Sequence[Folder]) -> DataFrame:
         """ARCHIVED with run string."""

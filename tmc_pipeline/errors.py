@@ -80,6 +80,11 @@ _TOLD: tuple[tuple[str, type[PipelineError], str], ...] = (
         JobFailed,
         "Out of memory ({}): raise spark.memory, or use the polite profile; nothing was published.",
     ),
+    (
+        r"FAILED_READ_FILE\S*\] [^\n]*?reading file (?:file:/*(?=/))?(\S+?)\.(?:\s|$)",
+        ArchiveDamaged,
+        "{} cannot be read: bring it back from a backup.",
+    ),
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Fixtures: one Spark session and one MariaDB for all, a filled center of its own for each test that asks."""
+"""Fixtures: one Spark session and one MariaDB for all, a filled center for each test that asks, emptied for the next one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.filled import FilledCenter
+from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import MariaDB
 from tmc_pipeline.session import session
 from tmc_pipeline.settings import SparkSettings
 
 SHARDS = (4, 7, 16, 31)
+QUICK_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+# Nobody pulls the plug of this server: nothing waits for a disk.
+_WITHOUT_SYNC = ("--innodb-flush-log-at-trx-commit=0", "--innodb-doublewrite=0", "--innodb-flush-method=nosync")
 _names = itertools.count(1)
 
 
@@ -23,7 +26,14 @@ def spark() -> Iterator[SparkSession]:
     settings = SparkSettings(
         master="local[2]",
         profile="fast",
-        options={"spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"},
+        options={
+            "spark.sql.shuffle.partitions": "2",
+            "spark.default.parallelism": "2",
+            # Each plan here runs once over a few rows: compiling it, in Spark and in the JVM, would take most of the time.
+            # Runs at the command line compile, as in production.
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+            "spark.driver.extraJavaOptions": QUICK_JAVA,
+        },
     )
     with session(settings, ["mysql", "sqlite"], "tests") as made:
         yield made
@@ -31,21 +41,31 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDB]:
-    server = MariaDB(pool_mb=512)
+    server = MariaDB(pool_mb=512, options=_WITHOUT_SYNC)
     yield server
     server.stop()
 
 
-@pytest.fixture
-def filled(mariadb: MariaDB) -> Callable[..., FilledCenter]:
-    """Makes a center with so many messages in each of a few shards, two per database."""
+@pytest.fixture(scope="session")
+def idle() -> list[FilledCenter]:
+    """Empty centers that no test uses now."""
+    return []
 
-    def make(each: int, shards: Sequence[int] = SHARDS, **options: int) -> FilledCenter:
-        center = FilledCenter(mariadb, prefix=f"center{next(_names)}", **options)
+
+@pytest.fixture
+def filled(mariadb: MariaDB, idle: list[FilledCenter]) -> Iterator[Callable[..., FilledCenter]]:
+    """Makes a center with so many messages in each of a few shards, two databases."""
+    used: list[FilledCenter] = []
+
+    def make(each: int, shards: Sequence[int] = SHARDS, start_ms: int = START_MS) -> FilledCenter:
+        center = idle.pop() if idle else FilledCenter(mariadb, prefix=f"center{next(_names)}")
+        used.append(center)
+        center.empty(start_ms)
         center.fill(each, shards)
         return center
 
-    return make
+    yield make
+    idle += used
 
 
 @pytest.fixture

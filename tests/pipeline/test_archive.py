@@ -15,8 +15,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from tests.pipeline.conftest import SHARDS
 from tests.pipeline.running import Jobs, keys
 from tests.support.filled import START_MS, FilledCenter
+from tests.support.mariadb import MariaDB
 from tmc_pipeline import archiving
 from tmc_pipeline.center import CenterTables
 from tmc_pipeline.errors import AnotherRun, ArchiveDamaged, CannotRun, JobFailed
@@ -72,12 +74,17 @@ def _shortened(path: Path, _spark: SparkSession) -> None:
     file.write_bytes(file.read_bytes()[:-10])
 
 
-def _flipped(path: Path, _spark: SparkSession) -> None:
-    """One file of the same length with other bytes, as a copy without the local file system's own checksums would have it."""
-    for sums in path.glob(".*.crc"):
-        sums.unlink()
+def _zeroed(path: Path, _spark: SparkSession) -> None:
+    """One file of the same length with other bytes."""
     file = next(path.glob("*.parquet"))
     file.write_bytes(b"\0" * file.stat().st_size)
+
+
+def _zeroed_without_sums(path: Path, spark: SparkSession) -> None:
+    """As a copy would have it that lacks the sums that Hadoop keeps beside local files."""
+    for sums in path.glob(".*.crc"):
+        sums.unlink()
+    _zeroed(path, spark)
 
 
 def _doubled(path: Path, _spark: SparkSession) -> None:
@@ -90,7 +97,8 @@ DAMAGES: dict[str, tuple[Callable[[Path, SparkSession], None], str]] = {
     "a file is missing": (lambda path, _: next(path.glob("*.parquet")).unlink(), "has 3 files"),
     "a file is there twice": (_doubled, "has 5 files"),
     "a file is truncated": (_shortened, "has 4 files with"),
-    "a file has other bytes": (_flipped, "cannot be read"),
+    "a file has other bytes": (_zeroed_without_sums, "cannot be read"),
+    "a file has other bytes than its sums say": (_zeroed, "cannot be read"),
     "rows are forged": (
         lambda path, spark: _rewritten(path, spark, lambda rows: rows.withColumn("body", f.lit(b"forged"))),
         "has . files with",
@@ -138,14 +146,37 @@ def _as_archived(jobs: Jobs) -> list[tuple[Any, ...]]:
     )
 
 
+@pytest.fixture(scope="module")
+def still(spark: SparkSession, mariadb: MariaDB, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    """A center with three messages in each of four shards, which no test changes, and a published run of all of them."""
+    center = FilledCenter(mariadb, prefix="still")
+    center.fill(3, SHARDS)
+    jobs = Jobs(spark, center, tmp_path_factory.mktemp("still"))
+    jobs.run_archive()
+    return jobs
+
+
+@pytest.fixture
+def unarchived(still: Jobs, folder: Path) -> Jobs:
+    """That center, before its first run."""
+    return Jobs(still.spark, still.center, folder)
+
+
+@pytest.fixture
+def published(still: Jobs, folder: Path) -> Jobs:
+    """That center, and a copy of its archive to damage."""
+    shutil.copytree(Path(still.settings.archive.path), folder / "archive")
+    return Jobs(still.spark, still.center, folder)
+
+
 class TestWhatGoesIn:
     def test_everything_closed_is_archived_as_it_is_stored(
         self, spark: SparkSession, filled: Fill, folder: Path
     ) -> None:
-        jobs = Jobs(spark, filled(20, range(32)), folder)
+        jobs = Jobs(spark, filled(6, range(32)), folder)
         manifest = jobs.run_archive()
         assert _as_archived(jobs) == _as_stored(jobs.center)
-        assert (manifest.messages, manifest.consumptions) == (32 * 20, 32 * (20 + 6 + 7))
+        assert (manifest.messages, manifest.consumptions) == (32 * 6, 32 * (6 + 2 + 2))
         assert [part.shard for part in manifest.shards] == list(range(32))
         assert {part.topic for part in manifest.partitions} == {"orders.paid", "orders.shipped", "stock.moved"}
         row = jobs.archived().where("shard = 3 and topic_no = 1").first()
@@ -342,27 +373,22 @@ class TestRetention:
 
 
 class TestDamage:
-    def test_what_killed_runs_left_in_staging_is_swept_away(
-        self, spark: SparkSession, filled: Fill, folder: Path
-    ) -> None:
-        jobs = Jobs(spark, filled(3), folder)
+    def test_what_killed_runs_left_in_staging_is_swept_away(self, unarchived: Jobs, folder: Path) -> None:
         junk = folder / "archive" / "_staging" / "20200101T000000-dead" / "messages"
         junk.mkdir(parents=True)
         (junk / "part-0").write_text("junk")
         (folder / "archive" / "_intents_20200101T000000-dead.json.unfinished").write_text("{")
-        jobs.run_archive()
-        assert _as_archived(jobs) == _as_stored(jobs.center)
+        unarchived.run_archive()
+        assert _as_archived(unarchived) == _as_stored(unarchived.center)
         assert not [path for path in (folder / "archive").rglob("*") if "dead" in path.name]
 
     @pytest.mark.parametrize("gone", ["manifests", "manifests/*"])
     def test_runs_without_manifests_are_refused_and_nothing_is_deleted(
-        self, spark: SparkSession, filled: Fill, folder: Path, gone: str
+        self, spark: SparkSession, published: Jobs, filled: Fill, folder: Path, gone: str
     ) -> None:
         """A backup or a mount that lacks `manifests`, of messages that the center has removed since."""
-        jobs = Jobs(spark, filled(3), folder)
-        run = jobs.run_archive().run
-        for shard in range(32):
-            jobs.center.change(shard, "DELETE FROM tmc_message_{nn}")
+        jobs = Jobs(spark, filled(0), folder)
+        run = published.archive.manifests()[0].run
         for path in folder.glob(f"archive/{gone}"):
             shutil.move(path, folder / path.name)
         before = sorted(path for path in (folder / "archive").rglob("*") if path.is_file())
@@ -379,10 +405,9 @@ class TestDamage:
 
     @pytest.mark.parametrize("moved", [0, 1, 2])
     def test_a_run_killed_while_it_published_is_finished_by_the_next_one(
-        self, spark: SparkSession, filled: Fill, folder: Path, monkeypatch: pytest.MonkeyPatch, moved: int
+        self, unarchived: Jobs, folder: Path, monkeypatch: pytest.MonkeyPatch, moved: int
     ) -> None:
         """After the intent, with so many of its two folders moved."""
-        jobs = Jobs(spark, filled(3), folder)
         move, moves = HadoopFolder.move, iter(range(9))
 
         def dying(self: HadoopFolder, source: str, target: str) -> None:
@@ -392,41 +417,36 @@ class TestDamage:
 
         monkeypatch.setattr(HadoopFolder, "move", dying)
         with pytest.raises(OSError, match="power"):
-            jobs.run_archive()
+            unarchived.run_archive()
         monkeypatch.setattr(HadoopFolder, "move", move)
-        assert jobs.archive.manifests() == []
+        assert unarchived.archive.manifests() == []
         (kept,) = (folder / "archive" / "intents").glob("*.json")
-        assert jobs.run_archive().messages == 0
-        assert [manifest.messages for manifest in jobs.archive.manifests()] == [12, 0]
-        assert kept.stem == jobs.archive.manifests()[0].run
-        assert _as_archived(jobs) == _as_stored(jobs.center)
+        assert unarchived.run_archive().messages == 0
+        assert [manifest.messages for manifest in unarchived.archive.manifests()] == [12, 0]
+        assert kept.stem == unarchived.archive.manifests()[0].run
+        assert _as_archived(unarchived) == _as_stored(unarchived.center)
         assert not list((folder / "archive" / "intents").glob("*.json"))
 
-    def test_a_manifest_that_ends_in_the_future_is_refused(
-        self, spark: SparkSession, filled: Fill, folder: Path
-    ) -> None:
+    def test_a_manifest_that_ends_in_the_future_is_refused(self, unarchived: Jobs, folder: Path) -> None:
         """It would hide all that closes until then: no messages and exit code 0, for a year."""
-        jobs = Jobs(spark, filled(3), folder)
-        now = jobs.tables.now_ms()
+        now = unarchived.tables.now_ms()
         made = Manifest("20260101T000000-abc", 0, now + 365 * DAY_MS, now, (), (), {})
         path = folder / "archive" / "manifests" / f"{made.run}.json"
         path.parent.mkdir(parents=True)
         path.write_text(made.to_json())
         with pytest.raises(ArchiveDamaged, match=rf"{made.run}\.json says .* which is in the future"):
-            jobs.run_archive()
+            unarchived.run_archive()
         assert len(list(path.parent.iterdir())) == 1
 
-    def test_one_run_at_a_time(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
-        jobs = Jobs(spark, filled(1), folder)
-        with jobs.archive.folder.alone("another"), pytest.raises(AnotherRun, match="Another run writes to"):
-            jobs.run_archive()
-        assert jobs.archive.manifests() == []
-        assert jobs.run_archive().messages == 4
+    def test_one_run_at_a_time(self, unarchived: Jobs, folder: Path) -> None:
+        with unarchived.archive.folder.alone("another"), pytest.raises(AnotherRun, match="Another run writes to"):
+            unarchived.run_archive()
+        assert unarchived.archive.manifests() == []
+        assert unarchived.run_archive().messages == 12
 
     def test_files_that_differ_from_what_was_read_are_not_published(
-        self, spark: SparkSession, filled: Fill, folder: Path, monkeypatch: pytest.MonkeyPatch
+        self, unarchived: Jobs, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        jobs = Jobs(spark, filled(3), folder)
         write = archiving.Archiving._write
 
         def losing_a_file(self: Any, chosen: Any, path: str) -> Any:
@@ -436,46 +456,43 @@ class TestDamage:
 
         monkeypatch.setattr(archiving.Archiving, "_write", losing_a_file)
         with pytest.raises(JobFailed, match="differ from what was written"):
-            jobs.run_archive()
-        assert jobs.archive.manifests() == []
+            unarchived.run_archive()
+        assert unarchived.archive.manifests() == []
         assert not list((folder / "archive").rglob("*.parquet"))
 
-    def test_a_folder_that_disappeared_is_named(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
-        jobs = Jobs(spark, filled(3), folder)
-        manifest = jobs.run_archive()
+    def test_a_folder_that_disappeared_is_named(self, published: Jobs, folder: Path) -> None:
+        (manifest,) = published.archive.manifests()
         day = manifest.partitions[0].day
-        shutil.rmtree(_folder(jobs, folder))
+        shutil.rmtree(_folder(published, folder))
         with pytest.raises(ArchiveDamaged, match=rf"{day} orders.paid of run {manifest.run} with 4 messages is gone"):
-            jobs.archived()
-        left = jobs.archive.messages(jobs.archive.manifests(), skip_missing=True)
+            published.archived()
+        left = published.archive.messages(published.archive.manifests(), skip_missing=True)
         assert left.count() == 8
 
     @pytest.mark.parametrize("damage", DAMAGES)
     def test_damage_is_named_and_blocks_nothing_else(
-        self, spark: SparkSession, filled: Fill, folder: Path, damage: str
+        self, published: Jobs, spark: SparkSession, folder: Path, damage: str
     ) -> None:
-        jobs = Jobs(spark, filled(3), folder)
-        run = jobs.run_archive().run
-        assert Verifying(jobs.archive).run().problems == ()
-        DAMAGES[damage][0](_folder(jobs, folder), spark)
+        run = published.archive.manifests()[0].run
+        assert Verifying(published.archive).run().problems == ()
+        DAMAGES[damage][0](_folder(published, folder), spark)
         with pytest.raises(ArchiveDamaged, match=f"orders.paid of run {run} with 4 messages {DAMAGES[damage][1]}"):
-            jobs.archived()
-        found = Verifying(jobs.archive).run()
+            published.archived()
+        found = Verifying(published.archive).run()
         assert [("orders.paid" in each, run in each) for each in found.problems] == [(True, True)]
         assert (found.folders, found.messages) == (2, 8)
-        assert jobs.archive.messages(jobs.archive.manifests(), skip_missing=True).count() == 8
-        restoring = Restoring(jobs.archive)
+        assert published.archive.messages(published.archive.manifests(), skip_missing=True).count() == 8
+        restoring = Restoring(published.archive)
         assert len(list(restoring.by_key("orders.shipped", "k04-1"))) == 1
         with pytest.raises(ArchiveDamaged, match=r"orders.paid"):
             restoring.by_key("orders.paid", "k04-3")
 
     def test_rows_with_honest_fingerprints_of_forged_columns_are_found_by_verify(
-        self, spark: SparkSession, filled: Fill, folder: Path
+        self, published: Jobs, spark: SparkSession, folder: Path
     ) -> None:
-        jobs = Jobs(spark, filled(3), folder)
-        manifest = jobs.run_archive()
-        _rewritten(_folder(jobs, folder), spark, lambda rows: rows.withColumn("body", f.lit(b"forged")))
-        size = jobs.archive.folder.size(
+        (manifest,) = published.archive.manifests()
+        _rewritten(_folder(published, folder), spark, lambda rows: rows.withColumn("body", f.lit(b"forged")))
+        size = published.archive.folder.size(
             f"messages/run={manifest.run}/day={manifest.partitions[0].day}/topic=orders.paid"
         )
         assert size is not None
@@ -487,14 +504,13 @@ class TestDamage:
             ),
         )
         _replaced(folder / "archive" / "manifests" / f"{manifest.run}.json", forged.to_json())
-        (problem,) = Verifying(jobs.archive).run().problems
+        (problem,) = Verifying(published.archive).run().problems
         assert "has 4 rows that differ from their fingerprints" in problem
 
-    def test_a_short_removal_list_is_found_by_verify(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
-        jobs = Jobs(spark, filled(3), folder)
-        run = jobs.run_archive().run
+    def test_a_short_removal_list_is_found_by_verify(self, published: Jobs, folder: Path) -> None:
+        run = published.archive.manifests()[0].run
         shutil.rmtree(folder / "archive" / "removal" / run / "shard=7")
-        (problem,) = Verifying(jobs.archive).run().problems
+        (problem,) = Verifying(published.archive).run().problems
         assert "shard=7 has 0 numbers instead of 3" in problem
 
     @pytest.mark.parametrize(
@@ -508,39 +524,36 @@ class TestDamage:
         ids=["a blank more", "edited", "renamed", "truncated"],
     )
     def test_a_manifest_that_is_not_as_published_is_named(
-        self, spark: SparkSession, filled: Fill, folder: Path, edit: Callable[[Path], object], said: str
+        self, published: Jobs, folder: Path, edit: Callable[[Path], object], said: str
     ) -> None:
-        jobs = Jobs(spark, filled(3), folder)
-        run = jobs.run_archive().run
+        run = published.archive.manifests()[0].run
         edit(folder / "archive" / "manifests" / f"{run}.json")
         for read in (
-            jobs.archive.manifests,
-            jobs.run_archive,
-            lambda: Restoring(jobs.archive).by_key("orders.paid", "k04-3"),
+            published.archive.manifests,
+            published.run_archive,
+            lambda: Restoring(published.archive).by_key("orders.paid", "k04-3"),
         ):
             with pytest.raises(ArchiveDamaged, match=said):
                 read()
-        assert said in Verifying(jobs.archive).run().problems[0]
+        assert said in Verifying(published.archive).run().problems[0]
 
-    def test_a_manifest_that_cannot_be_read_is_named(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
-        jobs = Jobs(spark, filled(1), folder)
-        manifest = jobs.run_archive()
+    def test_a_manifest_that_cannot_be_read_is_named(self, published: Jobs, folder: Path) -> None:
+        (manifest,) = published.archive.manifests()
         (folder / "archive" / "manifests" / f"{manifest.run}.json").unlink()
         (folder / "archive" / "manifests" / ".crc").touch()
         (folder / "archive" / "manifests" / "broken.json").write_text("{")
         with pytest.raises(ArchiveDamaged, match=r"broken\.json"):
-            jobs.run_archive()
+            published.run_archive()
 
-    def test_files_of_an_older_version_lack_columns(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
-        jobs = Jobs(spark, filled(2), folder)
-        manifest = jobs.run_archive()
+    def test_files_of_an_older_version_lack_columns(self, published: Jobs, spark: SparkSession, folder: Path) -> None:
+        (manifest,) = published.archive.manifests()
         path = f"{folder}/archive/messages/run={manifest.run}"
         older = spark.read.parquet(path).drop("check_answer", "attempts")
         older.write.partitionBy("day", "topic").parquet(f"{folder}/older")
         shutil.rmtree(path)
         shutil.move(f"{folder}/older", path)
         _as_format_1(folder / "archive" / "manifests" / f"{manifest.run}.json")
-        row = jobs.archived().first()
+        row = published.archived().first()
         assert row is not None
         assert (row.check_answer, row.attempts) == (None, None)
         assert row.message_key
