@@ -44,7 +44,7 @@ from tmc_server.domain.message import MessageState
 
 log = logging.getLogger("tmc.pipeline")
 
-_PARTITIONS = 16
+_ROWS_OF_A_PARTITION = 250_000  # sorted in memory by one task
 _SWITCH_MS = 60_000  # around the moment a subscription begins or ends, servers may have seen either
 _NEVER_MS = (1 << 63) - 1
 
@@ -133,7 +133,9 @@ class Reconciliation:
             audited = self._audited(producers, consumers, archived)
             claims = [self._claims(_all(center), archived), *map(noted_claims, noted)]
             read_ms = self._center.now_ms()
-            judgement = judged(_all(claims), audited, now, self._tolerance_ms, _PARTITIONS, read_ms)
+            rows_in_all = messages + sum(each.messages for each in archived) + sum(each["rows"] for each in sources)
+            partitions = partitions_of(rows_in_all, self._spark.sparkContext.defaultParallelism)
+            judgement = judged(_all(claims), audited, now, self._tolerance_ms, partitions, read_ms)
             rows = kept.enter_context(on_disk(judgement))
             summary = self._summary(run, rows, audited, sources)
             self._write(run, rows, summary)
@@ -211,6 +213,11 @@ class Reconciliation:
             self._folder.move(staging, run)
         finally:
             self._folder.remove(staging)
+
+
+def partitions_of(rows: int, cores: int) -> int:
+    """How many pieces `rows` are shuffled into: one for each core at least, and as many as keep a piece in memory."""
+    return max(cores, -(-rows // _ROWS_OF_A_PARTITION))
 
 
 _IN_CSV = (

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import tmc_client
+from tests.pipeline.conftest import QUICK_JAVA
 from tests.pipeline.running import Jobs
 from tests.support.center import RunningCenter
 from tests.support.certificates import for_loopback
@@ -33,6 +34,8 @@ from tmc_server.config import LimitsConfig
 
 pytestmark = pytest.mark.mariadb
 TMC = str(Path(sys.executable).parent / "tmc")
+LONG = bool(os.environ.get("TMC_TEST_LONG"))
+QUICK = {"profile": "fast", "options": {"spark.driver.extraJavaOptions": QUICK_JAVA}}
 
 
 def toml_of(values: dict[str, Any]) -> str:
@@ -55,7 +58,7 @@ def toml_of(values: dict[str, Any]) -> str:
 
 def _pairs(values: dict[str, Any]) -> list[str]:
     return [
-        f"{key} = {{ {', '.join(f'{k} = {json.dumps(v)}' for k, v in value.items())} }}" if isinstance(value, dict)
+        f"{key} = {{ {', '.join(f'{json.dumps(k)} = {json.dumps(v)}' for k, v in value.items())} }}" if isinstance(value, dict)
         else f"{key} = {json.dumps(value)}"
         for key, value in values.items()
     ]  # fmt: skip
@@ -63,10 +66,10 @@ def _pairs(values: dict[str, Any]) -> list[str]:
 
 def run(folder: Path, job: str, *arguments: str, settings: dict[str, Any] | None = None, prefix: list[str] | None = None,
         **environment: str) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """Run `tmc pipeline JOB` with these settings."""
+    """Run `tmc pipeline JOB` with these settings, quickly where they do not say how."""
     command = [*(prefix or []), TMC, "pipeline", job]
     if settings is not None:
-        (folder / "pipeline.toml").write_text(toml_of(settings))
+        (folder / "pipeline.toml").write_text(toml_of({"spark": QUICK} | settings))
         command += ["--config", str(folder / "pipeline.toml")]
     return subprocess.run(
         [*command, *arguments], env=os.environ | environment, capture_output=True, text=True, timeout=600, check=False
@@ -190,12 +193,14 @@ class TestRefusals:
 
     @pytest.mark.timeout(900)
     def test_bodies_of_the_longest_size_fit_into_the_polite_profile(self, tmp_path: Path, mariadb: MariaDB) -> None:
-        """More rows in one shard than the profile fetches at a time, each as long as limits.body_bytes allows."""
+        """Rows of one shard that together do not fit, each as long as limits.body_bytes allows; long: more than one fetch."""
         center = FilledCenter(mariadb, prefix="bodies")
-        center.fill(2100, [4], body_bytes=LimitsConfig().body_bytes)
-        done = run(tmp_path, "archive", settings=center.settings(tmp_path, ledgers=False))
+        many, memory = (2100, "1g") if LONG else (1400, "600m")
+        center.fill(many, [4], body_bytes=LimitsConfig().body_bytes)
+        spark = {"profile": "polite", "memory": memory}
+        done = run(tmp_path, "archive", settings=center.settings(tmp_path, ledgers=False, spark=spark))
         assert done.returncode == 0, done.stderr
-        assert "2100 messages" in done.stdout
+        assert f"{many} messages" in done.stdout
 
     def test_a_folder_that_cannot_be_written(self, tmp_path: Path, center: FilledCenter) -> None:
         (tmp_path / "file").write_text("in the way")
@@ -282,7 +287,7 @@ def test_what_spark_says_becomes_one_line(text: str, kind: type[Exception], said
 @pytest.mark.timeout(900)
 def test_a_day_at_the_command_line(tmp_path: Path, center: FilledCenter, note: Callable[[str], None]) -> None:
     """Archive, restore, reconcile, report, with figures for Prometheus after each."""
-    settings = center.settings(tmp_path, metrics={"textfile": str(tmp_path)}, spark={"profile": "fast"})
+    settings = center.settings(tmp_path, metrics={"textfile": str(tmp_path)})
     archived = run(tmp_path, "archive", settings=settings)
     assert archived.returncode == 0, archived.stderr
     assert "12 messages, 20 consumptions" in archived.stdout

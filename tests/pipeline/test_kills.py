@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.pipeline.running import Jobs
-from tests.pipeline.test_command_line import TMC, toml_of
+from tests.pipeline.test_command_line import QUICK, TMC, toml_of
 from tests.support.eventually import eventually
 from tests.support.filled import FilledCenter
 from tests.support.mariadb import MariaDB, free_port
@@ -95,7 +95,7 @@ def test_a_driver_that_is_killed(
     moment: str, spark: SparkSession, center: FilledCenter, clean: list[Any], tmp_path: Path
 ) -> None:
     jobs = Jobs(spark, center, tmp_path)
-    process = _started(tmp_path, center.settings(tmp_path, ledgers=False, spark={"profile": "fast"}))
+    process = _started(tmp_path, center.settings(tmp_path, ledgers=False, spark=QUICK))
     pattern = MOMENTS[moment]
     while process.poll() is None and not any(tmp_path.glob(pattern)):
         time.sleep(0.001)
@@ -135,7 +135,7 @@ def test_whatever_dies_is_one_line_exit_code_2_and_no_success(end: str, center: 
     kept = "tmc_pipeline_archived_before_timestamp_seconds 1.79e+09\n"
     figures = tmp_path / "tmc_pipeline_archive.prom"
     figures.write_text('tmc_pipeline_succeeded{job="archive"} 1.0\n' + kept)
-    settings = center.settings(tmp_path, ledgers=False, metrics={"textfile": str(tmp_path)})
+    settings = center.settings(tmp_path, ledgers=False, metrics={"textfile": str(tmp_path)}, spark=QUICK)
     process = _started(tmp_path, settings)
     try:
         eventually(lambda: any(tmp_path.glob(MOMENTS["staging"])) or process.poll() is not None, seconds=300)
@@ -201,9 +201,7 @@ def test_a_cluster_whose_worker_dies(
 ) -> None:
     """Submitted to a standalone master with two workers, one of which is killed when the first file is there."""
     jobs = Jobs(spark, center, tmp_path)
-    (tmp_path / "pipeline.toml").write_text(
-        toml_of(center.settings(tmp_path, ledgers=False, spark={"profile": "fast"}))
-    )
+    (tmp_path / "pipeline.toml").write_text(toml_of(center.settings(tmp_path, ledgers=False, spark=QUICK)))
     with _cluster(tmp_path, workers=2) as (master, workers), open(tmp_path / "log", "wb") as log:
         command = [
             str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", master,

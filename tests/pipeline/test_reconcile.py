@@ -19,6 +19,7 @@ from tests.support.mariadb import MariaDB
 from tmc_pipeline.errors import CannotRun
 from tmc_pipeline.frames import CONSUMPTION, MESSAGE
 from tmc_pipeline.ledgers import Ledgers
+from tmc_pipeline.reconciliation import partitions_of
 from tmc_pipeline.reconciling import CLAIM, Audited, by_message, center_claims, judged, outlined, relations
 from tmc_pipeline.settings import LedgerSource
 from tmc_server.domain.catalog import REPLAY_OF
@@ -264,6 +265,15 @@ def test_one_sort_serves_the_sums_and_what_deliveries_know_of_their_message(spar
     assert plan.count("Sort ") == 1
 
 
+def test_the_shuffle_grows_with_the_rows() -> None:
+    assert [partitions_of(*each) for each in ((0, 2), (250_000, 1), (250_001, 1), (3_000_000_000, 200))] == [
+        2,
+        1,
+        2,
+        12_000,
+    ]
+
+
 def test_no_cell_of_the_details_is_a_formula(spark: SparkSession, filled: Any, folder: Path) -> None:
     jobs = Jobs(spark, filled(2), folder)
     jobs.center.fill_ledgers()
@@ -455,7 +465,7 @@ def test_planted_discrepancies_are_all_found_and_none_is_invented(
     spark: SparkSession, mariadb: MariaDB, folder: Path, note: Callable[[str], None]
 ) -> None:
     """Half of the center's rows are in the archive, and half of those were removed from the hot tables."""
-    each, many = (31_250, 500) if LONG else (3_125, 50)
+    each, many = (31_250, 500) if LONG else (313, 20)
     center = FilledCenter(mariadb, prefix="truth")
     center.fill(each)
     center.fill_ledgers()
