@@ -469,6 +469,11 @@ class TestDamage:
         left = published.archive.messages(published.archive.manifests(), skip_missing=True)
         assert left.count() == 8
 
+    def test_other_tools_read_the_files_as_a_table(self, published: Jobs, spark: SparkSession) -> None:
+        table = f"parquet.`{published.settings.archive.path}/messages`"
+        rows = spark.sql(f"SELECT topic, count(*) FROM {table} WHERE topic <> 'stock.moved' GROUP BY topic").collect()
+        assert sorted(map(tuple, rows)) == [("orders.paid", 4), ("orders.shipped", 4)]
+
     @pytest.mark.parametrize("damage", DAMAGES)
     def test_damage_is_named_and_blocks_nothing_else(
         self, published: Jobs, spark: SparkSession, folder: Path, damage: str
