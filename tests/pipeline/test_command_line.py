@@ -26,7 +26,7 @@ from tmc_client.center import Center
 from tmc_client.connection import Identity
 from tmc_pipeline.cli import _replay
 from tmc_pipeline.dialects import database
-from tmc_pipeline.errors import CannotRun, JobFailed, told
+from tmc_pipeline.errors import ArchiveDamaged, CannotRun, JobFailed, told
 from tmc_pipeline.restoring import Restoring, replay, wanted_ids
 from tmc_pipeline.session import check_java, driver_jars
 from tmc_pipeline.settings import SparkSettings
@@ -265,12 +265,21 @@ def test_a_replay_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         _replay([message], running.address, "any", "/typo.pem", "any")
 
 
+_UNREADABLE = "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///a/b.c/part-0.parquet."
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "said"),
     [
         ("java.io.IOException: No space left on device", JobFailed, "No space left on device: make room"),
         ("Caused by: java.lang.OutOfMemoryError: Java heap space", JobFailed, "raise spark.memory"),
         ("(conn=5) Unknown database 'tmx'", CannotRun, "There is no database tmx"),
+        (
+            f"{_UNREADABLE}  SQLSTATE: KD001\nCaused by: java.lang.RuntimeException: x is not a Parquet file",
+            ArchiveDamaged,
+            "/a/b.c/part-0.parquet cannot be read: bring it back",
+        ),
+        (f"{_UNREADABLE}\nCaused by: java.lang.OutOfMemoryError: Java heap space", JobFailed, "raise spark.memory"),
         (
             "x\nCaused by: some.Odd: first\nCaused by: other.Odd: the root\n",
             JobFailed,
