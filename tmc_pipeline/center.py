@@ -26,6 +26,7 @@ from tmc_server.domain.placement import SHARDS
 
 SCHEMA = "0004"  # the revision whose columns are read here; newer ones only add
 
+_SAMPLES = 50  # of the rows of a slice: its size is right to a seventh or so
 
 # JSON with names of one letter: half as long to make, send and parse.
 _BRIEF = StructType([StructField("c", ArrayType(brief(CONSUMPTION))), StructField("a", ArrayType(brief(ATTEMPT)))])
@@ -59,33 +60,41 @@ class Names:
 
 @dataclass(frozen=True)
 class Span:
-    """What a shard holds. low, high: its message numbers, both included; None: it is empty."""
+    """What a shard holds. sample: some of its message numbers, chosen by chance, in order; empty: one task reads it all."""
 
-    low: int | None
-    high: int | None
     rows: int
+    sample: Sequence[int] = ()
 
-    def slices(self, size: int = SLICE) -> list[tuple[int, int]]:
-        """Ranges (from, before) of about `size` rows that cover every number, also those that are added meanwhile."""
-        count = max(1, -(-self.rows // size))
-        low, high = self.low or 0, self.high or 0
-        edges = [low + (high - low) * n // count for n in range(1, count)]
+    def slices(self, size: int) -> list[tuple[int, int]]:
+        """Ranges (from, before) of about `size` rows that cover every number, also those that are added meanwhile.
+
+        Numbers hold times, and traffic comes in bursts: equal ranges of numbers would leave most of the work to one of them.
+        """
+        count = -(-self.rows // size)
+        edges = sorted({self.sample[len(self.sample) * n // count] for n in range(1, count)}) if self.sample else []
         return list(zip([0, *edges], [*edges, (1 << 63) - 1], strict=True))
 
 
 class CenterTables:
     """fetch: rows held at a time, in reads with bodies as many as spark.body_bytes allows.
 
-    opening: connections at the same time while reading is prepared.
+    opening: connections at the same time while reading is prepared.  slice_rows: about so many rows are read by one task.
     """
 
     def __init__(
-        self, spark: SparkSession, databases: StoreDatabases, fetch: int, opening: int = 1, body_bytes: int = BODY_BYTES
+        self,
+        spark: SparkSession,
+        databases: StoreDatabases,
+        fetch: int,
+        opening: int = 1,
+        body_bytes: int = BODY_BYTES,
+        slice_rows: int = SLICE,
     ) -> None:
         self._spark = spark
         self._databases = databases
         self._fetch = fetch
         self._opening = opening
+        self._slice = slice_rows
         self._fetch_bodies = rows_at_a_time(fetch, body_bytes)
 
     def check(self) -> None:
@@ -159,7 +168,7 @@ class CenterTables:
             return self._spark.read.jdbc(
                 place.url,
                 _messages_of(place, shard, changed_since_ms, decided_before_ms, body),
-                predicates=[f"id >= {low} AND id < {high}" for low, high in spans[shard].slices()],
+                predicates=[f"id >= {low} AND id < {high}" for low, high in spans[shard].slices(self._slice)],
                 properties=place.options(fetch) | {"customSchema": _READ},
             )
 
@@ -170,20 +179,23 @@ class CenterTables:
         return _parsed(reduce(DataFrame.unionByName, parts)) if parts else self._spark.createDataFrame([], MESSAGE)
 
     def _spans(self) -> dict[int, Span]:
-        """Of every shard, with one query per database."""
+        """Of every shard, with one query per database, and one more for each shard that several tasks read."""
         found: dict[int, Span] = {}
         for place in self._databases.each:
             mine = [shard for shard, holder in enumerate(self._databases.shards) if holder == place]
-            parts = [
-                f"SELECT {shard} AS shard, MIN(id) AS low, MAX(id) AS high, COUNT(*) AS found FROM tmc_message_{shard:02d}"
-                for shard in mine
-            ]
+            parts = [f"SELECT {shard} AS shard, COUNT(*) AS found FROM tmc_message_{shard:02d}" for shard in mine]
             if parts:
-                rows = self._rows(
-                    place, f"({' UNION ALL '.join(parts)}) q", "shard INT, low BIGINT, high BIGINT, found BIGINT"
-                )
-                found |= {row.shard: Span(row.low, row.high, row.found) for row in rows}
+                rows = self._rows(place, f"({' UNION ALL '.join(parts)}) q", "shard INT, found BIGINT")
+                found |= {row.shard: Span(row.found, self._sample(place, row.shard, row.found)) for row in rows}
         return found
+
+    def _sample(self, place: Database, shard: int, rows: int) -> Sequence[int]:
+        """Message numbers at which to cut. The database reads an index for them, as it does to count."""
+        if rows <= self._slice:
+            return ()
+        chance = place.chance(min(1.0, _SAMPLES / self._slice))
+        chosen = self._rows(place, f"(SELECT id FROM tmc_message_{shard:02d} WHERE {chance}) q", "id BIGINT")
+        return sorted(int(row.id) for row in chosen)
 
     def _rows(self, place: Database, query: str, schema: str) -> Sequence[Any]:
         """A small result, here in the driver."""

@@ -47,6 +47,12 @@ class Database:
         pairs = ", ".join(f"'{name}', {value}" for name, value in values.items())
         return f"{'json_object' if self.family == 'sqlite' else 'JSON_OBJECT'}({pairs})"
 
+    def chance(self, share: float) -> str:
+        """A condition that holds for about this share of the rows, each for itself."""
+        if self.family == "sqlite":
+            return f"abs(random() / 9223372036854775808.0) < {share:.9f}"
+        return f"RAND() < {share:.9f}"
+
     @property
     def clock(self) -> str:
         """An expression: epoch milliseconds by this database's clock."""

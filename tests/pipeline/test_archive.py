@@ -16,16 +16,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tests.pipeline.conftest import SHARDS
-from tests.pipeline.running import Jobs, keys
+from tests.pipeline.running import FETCH, Jobs, keys
 from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import MariaDB
 from tmc_pipeline import archiving
-from tmc_pipeline.center import CenterTables
+from tmc_pipeline.center import CenterTables, databases_of
 from tmc_pipeline.errors import AnotherRun, ArchiveDamaged, CannotRun, JobFailed
 from tmc_pipeline.files import HadoopFolder
 from tmc_pipeline.restoring import Restoring
 from tmc_pipeline.verifying import Verifying
 from tmc_server.archives.local import LocalArchive
+from tmc_server.config import StoreConfig
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.manifest import Manifest
 from tmc_server.domain.message import MessageState
@@ -257,6 +258,21 @@ class TestWhatGoesIn:
         chosen = archiving.closed(jobs.tables.messages(), 0, START_MS)
         plan = chosen._jdf.queryExecution().optimizedPlan().toString()
         assert plan.count("from_json(") == 4, "once for each shard that has rows"
+
+    def test_tasks_share_the_rows_of_a_shard_whatever_their_times(self, spark: SparkSession, filled: Fill) -> None:
+        """One row of years ago must not leave all others to one task."""
+        center = filled(2000, [7])
+        center.change(7, "UPDATE tmc_message_{nn} SET id = 5 WHERE message_key = 'k07-1'")
+        store = StoreConfig.model_validate(center.store)
+        tables = CenterTables(spark, databases_of(store), FETCH, slice_rows=250)
+        read = tables.messages(body=False)
+        parts = read.groupBy(f.spark_partition_id()).count().collect()
+        assert sum(row["count"] for row in parts) == 2000
+        assert len(parts) == 8
+        assert max(row["count"] for row in parts) < 3 * 250
+        assert read.select("id").distinct().count() == 2000
+        (plan,) = center.rows("EXPLAIN SELECT id FROM tmc_message_{nn} WHERE RAND() < 0.2", [7])
+        assert "Using index" in plan.Extra, "no bodies are read to find where to cut"
 
     def test_names_grow_whatever_the_clock_says(
         self, spark: SparkSession, filled: Fill, folder: Path, monkeypatch: pytest.MonkeyPatch
