@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 import pytest
 
 from tests.support.consul import Consul
+from tests.support.dose import LONG
 from tests.support.mariadb import MariaDB
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.store import StoreUnderTest, mariadb_store, sqlite_store
@@ -26,7 +26,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     figures = config.stash.get(_FIGURES, [])
     for figure in figures:
         terminalreporter.write_line(figure)
-    if not os.environ.get("TMC_TEST_LONG"):
+    if not LONG:
         return
     counts = {kind: len(terminalreporter.stats.get(kind, ())) for kind in ("passed", "failed", "error")}
     now = datetime.now(UTC)

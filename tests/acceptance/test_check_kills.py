@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import signal
 import subprocess
 import sys
@@ -16,13 +15,14 @@ import sqlalchemy as sa
 import tmc_client as tmc
 from tests.integration.test_checks import prepared_with
 from tests.support.cluster import Cluster
+from tests.support.dose import LONG
 from tests.support.eventually import eventually
 from tests.support.mariadb import free_port
 from tmc_client.protocol import admin_pb2, types_pb2
 
 ROOT = Path(__file__).parents[2]
 STORY = ROOT / "tests" / "support" / "story"
-RUNS = 20 if os.environ.get("TMC_TEST_LONG") else 1
+RUNS = 20 if LONG else 1
 COMMITTED, ROLLED_BACK = types_pb2.MESSAGE_STATE_COMMITTED, types_pb2.MESSAGE_STATE_ROLLED_BACK
 PRODUCER_POINTS = ["before-prepare", "after-prepare", "after-commit", "after-submit"]
 SERVER_POINTS = ["before-claim", "after-claim", "after-answer", "before-commit", "after-commit"]

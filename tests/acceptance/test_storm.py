@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import Cluster
+from tests.support.dose import LONG
 from tests.support.eventually import eventually
 from tests.support.storm import Storm
 from tests.support.story.cast import Story
 
-LONG = bool(os.environ.get("TMC_TEST_LONG"))
 pytestmark = [pytest.mark.mariadb, pytest.mark.services, pytest.mark.timeout(1200)]
 
 

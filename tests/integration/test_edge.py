@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
 import threading
 from collections.abc import Iterator
@@ -16,11 +15,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.integration.test_api import BAD, Api, a_message, refusal
 from tests.support.center import RunningCenter
+from tests.support.dose import LONG
 from tests.support.eventually import eventually
 from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2
 from tmc_server.domain.rights import RIGHTS, Right
 
-LONG = bool(os.environ.get("TMC_TEST_LONG"))
 WRONG_KEY = [("tmc-app", "orders"), ("authorization", "Bearer wrong")]
 
 

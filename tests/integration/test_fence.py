@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 import tmc_client as tmc
+from tests.support.dose import LONG
 from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
 from tmc_client.fence import LedgerAnswers
@@ -261,7 +262,7 @@ def test_constant_checking_never_deadlocks_blocks_of_several_messages(
     create_tables(engine)
     center, outcomes, seen = Center(), Counter[str](), []
     answers, done, verdicts = LedgerAnswers(engine), threading.Event(), Counter[tmc.Verdict]()
-    blocks = 10_000
+    blocks = 10_000 if LONG else 2_000
 
     def prepared(message_id: str) -> None:
         seen.append(message_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import shutil
 import subprocess
 import threading
@@ -15,9 +14,9 @@ import pytest
 from grpc._cython import cygrpc
 
 from tests.support.center import RunningCenter
+from tests.support.dose import LONG
 
 ROOT = Path(__file__).parents[2]
-LONG = bool(os.environ.get("TMC_TEST_LONG"))
 IDLE_S = 60 if LONG else 1  # strikes are counted when pings come: only a long run proves that they are tolerated
 
 

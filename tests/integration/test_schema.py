@@ -193,15 +193,15 @@ def test_many_threads_may_be_the_first_to_use_a_shard() -> None:
 import sys, threading
 sys.setswitchinterval(1e-6)
 from tmc_server.store.statements import statements_of
-failed, barrier = [], threading.Barrier(16)
+failed, barrier = [], threading.Barrier(8)
 def use():
-    for shard in range(32):
+    for shard in range(16):
         barrier.wait()
         try:
             statements_of(shard)
         except Exception as exc:
             failed.append(exc)
-threads = [threading.Thread(target=use) for _ in range(16)]
+threads = [threading.Thread(target=use) for _ in range(8)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
 print(len(failed))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import random
 from pathlib import Path
 
@@ -12,12 +11,12 @@ from pyspark.sql import SparkSession
 
 from tests.pipeline.kinds import KINDS, Kind, Planted
 from tests.pipeline.running import Jobs
+from tests.support.dose import LONG
 from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import MariaDB
 from tmc_pipeline.reconciliation import Summary
 from tmc_pipeline.reconciling import AGREED, PENDING, VERDICTS
 
-LONG = bool(os.environ.get("TMC_TEST_LONG"))
 SHARDS = tuple(range(32)) if LONG else (7, 15, 16, 31)  # each makes the plans longer
 REMOVED = range(8)  # shards whose hot tables lost what is archived
 EACH = 313 if LONG else 120  # messages of a shard

@@ -20,6 +20,7 @@ from tests.pipeline.conftest import QUICK_JAVA
 from tests.pipeline.running import Jobs
 from tests.support.center import RunningCenter
 from tests.support.certificates import for_loopback
+from tests.support.dose import LONG
 from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import MariaDB, free_port
 from tmc_client.center import Center
@@ -34,7 +35,6 @@ from tmc_server.config import LimitsConfig
 
 pytestmark = pytest.mark.mariadb
 TMC = str(Path(sys.executable).parent / "tmc")
-LONG = bool(os.environ.get("TMC_TEST_LONG"))
 QUICK = {"profile": "fast", "options": {"spark.driver.extraJavaOptions": QUICK_JAVA}}
 
 

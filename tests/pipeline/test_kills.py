@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from tests.pipeline.running import Jobs
 from tests.pipeline.test_command_line import QUICK, TMC, toml_of
+from tests.support.dose import LONG
 from tests.support.eventually import eventually
 from tests.support.filled import FilledCenter
 from tests.support.mariadb import MariaDB, free_port
@@ -26,7 +27,6 @@ from tmc_server.archives.local import LocalArchive
 from tmc_server.domain.ports import ListUnreadable
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(600)]
-LONG = bool(os.environ.get("TMC_TEST_LONG"))
 ROOT = Path(__file__).parents[2]
 
 # What is there when the driver is killed, in the order of a run.

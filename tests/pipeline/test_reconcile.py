@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.pipeline.running import Jobs
+from tests.support.dose import LONG
 from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import MariaDB
 from tmc_pipeline.errors import CannotRun
@@ -28,7 +28,6 @@ from tmc_server.domain.ids import EPOCH_MS
 from tmc_server.domain.message import MessageState as M
 
 pytestmark = pytest.mark.mariadb
-LONG = bool(os.environ.get("TMC_TEST_LONG"))
 NOW_MS = START_MS + 86_400_000
 AUDITED = Audited({"orders": 0, "shop": 0}, {"coupons.default": 0}, frozenset({"shop"}))
 
