@@ -74,9 +74,16 @@ def key_id(secret: bytes) -> str:
     return hashlib.sha256(secret).hexdigest()[:8]
 
 
+@lru_cache(65_536)
+def _keyed(secret: bytes) -> hmac.HMAC:
+    return hmac.new(secret, digestmod="sha256")
+
+
 def sign(secret: bytes, signed: bytes) -> str:
     """The value of HEADER."""
-    return f"{_VERSION}{key_id(secret)}:{hmac.digest(secret, signed, 'sha256').hex()}"
+    mac = _keyed(secret).copy()  # hmac.digest would let go of the GIL each time, and wait for it among busy threads
+    mac.update(signed)
+    return f"{_VERSION}{key_id(secret)}:{mac.hexdigest()}"
 
 
 def key_id_of(signature: object) -> str:
@@ -88,4 +95,4 @@ def key_id_of(signature: object) -> str:
 
 def verify(secret: bytes, signed: bytes, signature: str) -> bool:
     """In a time that does not depend on where the two differ."""
-    return hmac.compare_digest(sign(secret, signed).encode(), signature.encode(errors="backslashreplace"))
+    return signature.isascii() and hmac.compare_digest(sign(secret, signed), signature)
