@@ -3,15 +3,18 @@ or looked up here, against the same services started outside."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
+import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 import yaml
 
 from tests.support.cluster import ROOT, TMC
@@ -31,21 +34,43 @@ def compose() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def outside(mariadb: MariaDB, rabbitmq: RabbitMQ) -> Iterator[dict[str, str]]:
-    """What the names inside the file are here. The passwords are those of our private services."""
-    agent = Consul()
-    yield {
-        "root:look-around@mariadb:3306/tmc": f"root@127.0.0.1:{mariadb.port}/tmc_compose",
+def outside(compose: dict[str, Any], mariadb: MariaDB, rabbitmq: RabbitMQ) -> Iterator[dict[str, str]]:
+    """What the names inside the file are here, with the rights that it gives: a user of one database, a token of Consul's."""
+    settings = compose["mariadb"]["environment"]
+    database = sa.create_engine(mariadb.create("tmc_compose"), isolation_level="AUTOCOMMIT")
+    with database.connect() as connection:
+        user = f"'{settings['MARIADB_USER']}'@'%%'"
+        connection.exec_driver_sql(f"CREATE OR REPLACE USER {user} IDENTIFIED BY '{settings['MARIADB_PASSWORD']}'")
+        connection.exec_driver_sql(f"GRANT ALL ON tmc_compose.* TO {user}")
+    database.dispose()
+    lists = json.loads(compose["consul"]["environment"]["CONSUL_LOCAL_CONFIG"])["acl"]
+    lists["tokens"]["master"] = lists["tokens"].pop("initial_management")  # its name before Consul 1.11
+    agent = Consul(acl=lists)
+    inside = {
+        "mariadb:3306/tmc": f"127.0.0.1:{mariadb.port}/tmc_compose",
         "tmc:look-around@rabbitmq:5672": f"guest:guest@127.0.0.1:{rabbitmq.port}",
         "consul:8500": agent.address,
     }
+    rights = compose["consul-rights"]
+    path = f"{Path(program()).parent}:{os.environ['PATH']}"
+    for _ in range(2):  # as after a second `docker compose up`
+        subprocess.run(
+            [*rights["entrypoint"], *rights["command"]], check=True, capture_output=True,
+            env=os.environ | {"PATH": path} | _replaced(rights["environment"], inside),
+        )  # fmt: skip
+    yield inside
     agent.stop()
 
 
-def _replaced(environment: Mapping[str, str], outside: Mapping[str, str], port: int) -> dict[str, str]:
+def _replaced(environment: Mapping[str, str], outside: Mapping[str, str]) -> dict[str, str]:
     values = dict(environment)
     for inside, here in outside.items():
         values = {name: value.replace(inside, here) for name, value in values.items()}
+    return values
+
+
+def _of_server(environment: Mapping[str, str], outside: Mapping[str, str], port: int) -> dict[str, str]:
+    values = _replaced(environment, outside)
     values["TMC_SERVER__LISTEN"] = values["TMC_SERVER__LISTEN"].replace("0.0.0.0:50051", f"127.0.0.1:{port}")
     values["TMC_CONSUL__ADVERTISE"] = f"127.0.0.1:{port}"
     values["TMC_TELEMETRY__LISTEN"] = f"127.0.0.1:{free_port()}"
@@ -61,11 +86,12 @@ def test_every_environment_key_is_one_of_ours(compose: dict[str, Any]) -> None:
 def test_published_ports_are_those_that_are_listened_on(compose: dict[str, Any]) -> None:
     for name in SERVERS:
         config = load(None, compose[name]["environment"])
-        inside = {int(port.split(":")[1]) for port in compose[name]["ports"]}
+        inside = {int(port.split(":")[2]) for port in compose[name]["ports"]}
+        assert all(port.startswith("127.0.0.1:") for port in compose[name]["ports"])  # keys travel in the clear
         listening = {int(address.rpartition(":")[2]) for address in (config.server.listen, config.telemetry.listen)}
         assert inside <= listening
         assert config.consul.advertise == f"{name}:50051"
-    published = [port.split(":")[0] for name in SERVERS for port in compose[name]["ports"]]
+    published = [port.split(":")[1] for name in SERVERS for port in compose[name]["ports"]]
     assert len(published) == len(set(published))
 
 
@@ -76,7 +102,7 @@ def test_the_servers_start_find_each_other_and_pass_their_health_checks(
         return [TMC, *compose[name]["command"]]  # the image's entry point is tmc
 
     made = subprocess.run(
-        command("init"), env=_replaced(compose["init"]["environment"], outside, 50051), check=True,
+        command("init"), env=_of_server(compose["init"]["environment"], outside, 50051), check=True,
         capture_output=True, text=True,
     )  # fmt: skip
     running = []
@@ -85,7 +111,7 @@ def test_the_servers_start_find_each_other_and_pass_their_health_checks(
             port = free_port()
             with open(tmp_path / name, "wb") as log:
                 process = subprocess.Popen(
-                    command(name), env=_replaced(compose[name]["environment"], outside, port), stdout=log, stderr=log
+                    command(name), env=_of_server(compose[name]["environment"], outside, port), stdout=log, stderr=log
                 )
             running.append((port, process))
             kind, program_, *arguments = compose[name]["healthcheck"]["test"]
@@ -99,6 +125,13 @@ def test_the_servers_start_find_each_other_and_pass_their_health_checks(
             check=True, capture_output=True, text=True,
         )  # fmt: skip
         assert listed.stdout.count('"alive": true') == 3
+        environment = compose["server1"]["environment"]
+        agent, token = outside["consul:8500"], environment["TMC_CONSUL__TOKEN"]
+        registered = urllib.request.Request(
+            f"http://{agent}/v1/health/service/tmc?passing&tag={environment['TMC_CONSUL__TAG']}",
+            headers={"X-Consul-Token": token},
+        )
+        eventually(lambda: len(json.load(urllib.request.urlopen(registered, timeout=5))) == 3, 60)
     finally:
         for _, process in running:
             process.terminate()
@@ -123,7 +156,7 @@ def test_the_health_checks_of_the_other_services_run(
     )
     _, consul, *arguments = compose["consul"]["healthcheck"]["test"]
     assert consul == "consul"
-    environment = os.environ | {"CONSUL_HTTP_ADDR": outside["consul:8500"]}
+    environment = os.environ | compose["consul"]["environment"] | {"CONSUL_HTTP_ADDR": outside["consul:8500"]}
     subprocess.run([program(), *arguments], env=environment, check=True, capture_output=True)
 
 

@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
 import tmc_client as tmc
@@ -17,6 +18,7 @@ from tests.support.eventually import eventually
 from tmc_server.app import CannotStart, Center
 from tmc_server.config import Config
 from tmc_server.metrics import METRICS
+from tmc_server.store.tables import node_slot
 
 PAGE = Path(__file__).parents[2] / "docs" / "telemetry.md"
 
@@ -93,6 +95,21 @@ def test_a_server_whose_metrics_port_is_taken_takes_up_nothing(tmp_path: Path) -
         with pytest.raises(CannotStart, match=rf"Cannot listen on {listen} for metrics .* set \[telemetry\] listen"):
             asyncio.run(center.start())
     assert not file.exists()  # no tables, no node slot, no leases that others would have to wait for
+
+
+def test_a_server_whose_port_is_taken_says_which_setting_and_leaves_its_node_slot_free(tmp_path: Path) -> None:
+    sections = {"store": {"catalog": f"sqlite:///{tmp_path}/c.db"}}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        center = Center(Config.model_validate(sections | {"server": {"listen": listen}}), dev=True)
+        with pytest.raises(
+            CannotStart, match=rf"Cannot listen on {listen}: choose another address \(\[server\] listen"
+        ):
+            asyncio.run(center.start())
+    slot = sa.create_engine(sections["store"]["catalog"])
+    with slot.connect() as connection:
+        assert connection.execute(sa.select(node_slot.c.expires_ms)).scalars().all() == [0]
+    slot.dispose()
 
 
 def test_refused_calls_are_counted_by_their_status(tmp_path) -> None:

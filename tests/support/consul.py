@@ -14,6 +14,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from tests.support.eventually import eventually
 from tests.support.mariadb import CACHE, free_port
@@ -32,7 +33,7 @@ def program() -> str:
 class Consul:
     """One private agent; `address` is host:port of its HTTP interface."""
 
-    def __init__(self, keep: bool = False, **settings: str | bool) -> None:
+    def __init__(self, keep: bool = False, **settings: Any) -> None:
         """keep: it outlives this program.  settings: of the agent, beside its usual ones."""
         self.home = Path(tempfile.mkdtemp(prefix="tmc-consul-"))
         if not keep:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -99,26 +100,28 @@ class Center:
     async def start(self) -> None:
         """Serving when it returns. Raises CannotStart."""
         try:
-            self._metrics.start()  # a port that is taken ends the start before anything is leased or handed over
-            await asyncio.to_thread(self._open_store)
-            self._build(asyncio.get_running_loop())
-            self._commit.start()
-            await asyncio.to_thread(self._take_up)
-            await self._grpc.server.start()
-            for duty in self._duties:
-                duty.start()
-            await self._grpc.set_serving(True)
-            for duty in self._findable:
-                duty.start()
+            with ExitStack() as undo:
+                undo.callback(self._shards.close)
+                self._metrics.start()  # a port that is taken ends the start before anything is leased or handed over
+                undo.callback(self._metrics.stop)
+                await asyncio.to_thread(self._open_store, undo)
+                self._build(asyncio.get_running_loop())
+                self._commit.start()
+                await asyncio.to_thread(self._take_up)
+                await self._grpc.server.start()
+                for duty in self._duties:
+                    duty.start()
+                await self._grpc.set_serving(True)
+                for duty in self._findable:
+                    duty.start()
+                undo.pop_all()
         except (TmcError, DatabaseTaken, ShardsElsewhere, OSError) as exc:
-            self._metrics.stop()
-            self._shards.close()
             raise CannotStart(str(exc)) from exc
         log.info("serving on port %d as node %s", self.port, self._nodes.lease)
         if not (self._dev or self._config.tls.certificate or is_loopback(self._config.server.listen)):
             log.warning("keys travel in the clear: set [tls], or listen on loopback only")
 
-    def _open_store(self) -> None:
+    def _open_store(self, undo: ExitStack) -> None:
         for database in self._shards.databases:
             database.lock_alone() if self._alone else database.refuse_alone()
         if self._dev:
@@ -139,6 +142,7 @@ class Center:
         self._watch = CatalogWatch(self._store, self._nodes.run, self._nodes.acknowledge)
         # First the row, then the first look: whoever stores a change sees the row, or this server sees the change.
         self._nodes.acquire()
+        undo.callback(self._nodes.release)  # the next start need not wait for the lease to run out
         self._watch.run_once()
         check(self._shards)  # again: from here on a change of the map is seen in the catalog
         self._activation = CatalogActivation(

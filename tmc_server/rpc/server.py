@@ -59,7 +59,9 @@ def build(servicers: Mapping[str, object], edge: Edge, listen: str, tls: TlsConf
             server.add_secure_port(listen, _credentials(tls)) if tls.certificate else server.add_insecure_port(listen)
         )
     except RuntimeError as exc:
-        raise OSError(f"Cannot listen on {listen}: choose another address or stop what uses it.") from exc
+        raise OSError(
+            f"Cannot listen on {listen}: choose another address ([server] listen, or --port of tmc dev) or stop what uses it."
+        ) from exc
     edge.doorkeeper.port = port
     return GrpcServer(server, healthy, port)
 
