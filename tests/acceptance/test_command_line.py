@@ -88,6 +88,15 @@ def test_a_service_over_tls_from_registration_to_message(settings: dict[str, str
         assert [message["key"] for message in listed["messages"]] == ["one"]
         shown = admin("get-message", listed["messages"][0]["message_id"])
         assert shown["message"]["producer"] == "orders"
+        signing = admin("delivery-keys", "order.paid", "coupons")["key"]
+        rotated = admin("rotate-delivery-key", "order.paid", "coupons")
+        assert rotated["previous"] == signing != rotated["key"]
+        admin("rotate-check-token", "orders", "--reason", "routine")
+        admin("disable-app", "orders", "--reason", "key lost")
+        with pytest.raises(tmc.TmcError, match="disabled"):
+            center.publish("order.paid", b"", key="disabled")
+        admin("enable-app", "orders", "--reason", "new key")
+        assert center.publish("order.paid", b"", key="enabled")
         with pytest.raises(tmc.Unavailable):
             tmc.connect(address, app="orders", key=key).publish("order.paid", b"", key="plain", timeout=_SHORT)
         refused = _tmc("admin", "list-messages", "order.paid", environment=operator | {"TMC_ADMIN_TOKEN": "wrong"})
