@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,7 @@ _NAME = "localhost"  # the only name in it; servers are addressed as 127.0.0.1
 
 
 class TlsCluster(Cluster):
-    """mutual: clients have to show a certificate, Consul's agent for its health checks as well."""
+    """mutual: clients have to show a certificate, services one that names their app, Consul's agent for its health checks."""
 
     def __init__(self, folder: Path, mutual: bool) -> None:
         self.folder = folder
@@ -39,6 +40,7 @@ class TlsCluster(Cluster):
         }
         if mutual:
             settings["TMC_TLS__CLIENT_AUTHORITY"] = str(authority.certificate)
+            settings["TMC_TLS__BIND_APPS"] = "true"
         of_agent: dict[str, str | bool] = {
             "ca_file": str(authority.certificate),
             "cert_file": str(agent),
@@ -72,6 +74,12 @@ class TlsCluster(Cluster):
             variables |= {"TMC_CERTIFICATE": f"{self.folder}/orders.pem", "TMC_KEY": f"{self.folder}/orders.key"}
         environment = os.environ | variables
         return subprocess.run([TMC, *arguments], env=environment, capture_output=True, text=True, check=False)
+
+    def grpcurl(self, program: str, method: str, address: str) -> subprocess.CompletedProcess[str]:
+        shown = ["-cert", f"{self.folder}/orders.pem", "-key", f"{self.folder}/orders.key"] if self.mutual else []
+        command = [program, "-cacert", f"{self.folder}/ca.pem", "-authority", _NAME, *shown]
+        command += ["-H", f"authorization: Bearer {self.token}", address, method]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
 
     def health_checks(self) -> list[Mapping[str, Any]]:
         """What Consul's agent says of the servers."""
@@ -130,6 +138,11 @@ def test_operators_reach_each_server(cluster: TlsCluster) -> None:
         assert "coupons" in apps.stdout
         with cluster.channel(server.address) as channel:
             assert "tmc.v1.AdminService" in Reflection(channel).services()
+        program = shutil.which("grpcurl")  # where it is installed; the line above asks as it does
+        if program is not None:
+            done = cluster.grpcurl(program, "tmc.v1.AdminService/ListApps", server.address)
+            assert done.returncode == 0, done.stderr
+            assert {app["id"] for app in json.loads(done.stdout)["apps"]} == {"orders", "coupons"}
 
 
 def test_a_server_that_is_not_the_center_is_refused(cluster: TlsCluster) -> None:
