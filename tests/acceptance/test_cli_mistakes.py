@@ -170,7 +170,8 @@ MISTAKES = [
     Mistake(
         id="port taken",
         arguments="dev --data {folder}/dev.db --port {plain_port}",
-        says="Cannot listen on 127.0.0.1:{plain_port}: choose another address ([server] listen, or --port of tmc dev) or stop what uses it.",
+        says="Cannot listen on 127.0.0.1:{plain_port}: choose another address ([server] listen, or --port of tmc dev) "
+        "or stop what uses it.",
     ),
     Mistake(
         id="metrics port taken",
