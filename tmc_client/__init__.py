@@ -83,7 +83,11 @@ _LAZY = {"SqlInbox": "tmc_client.inbox", "clean_ledger": "tmc_client.fence", "cr
 
 
 def __getattr__(name: str) -> Any:
-    """Names that need SQLAlchemy are imported when they are first used."""
+    """Names that need SQLAlchemy are imported when they are first used; so is what knows `__version__`."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("tmc-center")
     if name in _LAZY:
         import importlib
 

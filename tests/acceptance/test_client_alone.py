@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 
 import pytest
 
+import tmc_client
 from tests.support.cluster import ROOT
 
 pytestmark = pytest.mark.services
@@ -46,6 +48,12 @@ def test_help_and_the_clients_commands_work(alone: Run) -> None:
         assert (done.returncode, done.stdout[:6].lower(), done.stderr) == (0, "usage:", "")
     assert alone("health", "127.0.0.1:1").stderr.startswith("Nobody listens on 127.0.0.1:1")
     assert alone("consume", "shop:consumer").stdout == "it runs\n"
+
+
+def test_the_version_is_that_of_the_distribution(alone: Run) -> None:
+    done = alone("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"tmc {tmc_client.__version__}\n", "")
+    assert tmc_client.__version__ == re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)[1]
 
 
 @pytest.mark.parametrize(

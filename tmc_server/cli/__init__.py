@@ -52,6 +52,10 @@ def main() -> None:
         _run(name, arguments)
     elif name in ("--help", "-h", "help"):
         sys.stdout.write(_help())
+    elif name in ("--version", "-V"):
+        from importlib.metadata import version  # dear, and wanted by nobody else
+
+        sys.stdout.write(f"tmc {version('tmc-center')}\n")
     elif not name:
         sys.stderr.write(_help())
         raise SystemExit(2)
@@ -100,5 +104,6 @@ def _is_ours(exc: ModuleNotFoundError) -> bool:
 def _help() -> str:
     rows = "".join(f"  {name:<10}{command.help}\n" for name, command in COMMANDS.items())
     return (
-        f"Usage: tmc COMMAND ...\n\nTransaction message center.\n\nCommands:\n{rows}\n`tmc COMMAND --help` says more.\n"
+        f"Usage: tmc COMMAND ...\n\nTransaction message center.\n\nCommands:\n{rows}\n"
+        "`tmc COMMAND --help` says more, `tmc --version` which version this is.\n"
     )
