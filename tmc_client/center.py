@@ -210,4 +210,4 @@ def connect(
     insecure: without `tls`, send the key in the clear to other machines than this one (also TMC_INSECURE=1).
     Raises: InvalidRequest where the key would travel in the clear.
     """
-    return Center(address, Identity(app, key, tag, check_address), tls, timeout, insecure)
+    return Center(address, Identity(app=app, key=key, tag=tag, check_address=check_address), tls, timeout, insecure)

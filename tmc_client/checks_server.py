@@ -93,7 +93,12 @@ class TokenFirst(grpc.ServerInterceptor):
 
 def question_of(request: check_pb2.CheckRequest) -> Question:
     return Question(
-        request.message_id, request.topic, request.key, request.attempt_id, request.ledger_id, request.created_ms
+        message_id=request.message_id,
+        topic=request.topic,
+        key=request.key,
+        attempt_id=request.attempt_id,
+        ledger_id=request.ledger_id,
+        created_ms=request.created_ms,
     )
 
 

@@ -103,7 +103,14 @@ def _question(item: Mapping[str, Any]) -> Question:
     if type(created_ms) is not int or not 0 <= created_ms < 1 << 62:
         raise ValueError("createdMs is no time")
     message_id, topic, key, attempt_id, ledger_id = texts
-    return Question(message_id, topic, key, bytes.fromhex(attempt_id), bytes.fromhex(ledger_id), created_ms)
+    return Question(
+        message_id=message_id,
+        topic=topic,
+        key=key,
+        attempt_id=bytes.fromhex(attempt_id),
+        ledger_id=bytes.fromhex(ledger_id),
+        created_ms=created_ms,
+    )
 
 
 class WsgiChecks:

@@ -58,7 +58,7 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Tls:
     """PEM files. authority: whom to trust.  certificate, key: who we are, when the center asks for it.
 
@@ -82,7 +82,7 @@ class Tls:
         return (("grpc.ssl_target_name_override", self.server_name),) if self.server_name else ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Identity:
     """The app, its key, the environment it runs in, and host:port where it answers checks (without discovery).
 

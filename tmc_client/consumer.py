@@ -258,7 +258,7 @@ class Consumer:
         if missing or not wanted:
             raise errors.NotFound(_not_subscribed(self._center.identity.app, missing))
         broker = plan.broker
-        where = Broker(broker.host, broker.port, broker.virtual_host, broker.tls)
+        where = Broker(host=broker.host, port=broker.port, virtual_host=broker.virtual_host, tls=broker.tls)
         return where, sorted({queues[topic] for topic in wanted})
 
     def stop(self, grace: timedelta = timedelta(seconds=30)) -> None:

@@ -22,7 +22,7 @@ _WAIT_S = 55
 _PAUSE_S = 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ConsulAddress:
     """consul://HOST:PORT/SERVICE?tag=TAG&token=TOKEN"""
 
@@ -45,7 +45,7 @@ class ConsulAddress:
         service = parts.path.strip("/")
         if parts.scheme != "consul" or not parts.hostname or not service or set(query) - {"tag", "token"}:
             raise ValueError(expected)
-        return cls(agent, service, query.get("tag", ""), query.get("token", ""))
+        return cls(agent=agent, service=service, tag=query.get("tag", ""), token=query.get("token", ""))
 
 
 def agent_client(agent: str, token: str, timeout_s: float) -> Consul:

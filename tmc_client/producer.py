@@ -18,7 +18,7 @@ from tmc_client.sender import Sender
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Prepared:
     """A stored message that waits for submit or rollback. attempt_id tells this attempt from any other with its key."""
 
@@ -95,7 +95,7 @@ def reference(message: Prepared | str) -> message_pb2.DecideRequest:
 
 def prepared_of(request: message_pb2.PrepareRequest, result: Any) -> Prepared:
     """The handle for submit and rollback."""
-    return Prepared(result.message_id, request.topic, request.key, request.attempt_id)
+    return Prepared(message_id=result.message_id, topic=request.topic, key=request.key, attempt_id=request.attempt_id)
 
 
 class Producer:

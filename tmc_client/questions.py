@@ -14,7 +14,7 @@ class Verdict(IntEnum):
     UNKNOWN = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Question:
     """About one message. attempt_id tells this attempt from any other with its key.
 

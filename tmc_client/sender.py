@@ -37,7 +37,7 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Kind:
     """One batch method. lane: calls of different lanes do not wait for each other."""
 
@@ -48,11 +48,13 @@ class Kind:
 
 
 def _message(name: str, request: Any, response: Any) -> Kind:
-    return Kind(f"/tmc.v1.MessageService/{name}", request, response, "producer")
+    return Kind(path=f"/tmc.v1.MessageService/{name}", request_class=request, response_class=response, lane="producer")
 
 
 def _consumption(name: str, request: Any, response: Any) -> Kind:
-    return Kind(f"/tmc.v1.ConsumptionService/{name}", request, response, "consumer")
+    return Kind(
+        path=f"/tmc.v1.ConsumptionService/{name}", request_class=request, response_class=response, lane="consumer"
+    )
 
 
 PREPARE = _message("PrepareMany", message_pb2.PrepareManyRequest, message_pb2.PrepareManyResponse)

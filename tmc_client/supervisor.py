@@ -18,7 +18,7 @@ _LONGEST_PAUSE_S = 10.0
 _SAME_SIGNAL_S = 1.0  # a terminal sends one wish to stop to every process
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Child:
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -44,7 +44,9 @@ class Supervisor:
     """commands: (arguments after the interpreter, environment) of each process. run() in the main thread."""
 
     def __init__(self, commands: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> None:
-        self._children = [_Child([sys.executable, *arguments], environment) for arguments, environment in commands]
+        self._children = [
+            _Child(command=[sys.executable, *arguments], environment=environment) for arguments, environment in commands
+        ]
         self._stopping = False
         self._since = 0.0
 

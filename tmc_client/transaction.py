@@ -58,7 +58,7 @@ class Preparation:
     def abandon(self) -> None:
         """Roll back at the center whatever was or may have been prepared, by attempt id, in the background."""
         for request in self._requests:
-            attempt = Prepared("", request.topic, request.key, request.attempt_id)
+            attempt = Prepared(message_id="", topic=request.topic, key=request.key, attempt_id=request.attempt_id)
             self._producer.rollback(attempt, BACKGROUND)
 
 

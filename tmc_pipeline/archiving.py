@@ -158,7 +158,15 @@ class Archiving:
         """Read the files back, compare with what was read from the databases, write down what may be removed."""
         shards, partitions = self._read_back(staging, written) if written else ([], [])
         names = _by_number(self._center.names)
-        return Manifest(staging.run, since_ms, before_ms, staging.at_ms, tuple(shards), tuple(partitions), names)
+        return Manifest(
+            run=staging.run,
+            since_ms=since_ms,
+            before_ms=before_ms,
+            written_ms=staging.at_ms,
+            shards=tuple(shards),
+            partitions=tuple(partitions),
+            names=names,
+        )
 
     def _read_back(self, staging: Staging, written: int) -> tuple[list[ArchivedShard], list[Partition]]:
         files = self._spark.read.schema(ARCHIVED).parquet(staging.messages)
@@ -188,7 +196,16 @@ def _by_shard(sums: Sequence[Any]) -> list[ArchivedShard]:
         digest = reduce(xor, (row.digest for row in mine))
         low, high = min(row.low for row in mine), max(row.high for row in mine)
         messages, consumptions = sum(row.messages for row in mine), sum(row.consumptions for row in mine)
-        shards.append(ArchivedShard(shard, low, high, messages, consumptions, hexadecimal(digest)))
+        shards.append(
+            ArchivedShard(
+                shard=shard,
+                low=low,
+                high=high,
+                messages=messages,
+                consumptions=consumptions,
+                digest=hexadecimal(digest),
+            )
+        )
     return shards
 
 

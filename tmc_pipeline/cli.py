@@ -340,10 +340,10 @@ def _replay(messages: list[dict[str, Any]], address: str, key: str, authority: s
 
     if authority and not Path(authority).is_file():
         raise CannotRun(f"There is no file {authority}: check --authority (or TMC_CA).")
-    tls = tmc_client.Tls(authority) if authority else None
+    tls = tmc_client.Tls(authority=authority) if authority else None
     for message in messages:
         try:
-            producer = Identity(message["producer"], key, message["tag"], operator_token=token)
+            producer = Identity(app=message["producer"], key=key, tag=message["tag"], operator_token=token)
             with Center(address, producer, tls, DEFAULT_TIMEOUT, insecure=False) as center:
                 typer.echo(f"{message['id']} was sent again as {replay(message, center)}", err=True)
         except tmc_client.TmcError as exc:

@@ -22,7 +22,7 @@ JARS = {"mysql": "mariadb-java-client.jar", "sqlite": "sqlite-jdbc.jar"}
 _LONGEST_JSON = 64 << 20  # bytes of one message's consumptions; the default of 1 MiB would cut them off in silence
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Database:
     """One database as Spark reads it. family: mysql or sqlite.  name: for people, without the password."""
 
@@ -99,10 +99,10 @@ def _mysql(parsed: URL) -> Database:
         options |= {"useSsl": "true", "serverSslCert": str(authority)}
     host = f"{parsed.host or '127.0.0.1'}:{parsed.port or 3306}"
     return Database(
-        "mysql",
-        f"{host}/{parsed.database}",
-        f"jdbc:mysql://{host}/{parsed.database}?{'&'.join(f'{name}={value}' for name, value in options.items())}",
-        {"user": parsed.username or "", "password": str(parsed.password or "")},
+        family="mysql",
+        name=f"{host}/{parsed.database}",
+        url=f"jdbc:mysql://{host}/{parsed.database}?{'&'.join(f'{name}={value}' for name, value in options.items())}",
+        properties={"user": parsed.username or "", "password": str(parsed.password or "")},
     )
 
 
@@ -110,4 +110,4 @@ def _sqlite(parsed: URL) -> Database:
     path = Path(parsed.database or "").absolute()
     if not path.is_file():
         raise CannotRun(f"There is no SQLite file {path}: check the URL.")
-    return Database("sqlite", str(path), f"jdbc:sqlite:file:{quote(str(path))}?mode=ro", {})
+    return Database(family="sqlite", name=str(path), url=f"jdbc:sqlite:file:{quote(str(path))}?mode=ro", properties={})

@@ -178,10 +178,12 @@ class Reconciliation:
         removed_ms = self._center.horizon_ms()
         by_list = removed_ms <= max((manifest.before_ms for manifest in archived), default=0)
         return Audited(
-            _since((source.app, max(source.since_ms, self._ledgers.horizon_ms(source))) for source in producers),
-            _since((f"{source.app}.{source.tag}", source.since_ms) for source in consumers),
-            frozenset(source.app for source in producers if source.is_sdk),
-            0 if by_list else removed_ms,  # removed by age: nobody can say what became of those
+            producers=_since(
+                (source.app, max(source.since_ms, self._ledgers.horizon_ms(source))) for source in producers
+            ),
+            subscribers=_since((f"{source.app}.{source.tag}", source.since_ms) for source in consumers),
+            sdk_ledgers=frozenset(source.app for source in producers if source.is_sdk),
+            center_ms=0 if by_list else removed_ms,  # removed by age: nobody can say what became of those
         )
 
     def _summary(self, run: str, rows: DataFrame, audited: Audited, sources: Sequence[Mapping[str, Any]]) -> Summary:

@@ -118,7 +118,7 @@ _GREATEST = (
 _LEAST = ("message_id", "state", "content", "identity", "noted_app", "ledger")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Audited:
     """Whose notes are here. producers, subscribers: name -> since when (epoch ms) its notes are complete.
 

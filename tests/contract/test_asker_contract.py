@@ -44,7 +44,7 @@ class TestHttp(_Rogues, AskerContract):
 
     def target(self) -> CheckTarget:
         # The path belongs to the target here, so both are made for the behaviour that is asked for next.
-        return CheckTarget("", "http", options={"path": "/verify"})
+        return CheckTarget(name="", kind="http", options={"path": "/verify"})
 
     @pytest.fixture(autouse=True)
     def by_path(self, rogues: None) -> None:
@@ -70,7 +70,7 @@ class TestGrpc(_Rogues, AskerContract):
         return at(free_port() if behaviour == "away" else self.grpc.port)
 
     def target(self) -> CheckTarget:
-        return CheckTarget("", "grpc")
+        return CheckTarget(name="", kind="grpc")
 
 
 class TestReflection(_Rogues, AskerContract):
@@ -85,4 +85,4 @@ class TestReflection(_Rogues, AskerContract):
         return at(free_port() if behaviour == "away" else self.grpc.port)
 
     def target(self) -> CheckTarget:
-        return CheckTarget("", "reflection", options=OPTIONS | {"UNKNOWN": "STATUS_OPEN"})
+        return CheckTarget(name="", kind="reflection", options=OPTIONS | {"UNKNOWN": "STATUS_OPEN"})

@@ -326,7 +326,18 @@ class TestRemoving:
             if f"FROM {point}" in statement and not done:
                 done.append(True)
                 editor.register_app("test", "mail", "mail", "mail", "", "")
-                editor.register_topic("test", NewTopic("bills", "mail", "default", 0, 1, 1, 1))
+                editor.register_topic(
+                    "test",
+                    NewTopic(
+                        name="bills",
+                        owner="mail",
+                        default_tag="default",
+                        table_index=0,
+                        spread=1,
+                        transaction_time_ms=1,
+                        open_limit=1,
+                    ),
+                )
                 editor.register_subscription("test", "bills", "mail", "", POLICY)
 
         sa.event.listen(store.database.readers, "after_cursor_execute", change)
@@ -352,10 +363,30 @@ class TestRegistering:
 
     def test_unknown_owners_and_other_settings(self, store: StoreUnderTest) -> None:
         with pytest.raises(AppUnknown):
-            store.catalog_store.register_topic("test", NewTopic("t", "nobody", "default", 0, 1, 1, 1))
+            store.catalog_store.register_topic(
+                "test",
+                NewTopic(
+                    name="t",
+                    owner="nobody",
+                    default_tag="default",
+                    table_index=0,
+                    spread=1,
+                    transaction_time_ms=1,
+                    open_limit=1,
+                ),
+            )
         with pytest.raises(NameTaken):
             store.catalog_store.register_topic(
-                "test", NewTopic("order.paid", "orders", "default", 6, 1, 10_000, 1_000_000)
+                "test",
+                NewTopic(
+                    name="order.paid",
+                    owner="orders",
+                    default_tag="default",
+                    table_index=6,
+                    spread=1,
+                    transaction_time_ms=10_000,
+                    open_limit=1_000_000,
+                ),
             )
 
     def test_keys_rotate(self, store: StoreUnderTest) -> None:
@@ -472,7 +503,12 @@ class TestRegistering:
     def test_the_longest_names_fit_everywhere(self, store: StoreUnderTest) -> None:
         app, topic, tag = "a" * 64, "t" * 128, "g" * 64
         store.catalog_store.register_app("o" * 64, app, "s" * 128, "b" * 128, "e" * 255, "p" * 64)
-        store.catalog_store.register_topic("o" * 64, NewTopic(topic, app, tag, 0, 32, 1, 1))
+        store.catalog_store.register_topic(
+            "o" * 64,
+            NewTopic(
+                name=topic, owner=app, default_tag=tag, table_index=0, spread=32, transaction_time_ms=1, open_limit=1
+            ),
+        )
         store.catalog_store.register_subscription("o" * 64, topic, app, tag, POLICY)
         store.catalog_store.remove_subscription("o" * 64, topic, app, tag)
 

@@ -59,7 +59,7 @@ class TestWhenItIsAsked:
 
     def test_an_unreachable_producer_costs_no_check_and_alerts_once(self, store: StoreUnderTest) -> None:
         """N of them are as good as one: fifteen unreachable checks rolled messages back elsewhere."""
-        store.set_checks(RetryPolicy(interval_ms=1_000, max_retry=2), CheckTarget("", "grpc", batch=10))
+        store.set_checks(RetryPolicy(interval_ms=1_000, max_retry=2), CheckTarget(name="", kind="grpc", batch=10))
         numbers = [store.prepared().number for _ in range(50)]
         asking = ScriptedAsking(AWAY)
         duty = store.checking(asking)
@@ -78,7 +78,7 @@ class TestWhenItIsAsked:
     def test_a_hiccup_of_the_producer_holds_up_what_is_due_for_its_rest_and_no_longer(
         self, store: StoreUnderTest
     ) -> None:
-        store.set_checks(RetryPolicy(), CheckTarget("", "grpc", batch=5))
+        store.set_checks(RetryPolicy(), CheckTarget(name="", kind="grpc", batch=5))
         numbers = [store.prepared().number for _ in range(20)]
         store.clock.advance(10)
         asking = ScriptedAsking(AWAY)
@@ -105,7 +105,11 @@ class TestWhenItIsAsked:
         assert sorted(zip(asking.tags, asking.asked, strict=True)) == [("blue", "b"), ("green", "g")]
 
     def test_a_named_target_is_used_and_an_unknown_one_decides_nothing(self, store: StoreUnderTest) -> None:
-        store.set_checks(RetryPolicy(), CheckTarget("", "grpc"), CheckTarget("old", "http", options={"path": "/v"}))
+        store.set_checks(
+            RetryPolicy(),
+            CheckTarget(name="", kind="grpc"),
+            CheckTarget(name="old", kind="http", options={"path": "/v"}),
+        )
         store.prepared(key="usual")
         store.prepared(key="named", check_target="old")
         store.prepared(key="gone", check_target="removed")
@@ -247,7 +251,7 @@ class TestOneDoesNotHoldUpTheOthers:
         assert store.state_of(bad) is PREPARED
 
     def test_a_service_that_is_away_does_not_hide_what_is_due_after_it(self, store: StoreUnderTest) -> None:
-        store.set_checks(RetryPolicy(), CheckTarget("", "grpc", batch=10))
+        store.set_checks(RetryPolicy(), CheckTarget(name="", kind="grpc", batch=10))
         for _ in range(100):
             store.prepared(producer_tag="away")
         last = store.prepared(producer_tag="there").number
@@ -266,7 +270,7 @@ class TestOneDoesNotHoldUpTheOthers:
         assert asking.tags.count("away") == 1  # and the others of the same service moved on unasked
 
     def test_a_message_on_which_the_endpoint_hangs_is_left_behind(self, store: StoreUnderTest) -> None:
-        store.set_checks(RetryPolicy(), CheckTarget("", "grpc", batch=64))
+        store.set_checks(RetryPolicy(), CheckTarget(name="", kind="grpc", batch=64))
         numbers = [store.prepared(key=f"k{number}").number for number in range(64)]
 
         class Hanging(ScriptedAsking):

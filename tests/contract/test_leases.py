@@ -115,7 +115,9 @@ def test_a_server_that_slept_through_its_lease_claims_nothing(store: StoreUnderT
     woken = DueConsumptions(store.writer, asleep, store.watch)
     before = store.row(number)
     assert woken.claim(store.shard, store.subscription.number, 10, QueueLook(), False) == Claimed()
-    assert woken.claim(store.shard, store.subscription.number, 10, QueueLook(0, 5), False) == Claimed()
+    assert (
+        woken.claim(store.shard, store.subscription.number, 10, QueueLook(consumers=0, messages=5), False) == Claimed()
+    )
     assert woken.rescue(store.shard, 7, 0) == 0
     assert store.row(number) == before
     owner = DueConsumptions(store.writer, other, store.watch)

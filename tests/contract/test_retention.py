@@ -38,9 +38,19 @@ class Kept:
     def archive(self, run: str, numbers: Sequence[int], before_ms: int | None = None) -> None:
         """Publish a list of these, whatever they are."""
         shard = self.store.shard
-        listed = [ArchivedShard(shard, min(numbers), max(numbers), len(numbers), 0, "00")] if numbers else []
+        listed = (
+            [
+                ArchivedShard(
+                    shard=shard, low=min(numbers), high=max(numbers), messages=len(numbers), consumptions=0, digest="00"
+                )
+            ]
+            if numbers
+            else []
+        )
         before = self.store.clock() if before_ms is None else before_ms
-        manifest = Manifest(run, 0, before, before, tuple(listed), (), {})
+        manifest = Manifest(
+            run=run, since_ms=0, before_ms=before, written_ms=before, shards=tuple(listed), partitions=(), names={}
+        )
         if numbers:
             folder = self.folder / removal_folder(run, shard)
             folder.mkdir(parents=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.store import INCARNATION, POLICY, StoreUnderTest
@@ -143,7 +145,7 @@ class TestDeciding:
     def test_a_number_with_a_foreign_topic_is_unknown(self, store: StoreUnderTest) -> None:
         operation = store.prepared()
         forged = store.submit_of(operation.number)
-        forged.topic = type(store.topic)(99, "mine", 1, "default", 5, 1, 10_000, 1000, 0)
+        forged.topic = replace(store.topic, number=99, name="mine", table_index=5)
         (answer,) = store.perform(forged)
         assert isinstance(answer, MessageUnknown)
         assert store.state_of(operation.number) is MessageState.PREPARED

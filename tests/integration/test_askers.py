@@ -39,7 +39,15 @@ COMMIT, ROLLBACK, UNKNOWN = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN
 
 
 def a_question(key: str = "paid-7") -> Question:
-    return Question("1-2-05-99", "order.paid", key, "orders-biz", b"a" * 16, b"l" * 16, 1_800_000_000_000)
+    return Question(
+        message_id="1-2-05-99",
+        topic="order.paid",
+        key=key,
+        biz_id="orders-biz",
+        attempt_id=b"a" * 16,
+        ledger_id=b"l" * 16,
+        created_ms=1_800_000_000_000,
+    )
 
 
 def later() -> float:
@@ -78,7 +86,7 @@ def http() -> Iterator[HttpChecks]:
 
 
 def by_http(http: HttpChecks, rogue: RogueHttp, mode: str, **options: Any) -> CheckAnswer:
-    target = CheckTarget("", "http", options={"path": f"/{mode}", **options}, deadline_ms=deadline_ms(mode))
+    target = CheckTarget(name="", kind="http", options={"path": f"/{mode}", **options}, deadline_ms=deadline_ms(mode))
     [answer] = http.ask(target, at(rogue.port), "TOKEN", [a_question()], later())
     return answer
 
@@ -171,7 +179,7 @@ class TestHttp:
     def test_interim_answers_without_end_end_at_a_number_of_bytes(
         self, http: HttpChecks, http_rogue: RogueHttp
     ) -> None:
-        target = CheckTarget("", "http", options={"path": "/hints"}, deadline_ms=60_000)
+        target = CheckTarget(name="", kind="http", options={"path": "/hints"}, deadline_ms=60_000)
         [answer] = http.ask(target, at(http_rogue.port), "TOKEN", [a_question()], time.monotonic() + 120)
         assert (answer.verdict, answer.reason) == (UNKNOWN, R.FAILED)
         assert "more than 8388608 bytes" in answer.detail
@@ -180,14 +188,14 @@ class TestHttp:
         self, http: HttpChecks, http_rogue: RogueHttp
     ) -> None:
         http_rogue.say("look", b"2")
-        target = CheckTarget("", "http", options={"path": "/look"}, deadline_ms=ENOUGH_MS)
+        target = CheckTarget(name="", kind="http", options={"path": "/look"}, deadline_ms=ENOUGH_MS)
         endpoint = Endpoint("no-such-name.invalid", "127.0.0.1", http_rogue.port)
         [answer] = http.ask(target, endpoint, "TOKEN", [a_question()], later())
         assert answer.verdict is COMMIT
         assert f"Host: no-such-name.invalid:{http_rogue.port}".encode() in http_rogue.heads[-1]
 
     def test_a_kept_connection_that_was_closed_costs_no_answer(self, http: HttpChecks, http_rogue: RogueHttp) -> None:
-        target = CheckTarget("", "http", options={"path": "/hangs_up"}, deadline_ms=5_000, concurrency=1)
+        target = CheckTarget(name="", kind="http", options={"path": "/hangs_up"}, deadline_ms=5_000, concurrency=1)
         answers = http.ask(target, at(http_rogue.port), "T", [a_question(str(n)) for n in range(50)], later())
         assert Counter(answer.reason for answer in answers) == {R.ANSWERED: 50}
 
@@ -208,7 +216,7 @@ class TestHttp:
             connection.sendall(rollback)
 
         http_rogue.answers["twice"] = answer
-        target = CheckTarget("", "http", options={"path": "/twice"}, deadline_ms=ENOUGH_MS, concurrency=1)
+        target = CheckTarget(name="", kind="http", options={"path": "/twice"}, deadline_ms=ENOUGH_MS, concurrency=1)
         [first] = http.ask(target, at(http_rogue.port), "T", [a_question("first")], later())
         time.sleep(2 * pause_s)
         [second] = http.ask(target, at(http_rogue.port), "T", [a_question("second")], later())
@@ -218,7 +226,9 @@ class TestHttp:
         certificate, key = for_loopback(tmp_path, "ca.pem")
         with keeping_server(certificate, key) as (port, connections):
             http = HttpChecks(ssl.create_default_context(cafile=str(certificate)))
-            target = CheckTarget("", "http", options={"path": "/v"}, deadline_ms=10_000, concurrency=1, tls=True)
+            target = CheckTarget(
+                name="", kind="http", options={"path": "/v"}, deadline_ms=10_000, concurrency=1, tls=True
+            )
             right, wrong = Endpoint("localhost", "127.0.0.1", port), Endpoint("shop.invalid", "127.0.0.1", port)
             for _ in range(3):
                 answers = http.ask(target, right, "T", [a_question("1"), a_question("2")], later())
@@ -230,7 +240,7 @@ class TestHttp:
             http.close()
 
     def test_nobody_there(self, http: HttpChecks) -> None:
-        target = CheckTarget("", "http", options={"path": "/v"}, deadline_ms=ENOUGH_MS)
+        target = CheckTarget(name="", kind="http", options={"path": "/v"}, deadline_ms=ENOUGH_MS)
         [answer] = http.ask(target, at(free_port()), "TOKEN", [a_question()], later())
         assert answer.reason is R.UNREACHABLE
 
@@ -250,13 +260,13 @@ class TestHttp:
 
     def test_a_key_is_never_part_of_the_path(self, http: HttpChecks, http_rogue: RogueHttp) -> None:
         http_rogue.say("look", b"2")
-        target = CheckTarget("", "http", options={"path": "/look"}, deadline_ms=ENOUGH_MS)
+        target = CheckTarget(name="", kind="http", options={"path": "/look"}, deadline_ms=ENOUGH_MS)
         http.ask(target, at(http_rogue.port), "T", [a_question("a&bizID=other#/../x y")], later())
         line = http_rogue.asked[-1]
         assert line == "GET /look?bizID=orders-biz&messageKey=a%26bizID%3Dother%23%2F..%2Fx+y HTTP/1.1"
 
     def test_a_service_that_fails_a_whole_round_is_not_asked_on(self, http: HttpChecks, http_rogue: RogueHttp) -> None:
-        target = CheckTarget("", "http", options={"path": "/hang"}, deadline_ms=SOON_MS, concurrency=4)
+        target = CheckTarget(name="", kind="http", options={"path": "/hang"}, deadline_ms=SOON_MS, concurrency=4)
         before = len(http_rogue.asked)
         answers = http.ask(target, at(http_rogue.port), "T", [a_question(str(n)) for n in range(100)], later())
         assert {answer.reason for answer in answers} == {R.TIMED_OUT, R.NOT_ASKED}
@@ -271,14 +281,14 @@ class TestHttp:
                                b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nConnection: close\r\n\r\n2")  # fmt: skip
 
         http_rogue.answers["some"] = answer
-        target = CheckTarget("", "http", options={"path": "/some"}, deadline_ms=ENOUGH_MS, concurrency=1)
+        target = CheckTarget(name="", kind="http", options={"path": "/some"}, deadline_ms=ENOUGH_MS, concurrency=1)
         answers = http.ask(target, at(http_rogue.port), "T", [a_question(str(n)) for n in range(60)], later())
         assert Counter(answer.reason for answer in answers) == {R.FAILED: 20, R.ANSWERED: 40}
 
     def test_what_there_is_no_time_for_is_not_asked_and_not_counted(
         self, http: HttpChecks, http_rogue: RogueHttp
     ) -> None:
-        target = CheckTarget("", "http", options={"path": "/hang"}, deadline_ms=SOON_MS, concurrency=4)
+        target = CheckTarget(name="", kind="http", options={"path": "/hang"}, deadline_ms=SOON_MS, concurrency=4)
         answers = http.ask(target, at(http_rogue.port), "T", [a_question(str(n)) for n in range(9)], time.monotonic())
         assert {answer.reason for answer in answers} == {R.NOT_ASKED}
         assert not any(answer.reason.counts for answer in answers)
@@ -289,7 +299,7 @@ class TestHttp:
             b'{"results": [{"messageId": "1-2-05-99", "status": "COMMIT"}, {"messageId": "x", "status": "COMMIT"},'
             b' {"status": "COMMIT"}]}',
         )
-        target = CheckTarget("", "http", options={"path": "/batch", "batch": "true"}, deadline_ms=ENOUGH_MS)
+        target = CheckTarget(name="", kind="http", options={"path": "/batch", "batch": "true"}, deadline_ms=ENOUGH_MS)
         answers = http.ask(target, at(http_rogue.port), "T", [a_question(), a_question(), a_question()], later())
         assert [answer.reason for answer in answers] == [R.ANSWERED, R.OTHER_MESSAGE, R.NOT_UNDERSTOOD]
         assert answers[0].verdict is COMMIT
@@ -306,15 +316,15 @@ class TestHttp:
     )  # fmt: skip
     def test_options_that_cannot_work(self, http: HttpChecks, options: dict[str, str], why: str) -> None:
         with pytest.raises(CheckRefused, match=why):
-            http.accept(CheckTarget("", "http", options=options))
+            http.accept(CheckTarget(name="", kind="http", options=options))
 
     def test_tried_out(self, http: HttpChecks, http_rogue: RogueHttp) -> None:
         http_rogue.say("fine", b"4")
-        http.examine(CheckTarget("", "http", options={"path": "/fine"}), at(http_rogue.port), "T")
+        http.examine(CheckTarget(name="", kind="http", options={"path": "/fine"}), at(http_rogue.port), "T")
         with pytest.raises(CheckRefused, match="/gone"):
-            http.examine(CheckTarget("", "http", options={"path": "/gone"}), at(http_rogue.port), "T")
+            http.examine(CheckTarget(name="", kind="http", options={"path": "/gone"}), at(http_rogue.port), "T")
         with pytest.raises(CheckRefused, match="start the service"):
-            http.examine(CheckTarget("", "http", options={"path": "/gone"}), at(free_port()), "T")
+            http.examine(CheckTarget(name="", kind="http", options={"path": "/gone"}), at(free_port()), "T")
 
 
 @pytest.fixture
@@ -337,7 +347,7 @@ class TestGrpc:
         return GrpcChecks(channels)
 
     def ask(self, checks: GrpcChecks, rogue: RogueGrpc, *keys: str) -> list[CheckAnswer]:
-        target = CheckTarget("", "grpc", deadline_ms=deadline_ms(rogue.mode))
+        target = CheckTarget(name="", kind="grpc", deadline_ms=deadline_ms(rogue.mode))
         return checks.ask(target, at(rogue.port), "TOKEN", [a_question(key) for key in keys or ("k",)], later())
 
     @pytest.mark.parametrize(
@@ -372,7 +382,7 @@ class TestGrpc:
         assert grpc_rogue.calls.count("/tmc.v1.CheckService/Check") == 100
 
     def test_tried_out(self, checks: GrpcChecks, grpc_rogue: RogueGrpc) -> None:
-        target = CheckTarget("", "grpc", deadline_ms=ENOUGH_MS)
+        target = CheckTarget(name="", kind="grpc", deadline_ms=ENOUGH_MS)
         checks.examine(target, at(grpc_rogue.port), "T")
         grpc_rogue.mode = "single"
         checks.examine(target, at(grpc_rogue.port), "T")
@@ -382,13 +392,13 @@ class TestGrpc:
         with pytest.raises(CheckRefused, match="start the service"):
             checks.examine(target, at(free_port()), "T")
         with pytest.raises(CheckRefused, match="no options"):
-            checks.accept(CheckTarget("", "grpc", options={"path": "/"}))
+            checks.accept(CheckTarget(name="", kind="grpc", options={"path": "/"}))
 
     def test_a_poisoned_message_is_found_and_its_neighbours_answered(
         self, checks: GrpcChecks, grpc_rogue: RogueGrpc
     ) -> None:
         grpc_rogue.mode = "poison"
-        target = CheckTarget("", "grpc", deadline_ms=5_000)
+        target = CheckTarget(name="", kind="grpc", deadline_ms=5_000)
         questions = [a_question("poison" if number == 300 else str(number)) for number in range(500)]
         answers = without_poison(
             lambda some: checks.ask(target, at(grpc_rogue.port), "T", some, later()), questions, later()
@@ -399,7 +409,7 @@ class TestGrpc:
 
     def test_a_service_that_always_fails_is_not_asked_for_each(self, checks: GrpcChecks, grpc_rogue: RogueGrpc) -> None:
         grpc_rogue.mode = "internal"
-        target = CheckTarget("", "grpc", deadline_ms=5_000)
+        target = CheckTarget(name="", kind="grpc", deadline_ms=5_000)
         questions = [a_question(str(number)) for number in range(500)]
         answers = without_poison(
             lambda some: checks.ask(target, at(grpc_rogue.port), "T", some, later()), questions, later()
@@ -419,7 +429,7 @@ OPTIONS = {
 
 
 def shop_target(mode: str = "", **changes: str) -> CheckTarget:
-    return CheckTarget("", "reflection", options={**OPTIONS, **changes}, deadline_ms=deadline_ms(mode))
+    return CheckTarget(name="", kind="reflection", options={**OPTIONS, **changes}, deadline_ms=deadline_ms(mode))
 
 
 class TestReflection:

@@ -46,7 +46,7 @@ def prepared_with(center: tmc.Center, engine: sa.Engine, topic: str, key: str, *
         ledger_id = ledger_id_of(connection)
     request = request_of(topic, {}, key, None, tmc.center.timedelta(0), None, ledger_id)
     result = center.producer.prepare(request, center.timeout).result(10)
-    message = tmc.Prepared(result.message_id, topic, key, request.attempt_id)
+    message = tmc.Prepared(message_id=result.message_id, topic=topic, key=key, attempt_id=request.attempt_id)
     if committed:
         with engine.begin() as connection:
             connection.execute(ledger.insert(), rows_for([message]))
@@ -326,7 +326,7 @@ class TestDoors:
     def test_while_the_center_is_away_nothing_is_answered(self, business: sa.Engine) -> None:
         away = tmc.connect(f"127.0.0.1:{free_port()}", app="orders")
         with pytest.raises(tmc.Unavailable):
-            Checks(away, business, {}).answer("any", [tmc.Question("1-1-05-1", "t", "k")])
+            Checks(away, business, {}).answer("any", [tmc.Question(message_id="1-1-05-1", topic="t", key="k")])
 
 
 class TestOperators:

@@ -27,7 +27,9 @@ from tmc_server.domain.ports import Instances
 from tmc_server.errors import DiscoveryUnavailable
 from tmc_server.store.senders import MOST_ADDRESSES, MOST_TAGS, SEEN_FOR_MS, Senders
 
-ORDERS = App(1, "orders", "order-service", "orders", "", "", ())
+ORDERS = App(
+    number=1, id="orders", service_name="order-service", biz_id="orders", alert_email="", alert_phone="", key_hashes=()
+)
 
 
 def _http(port: int) -> threading.Thread:
@@ -157,7 +159,23 @@ def test_instances_of_one_environment_never_those_of_another(
     instances = made(store)
     assert sorted(instances.addresses(ORDERS, "prod")) == ["10.0.0.1:80", "10.0.0.2:80"]
     assert list(instances.addresses(ORDERS, "test")) == ["10.0.0.9:80"]
-    assert list(instances.addresses(App(2, "mail", "mail", "mail", "", "", ()), "prod")) == []
+    assert (
+        list(
+            instances.addresses(
+                App(
+                    number=2,
+                    id="mail",
+                    service_name="mail",
+                    biz_id="mail",
+                    alert_email="",
+                    alert_phone="",
+                    key_hashes=(),
+                ),
+                "prod",
+            )
+        )
+        == []
+    )
 
 
 def test_a_sender_that_was_not_seen_for_an_hour_is_forgotten(store: StoreUnderTest) -> None:
@@ -175,7 +193,7 @@ def test_a_sender_that_was_not_seen_for_an_hour_is_forgotten(store: StoreUnderTe
 
 
 def test_an_app_that_floods_addresses_is_bounded_and_takes_no_room_from_another(store: StoreUnderTest) -> None:
-    mail = App(2, "mail", "mail", "mail", "", "", ())
+    mail = App(number=2, id="mail", service_name="mail", biz_id="mail", alert_email="", alert_phone="", key_hashes=())
     senders = Senders(store.database)
     senders.saw(ORDERS, "prod", "10.1.0.0:80")
     for second in range(20):

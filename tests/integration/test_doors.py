@@ -240,7 +240,9 @@ def test_an_address_that_means_nothing_elsewhere_is_refused(checks: Checks) -> N
 @pytest.mark.services
 def test_a_checks_server_is_found_through_consul_by_its_tag(checks: Checks, consul: Consul) -> None:
     instances = ConsulInstances(consul.address, "")
-    orders = App(1, "orders", "orders", "orders", "", "", ())
+    orders = App(
+        number=1, id="orders", service_name="orders", biz_id="orders", alert_email="", alert_phone="", key_hashes=()
+    )
     with checks.serve("127.0.0.1:0", agent=consul.address, service="orders", tag="blue") as server:
         eventually(lambda: list(instances.addresses(orders, "blue")) == [server.address], seconds=20)
         assert list(instances.addresses(orders, "green")) == []

@@ -19,8 +19,19 @@ from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Ques
 from tmc_server.domain.egress import Egress, parse_place
 from tmc_server.errors import CheckRefused
 
-ORDERS = App(1, "orders", "orders", "orders", "", "", (), "TOKEN")
-QUESTION = Question("1-1-05-1", "order.paid", "k", "orders", b"", b"", 0)
+ORDERS = App(
+    number=1,
+    id="orders",
+    service_name="orders",
+    biz_id="orders",
+    alert_email="",
+    alert_phone="",
+    key_hashes=(),
+    check_token="TOKEN",
+)
+QUESTION = Question(
+    message_id="1-1-05-1", topic="order.paid", key="k", biz_id="orders", attempt_id=b"", ledger_id=b"", created_ms=0
+)
 
 # PORT is the trap's. Every one of these means this machine, or a place where nobody should be sent.
 LITERALS = [
@@ -77,8 +88,8 @@ def kinds(allow: Sequence[str], resolver: Resolver, instances: Sequence[str] = (
 
 def targets(address: str) -> list[CheckTarget]:
     return [
-        CheckTarget("", "http", address, {"path": "/verify"}, deadline_ms=300),
-        CheckTarget("", "grpc", address, deadline_ms=300),
+        CheckTarget(name="", kind="http", address=address, options={"path": "/verify"}, deadline_ms=300),
+        CheckTarget(name="", kind="grpc", address=address, deadline_ms=300),
     ]
 
 
@@ -131,9 +142,9 @@ def test_a_name_is_resolved_once_and_what_was_checked_is_what_is_connected_to() 
     """Rebinding: the first answer is harmless, the second is this machine."""
     resolver = Resolver(["10.0.0.7"], ["127.0.0.1"])
     addressing = Addressing(StaticInstances({}), Egress(["shop.internal:80"]), True, resolver)
-    [endpoint] = addressing.endpoints(CheckTarget("", "http", "shop.internal:80"), ORDERS, "default")
+    [endpoint] = addressing.endpoints(CheckTarget(name="", kind="http", address="shop.internal:80"), ORDERS, "default")
     assert (endpoint.pinned, endpoint.authority, resolver.asked) == ("10.0.0.7:80", "shop.internal:80", 1)
-    again = addressing.endpoints(CheckTarget("", "http", "shop.internal:80"), ORDERS, "default")
+    again = addressing.endpoints(CheckTarget(name="", kind="http", address="shop.internal:80"), ORDERS, "default")
     assert isinstance(again, CheckAnswer)
     assert again.reason is CheckReason.REFUSED_TARGET
 
@@ -142,7 +153,7 @@ def test_a_name_is_resolved_once_and_what_was_checked_is_what_is_connected_to() 
 def test_redirects_reach_nobody(trap: TrapListener, mode: str) -> None:
     rogue = RogueHttp(trap.port)
     asking = kinds(["127.0.0.1/32:*"], Resolver([]))
-    target = CheckTarget("", "http", rogue.address, {"path": f"/{mode}"}, deadline_ms=10_000)
+    target = CheckTarget(name="", kind="http", address=rogue.address, options={"path": f"/{mode}"}, deadline_ms=10_000)
     [answer] = asking.ask(target, ORDERS, "default", [QUESTION], 30)
     assert (answer.verdict, answer.reason) == (Verdict.UNKNOWN, CheckReason.FAILED)
     assert rogue.asked == [f"GET /{mode}?bizID=orders&messageKey=k HTTP/1.1"]
@@ -189,13 +200,13 @@ class TestWhatIsAllowed:
     )
     def test_targets(self, allow: list[str], address: str, resolved: str, permitted: bool) -> None:
         addressing = Addressing(StaticInstances({}), Egress(allow), True, Resolver([resolved] if resolved else []))
-        found = addressing.endpoints(CheckTarget("", "http", address), ORDERS, "default")
+        found = addressing.endpoints(CheckTarget(name="", kind="http", address=address), ORDERS, "default")
         assert isinstance(found, list) is permitted, found
 
     def test_instances_of_discovery_need_no_entry_and_those_of_senders_do(self) -> None:
         for trusted, permitted in ((True, True), (False, False)):
             addressing = Addressing(StaticInstances({"orders": ["10.0.0.7:1"]}), Egress([]), trusted, Resolver([]))
-            found = addressing.endpoints(CheckTarget("", "grpc"), ORDERS, "default")
+            found = addressing.endpoints(CheckTarget(name="", kind="grpc"), ORDERS, "default")
             assert isinstance(found, list) is permitted
 
     def test_a_refused_target_is_refused_when_it_is_set(self) -> None:
@@ -204,10 +215,10 @@ class TestWhatIsAllowed:
             with pytest.raises(CheckRefused, match=r"\[checks\] allow does not list it"):
                 asking.examine(targets("10.0.0.7:80")[0], ORDERS, "default", untried)
         with pytest.raises(CheckRefused, match="no kind 'ftp'"):
-            asking.examine(CheckTarget("", "ftp"), ORDERS, "default", untried=True)
+            asking.examine(CheckTarget(name="", kind="ftp"), ORDERS, "default", untried=True)
         with pytest.raises(CheckRefused, match="Start it first"):
-            asking.examine(CheckTarget("", "grpc"), ORDERS, "default", untried=False)
-        asking.examine(CheckTarget("", "grpc"), ORDERS, "default", untried=True)
+            asking.examine(CheckTarget(name="", kind="grpc"), ORDERS, "default", untried=False)
+        asking.examine(CheckTarget(name="", kind="grpc"), ORDERS, "default", untried=True)
         asking.close()
 
     @pytest.mark.parametrize(

@@ -567,7 +567,10 @@ def _verdicts(engine: sa.Engine, center: FakeCenter) -> dict[str, bool]:
     with engine.connect() as connection:
         ledger_id = connection.execute(sa.select(ledger_info.c.ledger_id)).scalar_one()
     answers = LedgerAnswers(engine)
-    asked = [tmc.Question(id_, "t", key, ledger_id=ledger_id, created_ms=1) for id_, key in center.prepared.items()]
+    asked = [
+        tmc.Question(message_id=id_, topic="t", key=key, ledger_id=ledger_id, created_ms=1)
+        for id_, key in center.prepared.items()
+    ]
     found = answers.answer(asked, fences=True)
     answers.close()
     assert all(answer.verdict in (tmc.Verdict.COMMIT, tmc.Verdict.ROLLBACK) for answer in found), found

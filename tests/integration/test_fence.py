@@ -95,7 +95,7 @@ def ledger_id(engine: sa.Engine) -> bytes:
 
 def question(engine: sa.Engine, message_id: str, **changes: Any) -> tmc.Question:
     values = {"topic": "shop.paid", "key": "k", "ledger_id": ledger_id(engine), "created_ms": NOW} | changes
-    return tmc.Question(message_id, **values)
+    return tmc.Question(message_id=message_id, **values)
 
 
 def ask(answers: LedgerAnswers, *questions: tmc.Question, fences: bool = True) -> list[tmc.Verdict]:
@@ -139,7 +139,9 @@ class TestTheFence:
         with business.connect() as connection:
             write_row(connection, "1-1-05-7")
             asked = question(business, "1-1-05-7") if business.dialect.name != "sqlite" else None
-            asked = asked or tmc.Question("1-1-05-7", "t", "k", ledger_id=_known_id(connection), created_ms=NOW)
+            asked = asked or tmc.Question(
+                message_id="1-1-05-7", topic="t", key="k", ledger_id=_known_id(connection), created_ms=NOW
+            )
             assert ask(answers, asked) == [UNKNOWN]
             connection.commit()
         assert ask(answers, asked) == [COMMIT]
@@ -203,7 +205,9 @@ def test_checks_over_an_async_engine_are_answered_from_any_thread(
 
 def test_a_ledger_that_is_not_there_is_named_in_the_answer(tmp_path) -> None:
     answers = LedgerAnswers(sa.create_engine(f"sqlite:///{tmp_path}/shop.db"))
-    [answer] = answers.answer([tmc.Question("1-1-05-1", "t", "k", ledger_id=b"x" * 16)], fences=True)
+    [answer] = answers.answer(
+        [tmc.Question(message_id="1-1-05-1", topic="t", key="k", ledger_id=b"x" * 16)], fences=True
+    )
     answers.close()
     assert answer.verdict is UNKNOWN
     assert "There is no table tmc_ledger_info in this database: call tmc.create_tables(engine)" in answer.detail
@@ -247,7 +251,7 @@ class TestWhoMayAnswer:
 
     def test_a_ledger_that_is_away_decides_nothing(self, tmp_path) -> None:
         away = LedgerAnswers(sa.create_engine(f"sqlite:///{tmp_path}/none/shop.db"))
-        found = away.answer([tmc.Question("1-1-05-1", "t", "k", ledger_id=b"x" * 16)], fences=True)
+        found = away.answer([tmc.Question(message_id="1-1-05-1", topic="t", key="k", ledger_id=b"x" * 16)], fences=True)
         assert [(answer.verdict, answer.detail.partition(":")[0]) for answer in found] == [(UNKNOWN, "LEDGER_AWAY")]
 
 

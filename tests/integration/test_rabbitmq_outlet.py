@@ -457,12 +457,12 @@ def test_looking_at_a_queue(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> No
     bench.send(1, 7)
     bench.settled()
     bench.outlet.came_out(1, 1234)
-    eventually(lambda: bench.outlet.look(1) == QueueLook(0, 7, 1234, 0))
+    eventually(lambda: bench.outlet.look(1) == QueueLook(consumers=0, messages=7, passed_ms=1234, still_ms=0))
     connection = bench.broker.connect()
     channel = connection.channel()
     channel.basic_qos(prefetch_count=3)
     channel.basic_consume(bench.queue(1), lambda *_: None)
-    eventually(lambda: _without_time(bench.outlet.look(1)) == QueueLook(1, 4, 1234))
+    eventually(lambda: _without_time(bench.outlet.look(1)) == QueueLook(consumers=1, messages=4, passed_ms=1234))
     connection.close()
 
 

@@ -477,7 +477,10 @@ class TestAsyncio:
                 assert (await center.get_message(topic="aio", key="looked-up")).message_id == published
                 center.check("aio.own")(lambda _: tmc.Verdict.COMMIT)
                 checks = center.checks(create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/none.db"))
-                assert checks._outcome(tmc.Question("1", "aio.own", "k")).verdict is tmc.Verdict.COMMIT
+                assert (
+                    checks._outcome(tmc.Question(message_id="1", topic="aio.own", key="k")).verdict
+                    is tmc.Verdict.COMMIT
+                )
 
         asyncio.run(story())
 
@@ -532,7 +535,9 @@ def test_a_settler_survives_what_a_driver_or_an_event_raises(tmp_path) -> None:
     broken, well = (sa.create_engine(f"sqlite:///{tmp_path}/{name}.db") for name in ("broken", "well"))
     tmc.create_tables(well)
     with well.begin() as connection:
-        connection.execute(ledger.insert(), rows_for([tmc.Prepared("1-1-05-1", "t", "k", b"0" * 16)]))
+        connection.execute(
+            ledger.insert(), rows_for([tmc.Prepared(message_id="1-1-05-1", topic="t", key="k", attempt_id=b"0" * 16)])
+        )
 
     @sa.event.listens_for(broken, "do_connect")
     def refuse(*_: Any) -> None:

@@ -157,6 +157,6 @@ def test_on_this_machine_it_may(address: str) -> None:
 
 
 def test_an_address_that_consul_gives_is_looked_at_too() -> None:
-    connection = Connection("127.0.0.1:50051", Identity("orders", "secret"))
+    connection = Connection("127.0.0.1:50051", Identity(app="orders", key="secret"))
     with pytest.raises(tmc.InvalidRequest, match="in the clear to 10"):
         connection._new_channel("10.0.0.7:50051")

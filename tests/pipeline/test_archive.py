@@ -446,7 +446,15 @@ class TestDamage:
     def test_a_manifest_that_ends_in_the_future_is_refused(self, unarchived: Jobs, folder: Path) -> None:
         """It would hide all that closes until then: no messages and exit code 0, for a year."""
         now = unarchived.tables.now_ms()
-        made = Manifest("20260101T000000-abc", 0, now + 365 * DAY_MS, now, (), (), {})
+        made = Manifest(
+            run="20260101T000000-abc",
+            since_ms=0,
+            before_ms=now + 365 * DAY_MS,
+            written_ms=now,
+            shards=(),
+            partitions=(),
+            names={},
+        )
         path = folder / "archive" / "manifests" / f"{made.run}.json"
         path.parent.mkdir(parents=True)
         path.write_text(made.to_json())

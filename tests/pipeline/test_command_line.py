@@ -222,7 +222,7 @@ class TestRefusals:
 
 
 def _as_orders(running: RunningCenter, token: str) -> Center:
-    identity = Identity("orders", running.keys["orders"], operator_token=token)
+    identity = Identity(app="orders", key=running.keys["orders"], operator_token=token)
     return Center(running.address, identity, None, timedelta(seconds=10), insecure=False)
 
 

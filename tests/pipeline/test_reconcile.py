@@ -29,7 +29,9 @@ from tmc_server.domain.message import MessageState as M
 
 pytestmark = pytest.mark.mariadb
 NOW_MS = START_MS + 86_400_000
-AUDITED = Audited({"orders": 0, "shop": 0}, {"coupons.default": 0}, frozenset({"shop"}))
+AUDITED = Audited(
+    producers={"orders": 0, "shop": 0}, subscribers={"coupons.default": 0}, sdk_ledgers=frozenset({"shop"})
+)
 
 
 def an_id(at_ms: int = START_MS) -> str:
@@ -151,7 +153,7 @@ def test_relations_count_as_far_as_notes_reach(spark: SparkSession) -> None:
     said.append(effect(message_id=ids[1]))
     said.append({**delivery(C.ACKED, at_ms=NOW_MS - 1), "message_id": an_id(NOW_MS - 5000)})
     frame = _frame(spark, said)
-    audited = Audited({}, {"coupons.default": START_MS + 1000})
+    audited = Audited(producers={}, subscribers={"coupons.default": START_MS + 1000})
     (row,) = relations(judged(frame, audited, NOW_MS, tolerance_ms=60_000, partitions=2)).collect()
     assert (row.committed, row.consumed, row.unconfirmed) == (2, 1, 0)
 
@@ -288,7 +290,9 @@ def test_no_cell_of_the_details_is_a_formula(spark: SparkSession, filled: Any, f
 
 
 def test_what_may_have_been_cleaned_away_is_nobodys_loss(spark: SparkSession) -> None:
-    audited = Audited({"orders": START_MS + 1}, {"coupons.default": START_MS + 1}, center_ms=START_MS + 1)
+    audited = Audited(
+        producers={"orders": START_MS + 1}, subscribers={"coupons.default": START_MS + 1}, center_ms=START_MS + 1
+    )
     for said in ([here(M.COMMITTED)], [committed()], [effect()], [here(M.COMMITTED), delivery(C.ACKED)]):
         assert _verdicts(spark, said, audited) == {an_id(): "agreed"}
     later = [{**claim, "message_id": an_id(START_MS + 1)} for claim in (here(M.COMMITTED), delivery(C.ACKED))]

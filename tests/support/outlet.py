@@ -19,16 +19,39 @@ class SomeCatalog:
     def __init__(
         self, consumer: str, count: int = 2, forwards: Sequence[Forward] = (), other_owner_of: int = 0
     ) -> None:
-        apps = {n: App(n, id_, id_, id_, "", "", ()) for n, id_ in ((1, "orders"), (2, consumer), (3, "shop"))}
+        apps = {
+            n: App(number=n, id=id_, service_name=id_, biz_id=id_, alert_email="", alert_phone="", key_hashes=())
+            for n, id_ in ((1, "orders"), (2, consumer), (3, "shop"))
+        }
         topics = {
-            n: Topic(n, f"t{n}", 3 if n == other_owner_of else 1, "default", 0, 1, 1000, 1000, 0, QueueMode.MULTI)
+            n: Topic(
+                number=n,
+                name=f"t{n}",
+                owner=3 if n == other_owner_of else 1,
+                default_tag="default",
+                table_index=0,
+                spread=1,
+                transaction_time_ms=1000,
+                open_limit=1000,
+                effective_ms=0,
+                queue_mode=QueueMode.MULTI,
+            )
             for n in range(1, count + len(forwards) + 1)
         }
         subscriptions = {
-            n: Subscription(n, n, 2, "default", RetryPolicy(), 0, None, forwards[n - count - 1] if n > count else None)
+            n: Subscription(
+                number=n,
+                topic=n,
+                app=2,
+                tag="default",
+                policy=RetryPolicy(),
+                effective_ms=0,
+                removed_ms=None,
+                forward=forwards[n - count - 1] if n > count else None,
+            )
             for n in topics
         }
-        self.current = Catalog(1, apps, topics, subscriptions)
+        self.current = Catalog(version=1, apps=apps, topics=topics, subscriptions=subscriptions)
 
     def in_use(self) -> tuple[Catalog, bool]:
         return self.current, False

@@ -102,7 +102,16 @@ class StoreUnderTest:
         self.orders, self.orders_key = self.catalog_store.register_app("test", "orders", "orders", "orders", "", "")
         self.catalog_store.register_app("test", "coupons", "coupons", "coupons", "", "")
         self.topic = self.catalog_store.register_topic(
-            "test", NewTopic("order.paid", "orders", "default", 5, 1, 10_000, 1_000_000)
+            "test",
+            NewTopic(
+                name="order.paid",
+                owner="orders",
+                default_tag="default",
+                table_index=5,
+                spread=1,
+                transaction_time_ms=10_000,
+                open_limit=1_000_000,
+            ),
         )
         self.subscription = self.catalog_store.register_subscription("test", "order.paid", "coupons", "", POLICY)
         self.watch.run_once()
@@ -234,7 +243,7 @@ class StoreUnderTest:
 
     def set_checks(self, retry: RetryPolicy, *targets: CheckTarget) -> None:
         """How the topic is checked from now on."""
-        policy = CheckPolicy({target.name: target for target in targets or (CheckTarget("", "grpc"),)}, retry)
+        policy = CheckPolicy({target.name: target for target in targets or (CheckTarget(name="", kind="grpc"),)}, retry)
         self.catalog_store.set_topic_check("test", self.topic.name, policy)
         self.watch.run_once()
         self.topic = self.watch.current.topics[self.topic.number]

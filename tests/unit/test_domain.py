@@ -118,9 +118,9 @@ class TestRetry:
         ("policy", "seconds"),
         [
             (RetryPolicy(interval_ms=10_000), [10, 30, 60, 100]),
-            (RetryPolicy(RetryKind.EXPONENTIAL, 10_000), [10, 30, 70, 150]),
+            (RetryPolicy(kind=RetryKind.EXPONENTIAL, interval_ms=10_000), [10, 30, 70, 150]),
             (RetryPolicy(interval_ms=10_000, cap_ms=15_000), [10, 25, 40, 55]),
-            (RetryPolicy(RetryKind.EXPONENTIAL, 10_000, cap_ms=20_000), [10, 30, 50, 70]),
+            (RetryPolicy(kind=RetryKind.EXPONENTIAL, interval_ms=10_000, cap_ms=20_000), [10, 30, 50, 70]),
         ],
     )
     def test_tries_fall_at(self, policy: RetryPolicy, seconds: list[int]) -> None:
@@ -129,7 +129,7 @@ class TestRetry:
 
     @given(st.sampled_from(RetryKind), st.integers(10, 86_400_000), st.integers(10, 86_400_000))
     def test_distances_grow_up_to_the_cap_however_many_tries(self, kind: RetryKind, interval: int, cap: int) -> None:
-        policy = RetryPolicy(kind, interval, 10_000, cap)
+        policy = RetryPolicy(kind=kind, interval_ms=interval, max_retry=10_000, cap_ms=cap)
         distances = [policy.distance_ms(tried) for tried in (*range(1, 50), 10_000, 1 << 40)]
         assert distances == sorted(distances)
         assert 0 < distances[0] <= distances[-1] <= cap

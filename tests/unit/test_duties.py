@@ -107,7 +107,7 @@ class TestRescuing:
         work, members = ScriptedWork({}), _Members()
         duty = Rescuing([work], members, uncertain_ms=100)
         assert duty.run_once() == 0
-        members.gone = (ServerRun(5, "five", 0, 1000),)
+        members.gone = (ServerRun(incarnation=5, name="five", started_ms=0, expires_ms=1000),)
         assert (duty.run_once(), duty.run_once()) == (1, 0)
         work.leases = {3: 1, 4: 9}
         assert duty.run_once() == 1
@@ -189,7 +189,12 @@ class _Sink:
 
 
 class TestAlerting:
-    ALERTS = tuple(Alert(i, "delivery failed", 1, 0, i, 1, 1, "", 0) for i in range(3))
+    ALERTS = tuple(
+        Alert(
+            id=i, kind="delivery failed", topic=1, shard=0, number=i, subscription=1, attempt=1, detail="", created_ms=0
+        )
+        for i in range(3)
+    )
 
     def test_each_notice_is_sent_once_and_marked(self) -> None:
         outbox, sink = _Outbox(list(self.ALERTS)), _Sink()
@@ -204,7 +209,20 @@ class TestAlerting:
         assert sink.got == [0, 1, 2]
 
     def test_a_sink_that_is_away_is_asked_three_times_a_run_and_gets_all_later(self) -> None:
-        alerts = [Alert(i, "delivery failed", 1, 0, i, 1, 1, "", 0) for i in range(5)]
+        alerts = [
+            Alert(
+                id=i,
+                kind="delivery failed",
+                topic=1,
+                shard=0,
+                number=i,
+                subscription=1,
+                attempt=1,
+                detail="",
+                created_ms=0,
+            )
+            for i in range(5)
+        ]
         outbox, sink = _Outbox(alerts), _Sink(fails=True)
         duty = Alerting(outbox, "webhook", sink, _Fixed())
         with pytest.raises(OSError, match="away"):
@@ -230,7 +248,20 @@ class TestAlerting:
         rogue = RogueHttp()
         rogue.say("alerts", b"{}")
         sink = WebhookSink(f"http://{rogue.address}/alerts")
-        sink.send(Alert(7, "check failed", 1, 5, 99, 0, 3, "nobody knew", 12), _Fixed.current)
+        sink.send(
+            Alert(
+                id=7,
+                kind="check failed",
+                topic=1,
+                shard=5,
+                number=99,
+                subscription=0,
+                attempt=3,
+                detail="nobody knew",
+                created_ms=12,
+            ),
+            _Fixed.current,
+        )
         assert json.loads(rogue.bodies[0]) == {
             "kind": "check failed", "topic": "t", "message_id": "1-1-05-99", "subscriber": "", "tag": "", "attempt": 3,
             "detail": "nobody knew", "created_ms": 12, "count": 1, "first_ms": 12, "last_ms": 12,
@@ -269,7 +300,22 @@ class TestAlerting:
 class _Fixed:
     """A catalog with one topic, number 1, open limit 10."""
 
-    current = Catalog(1, topics={1: Topic(1, "t", 1, "default", 0, 1, 1, 10, 0)})
+    current = Catalog(
+        version=1,
+        topics={
+            1: Topic(
+                number=1,
+                name="t",
+                owner=1,
+                default_tag="default",
+                table_index=0,
+                spread=1,
+                transaction_time_ms=1,
+                open_limit=10,
+                effective_ms=0,
+            )
+        },
+    )
 
     def in_use(self) -> tuple[Catalog, bool]:
         return self.current, False
@@ -312,7 +358,10 @@ class TestCounting:
 
 
 class TestRateLimiter:
-    APPS = tuple(App(i, f"app{i}", "", "", "", "", ()) for i in range(2))
+    APPS = tuple(
+        App(number=i, id=f"app{i}", service_name="", biz_id="", alert_email="", alert_phone="", key_hashes=())
+        for i in range(2)
+    )
 
     def test_a_burst_of_a_second_then_the_rate_for_each_app_by_itself(self) -> None:
         now = [100.0]

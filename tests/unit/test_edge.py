@@ -29,7 +29,10 @@ from tmc_server.rpc.refusing import refuse
 from tmc_server.rpc.strangers import OpenToAll
 from tmc_server.rpc.wire import check_fields
 
-ONE, OTHER = (App(i, f"app{i}", "", "", "", "", ()) for i in (1, 2))
+ONE, OTHER = (
+    App(number=i, id=f"app{i}", service_name="", biz_id="", alert_email="", alert_phone="", key_hashes=())
+    for i in (1, 2)
+)
 
 
 class TestBudget:

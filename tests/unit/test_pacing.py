@@ -117,13 +117,35 @@ class Simulation:
 
     def __init__(self, *, shared_topic: bool) -> None:
         self.clock = ManualClock(0)
-        target = {"": CheckTarget("", "grpc", batch=10)}
+        target = {"": CheckTarget(name="", kind="grpc", batch=10)}
         checks = CheckPolicy(targets=target)
         self.topic_of = {SHOP: 1, EVIL: 1 if shared_topic else 2}
-        topic = Topic(1, "t1", SHOP, "default", 0, 1, 1, 10, 0, checks=checks)
+        topic = Topic(
+            number=1,
+            name="t1",
+            owner=SHOP,
+            default_tag="default",
+            table_index=0,
+            spread=1,
+            transaction_time_ms=1,
+            open_limit=10,
+            effective_ms=0,
+            checks=checks,
+        )
         topics = {1: topic, 2: replace(topic, number=2, name="t2", owner=EVIL)}
-        apps = {number: App(number, f"app{number}", "", "", "", "", ()) for number in (SHOP, EVIL)}
-        self.current = Catalog(1, apps=apps, topics=topics)
+        apps = {
+            number: App(
+                number=number,
+                id=f"app{number}",
+                service_name="",
+                biz_id="",
+                alert_email="",
+                alert_phone="",
+                key_hashes=(),
+            )
+            for number in (SHOP, EVIL)
+        }
+        self.current = Catalog(version=1, apps=apps, topics=topics)
         self.rows: dict[int, Pending] = {}
         self.decided: Counter[int] = Counter()
         self.held = 0
@@ -137,9 +159,19 @@ class Simulation:
     def send(self, app: int, tag: str, count: int) -> None:
         for _ in range(count):
             self._number += 1
-            state = CheckState(0, 0, None, self.clock())
+            state = CheckState(attempt=0, checked=0, unreached_ms=None, due_ms=self.clock())
             self.rows[self._number] = Pending(
-                0, self._number, self.topic_of[app], app, tag, "k", b"", b"", 0, "", state
+                shard=0,
+                number=self._number,
+                topic=self.topic_of[app],
+                producer=app,
+                producer_tag=tag,
+                key="k",
+                attempt_id=b"",
+                ledger_id=b"",
+                created_ms=0,
+                target="",
+                state=state,
             )
 
     def _due(self, topic: int) -> list[Pending]:
@@ -172,7 +204,7 @@ class Simulation:
                 self.decided[checked.pending.producer] += 1
             else:
                 self._move([checked.pending], max(1_000, checked.pause_ms))
-        return Settled(0, 0, 0, 0, 0, False)
+        return Settled(committed=0, rolled_back=0, failed=0, undecided=0, overtaken=0, overdue=False)
 
     # -- producers and workers --
 

@@ -164,7 +164,7 @@ class _Center:
         self.tries: list[tuple[str, float, bool]] = []
         self.scripts: dict[str, Behavior] = {}
         self.open: dict[str, _Future] = {}
-        self.connection = Connection(addresses, Identity("orders"), monotonic=self.clock)
+        self.connection = Connection(addresses, Identity(app="orders"), monotonic=self.clock)
         monkeypatch.setattr(self.connection, "_method", lambda server, _path, _class: (self._raw(server.address), ()))
         monkeypatch.setattr(self.connection, "_prober", threading.current_thread())  # nobody probes
 

@@ -63,7 +63,18 @@ messages = st.builds(
 
 
 def a_copy(headers: dict[str, str], body: bytes = b"body") -> Copy:
-    return Copy(0, 7, 1, 2, 1, 1, "k", body, "text/plain", headers)
+    return Copy(
+        shard=0,
+        number=7,
+        subscription=1,
+        attempt=2,
+        topic=1,
+        producer=1,
+        key="k",
+        body=body,
+        content_type="text/plain",
+        headers=headers,
+    )
 
 
 @given(messages, messages, st.sets(st.sampled_from([field.name for field in fields(Message)]), max_size=2))

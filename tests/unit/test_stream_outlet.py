@@ -15,7 +15,18 @@ from tmc_server.errors import ShuttingDown
 
 
 def _copy(number: int, subscription: int = 1) -> Copy:
-    return Copy(5, number, subscription, 1, 1, 1, "k", b"", "t", {})
+    return Copy(
+        shard=5,
+        number=number,
+        subscription=subscription,
+        attempt=1,
+        topic=1,
+        producer=1,
+        key="k",
+        body=b"",
+        content_type="t",
+        headers={},
+    )
 
 
 _LIMITS = StreamLimits()

@@ -17,6 +17,7 @@ from tmc_pipeline.settings import Settings
 from tmc_server import errors
 from tmc_server.config import Config
 from tmc_server.domain import consumption, message
+from tmc_server.domain.catalog import App
 from tmc_server.domain.rights import RIGHTS
 from tmc_server.rpc.server import SERVICES
 from tmc_server.rpc.status import CODES
@@ -201,3 +202,27 @@ def test_every_field_of_the_protos_is_commented() -> None:
             if field.match(line):
                 assert before.startswith("//"), f"{path.name}: {line}"
             before = line
+
+
+# Built from rows of the database, or to be reshaped with the operations (design section 5); each is named where it is made.
+_BY_POSITION = {
+    "MessageId", "Row", "Operation", "Prepare", "Decide", "Nack", "_Holder", "_Submitted", "ShardTables", "Transaction",
+}  # fmt: skip
+
+
+def test_records_with_more_than_three_fields_are_built_by_keyword() -> None:
+    """Two strings that change places pass every type checker: an app's alert e-mail and its phone, say."""
+    by_position = set()
+    for package in ("tmc_client", "tmc_server", "tmc_pipeline"):
+        for path in (ROOT / package).rglob("*.py"):
+            for made in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)):
+                options = [ast.unparse(each) for each in made.decorator_list if "dataclass" in ast.unparse(each)]
+                fields = [each for each in made.body if isinstance(each, ast.AnnAssign)]
+                if options and len(fields) > 3 and "kw_only=True" not in options[0]:
+                    by_position.add(made.name)
+    assert by_position == _BY_POSITION
+
+
+def test_an_apps_alert_addresses_cannot_change_places() -> None:
+    with pytest.raises(TypeError):
+        App(1, "orders", "orders", "orders", "orders@example.org", "+49 30 1234", (), "TOKEN")  # type: ignore[call-arg]

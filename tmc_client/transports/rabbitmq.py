@@ -34,7 +34,7 @@ _LARGEST = 2**31 - 1
 _PATIENCE_S = 15.0  # a broker that just started may take our connection and never answer on it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Broker:
     """Where queues are, as the center says."""
 

@@ -268,11 +268,11 @@ class Center:
             GroupCommit(
                 self._writers[database],
                 Limits(
-                    1 if database.is_sqlite else limits.lanes,
-                    limits.queue,
-                    limits.queue_bytes,
-                    limits.batch_operations,
-                    limits.batch_bytes,
+                    lanes=1 if database.is_sqlite else limits.lanes,
+                    queue=limits.queue,
+                    queue_bytes=limits.queue_bytes,
+                    batch_operations=limits.batch_operations,
+                    batch_bytes=limits.batch_bytes,
                 ),
                 loop,
                 self._dead.set,

@@ -119,5 +119,5 @@ def _examine_map(shards: ShardMap) -> list[Finding]:
     try:
         check(shards)
     except ShardsElsewhere as exc:
-        return [Finding("shard map", told or "none", f"be as configured. {exc}", False)]
-    return [Finding("shard map", told, "", True)]
+        return [Finding(setting="shard map", value=told or "none", must=f"be as configured. {exc}", ok=False)]
+    return [Finding(setting="shard map", value=told, must="", ok=True)]

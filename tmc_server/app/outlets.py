@@ -174,4 +174,4 @@ def _broker_address(url: str, told: str) -> BrokerAddress:
     if told:
         host, _, text = told.rpartition(":")
         port = int(text)
-    return BrokerAddress(host, port, unquote(parts.path[1:]) or "/", parts.scheme == "amqps")
+    return BrokerAddress(host=host, port=port, virtual_host=unquote(parts.path[1:]) or "/", tls=parts.scheme == "amqps")

@@ -41,7 +41,15 @@ class AskerContract(ABC):
 
     def questions(self, count: int) -> list[Question]:
         return [
-            Question(f"1-1-05-{number}", "order.paid", f"k-{number}", "orders", bytes(16), bytes(16), 1_800_000_000_000)
+            Question(
+                message_id=f"1-1-05-{number}",
+                topic="order.paid",
+                key=f"k-{number}",
+                biz_id="orders",
+                attempt_id=bytes(16),
+                ledger_id=bytes(16),
+                created_ms=1_800_000_000_000,
+            )
             for number in range(count)
         ]
 

@@ -42,7 +42,7 @@ class Undescribed(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Method:
     """One unary method: its path, and classes of its messages out of their own pool."""
 
@@ -140,7 +140,7 @@ def _build(files: dict[str, descriptor_pb2.FileDescriptorProto], service: str, n
         request, response = _class_of(found.input_type), _class_of(found.output_type)
     except (TypeError, KeyError, ValueError) as exc:
         raise Undescribed(CheckReason.BAD_DESCRIPTION, f"The description does not fit together: {exc}"[:300]) from exc
-    return Method(f"/{service}/{name}", request, response, pool)
+    return Method(path=f"/{service}/{name}", request=request, response=response, pool=pool)
 
 
 def _class_of(descriptor: Descriptor) -> type[Message]:

@@ -100,7 +100,15 @@ class HttpChecks:
 
     def examine(self, target: CheckTarget, endpoint: Endpoint, token: str) -> None:
         """See domain.ports.Asker."""
-        question = Question("0-0-0-0", "tmc.examine", "tmc-examine", "", b"", b"", 0)
+        question = Question(
+            message_id="0-0-0-0",
+            topic="tmc.examine",
+            key="tmc-examine",
+            biz_id="",
+            attempt_id=b"",
+            ledger_id=b"",
+            created_ms=0,
+        )
         until = time.monotonic() + 2 * target.deadline_ms / 1000
         answer = self.ask(target, endpoint, token, [question], until)[0]
         if answer.reason in (CheckReason.UNREACHABLE, CheckReason.TIMED_OUT):

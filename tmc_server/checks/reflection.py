@@ -31,7 +31,9 @@ _VERDICTS = ("COMMIT", "ROLLBACK", "UNKNOWN")
 _PLACEHOLDERS = {"message_id", "topic", "key", "biz_id", "attempt_id"}
 _BRACES = re.compile(r"\{(\w+)\}")
 _PLACEHOLDER = re.compile(r"\{(message_id|topic|key|biz_id|attempt_id)\}")
-_SAMPLE = Question("1-1-0-1", "topic", "key", "biz", b"\0" * 16, b"", 0)
+_SAMPLE = Question(
+    message_id="1-1-0-1", topic="topic", key="key", biz_id="biz", attempt_id=b"\0" * 16, ledger_id=b"", created_ms=0
+)
 _REDEPLOYED = {CheckReason.NO_METHOD, CheckReason.NOT_UNDERSTOOD, CheckReason.FAILED}
 
 

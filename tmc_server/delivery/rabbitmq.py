@@ -58,7 +58,7 @@ Alarm = Callable[[str, int, str], None]
 """(kind, subscription, detail): tell the owner of a subscription."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Route:
     """exchange, key: where copies of a subscription go; key "": the copy's own.  producer: number of the topic's owner."""
 
@@ -166,7 +166,9 @@ class RabbitOutlet:
         except Retryable:
             return None  # what the other servers saw is not known: a copy that seems lost may still wait
         still_ms = self._window.looked(route.destination, found[0])
-        return QueueLook(found[0], found[1], route.destination.passed_ms, still_ms)
+        return QueueLook(
+            consumers=found[0], messages=found[1], passed_ms=route.destination.passed_ms, still_ms=still_ms
+        )
 
     def share_progress(self) -> bool:
         """Let the other servers know what this one saw come out. Returns False: nothing is left to do. Blocks."""

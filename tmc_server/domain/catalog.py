@@ -25,7 +25,7 @@ class TagKeys:
     key_hashes: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class App:
     """A registered service. `key_hashes`: SHA-256 of its one or two keys for all environments.
 
@@ -70,7 +70,7 @@ class Forward:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
     """Owner prepares, submits, rolls back; placement is fixed for ever."""
 
@@ -100,7 +100,7 @@ class DeliveryKeys:
     since_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
     """Topic x consumer app x consumer tag. A removal is final: the same three again get another number.
 
@@ -128,7 +128,7 @@ class Subscription:
         return (self.topic, self.app, self.tag)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Catalog:
     """One consistent copy. version: grows with every change.  shard_map: identity of the database by shard."""
 

@@ -68,7 +68,7 @@ _OF_SERVICE = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckTarget:
     """One approved way to ask about the messages of a topic.
 
@@ -95,11 +95,11 @@ class CheckPolicy:
     retry: distances and limit of UNKNOWN answers.
     """
 
-    targets: Mapping[str, CheckTarget] = field(default_factory=lambda: {"": CheckTarget("", "grpc")})
+    targets: Mapping[str, CheckTarget] = field(default_factory=lambda: {"": CheckTarget(name="", kind="grpc")})
     retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(max_retry=15))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """About one message. message_id: the public one.  created_ms: the center's clock at prepare."""
 
@@ -134,7 +134,7 @@ class CheckAnswer:
         return self.reason.counts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckState:
     """The columns of a PREPARED message that checks move.
 
@@ -163,13 +163,19 @@ def decide_undecided(row: CheckState, answer: CheckAnswer, policy: RetryPolicy, 
     pause_ms: how long the service is left in peace; 0: it can be asked, and only this question went wrong.
     """
     if answer.reason is CheckReason.NOT_ASKED:
-        return Undecided(CheckState(row.attempt, row.checked, row.unreached_ms, now + pause_ms))
+        return Undecided(
+            CheckState(attempt=row.attempt, checked=row.checked, unreached_ms=row.unreached_ms, due_ms=now + pause_ms)
+        )
     if not answer.reached:
         since = now if row.unreached_ms is None else row.unreached_ms
         own_ms = min(LONGEST_BACK_OFF_MS, max(FIRST_BACK_OFF_MS, now - since))  # doubles by itself
-        state = CheckState(row.attempt, row.checked, since, now + max(pause_ms, own_ms))
+        state = CheckState(
+            attempt=row.attempt, checked=row.checked, unreached_ms=since, due_ms=now + max(pause_ms, own_ms)
+        )
         return Undecided(state, overdue=now - since >= UNREACHED_ALERT_MS)
     checked = row.checked + 1
     if checked > policy.max_retry:
-        return Undecided(CheckState(row.attempt, checked, None, None), failed=True)
-    return Undecided(CheckState(row.attempt, checked, None, now + policy.distance_ms(checked)))
+        return Undecided(CheckState(attempt=row.attempt, checked=checked, unreached_ms=None, due_ms=None), failed=True)
+    return Undecided(
+        CheckState(attempt=row.attempt, checked=checked, unreached_ms=None, due_ms=now + policy.distance_ms(checked))
+    )

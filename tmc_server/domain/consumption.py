@@ -161,7 +161,7 @@ _STUCK_MS = 600_000
 _PASSED_MARGIN_MS = 2_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLook:
     """What a queue looked like a moment ago. messages: those that no consumer has fetched.
 

@@ -23,7 +23,7 @@ class ManifestUnreadable(Exception):
     """The text is no manifest, or one of a newer format."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedShard:
     """What a run took from one shard. low, high: its message numbers, both included. digest: over all columns, hexadecimal."""
 
@@ -50,7 +50,7 @@ class Partition:
     bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """since_ms <= closing time < before_ms, but for what earlier runs had. names: topics, apps, subscriptions by number."""
 

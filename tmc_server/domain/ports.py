@@ -17,7 +17,7 @@ from tmc_server.domain.retry import RetryPolicy
 from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
     """One copy of a message for one subscription, ready to be handed over. shard, number, subscription name its row."""
 
@@ -153,7 +153,7 @@ class CatalogSource(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewTopic:
     """What a topic is registered with. owner: app id.  Placement is fixed for ever."""
 
@@ -276,7 +276,7 @@ class Activation(Protocol):
         """End the waits under way and all later ones with StoreUnavailable. Does not block."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerAddress:
     """Where consumers find RabbitMQ."""
 
@@ -359,7 +359,7 @@ class Asking(Protocol):
         """Raises CheckRefused: a target like this cannot work. untried: nobody may be there yet."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
     """A PREPARED message whose check is due, as read. state: before or after the claim, as the caller knows."""
 
@@ -378,7 +378,15 @@ class Pending:
     def question(self, app: App, topic: str) -> Question:
         """What the producer is told. topic: its name."""
         message_id = str(MessageId(self.topic, self.producer, self.shard, self.number))
-        return Question(message_id, topic, self.key, app.biz_id, self.attempt_id, self.ledger_id, self.created_ms)
+        return Question(
+            message_id=message_id,
+            topic=topic,
+            key=self.key,
+            biz_id=app.biz_id,
+            attempt_id=self.attempt_id,
+            ledger_id=self.ledger_id,
+            created_ms=self.created_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +398,7 @@ class Checked:
     pause_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
     """What a page of answers did to its messages."""
 
@@ -503,7 +511,7 @@ class RowReader(Protocol):
     def shard_places(self) -> Sequence[ShardPlace]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
     """Rows that one pass moved on, by what became of them. held: an earlier copy may still wait in its queue."""
 
@@ -518,10 +526,10 @@ class Claimed:
 
     def __add__(self, other: Claimed) -> Claimed:
         return Claimed(
-            self.delivered + other.delivered,
-            self.failed + other.failed,
-            self.cancelled + other.cancelled,
-            self.held + other.held,
+            delivered=self.delivered + other.delivered,
+            failed=self.failed + other.failed,
+            cancelled=self.cancelled + other.cancelled,
+            held=self.held + other.held,
         )
 
 
@@ -590,7 +598,7 @@ class ListUnreadable(Exception):
     """A manifest, or a list that it promises, is missing or damaged: nothing of that run is removed. The text says which."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRun:
     """One run of a server, as its heartbeat tells. expires_ms: gone after that, by the catalog database's clock.
 
@@ -636,7 +644,7 @@ class AlertOutbox(Protocol):
         """The sink did not take them: due again after that time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
     """An alert, or a notice of several alike: then message, attempt and detail are those of the first.
 

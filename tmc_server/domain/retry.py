@@ -20,7 +20,7 @@ class RetryKind(IntEnum):
     EXPONENTIAL = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """All times in milliseconds."""
 

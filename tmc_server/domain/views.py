@@ -9,7 +9,7 @@ from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckView:
     """Where the checks of a message stand. due_ms None: it is not asked for any more."""
 
@@ -21,7 +21,7 @@ class CheckView:
     last_answer: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageView:
     """Times in milliseconds since the epoch; decided_ms None: not decided. body None: not asked for."""
 
@@ -43,7 +43,7 @@ class MessageView:
     check: CheckView
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumptionView:
     """One delivery duty."""
 
@@ -58,7 +58,7 @@ class ConsumptionView:
     closed_ms: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptView:
     """One failed try."""
 

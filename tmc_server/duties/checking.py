@@ -152,7 +152,7 @@ class Checking:
             parts.setdefault((each.producer, each.producer_tag, each.target), []).append(each)
         found = []
         for (app, tag, named), pending in parts.items():
-            target = targets.get(named) or CheckTarget(named, "")
+            target = targets.get(named) or CheckTarget(name=named, kind="")
             options = tuple(sorted(target.options.items()))
             name = ServiceName(
                 app=app, tag=tag, kind=target.kind, address=target.address, options=options, tls=target.tls

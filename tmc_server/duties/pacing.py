@@ -75,7 +75,7 @@ class Service:
         return max(0, round((self.quiet_until - now) * 1000))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class AppPace:
     """One app's part. answered: environments with services of their own, and when each answered last.
 

@@ -182,16 +182,18 @@ class Administering:
         if queue_mode not in (0, *map(int, QueueMode)):
             raise InvalidField("queue_mode", "be SINGLE or MULTI")
         new = NewTopic(
-            validation.topic(name, "name"),
-            validation.app_id(owner, "owner"),
-            validation.tag(default_tag, "default_tag") or "default",
-            validation.between(table_index_for(name) if table_index is None else table_index, "table_index", 0, 31),
-            validation.between(1 if spread is None else spread, "spread", 1, 32),
-            validation.between(
+            name=validation.topic(name, "name"),
+            owner=validation.app_id(owner, "owner"),
+            default_tag=validation.tag(default_tag, "default_tag") or "default",
+            table_index=validation.between(
+                table_index_for(name) if table_index is None else table_index, "table_index", 0, 31
+            ),
+            spread=validation.between(1 if spread is None else spread, "spread", 1, 32),
+            transaction_time_ms=validation.between(
                 10_000 if transaction_time_ms is None else transaction_time_ms, "transaction_time_ms", 1, DAY_MS
             ),
-            validation.between(1_000_000 if open_limit is None else open_limit, "open_limit", 1, 10_000_000),
-            QueueMode(queue_mode or QueueMode.MULTI),
+            open_limit=validation.between(1_000_000 if open_limit is None else open_limit, "open_limit", 1, 10_000_000),
+            queue_mode=QueueMode(queue_mode or QueueMode.MULTI),
         )
         made, effective_ms = await self.change(self._editor.register_topic, actor, new)
         if made.effective_ms:

@@ -12,7 +12,7 @@ from tmc_server.domain.ports import Performer
 from tmc_server.errors import RateLimited, TmcError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """An authenticated app.
 

@@ -68,7 +68,15 @@ class FirstUse:
             self._made(f"subscription of {caller.app.id} ({tag}) to {name}")
 
     def _make_topic(self, name: str, owner: str) -> None:
-        new = NewTopic(name, owner, "default", table_index_for(name), 1, self._transaction_time_ms, 1_000_000)
+        new = NewTopic(
+            name=name,
+            owner=owner,
+            default_tag="default",
+            table_index=table_index_for(name),
+            spread=1,
+            transaction_time_ms=self._transaction_time_ms,
+            open_limit=1_000_000,
+        )
         self._editor.register_topic(ACTOR, new)
         self._made(f"topic {name}")
 

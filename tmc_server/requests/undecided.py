@@ -25,7 +25,7 @@ _SPARE_MS = 10_000
 _NO_SUCH = "There is no such message: check the id."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport:
     """One check, as an operator reads it. elapsed_ms: from question to answer."""
 
@@ -101,11 +101,11 @@ class Undecided:
     def _check_now(self, wanted: MessageId) -> CheckReport:
         view = self._existing(wanted)
         topic, app = self.catalog.topics[view.topic], self.catalog.apps[view.producer]
-        target = topic.checks.targets.get(view.check.target) or CheckTarget(view.check.target, "")
+        target = topic.checks.targets.get(view.check.target) or CheckTarget(name=view.check.target, kind="")
         pending = self._desk.begin(wanted.shard, wanted.number, 2 * target.deadline_ms + _SPARE_MS)
         if pending is None:
             nobody = CheckAnswer.unknown(CheckReason.NOT_ASKED, "It is decided: nobody was asked.")
-            return CheckReport("", "", nobody, 0, self._existing(wanted).state)
+            return CheckReport(target="", request="", answer=nobody, elapsed_ms=0, state=self._existing(wanted).state)
         question = pending.question(app, topic.name)
         where, text = self._asking.describe(target, app, view.producer_tag, question)
         began = time.monotonic()
@@ -113,7 +113,9 @@ class Undecided:
         answer = self._asking.ask(target, app, view.producer_tag, [question], seconds)[0]
         elapsed_ms = round((time.monotonic() - began) * 1000)
         self._desk.settle(wanted.shard, [Checked(pending, answer, topic.checks.retry.distance_ms(1))])
-        return CheckReport(where, text, answer, elapsed_ms, self._existing(wanted).state)
+        return CheckReport(
+            target=where, request=text, answer=answer, elapsed_ms=elapsed_ms, state=self._existing(wanted).state
+        )
 
     async def reactivate(self, actor: str, message_id: str, reason: str) -> MessageView:
         """CHECK_FAILED -> PREPARED. Raises MessageUnknown, CheckRefused."""

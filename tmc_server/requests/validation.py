@@ -149,8 +149,8 @@ def policy(kind: int, interval_ms: int | None, max_retry: int | None, cap_ms: in
     if kind not in (0, *map(int, RetryKind)):
         raise InvalidField("retry.kind", "be LINEAR or EXPONENTIAL")
     return RetryPolicy(
-        RetryKind(kind) if kind else usual.kind,
-        between(usual.interval_ms if interval_ms is None else interval_ms, "retry.interval_ms", 10, DAY_MS),
-        between(usual.max_retry if max_retry is None else max_retry, "retry.max_retry", 0, 10_000),
-        between(usual.cap_ms if cap_ms is None else cap_ms, "retry.cap_ms", 10, DAY_MS),
+        kind=RetryKind(kind) if kind else usual.kind,
+        interval_ms=between(usual.interval_ms if interval_ms is None else interval_ms, "retry.interval_ms", 10, DAY_MS),
+        max_retry=between(usual.max_retry if max_retry is None else max_retry, "retry.max_retry", 0, 10_000),
+        cap_ms=between(usual.cap_ms if cap_ms is None else cap_ms, "retry.cap_ms", 10, DAY_MS),
     )

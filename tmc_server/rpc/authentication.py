@@ -122,7 +122,9 @@ class Authentication:
             raise KeyOfAnotherTag
         address = validation.address(values.get("tmc-check-address", ""), "tmc-check-address")
         operator = self._operator(values["tmc-operator"]) if "tmc-operator" in values else ""
-        return Caller(app, only_tag or tag, address, only_this_tag=bool(only_tag), operator=operator)
+        return Caller(
+            app=app, tag=only_tag or tag, check_address=address, only_this_tag=bool(only_tag), operator=operator
+        )
 
     def _app(self, values: Mapping[str, str]) -> tuple[App, str]:
         """The app, and the only tag that its key works for."""

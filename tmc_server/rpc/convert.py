@@ -229,16 +229,16 @@ def progress_to(view: CheckView) -> admin_pb2.CheckProgress:
 
 
 def target_from(sent: admin_pb2.CheckTarget) -> CheckTarget:
-    usual = CheckTarget("", "")
+    usual = CheckTarget(name="", kind="")
     return CheckTarget(
-        sent.name,
-        sent.kind,
-        sent.address,
-        dict(sent.options),
-        sent.deadline_ms if sent.HasField("deadline_ms") else usual.deadline_ms,
-        sent.concurrency if sent.HasField("concurrency") else usual.concurrency,
-        sent.batch if sent.HasField("batch") else usual.batch,
-        sent.tls,
+        name=sent.name,
+        kind=sent.kind,
+        address=sent.address,
+        options=dict(sent.options),
+        deadline_ms=sent.deadline_ms if sent.HasField("deadline_ms") else usual.deadline_ms,
+        concurrency=sent.concurrency if sent.HasField("concurrency") else usual.concurrency,
+        batch=sent.batch if sent.HasField("batch") else usual.batch,
+        tls=sent.tls,
     )
 
 

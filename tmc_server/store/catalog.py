@@ -507,41 +507,71 @@ def _hashes(values: Any) -> tuple[bytes, ...]:
 
 def _app_from(values: Any, tag_keys: tuple[TagKeys, ...] = ()) -> App:
     return App(
-        values["app_no"], values["id"], values["service_name"], values["biz_id"], values["alert_email"],
-        values["alert_phone"], _hashes(values), values["check_token"], bool(values["disabled"]), tag_keys,
-    )  # fmt: skip
+        number=values["app_no"],
+        id=values["id"],
+        service_name=values["service_name"],
+        biz_id=values["biz_id"],
+        alert_email=values["alert_email"],
+        alert_phone=values["alert_phone"],
+        key_hashes=_hashes(values),
+        check_token=values["check_token"],
+        disabled=bool(values["disabled"]),
+        tag_keys=tag_keys,
+    )
 
 
 def _topic(row: Any, targets: Mapping[str, CheckTarget] | None = None) -> Topic:
     """targets: those that were set; without any the topic has the usual one."""
-    retry = RetryPolicy(RetryKind(row.check_retry_kind), row.check_interval_ms, row.check_max_retry, row.check_cap_ms)
+    retry = RetryPolicy(
+        kind=RetryKind(row.check_retry_kind),
+        interval_ms=row.check_interval_ms,
+        max_retry=row.check_max_retry,
+        cap_ms=row.check_cap_ms,
+    )
     checks = CheckPolicy(targets, retry) if targets else CheckPolicy(retry=retry)
     return Topic(
-        row.topic_no, row.name, row.owner_no, row.default_tag, row.table_index, row.spread, row.transaction_time_ms,
-        row.open_limit, row.effective_ms, QueueMode(row.queue_mode), checks,
-    )  # fmt: skip
+        number=row.topic_no,
+        name=row.name,
+        owner=row.owner_no,
+        default_tag=row.default_tag,
+        table_index=row.table_index,
+        spread=row.spread,
+        transaction_time_ms=row.transaction_time_ms,
+        open_limit=row.open_limit,
+        effective_ms=row.effective_ms,
+        queue_mode=QueueMode(row.queue_mode),
+        checks=checks,
+    )
 
 
 def _target(row: Any) -> CheckTarget:
     return CheckTarget(
-        row.name, row.kind, row.address, json.loads(row.options), row.deadline_ms, row.concurrency, row.batch,
-        bool(row.tls),
-    )  # fmt: skip
+        name=row.name,
+        kind=row.kind,
+        address=row.address,
+        options=json.loads(row.options),
+        deadline_ms=row.deadline_ms,
+        concurrency=row.concurrency,
+        batch=row.batch,
+        tls=bool(row.tls),
+    )
 
 
 def _subscription(row: Any) -> Subscription:
-    policy = RetryPolicy(RetryKind(row.retry_kind), row.interval_ms, row.max_retry, row.cap_ms)
+    policy = RetryPolicy(
+        kind=RetryKind(row.retry_kind), interval_ms=row.interval_ms, max_retry=row.max_retry, cap_ms=row.cap_ms
+    )
     forward = Forward(row.forward_kind, row.forward_target, row.forward_key) if row.forward_kind else None
     return Subscription(
-        row.subscription_no,
-        row.topic_no,
-        row.app_no,
-        row.tag,
-        policy,
-        row.effective_ms,
-        row.removed_ms,
-        forward,
-        _delivery_keys(row),
+        number=row.subscription_no,
+        topic=row.topic_no,
+        app=row.app_no,
+        tag=row.tag,
+        policy=policy,
+        effective_ms=row.effective_ms,
+        removed_ms=row.removed_ms,
+        forward=forward,
+        keys=_delivery_keys(row),
     )
 
 

@@ -21,11 +21,20 @@ _OPPOSITE = {MessageState.COMMITTED: Verdict.ROLLBACK, MessageState.ROLLED_BACK:
 
 def pending_of(shard: int, row: Any) -> Pending:
     """A row of `due_checks` or `asked_messages`."""
-    state = CheckState(row.check_attempt, row.checked, row.unreached_ms, row.due_ms)
+    state = CheckState(attempt=row.check_attempt, checked=row.checked, unreached_ms=row.unreached_ms, due_ms=row.due_ms)
     return Pending(
-        shard, row.id, row.topic_no, row.producer_no, row.producer_tag, row.message_key, row.attempt_id,
-        row.ledger_id or b"", row.created_ms, row.check_target, state,
-    )  # fmt: skip
+        shard=shard,
+        number=row.id,
+        topic=row.topic_no,
+        producer=row.producer_no,
+        producer_tag=row.producer_tag,
+        key=row.message_key,
+        attempt_id=row.attempt_id,
+        ledger_id=row.ledger_id or b"",
+        created_ms=row.created_ms,
+        target=row.check_target,
+        state=state,
+    )
 
 
 def claim(tx: Transaction, pending: Sequence[Pending], until_ms: int, lease: Mapping[str, int]) -> list[Pending]:
@@ -85,9 +94,13 @@ def settle(tx: Transaction, answers: Sequence[Checked], tell_overdue: bool) -> S
         tx.alert_once([_alert(overdue, "producer not reached", attempt=0)])
     tx.alert_once(_alert(checked, "contradiction", attempt=0) for checked in contradicted)
     return Settled(
-        len(moved[MessageEvent.SUBMIT]), len(moved[MessageEvent.ROLLBACK]), failed, len(undecided) - failed, overtaken,
-        overdue is not None,
-    )  # fmt: skip
+        committed=len(moved[MessageEvent.SUBMIT]),
+        rolled_back=len(moved[MessageEvent.ROLLBACK]),
+        failed=failed,
+        undecided=len(undecided) - failed,
+        overtaken=overtaken,
+        overdue=overdue is not None,
+    )
 
 
 def _outcome(tx: Transaction, checked: Checked) -> Undecided:
@@ -95,9 +108,15 @@ def _outcome(tx: Transaction, checked: Checked) -> Undecided:
     if (
         checked.answer.verdict is not Verdict.UNKNOWN
     ):  # decided, but this server might miss a subscriber: ask again soon
-        return Undecided(CheckState(state.attempt, state.checked, None, tx.now + 1_000))
+        return Undecided(
+            CheckState(attempt=state.attempt, checked=state.checked, unreached_ms=None, due_ms=tx.now + 1_000)
+        )
     if tx.catalog_is_stale:  # the topic's limit may have been changed: nothing is given up, nothing is counted
-        return Undecided(CheckState(state.attempt, state.checked, state.unreached_ms, tx.now + 1_000))
+        return Undecided(
+            CheckState(
+                attempt=state.attempt, checked=state.checked, unreached_ms=state.unreached_ms, due_ms=tx.now + 1_000
+            )
+        )
     return decide_undecided(state, checked.answer, topic.checks.retry, checked.pause_ms, tx.now)
 
 

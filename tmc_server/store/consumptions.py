@@ -333,7 +333,15 @@ def _load_copies(tx: Transaction, subscription: int, numbers: list[int], attempt
     for row in tx.rows(tx.sql.bodies, ids=numbers) if numbers else ():
         tx.copies.append(
             Copy(
-                tx.sql.shard, row.id, subscription, attempt, row.topic_no, row.producer_no, row.message_key, row.body,
-                row.content_type, parse_headers(row.headers),
+                shard=tx.sql.shard,
+                number=row.id,
+                subscription=subscription,
+                attempt=attempt,
+                topic=row.topic_no,
+                producer=row.producer_no,
+                key=row.message_key,
+                body=row.body,
+                content_type=row.content_type,
+                headers=parse_headers(row.headers),
             )
-        )  # fmt: skip
+        )

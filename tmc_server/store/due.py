@@ -106,11 +106,18 @@ class SqlAlertOutbox:
         with self._database.reading() as connection:
             return [
                 Alert(
-                    row.id, row.kind, row.topic_no, row.shard, row.message_id, row.subscription_no, row.attempt, row.detail,
-                    row.created_ms,
+                    id=row.id,
+                    kind=row.kind,
+                    topic=row.topic_no,
+                    shard=row.shard,
+                    number=row.message_id,
+                    subscription=row.subscription_no,
+                    attempt=row.attempt,
+                    detail=row.detail,
+                    created_ms=row.created_ms,
                 )
                 for row in connection.execute(_UNSENT, {"limit": limit})
-            ]  # fmt: skip
+            ]
 
     def add(self, kind: str, topic: int, subscription: int, episode: int, detail: str) -> None:
         values = {"kind": kind, "topic_no": topic, "shard": 0, "message_id": 0, "subscription_no": subscription}
@@ -193,11 +200,22 @@ class SqlAlertOutbox:
             mine = [row for row in due if self._claim_one(connection, row, until)]
         return [
             Alert(
-                row.id, row.kind, row.topic_no, row.shard, row.message_id, row.subscription_no, row.attempt, row.detail,
-                row.first_ms, row.alerts, row.first_ms, row.last_ms, [tuple(each) for each in json.loads(row.samples)],
+                id=row.id,
+                kind=row.kind,
+                topic=row.topic_no,
+                shard=row.shard,
+                number=row.message_id,
+                subscription=row.subscription_no,
+                attempt=row.attempt,
+                detail=row.detail,
+                created_ms=row.first_ms,
+                count=row.alerts,
+                first_ms=row.first_ms,
+                last_ms=row.last_ms,
+                samples=[tuple(each) for each in json.loads(row.samples)],
             )
             for row in mine
-        ]  # fmt: skip
+        ]
 
     def _claim_one(self, connection: sa.Connection, row: Any, until: int) -> bool:
         """As it was read: nobody took it, and no alert was added that would be lost with it."""

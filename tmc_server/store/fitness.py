@@ -13,7 +13,7 @@ from tmc_server.store.migrate import head_revision, revision_of
 _MARGIN = 2 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """One checked setting. must: what it has to be, in words."""
 
@@ -33,7 +33,12 @@ def examine(database: Database, batch_bytes: int) -> list[Finding]:
     with database.connection() as connection:
         found = _sqlite(connection) if database.is_sqlite else _mysql(connection, batch_bytes)
     revision, head = revision_of(database), head_revision()
-    return [*found, Finding("schema revision", revision or "none", f"be {head}: run tmc init", revision == head)]
+    return [
+        *found,
+        Finding(
+            setting="schema revision", value=revision or "none", must=f"be {head}: run tmc init", ok=revision == head
+        ),
+    ]
 
 
 def _sqlite(connection: sa.Connection) -> list[Finding]:
@@ -42,9 +47,16 @@ def _sqlite(connection: sa.Connection) -> list[Finding]:
 
     version = str(connection.exec_driver_sql("SELECT sqlite_version()").scalar_one())
     return [
-        Finding("sqlite_version", version, "be 3.35 or newer", _version(version) >= (3, 35)),
-        Finding("journal_mode", pragma("journal_mode"), "be wal", pragma("journal_mode") == "wal"),
-        Finding("synchronous", pragma("synchronous"), "be 2 (FULL)", pragma("synchronous") in ("2", "3")),
+        Finding(setting="sqlite_version", value=version, must="be 3.35 or newer", ok=_version(version) >= (3, 35)),
+        Finding(
+            setting="journal_mode", value=pragma("journal_mode"), must="be wal", ok=pragma("journal_mode") == "wal"
+        ),
+        Finding(
+            setting="synchronous",
+            value=pragma("synchronous"),
+            must="be 2 (FULL)",
+            ok=pragma("synchronous") in ("2", "3"),
+        ),
     ]
 
 
@@ -57,7 +69,7 @@ def _mysql(connection: sa.Connection, batch_bytes: int) -> list[Finding]:
     variables: dict[str, Any] = dict(connection.exec_driver_sql("SHOW VARIABLES").fetchall())
 
     def check(name: str, must: str, ok: bool) -> Finding:
-        return Finding(name, str(variables.get(name, "absent")), must, ok)
+        return Finding(setting=name, value=str(variables.get(name, "absent")), must=must, ok=ok)
 
     def is_on(name: str) -> bool:
         return str(variables.get(name, "OFF")).upper() in ("ON", "1")
@@ -68,14 +80,25 @@ def _mysql(connection: sa.Connection, batch_bytes: int) -> list[Finding]:
     need = 2 * batch_bytes + _MARGIN  # a binary byte may take two in a statement
     return [
         check("version", "be MariaDB 10.6 or MySQL 8.0, or newer", _version(version) >= oldest),
-        check("innodb_flush_log_at_trx_commit", "be 1: an answered message must survive a power cut",
-              str(variables.get("innodb_flush_log_at_trx_commit")) == "1"),
-        check("sync_binlog", "be 1 while the binary log is on",
-              not is_on("log_bin") or str(variables.get("sync_binlog")) == "1"),
+        check(
+            "innodb_flush_log_at_trx_commit",
+            "be 1: an answered message must survive a power cut",
+            str(variables.get("innodb_flush_log_at_trx_commit")) == "1",
+        ),
+        check(
+            "sync_binlog",
+            "be 1 while the binary log is on",
+            not is_on("log_bin") or str(variables.get("sync_binlog")) == "1",
+        ),
         check("innodb_doublewrite", "be ON", str(variables.get("innodb_doublewrite", "ON")).upper() != "OFF"),
         check("wsrep_on", "be OFF: Galera may lose or fork decisions", not is_on("wsrep_on")),
         check("sql_mode", "be strict", "STRICT_ALL_TABLES" in str(variables.get("sql_mode"))),
         check("max_allowed_packet", f"be at least {need}", int(variables["max_allowed_packet"]) >= need),
         check("character_set_connection", "be utf8mb4", variables.get("character_set_connection") == "utf8mb4"),
-        Finding("transaction isolation", str(isolation), "be READ-COMMITTED", isolation == "READ-COMMITTED"),
-    ]  # fmt: skip
+        Finding(
+            setting="transaction isolation",
+            value=str(isolation),
+            must="be READ-COMMITTED",
+            ok=isolation == "READ-COMMITTED",
+        ),
+    ]

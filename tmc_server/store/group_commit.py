@@ -42,7 +42,7 @@ _LOCKED_TRIES = 100  # x the pause: about two seconds
 _QUANTUM_BYTES = 16_384  # what an app may add to a batch per turn: about 16 small messages or 160 acks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """lanes: threads and connections.  queue*: waiting per shard at most.  batch_*: one transaction at most."""
 

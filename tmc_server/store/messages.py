@@ -373,9 +373,17 @@ def _schedule(tx: Transaction, messages: Sequence[_Submitted]) -> None:
 
 def _copy(message: _Submitted, shard: int, subscription: int, attempt: int) -> Copy:
     return Copy(
-        shard, message.number, subscription, attempt, message.topic, message.producer, message.key, message.body,
-        message.content_type, message.headers,
-    )  # fmt: skip
+        shard=shard,
+        number=message.number,
+        subscription=subscription,
+        attempt=attempt,
+        topic=message.topic,
+        producer=message.producer,
+        key=message.key,
+        body=message.body,
+        content_type=message.content_type,
+        headers=message.headers,
+    )
 
 
 def parse_headers(stored: str | None) -> dict[str, str]:

@@ -31,7 +31,16 @@ _FORGET_MS = 86_400_000
 def server_runs(connection: sa.Connection) -> list[ServerRun]:
     """All that are written down, in the order of their incarnations."""
     rows = connection.execute(sa.select(server).order_by(server.c.incarnation))
-    return [ServerRun(row.incarnation, row.name, row.started_ms, row.expires_ms, row.catalog_version) for row in rows]
+    return [
+        ServerRun(
+            incarnation=row.incarnation,
+            name=row.name,
+            started_ms=row.started_ms,
+            expires_ms=row.expires_ms,
+            catalog_version=row.catalog_version,
+        )
+        for row in rows
+    ]
 
 
 @dataclass(frozen=True)

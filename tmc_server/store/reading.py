@@ -55,7 +55,10 @@ class Reader:
         return MessageDetail(
             message,
             [_consumption(message.shard, row) for row in consumptions],
-            [AttemptView(row.subscription_no, row.attempt, row.at_ms, row.error) for row in attempts],
+            [
+                AttemptView(subscription=row.subscription_no, attempt=row.attempt, at_ms=row.at_ms, error=row.error)
+                for row in attempts
+            ],
         )
 
     def messages(
@@ -138,17 +141,41 @@ class Reader:
 def _message(shard: int, row: Any) -> MessageView:
     values = row._mapping
     return MessageView(
-        shard, row.id, row.topic_no, row.producer_no, row.producer_tag, row.message_key, MessageState(row.state),
-        values.get("body"), row.content_type, parse_headers(row.headers), row.delay_ms, row.created_ms,
-        row.decided_ms, row.attempt_id, row.digest,
-        CheckView(
-            row.check_attempt, row.checked, row.due_ms, row.unreached_ms, row.check_target, row.check_answer
+        shard=shard,
+        number=row.id,
+        topic=row.topic_no,
+        producer=row.producer_no,
+        producer_tag=row.producer_tag,
+        key=row.message_key,
+        state=MessageState(row.state),
+        body=values.get("body"),
+        content_type=row.content_type,
+        headers=parse_headers(row.headers),
+        delay_ms=row.delay_ms,
+        created_ms=row.created_ms,
+        decided_ms=row.decided_ms,
+        attempt_id=row.attempt_id,
+        digest=row.digest,
+        check=CheckView(
+            attempt=row.check_attempt,
+            checked=row.checked,
+            due_ms=row.due_ms,
+            unreached_ms=row.unreached_ms,
+            target=row.check_target,
+            last_answer=row.check_answer,
         ),
-    )  # fmt: skip
+    )
 
 
 def _consumption(shard: int, row: Any) -> ConsumptionView:
     return ConsumptionView(
-        shard, row.message_id, row.subscription_no, ConsumptionState(row.state), row.attempt, row.tried, row.due_ms,
-        row.created_ms, row.closed_ms,
-    )  # fmt: skip
+        shard=shard,
+        number=row.message_id,
+        subscription=row.subscription_no,
+        state=ConsumptionState(row.state),
+        attempt=row.attempt,
+        tried=row.tried,
+        due_ms=row.due_ms,
+        created_ms=row.created_ms,
+        closed_ms=row.closed_ms,
+    )
