@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -238,6 +238,18 @@ class TestHttp:
             assert (answer.verdict, answer.reason) == (UNKNOWN, R.UNREACHABLE)
             assert "shop.invalid" in answer.detail
             http.close()
+
+    def test_a_connection_is_closed_when_its_tls_handshake_takes_too_long(self, http: HttpChecks) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            target = CheckTarget(name="", kind="http", options={"path": "/v"}, deadline_ms=SOON_MS, tls=True)
+            [answer] = http.ask(target, at(silent.getsockname()[1]), "T", [a_question()], later())
+            assert answer.reason is R.TIMED_OUT
+            connection, _ = silent.accept()
+            with connection:
+                connection.settimeout(20)
+                with suppress(ConnectionResetError):
+                    while connection.recv(65_536):  # the greeting, then the end
+                        pass
 
     def test_nobody_there(self, http: HttpChecks) -> None:
         target = CheckTarget(name="", kind="http", options={"path": "/v"}, deadline_ms=ENOUGH_MS)
