@@ -210,10 +210,11 @@ class _Body(httpx.AsyncByteStream):
             if self._open:
                 self._open = False
                 self._service.busy -= 1
-                if len(self._service.idle) >= _MOST_IDLE or _said_more(self._connection):
-                    await self._connection.aclose()
-                elif self._connection.is_idle():
+                room = len(self._service.idle) < _MOST_IDLE
+                if room and self._connection.is_idle() and not _said_more(self._connection):
                     self._service.idle.append((self._connection, time.monotonic()))
+                else:
+                    await self._connection.aclose()
 
 
 class _Pinned(httpcore.AsyncNetworkBackend):
@@ -264,20 +265,26 @@ class _Stream(httpcore.AsyncNetworkStream):
     ) -> httpcore.AsyncNetworkStream:
         with _refused(httpcore.ConnectError):
             await self._writer.start_tls(ssl_context, server_hostname=server_hostname)
+        if self._unread:  # asyncio keeps what came in the clear, and would hand it out as the first answer
+            await self.aclose()
+            raise httpcore.ConnectError("it spoke before it was asked")
         return self
 
     def get_extra_info(self, info: str) -> Any:
         if info == "is_readable":
-            unread: bytearray = self._reader._buffer  # type: ignore[attr-defined]  # at_eof alone is public
-            return bool(unread) or self._reader.at_eof() or self._writer.is_closing()
+            return self._unread or self._reader.at_eof() or self._writer.is_closing()
         return self._writer.get_extra_info(info)
+
+    @property
+    def _unread(self) -> bool:
+        return bool(self._reader._buffer)  # type: ignore[attr-defined]  # at_eof alone is public
 
 
 @contextmanager
 def _refused(error: type[Exception]) -> Iterator[None]:
     try:
         yield
-    except OSError as exc:
+    except (OSError, RuntimeError) as exc:  # RuntimeError: uvloop's, where the peer reset the connection before a write
         raise error(str(exc)) from exc
 
 

@@ -5,9 +5,11 @@ Whatever comes back, it is a verdict that was said exactly, or UNKNOWN with a ty
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections import Counter
@@ -17,7 +19,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpcore
 import pytest
+import uvloop
 
 from tests.support.certificates import for_loopback
 from tests.support.mariadb import free_port
@@ -30,6 +34,7 @@ from tmc_server.checks.reflection import ReflectionChecks
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question, Verdict
 from tmc_server.domain.ports import Endpoint
 from tmc_server.errors import CheckRefused
+from tmc_server.outgoing import _Pinned
 
 R = CheckReason
 ENOUGH_MS = 10_000  # for whoever answers at all, also on a machine with much to do
@@ -238,6 +243,49 @@ class TestHttp:
             assert (answer.verdict, answer.reason) == (UNKNOWN, R.UNREACHABLE)
             assert "shop.invalid" in answer.detail
             http.close()
+
+    def test_what_is_said_before_tls_is_no_answer(self, tmp_path: Path) -> None:
+        """Anybody on the way could have said it; the certificate proves what comes after it."""
+        certificate, key = for_loopback(tmp_path, "ca.pem")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+
+        def speak_first(listener: socket.socket) -> None:
+            connection, _ = listener.accept()
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n2")
+            with suppress(OSError), context.wrap_socket(connection, server_side=True) as secured:
+                secured.recv(1)
+
+        async def connect(port: int) -> None:
+            stream = await _Pinned(at(port)).connect_tcp("localhost", port)
+            async with asyncio.timeout(20):
+                while not stream.get_extra_info("is_readable"):
+                    await asyncio.sleep(0.001)
+            await stream.start_tls(ssl.create_default_context(cafile=str(certificate)), "localhost")
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            thread = threading.Thread(target=speak_first, args=(listener,))
+            thread.start()
+            with pytest.raises(httpcore.ConnectError, match="before it was asked"):
+                uvloop.run(connect(listener.getsockname()[1]))
+            thread.join()
+
+    def test_a_connection_that_was_reset_before_a_write_fails_as_the_network_does(self) -> None:
+        """So that the question goes out over a new one; uvloop has an error of its own for it."""
+
+        async def write(listener: socket.socket) -> None:
+            stream = await _Pinned(at(listener.getsockname()[1])).connect_tcp("localhost", 1)
+            connection, _ = listener.accept()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+            async with asyncio.timeout(20):
+                while not stream.get_extra_info("is_readable"):
+                    await asyncio.sleep(0.001)
+            for _ in range(3):
+                await stream.write(b"GET")
+
+        with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(httpcore.WriteError):
+            uvloop.run(write(listener))
 
     def test_a_connection_is_closed_when_its_tls_handshake_takes_too_long(self, http: HttpChecks) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:

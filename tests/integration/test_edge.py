@@ -321,4 +321,4 @@ def test_generated_hostile_calls_end_in_documented_statuses_and_change_no_row_of
     assert rows() == before
     grown_mb = _rss_mb() - warm_mb
     note(f"{calls} hostile calls, {warm_mb:.0f} MB after a fifth of them, {grown_mb:+.0f} MB at the end")
-    assert grown_mb < 48
+    assert grown_mb < 48  # for --long; a few hundred calls say little

@@ -324,6 +324,7 @@ class TestConsumer:
         self, running: RunningCenter, center: tmc.Center
     ) -> None:
         entered = threading.Event()
+        of_others = set(threading.enumerate())  # consumers of other tests may still be ending
         consumer = tmc.Consumer(tmc.connect(running.address, app="hanging"))
 
         @consumer.listener("hanging")
@@ -335,8 +336,10 @@ class TestConsumer:
         eventually(lambda: _subscribed(running, "hanging", 1))
         center.publish("hanging", "x", key="x")
         assert entered.wait(10)
+        own = [t for t in set(threading.enumerate()) - of_others if t.name.startswith("tmc-handler")]
+        assert own
         consumer.stop(grace=timedelta(milliseconds=10))
-        eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("tmc-handler")])
+        eventually(lambda: not any(thread.is_alive() for thread in own))
         assert _consumption_states(running, "hanging") == {"x": 1}
 
     def test_a_handler_that_hangs_is_given_up_and_its_message_runs_elsewhere(

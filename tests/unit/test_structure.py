@@ -206,7 +206,8 @@ def test_every_field_of_the_protos_is_commented() -> None:
 
 # Built from rows of the database, or to be reshaped with the operations (design section 5); each is named where it is made.
 _BY_POSITION = {
-    "MessageId", "Row", "Operation", "Prepare", "Decide", "Nack", "_Holder", "_Submitted", "ShardTables", "Transaction",
+    "ids.MessageId", "consumption.Row", "operations.Operation", "operations.Prepare", "operations.Decide", "operations.Nack",
+    "messages._Holder", "messages._Submitted", "tables.ShardTables", "transaction.Transaction",
 }  # fmt: skip
 
 
@@ -219,7 +220,7 @@ def test_records_with_more_than_three_fields_are_built_by_keyword() -> None:
                 options = [ast.unparse(each) for each in made.decorator_list if "dataclass" in ast.unparse(each)]
                 fields = [each for each in made.body if isinstance(each, ast.AnnAssign)]
                 if options and len(fields) > 3 and "kw_only=True" not in options[0]:
-                    by_position.add(made.name)
+                    by_position.add(f"{path.stem}.{made.name}")
     assert by_position == _BY_POSITION
 
 

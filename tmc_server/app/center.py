@@ -142,7 +142,7 @@ class Center:
         self._watch = CatalogWatch(self._store, self._nodes.run, self._nodes.acknowledge)
         # First the row, then the first look: whoever stores a change sees the row, or this server sees the change.
         self._nodes.acquire()
-        undo.callback(self._nodes.release)  # the next start need not wait for the lease to run out
+        undo.callback(self._release_slot, clean=True)  # the next start need not wait for the lease to run out
         self._watch.run_once()
         check(self._shards)  # again: from here on a change of the map is seen in the catalog
         self._activation = CatalogActivation(
@@ -444,7 +444,8 @@ class Center:
         await self._outlets.answers.flush()
         await asyncio.to_thread(self._checks.close)
         await asyncio.to_thread(self._commit.stop)
-        await asyncio.to_thread(self._release, clean)
+        await asyncio.to_thread(self._release_slot, clean)
+        await asyncio.to_thread(self._shards.close)
         self._metrics.stop()
         log.info("stopped")
 
@@ -455,12 +456,11 @@ class Center:
             except Retryable as exc:
                 log.warning("shards stay leased until their leases expire: %s", exc)
 
-    def _release(self, clean: bool) -> None:
+    def _release_slot(self, clean: bool) -> None:
         try:
             self._nodes.release(clean)  # the next start need not wait for the lease to run out
         except Retryable as exc:
             log.warning("the node slot stays leased until it expires: %s", exc)
-        self._shards.close()
 
 
 async def _serve(config: Config, dev: bool) -> bool:

@@ -3,7 +3,7 @@
     class TestCarrierPigeons(AskerContract):
         def asker(self): return CarrierPigeons()
         def endpoint(self, behaviour): ...      # a producer that behaves so, see BEHAVIOURS
-        def target(self): return CheckTarget("", "pigeon", options={...})
+        def target(self): return CheckTarget(name="", kind="pigeon", options={...})
 
 It needs pytest, and nothing else of ours.
 """

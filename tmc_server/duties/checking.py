@@ -111,23 +111,22 @@ class Checking:
     def _turn(self, catalog: Catalog, shard: int, topic: int) -> bool:
         moved = False
         seen: list[Service] = []
-        resting: dict[int, tuple[Service, list[Pending]]] = {}
+        resting: dict[int, tuple[int, list[Pending]]] = {}  # by service: for how many milliseconds
         self._seen[shard, topic] = (self._monotonic(), seen)
         parts, crowded = self._by_service(catalog, shard, topic)
         registered = {each.default_tag for each in catalog.topics.values()}
         for name, target, pending in parts:
             service = self._service(name, target, registered=name.tag in registered)
             seen.append(service)
-            if service.pause_ms(self._monotonic()):
-                resting.setdefault(id(service), (service, []))[1].extend(pending)
+            if pause_ms := service.pause_ms(self._monotonic()):
+                resting.setdefault(id(service), (pause_ms, []))[1].extend(pending)
             elif self._pacing.may_begin(service):
                 moved |= self._begin(shard, catalog.apps[name.app], target, service, pending)
             elif crowded and not service.does_well:  # or it would stand before what others have due in this topic
-                resting.setdefault(id(service), (service, []))[1].extend(pending)
+                resting.setdefault(id(service), (_CROWDED_HOLD_MS, []))[1].extend(pending)
         if resting:
             seen.clear()  # nobody knows yet what was behind them
-        for service, pending in resting.values():
-            held_ms = service.pause_ms(self._monotonic()) or _CROWDED_HOLD_MS
+        for held_ms, pending in resting.values():
             moved |= bool(self._work.hold(shard, pending, held_ms, f"{CheckReason.NOT_ASKED.name}: its service rests"))
         return moved
 
