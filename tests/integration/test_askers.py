@@ -252,6 +252,7 @@ class TestHttp:
 
         def speak_first(listener: socket.socket) -> None:
             connection, _ = listener.accept()
+            connection.settimeout(20)
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n2")
             with suppress(OSError), context.wrap_socket(connection, server_side=True) as secured:
                 secured.recv(1)
@@ -264,7 +265,7 @@ class TestHttp:
             await stream.start_tls(ssl.create_default_context(cafile=str(certificate)), "localhost")
 
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            thread = threading.Thread(target=speak_first, args=(listener,))
+            thread = threading.Thread(target=speak_first, args=(listener,), daemon=True)
             thread.start()
             with pytest.raises(httpcore.ConnectError, match="before it was asked"):
                 uvloop.run(connect(listener.getsockname()[1]))
