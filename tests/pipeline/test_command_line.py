@@ -195,7 +195,7 @@ class TestRefusals:
     def test_bodies_of_the_longest_size_fit_into_the_polite_profile(self, tmp_path: Path, mariadb: MariaDB) -> None:
         """Rows of one shard that together do not fit, each as long as limits.body_bytes allows; long: more than one fetch."""
         center = FilledCenter(mariadb, prefix="bodies")
-        many, memory = (2100, "1g") if LONG else (1400, "600m")
+        many, memory = (2100, "1g") if LONG else (1900, "800m")
         center.fill(many, [4], body_bytes=LimitsConfig().body_bytes)
         spark = {"profile": "polite", "memory": memory}
         done = run(tmp_path, "archive", settings=center.settings(tmp_path, ledgers=False, spark=spark))
