@@ -14,6 +14,7 @@ environment, cookies, decompression, and a log line with the whole address. A cl
 from __future__ import annotations
 
 import asyncio
+import select
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -242,6 +243,8 @@ class _Stream(httpcore.AsyncNetworkStream):
         self._reader = reader
         self._writer = writer
         self._read = 0
+        self._arrived = select.poll()  # what the loop has not read yet
+        self._arrived.register(writer.get_extra_info("socket"), select.POLLIN)
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         with _refused(httpcore.ReadError):
@@ -272,7 +275,8 @@ class _Stream(httpcore.AsyncNetworkStream):
 
     def get_extra_info(self, info: str) -> Any:
         if info == "is_readable":
-            return self._unread or self._reader.at_eof() or self._writer.is_closing()
+            gone = self._writer.is_closing() or self._reader.at_eof()
+            return gone or self._unread or bool(self._arrived.poll(0))
         return self._writer.get_extra_info(info)
 
     @property

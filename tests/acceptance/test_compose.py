@@ -55,9 +55,11 @@ def outside(compose: dict[str, Any], mariadb: MariaDB, rabbitmq: RabbitMQ) -> It
     path = f"{Path(program()).parent}:{os.environ['PATH']}"
     for _ in range(2):  # as after a second `docker compose up`
         subprocess.run(
-            [*rights["entrypoint"], *rights["command"]], check=True, capture_output=True,
+            [*rights["entrypoint"], *rights["command"]],
+            check=True,
+            capture_output=True,
             env=os.environ | {"PATH": path} | _replaced(rights["environment"], inside),
-        )  # fmt: skip
+        )
     yield inside
     agent.stop()
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -206,9 +207,17 @@ def test_every_field_of_the_protos_is_commented() -> None:
 
 # Built from rows of the database, or to be reshaped with the operations (design section 5); each is named where it is made.
 _BY_POSITION = {
-    "ids.MessageId", "consumption.Row", "operations.Operation", "operations.Prepare", "operations.Decide", "operations.Nack",
-    "messages._Holder", "messages._Submitted", "tables.ShardTables", "transaction.Transaction",
-}  # fmt: skip
+    "ids.MessageId",
+    "consumption.Row",
+    "operations.Operation",
+    "operations.Prepare",
+    "operations.Decide",
+    "operations.Nack",
+    "messages._Holder",
+    "messages._Submitted",
+    "tables.ShardTables",
+    "transaction.Transaction",
+}
 
 
 def test_records_with_more_than_three_fields_are_built_by_keyword() -> None:
@@ -225,5 +234,7 @@ def test_records_with_more_than_three_fields_are_built_by_keyword() -> None:
 
 
 def test_an_apps_alert_addresses_cannot_change_places() -> None:
-    with pytest.raises(TypeError):
-        App(1, "orders", "orders", "orders", "orders@example.org", "+49 30 1234", (), "TOKEN")  # type: ignore[call-arg]
+    by_position = [1, "orders", "orders", "orders", "orders@example.org", "+49 30 1234", (), "TOKEN"]
+    make: Any = App
+    with pytest.raises(TypeError, match="positional"):
+        make(*by_position)

@@ -30,7 +30,7 @@ log = logging.getLogger("tmc.doorkeeper")
 _FREE_PER_SECOND = 4.0  # calls without a key that are answered at once, per connection
 _FREE_AT_ONCE = 5.0
 # Each call differently: a thousand answered together would be a flood of their own. Below the SDK's usual timeout of 5 s, so
-# that whoever has a wrong key is told so.
+# that a caller with a wrong key learns about it.
 _HOLD_S = (2.0, 4.5)
 _MOST_HELD = 4000
 _SHORT = 0.8  # of all connections in use: closed ones come back at once, so leave them while there is room
