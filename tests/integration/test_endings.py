@@ -624,14 +624,12 @@ class Handlers:
         else:
             scene.effect(77)
 
-    def deliver(self, way: Way) -> tuple[str, Any]:
-        """Returns: the error of the first run, and the message as operators see it when it is settled."""
+    def deliver(self, way: Way) -> Any:
+        """Returns: the message as operators see it when it is settled."""
         self.way = way
         key = f"{way.id}-{next(_numbers)}"
         self._center.publish(self.topic, {}, key=key)
-        settled = eventually(lambda: self._acked(key))
-        failed = settled.failed_attempts
-        return failed[0].error if failed else "", settled
+        return eventually(lambda: self._acked(key))
 
     def _acked(self, key: str) -> Any:
         found = self._running.detail(self.topic, key)
@@ -662,15 +660,26 @@ def handlers(request: pytest.FixtureRequest, running: RunningCenter, database: D
         yield made
 
 
+def _first_error(caplog: pytest.LogCaptureFixture, message_id: str) -> str:
+    """The consumer's own record: on a busy machine the center may get it when the next attempt is already out, and drops it."""
+    errors = [
+        f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+        for record in caplog.records
+        if record.exc_info and record.name == "tmc_client.consumer" and message_id in record.getMessage()
+    ]
+    return errors[0] if errors else ""
+
+
 @pytest.mark.filterwarnings("ignore:transaction already deassociated:sqlalchemy.exc.SAWarning")
 @pytest.mark.parametrize("way", [pytest.param(way, id=way.id) for way in HANDLER_WAYS])
 def test_a_handlers_effect_happens_once_or_its_message_comes_again(
-    way: Way, database: Database, emptied: sa.Engine, handlers: Handlers
+    way: Way, database: Database, emptied: sa.Engine, handlers: Handlers, caplog: pytest.LogCaptureFixture
 ) -> None:
     if database.kind not in way.only:
         return  # the same function ends otherwise there: a row of its own says how
     expected = way.error if way.handler_error is None else way.handler_error
-    error, settled = handlers.deliver(way)
+    settled = handlers.deliver(way)
+    error = _first_error(caplog, settled.message.message_id)
     assert error.startswith(expected) if expected else error == "", error
     again = () if way.effects or not expected else (77,)  # the second run finds the note, or does the effect
     assert tuple(effects(emptied)) == way.effects + again

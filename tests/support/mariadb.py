@@ -84,13 +84,22 @@ class MariaDB:
         self.start()
 
     def start(self) -> None:
+        scratch = self.home / "tmp"  # of its own: a server that starts deletes the temporary tables it finds
+        scratch.mkdir(exist_ok=True)
+        command = [
+            DAEMON,
+            "--no-defaults",
+            f"--datadir={self.home}/data",
+            f"--tmpdir={scratch}",
+            f"--socket={self.home}/s",
+            f"--pid-file={self.home}/pid",
+            f"--port={self.port}",
+            "--bind-address=127.0.0.1",
+            *_user(),
+            *self._options,
+        ]
         with open(self.home / "log", "ab") as log:
-            self.process = subprocess.Popen(
-                [DAEMON, "--no-defaults", f"--datadir={self.home}/data", f"--socket={self.home}/s",
-                 f"--port={self.port}", "--bind-address=127.0.0.1", f"--pid-file={self.home}/pid", *_user(),
-                 *self._options],
-                stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         eventually(self._answers, seconds=60)
 
     def _answers(self) -> bool:

@@ -15,6 +15,7 @@ import pika
 
 from tests.support.eventually import eventually
 from tests.support.mariadb import free_port
+from tmc_client.transports.corked import connect
 
 LIBRARY = Path("/usr/lib/rabbitmq/bin")
 
@@ -103,7 +104,7 @@ class RabbitMQ:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
     def connect(self) -> pika.BlockingConnection:
-        return pika.BlockingConnection(pika.URLParameters(self.url))
+        return connect(pika.URLParameters(self.url))
 
     def control(self, *arguments: str) -> str:
         """rabbitmqctl."""

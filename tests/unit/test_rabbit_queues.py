@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 from pika.exceptions import AMQPConnectionError
 
-from tests.support.outlet import SomeCatalog
+from tests.support.eventually import eventually
+from tests.support.outlet import ProgressInMemory, RecordedAnswers, SomeCatalog
 from tmc_server.delivery import rabbitmq_queues
+from tmc_server.delivery.rabbitmq import RabbitOutlet
 from tmc_server.delivery.rabbitmq_queues import RabbitQueues
 from tmc_server.domain.queue_names import queue_of
 
@@ -48,7 +51,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> _Broker:
     def nobody_is_hung_up(_connection: object, _seconds: float) -> Iterator[None]:
         yield
 
-    monkeypatch.setattr(rabbitmq_queues.pika, "BlockingConnection", made.connect)
+    monkeypatch.setattr(rabbitmq_queues, "connect", made.connect)
     monkeypatch.setattr(rabbitmq_queues, "answered_within", nobody_is_hung_up)
     monkeypatch.setattr(rabbitmq_queues.time, "monotonic", lambda: made.now)
     return made
@@ -62,6 +65,42 @@ def test_a_broker_that_takes_the_connection_and_says_nothing_is_away() -> None:
         )
         queues._parameters.socket_timeout = queues._parameters.stack_timeout = 0.2
         assert queues.look("tmc.sub.coupons.default.t1") is None
+
+
+@pytest.fixture
+def resetting(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a broker whose connections are reset in the instant they are accepted."""
+
+    def gone(_socket: socket.socket) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(socket.socket, "getpeername", gone, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"amqp://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_broker_that_resets_what_it_accepts_is_away_for_the_queues(resetting: str) -> None:
+    assert RabbitQueues(resetting, SomeCatalog("coupons"), "quorum", lambda *_: None).look("some.queue") is None
+
+
+def test_a_broker_that_resets_what_it_accepts_is_away_for_the_publisher(
+    resetting: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalog = SomeCatalog("coupons")
+    queues = RabbitQueues(resetting, catalog, "quorum", lambda *_: None)
+    outlet = RabbitOutlet(
+        resetting,
+        catalog,
+        queues,
+        RecordedAnswers(),
+        lambda: None,
+        lambda *_: None,
+        ProgressInMemory().of_server(1),
+    )
+    outlet.start()
+    eventually(lambda: "the broker is away" in caplog.text)
+    outlet.stop()
+    assert not [record for record in caplog.records if record.name.startswith("tmc") and record.exc_info]
 
 
 def _run(queues: RabbitQueues, times: int) -> None:

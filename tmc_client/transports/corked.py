@@ -8,8 +8,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pika
 from pika.adapters.select_connection import SelectConnection
-from pika.exceptions import StreamLostError
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
+from pika.exceptions import AMQPConnectionError, StreamLostError
+
+
+def connect(parameters: pika.connection.Parameters) -> pika.BlockingConnection:
+    """Open a BlockingConnection. Raises AMQPConnectionError, whatever the broker does.
+
+    For a broker that accepts the connection and stays silent, the library raises an error of another family; for one that
+    resets the connection in the instant it is accepted, a ValueError.
+    """
+    try:
+        return pika.BlockingConnection(parameters)
+    except (AMQPConnectorException, ValueError) as exc:
+        raise AMQPConnectionError(str(exc) or type(exc).__name__) from exc
 
 
 def hang_up(connection: Any) -> None:

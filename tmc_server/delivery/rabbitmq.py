@@ -220,7 +220,11 @@ class RabbitOutlet:
         )
         try:
             loop.start()
-        except Exception:
+        except Exception as exc:
+            if self._connection is None and not connection.is_open:
+                # Never open: the library's ValueError for a broker that accepted and reset at once.
+                self._note_failure(exc)
+                return
             if connection.is_open:
                 hang_up(connection)  # nobody would answer its heartbeats
                 loop.start()  # until its end was noticed

@@ -6,10 +6,9 @@ Each look has a connection of its own: it is rare, and a missing exchange closes
 from __future__ import annotations
 
 import pika
-from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from tmc_client.transports.corked import answered_within
+from tmc_client.transports.corked import answered_within, connect
 from tmc_server.domain.catalog import Forward
 from tmc_server.errors import ForwardRefused
 
@@ -40,14 +39,14 @@ class RabbitExchanges:
                 f"The broker at {host} does not show the exchange {forward.target!r} ({exc.reply_text}): check the name "
                 "and the rights of the center's user, or say --untried."
             ) from exc
-        except (AMQPError, AMQPConnectorException, OSError) as exc:
+        except (AMQPError, OSError) as exc:
             raise ForwardRefused(
                 f"Nobody can say whether there is an exchange {forward.target!r}: the broker at {host} cannot be asked "
                 f"({type(exc).__name__}). Repeat when it can, or say --untried."
             ) from exc
 
     def _look(self, exchange: str) -> None:
-        connection = pika.BlockingConnection(self._parameters)
+        connection = connect(self._parameters)
         try:
             with answered_within(connection, _PATIENCE_S):
                 connection.channel().exchange_declare(exchange, passive=True)

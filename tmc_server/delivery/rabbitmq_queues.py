@@ -10,10 +10,9 @@ from contextlib import contextmanager
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
-from pika.adapters.utils.connection_workflow import AMQPConnectorException
-from pika.exceptions import AMQPConnectionError, AMQPError, ChannelClosedByBroker
+from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from tmc_client.transports.corked import answered_within
+from tmc_client.transports.corked import answered_within, connect
 from tmc_server.domain.ports import CatalogSource
 from tmc_server.domain.queue_names import queue_of
 
@@ -199,10 +198,7 @@ class RabbitQueues:
     def _open(self) -> BlockingChannel:
         if self._connection is None or not self._connection.is_open:
             self._drop()
-            try:
-                self._connection = pika.BlockingConnection(self._parameters)
-            except AMQPConnectorException as exc:  # a broker that takes the connection and says nothing; no AMQPError
-                raise AMQPConnectionError from exc
+            self._connection = connect(self._parameters)
         if self._channel is None or not self._channel.is_open:
             self._channel = self._connection.channel()
         return self._channel
