@@ -25,7 +25,7 @@ from typing import Any
 import httpcore
 import httpx
 
-from tmc_server.domain.ports import Endpoint
+from tmc_server.domain.ports.checks import Endpoint
 
 ENDPOINT = "tmc_endpoint"
 """Key of a request's extensions: the Endpoint to connect to."""

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.store import StoreUnderTest
 from tmc_server.domain.catalog import Catalog
-from tmc_server.domain.ports import Alert
+from tmc_server.domain.ports.alerts import Alert
 from tmc_server.duties.alerting import CLAIM_MS, Alerting, Grouping
 from tmc_server.store.due import EPISODE_MS, SqlAlertOutbox
 

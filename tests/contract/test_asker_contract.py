@@ -16,7 +16,7 @@ from tmc_server.checks.grpc import GrpcChecks
 from tmc_server.checks.http import HttpChecks
 from tmc_server.checks.reflection import ReflectionChecks
 from tmc_server.domain.checks import CheckTarget
-from tmc_server.domain.ports import Asker, Endpoint
+from tmc_server.domain.ports.checks import Asker, Endpoint
 
 
 class _Rogues:

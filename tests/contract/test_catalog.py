@@ -15,7 +15,8 @@ from tmc_server.domain.catalog import DeliveryKeys, Subscription
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import DONE, Stored
-from tmc_server.domain.ports import Claimed, NewTopic
+from tmc_server.domain.ports.catalog import NewTopic
+from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.errors import (
     AppUnknown,
     CatalogStale,

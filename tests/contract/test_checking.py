@@ -12,7 +12,7 @@ from tests.support.store import StoreUnderTest
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Stored
-from tmc_server.domain.ports import Checked
+from tmc_server.domain.ports.checks import Checked
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import AlreadyCommitted, AlreadyRolledBack
 from tmc_server.store.due_checks import DueMessages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.store import StoreUnderTest
 from tmc_server.domain.consumption import QueueLook
-from tmc_server.domain.ports import Claimed
+from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.store.due import DueConsumptions
 from tmc_server.store.leases import ORPHAN_MS, ShardLeases
 

@@ -8,7 +8,7 @@ from tests.support.outlet import ProgressInMemory
 from tests.support.store import StoreUnderTest
 from tmc_server.delivery.window import Destination, Window
 from tmc_server.domain.consumption import ConsumptionState, QueueLook, Row, decide_held
-from tmc_server.domain.ports import Claimed, QueueProgress
+from tmc_server.domain.ports.delivery import Claimed, QueueProgress
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.store.progress import SqlQueueProgress
 

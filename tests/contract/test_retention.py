@@ -16,7 +16,7 @@ from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.manifest import ArchivedShard, Manifest, manifest_name, removal_folder
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import DONE, Stored
-from tmc_server.domain.ports import Position
+from tmc_server.domain.ports.retention import Position
 from tmc_server.duties.retention import Retention
 from tmc_server.errors import MessageGone, MessageUnknown, SubscriptionUnknown
 from tmc_server.store.retention import ClosedMessages

@@ -8,7 +8,8 @@ from tests.support.store import INCARNATION, POLICY, StoreUnderTest
 from tmc_server.domain.checks import CheckAnswer, CheckReason, Verdict
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
-from tmc_server.domain.ports import Checked, Standing
+from tmc_server.domain.ports.checks import Checked
+from tmc_server.domain.ports.reading import Standing
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.counting import Gauging
 from tmc_server.metrics import METRICS

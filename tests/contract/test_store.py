@@ -10,7 +10,7 @@ from tests.support.store import INCARNATION, POLICY, StoreUnderTest
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import DONE, Stored
-from tmc_server.domain.ports import Claimed
+from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.errors import (
     AlreadyCommitted,
     AlreadyRolledBack,

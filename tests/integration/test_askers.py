@@ -33,7 +33,7 @@ from tmc_server.checks.grpc import GrpcChecks
 from tmc_server.checks.http import HttpChecks
 from tmc_server.checks.reflection import ReflectionChecks
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question, Verdict
-from tmc_server.domain.ports import Endpoint
+from tmc_server.domain.ports.checks import Endpoint
 from tmc_server.errors import CheckRefused
 from tmc_server.outgoing import _Pinned
 

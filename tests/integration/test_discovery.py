@@ -23,7 +23,7 @@ from tmc_client.protocol import admin_pb2
 from tmc_server.discovery.consul import ConsulInstances
 from tmc_server.discovery.static import RecordedInstances, StaticInstances
 from tmc_server.domain.catalog import App
-from tmc_server.domain.ports import Instances
+from tmc_server.domain.ports.checks import Instances
 from tmc_server.errors import DiscoveryUnavailable
 from tmc_server.store.senders import MOST_ADDRESSES, MOST_TAGS, SEEN_FOR_MS, Senders
 

@@ -22,7 +22,7 @@ from tmc_server.delivery.rabbitmq_properties import properties_of
 from tmc_server.delivery.rabbitmq_queues import RabbitQueues
 from tmc_server.domain.catalog import Catalog, Forward
 from tmc_server.domain.consumption import QueueLook
-from tmc_server.domain.ports import Copy, SharedProgress
+from tmc_server.domain.ports.delivery import Copy, SharedProgress
 
 pytestmark = pytest.mark.services
 _names = itertools.count(1)

@@ -24,7 +24,7 @@ from tests.support.eventually import eventually
 from tests.support.filled import FilledCenter
 from tests.support.mariadb import MariaDB, free_port
 from tmc_server.archives.local import LocalArchive
-from tmc_server.domain.ports import ListUnreadable
+from tmc_server.domain.ports.retention import ListUnreadable
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]

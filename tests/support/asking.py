@@ -14,7 +14,7 @@ HANGS = CheckAnswer.unknown(CheckReason.TIMED_OUT)
 
 
 class ScriptedAsking:
-    """domain.ports.Asking. usual: every answer, unless `by_key` has one.  meanwhile: run while the question is open."""
+    """domain.ports.checks.Asking. usual: every answer, unless `by_key` has one.  meanwhile: run while the question is open."""
 
     def __init__(self, usual: CheckAnswer = COMMIT) -> None:
         self.usual = usual

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
-from tmc_server.domain.ports import Copy, QueueProgress, SharedProgress
+from tmc_server.domain.ports.delivery import Copy, QueueProgress, SharedProgress
 from tmc_server.domain.retry import RetryPolicy
 
 _numbers = itertools.count(1)
@@ -58,7 +58,7 @@ class SomeCatalog:
 
 
 class ProgressInMemory:
-    """domain.ports.SharedProgress for the outlets of several server runs in one process."""
+    """domain.ports.delivery.SharedProgress for the outlets of several server runs in one process."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[str, int], QueueProgress] = {}

@@ -36,7 +36,9 @@ from tmc_server.domain.operations import (
     Reactivate,
 )
 from tmc_server.domain.placement import shard_of
-from tmc_server.domain.ports import Asking, Claimed, Copy, NewTopic
+from tmc_server.domain.ports.catalog import NewTopic
+from tmc_server.domain.ports.checks import Asking
+from tmc_server.domain.ports.delivery import Claimed, Copy
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.checking import Checking
 from tmc_server.store.batch import ShardWriter

@@ -14,7 +14,7 @@ from tmc_server.requests.administering import Administering
 
 
 class _Activation:
-    """domain.ports.Activation that waits until it is stopped."""
+    """domain.ports.catalog.Activation that waits until it is stopped."""
 
     def __init__(self) -> None:
         self._stopped = threading.Event()

@@ -15,7 +15,9 @@ from tests.support.store import RecordingOutlet
 from tmc_server.alerts.webhook import WebhookSink
 from tmc_server.domain.catalog import App, Catalog, Topic
 from tmc_server.domain.consumption import QueueLook
-from tmc_server.domain.ports import Alert, Claimed, ServerRun
+from tmc_server.domain.ports.alerts import Alert
+from tmc_server.domain.ports.delivery import Claimed
+from tmc_server.domain.ports.servers import ServerRun
 from tmc_server.duties.alerting import Alerting, Grouping
 from tmc_server.duties.counting import Counting
 from tmc_server.duties.periodic import Periodic
@@ -149,7 +151,7 @@ class TestPeriodic:
 
 
 class _Outbox:
-    """domain.ports.AlertOutbox with one claim at a time, in memory."""
+    """domain.ports.alerts.AlertOutbox with one claim at a time, in memory."""
 
     def __init__(self, alerts: list[Alert]) -> None:
         self.alerts = alerts

@@ -12,7 +12,7 @@ from tests.support.asking import COMMIT, HANGS
 from tests.support.clock import ManualClock
 from tmc_server.domain.catalog import App, Catalog, Topic
 from tmc_server.domain.checks import CheckPolicy, CheckState, CheckTarget
-from tmc_server.domain.ports import Checked, Pending, Settled
+from tmc_server.domain.ports.checks import Checked, Pending, Settled
 from tmc_server.duties.checking import Checking
 from tmc_server.duties.pacing import APP_SHARE, OWN_TAGS, WORKERS, Pacing, Service, ServiceName, in_turn
 
@@ -154,7 +154,7 @@ class Simulation:
         self._running: list[tuple[int, int, Callable[[], None]]] = []
         self._number = 0
 
-    # -- rows: domain.ports.DueChecks --
+    # -- rows: domain.ports.checks.DueChecks --
 
     def send(self, app: int, tag: str, count: int) -> None:
         for _ in range(count):

@@ -19,7 +19,7 @@ from tmc_client.received import Message
 from tmc_client.screening import signed_content
 from tmc_client.transports.rabbitmq import message_of
 from tmc_server.delivery.rabbitmq_properties import properties_of, sign_copy
-from tmc_server.domain.ports import Copy
+from tmc_server.domain.ports.delivery import Copy
 
 KEY = bytes(range(32))
 A_MESSAGE = Message(

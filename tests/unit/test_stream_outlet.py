@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tmc_server.delivery.stream import StreamLimits, StreamOutlet
-from tmc_server.domain.ports import Copy
+from tmc_server.domain.ports.delivery import Copy
 from tmc_server.errors import ShuttingDown
 
 

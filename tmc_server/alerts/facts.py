@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ids import MessageId
-from tmc_server.domain.ports import Alert
+from tmc_server.domain.ports.alerts import Alert
 
 
 def facts(alert: Alert, catalog: Catalog) -> dict[str, str | int | list[str]]:

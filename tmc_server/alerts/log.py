@@ -6,7 +6,7 @@ import logging
 
 from tmc_server.alerts.facts import facts
 from tmc_server.domain.catalog import Catalog
-from tmc_server.domain.ports import Alert
+from tmc_server.domain.ports.alerts import Alert
 
 log = logging.getLogger("tmc.alert")
 

@@ -10,7 +10,7 @@ import httpx
 
 from tmc_server.alerts.facts import facts
 from tmc_server.domain.catalog import Catalog
-from tmc_server.domain.ports import Alert
+from tmc_server.domain.ports.alerts import Alert
 from tmc_server.outgoing import TimedTransport
 
 log = logging.getLogger("tmc.alert")

@@ -26,7 +26,7 @@ from tmc_server.archives.local import LocalArchive
 from tmc_server.config import Config
 from tmc_server.delivery.window import UNCERTAIN_MS
 from tmc_server.domain.catalog import Catalog
-from tmc_server.domain.ports import AlertSink
+from tmc_server.domain.ports.alerts import AlertSink
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.alerting import Alerting, Grouping
 from tmc_server.duties.checking import Checking

@@ -17,7 +17,7 @@ from tmc_server.checks.http import HttpChecks
 from tmc_server.checks.reflection import ReflectionChecks
 from tmc_server.config import ChecksConfig, Config
 from tmc_server.domain.egress import Egress
-from tmc_server.domain.ports import Asker, Instances
+from tmc_server.domain.ports.checks import Asker, Instances
 
 ENTRY_POINTS = "tmc.checkers"
 

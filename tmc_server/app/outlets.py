@@ -17,7 +17,9 @@ from tmc_server.delivery.routing import RoutingOutlet
 from tmc_server.delivery.stream import StreamOutlet
 from tmc_server.domain.catalog import Forward
 from tmc_server.domain.consumption import QueueLook
-from tmc_server.domain.ports import AlertOutbox, BrokerAddress, CatalogSource, Outlet, SharedProgress
+from tmc_server.domain.ports.alerts import AlertOutbox
+from tmc_server.domain.ports.catalog import CatalogSource
+from tmc_server.domain.ports.delivery import BrokerAddress, Outlet, SharedProgress
 from tmc_server.duties.periodic import Periodic
 
 log = logging.getLogger("tmc.app")
@@ -98,7 +100,7 @@ class Outlets:
         return made
 
     def examine(self, forward: Forward) -> None:
-        """See domain.ports.Forwarding. Forwarders of other kinds may have an `examine(forward)` of their own."""
+        """See domain.ports.delivery.Forwarding. Forwarders of other kinds may have an `examine(forward)` of their own."""
         if forward.kind == "rabbitmq":
             self._exchanges.examine(forward)
             return

@@ -7,7 +7,7 @@ from typing import Any
 from tmc_server.app.maintenance import CannotStart
 from tmc_server.config import Config
 from tmc_server.discovery.static import RecordedInstances, StaticInstances
-from tmc_server.domain.ports import Instances
+from tmc_server.domain.ports.checks import Instances
 from tmc_server.duties.periodic import Periodic
 from tmc_server.store.engines import Database
 from tmc_server.store.senders import Senders

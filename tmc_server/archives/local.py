@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tmc_server.domain.manifest import Manifest, ManifestUnreadable, removal_folder
-from tmc_server.domain.ports import ListUnreadable
+from tmc_server.domain.ports.retention import ListUnreadable
 
 
 class LocalArchive:
-    """domain.ports.RemovalLists. The same format as tmc_pipeline writes; nothing here needs Spark or Parquet."""
+    """domain.ports.retention.RemovalLists. The same format as tmc_pipeline writes; nothing here needs Spark or Parquet."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

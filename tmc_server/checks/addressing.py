@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from tmc_server.domain.catalog import App
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget
 from tmc_server.domain.egress import Address, Egress, Place, parse_place
-from tmc_server.domain.ports import Endpoint, Instances
+from tmc_server.domain.ports.checks import Endpoint, Instances
 from tmc_server.errors import Unavailable
 
 MOST_TRIED = 4  # of instances of a service: some have just gone

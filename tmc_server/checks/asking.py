@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tmc_server.checks.addressing import Addressing
 from tmc_server.domain.catalog import App
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question
-from tmc_server.domain.ports import Asker, Endpoint
+from tmc_server.domain.ports.checks import Asker, Endpoint
 from tmc_server.errors import CheckRefused
 
 log = logging.getLogger("tmc.checks")
@@ -19,7 +19,7 @@ _CALLS_FOR_POISON = 24  # enough to find one among a thousand
 
 
 class Kinds:
-    """domain.ports.Asking. askers: by kind."""
+    """domain.ports.checks.Asking. askers: by kind."""
 
     def __init__(self, askers: Mapping[str, Asker], addressing: Addressing) -> None:
         self._askers = askers
@@ -28,7 +28,7 @@ class Kinds:
     def ask(
         self, target: CheckTarget, app: App, tag: str, questions: Sequence[Question], seconds: float
     ) -> list[CheckAnswer]:
-        """See domain.ports.Asking."""
+        """See domain.ports.checks.Asking."""
         until = time.monotonic() + seconds
         asker = self._askers.get(target.kind)
         if asker is None:
@@ -46,14 +46,14 @@ class Kinds:
         return answers
 
     def describe(self, target: CheckTarget, app: App, tag: str, question: Question) -> tuple[str, str]:
-        """See domain.ports.Asking."""
+        """See domain.ports.checks.Asking."""
         endpoints = self._addressing.endpoints(target, app, tag)
         where = "nowhere" if isinstance(endpoints, CheckAnswer) else ", ".join(map(str, endpoints))
         asker = self._askers.get(target.kind)
         return f"{target.kind} {where}", asker.render(target, question) if asker is not None else ""
 
     def examine(self, target: CheckTarget, app: App, tag: str, untried: bool) -> None:
-        """See domain.ports.Asking."""
+        """See domain.ports.checks.Asking."""
         asker = self._askers.get(target.kind)
         if asker is None:
             raise CheckRefused(f"There is no kind {target.kind!r}: take one of {', '.join(sorted(self._askers))}.")

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget
-from tmc_server.domain.ports import Endpoint
+from tmc_server.domain.ports.checks import Endpoint
 
 LONGEST_ANSWER = 1 << 20  # of a batch, or of a description
 LONGEST_SINGLE = 64 << 10

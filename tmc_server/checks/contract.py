@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from tmc_server.domain.checks import CheckReason, CheckTarget, Question, Verdict
-from tmc_server.domain.ports import Asker, Endpoint
+from tmc_server.domain.ports.checks import Asker, Endpoint
 
 BEHAVIOURS = ("commit", "rollback", "unknown", "hang", "refuse", "garbage", "away")
 _NOT_ANSWERS = ("hang", "refuse", "garbage", "away")

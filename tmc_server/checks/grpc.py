@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from tmc_client.protocol import check_pb2
 from tmc_server.checks.channels import LONGEST_ANSWER, LONGEST_SINGLE, Channels, call_each, call_one
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question, Verdict
-from tmc_server.domain.ports import Endpoint
+from tmc_server.domain.ports.checks import Endpoint
 from tmc_server.errors import CheckRefused
 
 _ONE = "/tmc.v1.CheckService/Check"
@@ -40,19 +40,19 @@ def answer_of(question: Question, response: check_pb2.CheckResponse) -> CheckAns
 
 
 class GrpcChecks:
-    """domain.ports.Asker."""
+    """domain.ports.checks.Asker."""
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
         self._single: dict[tuple[Endpoint, bool], float] = {}  # until when
 
     def accept(self, target: CheckTarget) -> None:
-        """See domain.ports.Asker."""
+        """See domain.ports.checks.Asker."""
         if target.options:
             raise CheckRefused(f"grpc takes no options, not {', '.join(sorted(target.options))}: leave them out.")
 
     def examine(self, target: CheckTarget, endpoint: Endpoint, token: str) -> None:
-        """See domain.ports.Asker."""
+        """See domain.ports.checks.Asker."""
         call = self._channels.method(target, endpoint, _MANY)
         answer = call_one(call, check_pb2.CheckManyRequest().SerializeToString(), target, token, LONGEST_ANSWER)
         if isinstance(answer, CheckAnswer) and answer.reason in (CheckReason.UNREACHABLE, CheckReason.TIMED_OUT):
@@ -66,7 +66,7 @@ class GrpcChecks:
                 raise CheckRefused(f"{endpoint} has no tmc.v1.CheckService: add one, or take another kind of check.")
 
     def render(self, target: CheckTarget, question: Question) -> str:
-        """See domain.ports.Asker."""
+        """See domain.ports.checks.Asker."""
         return (
             f"{_MANY[1:]} message_id={question.message_id} topic={question.topic} key={question.key}"
             f" attempt_id={question.attempt_id.hex()} ledger_id={question.ledger_id.hex()} created_ms={question.created_ms}"
@@ -75,7 +75,7 @@ class GrpcChecks:
     def ask(
         self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question], until: float
     ) -> list[CheckAnswer]:
-        """See domain.ports.Asker."""
+        """See domain.ports.checks.Asker."""
         place = (endpoint, target.tls)
         if self._single.get(place, 0.0) <= time.monotonic():
             answers = self._ask_together(target, endpoint, token, questions)

@@ -23,7 +23,7 @@ import uvloop
 
 from tmc_server.checks.channels import LONGEST_ANSWER, LONGEST_SINGLE, NOT_ASKED, Page
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question, Verdict
-from tmc_server.domain.ports import Endpoint
+from tmc_server.domain.ports.checks import Endpoint
 from tmc_server.errors import CheckRefused
 from tmc_server.outgoing import ENDPOINT, TARGET, PinnedTransport
 
@@ -79,7 +79,7 @@ def _shown(body: bytes) -> str:
 
 
 class HttpChecks:
-    """domain.ports.Asker. One event loop in a thread of its own, started at the first question."""
+    """domain.ports.checks.Asker. One event loop in a thread of its own, started at the first question."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls or ssl.create_default_context()
@@ -88,7 +88,7 @@ class HttpChecks:
         self._transport = PinnedTransport(self._tls)  # used by that loop alone
 
     def accept(self, target: CheckTarget) -> None:
-        """See domain.ports.Asker."""
+        """See domain.ports.checks.Asker."""
         unknown = set(target.options) - _OPTIONS
         if unknown:
             raise CheckRefused(f"http takes the options path and batch, not {', '.join(sorted(unknown))}.")
@@ -99,7 +99,7 @@ class HttpChecks:
             raise CheckRefused("The option batch is true (one POST for many questions) or false (a GET for each).")
 
     def examine(self, target: CheckTarget, endpoint: Endpoint, token: str) -> None:
-        """See domain.ports.Asker."""
+        """See domain.ports.checks.Asker."""
         question = Question(
             message_id="0-0-0-0",
             topic="tmc.examine",
@@ -119,7 +119,7 @@ class HttpChecks:
             raise CheckRefused(f"{endpoint} has no {target.options['path']} ({answer.detail}): correct the path.")
 
     def render(self, target: CheckTarget, question: Question) -> str:
-        """See domain.ports.Asker."""
+        """See domain.ports.checks.Asker."""
         if _is_batch(target):
             return f"POST {target.options['path']} {json.dumps({'items': [_item(question)]})}"
         return f"GET {_path(target, question)}"
@@ -127,7 +127,7 @@ class HttpChecks:
     def ask(
         self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question], until: float
     ) -> list[CheckAnswer]:
-        """See domain.ports.Asker."""
+        """See domain.ports.checks.Asker."""
         if _is_batch(target):
             return self._run(self._ask_together(target, endpoint, token, questions), target.deadline_ms / 1000)
         return self._run(self._ask_each(target, endpoint, token, questions, until), until - time.monotonic())
@@ -197,7 +197,7 @@ class HttpChecks:
             return CheckAnswer.unknown(CheckReason.FAILED, f"{type(exc).__name__}: {exc}"[:300])
 
     def close(self) -> None:
-        """See domain.ports.Asker."""
+        """See domain.ports.checks.Asker."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None:

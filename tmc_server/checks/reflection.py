@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError, Message
 from tmc_server.checks.channels import TOKEN_KEY, Channels, call_each
 from tmc_server.checks.descriptors import Method, Undescribed, describe
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question, Verdict
-from tmc_server.domain.ports import Endpoint
+from tmc_server.domain.ports.checks import Endpoint
 from tmc_server.errors import CheckRefused
 
 _FRESH_S = 600.0
@@ -38,7 +38,7 @@ _REDEPLOYED = {CheckReason.NO_METHOD, CheckReason.NOT_UNDERSTOOD, CheckReason.FA
 
 
 class ReflectionChecks:
-    """domain.ports.Asker. Descriptions are kept for ten minutes, and dropped as soon as a service seems to have changed."""
+    """domain.ports.checks.Asker. Descriptors are cached for ten minutes, and dropped when a service seems to have changed."""
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
@@ -46,7 +46,7 @@ class ReflectionChecks:
         self._known: dict[tuple[Endpoint, bool, str], tuple[float, Method]] = {}
 
     def accept(self, target: CheckTarget) -> None:
-        """See domain.ports.Asker."""
+        """See domain.ports.checks.Asker."""
         unknown = set(target.options) - {*_NEEDED, *_VERDICTS, "echo"}
         if unknown:
             raise CheckRefused(f"reflection knows no option {', '.join(sorted(unknown))}.")
@@ -79,7 +79,7 @@ class ReflectionChecks:
             raise CheckRefused("Each value means one verdict only.")
 
     def examine(self, target: CheckTarget, endpoint: Endpoint, token: str) -> None:
-        """See domain.ports.Asker."""
+        """See domain.ports.checks.Asker."""
         try:
             method = self._describe(target, endpoint, token)
         except Undescribed as exc:
@@ -92,13 +92,13 @@ class ReflectionChecks:
             _field(method.response, target.options["echo"], "echo")
 
     def render(self, target: CheckTarget, question: Question) -> str:
-        """See domain.ports.Asker."""
+        """See domain.ports.checks.Asker."""
         return f"{target.options['method']} {json.dumps(_filled(json.loads(target.options['request']), question))}"
 
     def ask(
         self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question], until: float
     ) -> list[CheckAnswer]:
-        """See domain.ports.Asker."""
+        """See domain.ports.checks.Asker."""
         try:
             method = self._describe(target, endpoint, token)
             requests = [self._request(target, method, question) for question in questions]

@@ -1,1 +1,1 @@
-"""Where copies leave the center; each module is one domain.ports.Outlet."""
+"""Where copies leave the center; each module is one domain.ports.delivery.Outlet."""

@@ -7,7 +7,9 @@ import logging
 from collections.abc import Sequence
 
 from tmc_server.domain.operations import Ack, GiveBack, Nack, Operation
-from tmc_server.domain.ports import CatalogSource, Copy, Performer
+from tmc_server.domain.ports.catalog import CatalogSource
+from tmc_server.domain.ports.delivery import Copy
+from tmc_server.domain.ports.work import Performer
 from tmc_server.errors import Retryable, ShuttingDown
 
 log = logging.getLogger("tmc.delivery")

@@ -18,7 +18,8 @@ from tmc_server.delivery.window import Destination, Window
 from tmc_server.domain.catalog import FORWARD_KEY
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ids import MessageId
-from tmc_server.domain.ports import CatalogSource, Copy, ForwardAnswers
+from tmc_server.domain.ports.catalog import CatalogSource
+from tmc_server.domain.ports.delivery import Copy, ForwardAnswers
 from tmc_server.metrics import METRICS
 
 log = logging.getLogger("tmc.kafka")
@@ -27,7 +28,7 @@ _AWAY = {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._MSG_TI
 
 
 class KafkaForwarder:
-    """domain.ports.Outlet. settings: of librdkafka, above ours."""
+    """domain.ports.delivery.Outlet. settings: of librdkafka, above ours."""
 
     def __init__(
         self,

@@ -28,7 +28,8 @@ from tmc_server.delivery.rabbitmq_properties import Digests, properties_of, sign
 from tmc_server.delivery.window import ALERT_AFTER, CONFIRM_TIMEOUT_S, Destination, Failure, Window
 from tmc_server.domain.catalog import FORWARD_KEY, Catalog
 from tmc_server.domain.consumption import QueueLook
-from tmc_server.domain.ports import CatalogSource, Copy, ForwardAnswers, SharedProgress
+from tmc_server.domain.ports.catalog import CatalogSource
+from tmc_server.domain.ports.delivery import Copy, ForwardAnswers, SharedProgress
 from tmc_server.domain.queue_names import queue_of
 from tmc_server.errors import Retryable
 from tmc_server.metrics import METRICS
@@ -73,7 +74,7 @@ _LaneName = tuple[str, int]
 
 
 class RabbitOutlet:
-    """domain.ports.Outlet over one connection. url: amqp:// or amqps://.  wake: there is room again for what is due.
+    """domain.ports.delivery.Outlet over one connection. url: amqp:// or amqps://.  wake: there is room again for what is due.
 
     signatures: copies are signed with the key of their subscription, if it has one.
     """
@@ -117,7 +118,7 @@ class RabbitOutlet:
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name="tmc-publisher", daemon=True)
 
-    # -- domain.ports.Outlet, from any thread ---------------------------------------------------------------------
+    # -- domain.ports.delivery.Outlet, from any thread ---------------------------------------------------------------------
 
     def reserve(self, subscription: int, wanted: int) -> int:
         if self._blocked or self._connection is None or self._stopping.is_set():

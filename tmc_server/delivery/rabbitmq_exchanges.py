@@ -25,7 +25,7 @@ class RabbitExchanges:
         parameters.client_properties = {"connection_name": "tmc exchanges"}
 
     def examine(self, forward: Forward) -> None:
-        """See domain.ports.Forwarding."""
+        """See domain.ports.delivery.Forwarding."""
         host = f"{self._parameters.host}:{self._parameters.port}"
         place = f"virtual host {self._parameters.virtual_host!r} of the broker at {host}"
         try:

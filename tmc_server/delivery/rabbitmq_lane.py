@@ -21,7 +21,7 @@ from pika.spec import Basic, BasicProperties
 
 from tmc_server.delivery.rabbitmq_properties import name_of
 from tmc_server.delivery.window import Destination
-from tmc_server.domain.ports import Copy
+from tmc_server.domain.ports.delivery import Copy
 
 _PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _CONTENT = (311, 406)  # content too large, precondition failed: about one message, not about the exchange or the broker

@@ -8,7 +8,7 @@ from tmc_client import signatures
 from tmc_client.transports.headers import to_wire
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ids import MessageId
-from tmc_server.domain.ports import Copy
+from tmc_server.domain.ports.delivery import Copy
 
 Digests = dict[tuple[int, int], bytes]
 """SHA-256 of bodies, by the shard and number of their messages: subscriptions of one message share it."""

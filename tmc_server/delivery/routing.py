@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tmc_server.domain.consumption import QueueLook
-from tmc_server.domain.ports import CatalogSource, Copy, Outlet
+from tmc_server.domain.ports.catalog import CatalogSource
+from tmc_server.domain.ports.delivery import Copy, Outlet
 
 
 class RoutingOutlet:
-    """domain.ports.Outlet. forwarders: by kind. A kind that this server cannot do gets no room: its rows wait.
+    """domain.ports.delivery.Outlet. forwarders: by kind. A kind that this server cannot do gets no room: its rows wait.
 
     on_missing: called with a subscription whose rows are due, and the kind of forwarder that is missing.
     """

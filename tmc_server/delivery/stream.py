@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from tmc_server.domain.consumption import QueueLook
-from tmc_server.domain.ports import Copy
+from tmc_server.domain.ports.delivery import Copy
 from tmc_server.errors import ShuttingDown
 from tmc_server.metrics import METRICS
 
@@ -89,7 +89,7 @@ class ConsumerStream:
         self._arrived.set()
 
     async def next_batch(self, most: int, most_bytes: int) -> list[Copy]:
-        """See domain.ports.DeliveryStream."""
+        """See domain.ports.delivery.DeliveryStream."""
         self._wrote()
         while not self._waiting:
             if not self.open:
@@ -132,17 +132,17 @@ class ConsumerStream:
         self.close()
 
     def put_back(self, copies: Sequence[Copy]) -> None:
-        """See domain.ports.DeliveryStream."""
+        """See domain.ports.delivery.DeliveryStream."""
         self._stop_watching()
         self._waiting.extendleft(reversed(copies))
         self._writing = ()
 
     def add_credit(self, credit: int) -> None:
-        """See domain.ports.DeliveryStream."""
+        """See domain.ports.delivery.DeliveryStream."""
         self._outlet.add_credit(self, credit)
 
     def close(self) -> None:
-        """See domain.ports.DeliveryStream."""
+        """See domain.ports.delivery.DeliveryStream."""
         self._wrote()
         self._outlet.close(self)
 
@@ -159,7 +159,7 @@ class ConsumerStream:
 
 
 class StreamOutlet:
-    """domain.ports.Outlet. give_back: called on the loop with copies that reached nobody.  wake: new room came up."""
+    """domain.ports.delivery.Outlet. give_back: called on the loop with copies that reached nobody.  wake: new room came up."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from tmc_server.domain.ports import QueueProgress
+from tmc_server.domain.ports.delivery import QueueProgress
 
 CONFIRM_TIMEOUT_S = 10.0
 UNCERTAIN_MS = 15_000  # no copy is without an answer for longer: the confirm's timeout, and time to act on it

@@ -19,7 +19,7 @@ _MOST_KNOWN = 1_000
 
 
 class ConsulInstances:
-    """domain.ports.Instances. While Consul is away the last list it gave is used."""
+    """domain.ports.checks.Instances. While Consul is away the last list it gave is used."""
 
     def __init__(self, agent: str, token: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._client = agent_client(agent, token, timeout_s=3)

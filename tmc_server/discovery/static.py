@@ -10,7 +10,7 @@ from tmc_server.domain.catalog import App
 
 
 class StaticInstances:
-    """domain.ports.Instances. known: addresses by `app` or, more closely, `app@tag`."""
+    """domain.ports.checks.Instances. known: addresses by `app` or, more closely, `app@tag`."""
 
     def __init__(self, known: Mapping[str, Sequence[str]]) -> None:
         self._known = known
@@ -27,7 +27,7 @@ class SenderBook(Protocol):
 
 
 class RecordedInstances:
-    """domain.ports.Instances: where messages of that app and tag came from lately, as their senders said.
+    """domain.ports.checks.Instances: where messages of that app and tag came from lately, as their senders said.
 
     The newest first: whoever was seen an hour ago may long be gone, and who is there goes on being seen.
     """

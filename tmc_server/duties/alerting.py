@@ -11,7 +11,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from tmc_server.domain.ports import AlertOutbox, AlertSink, CatalogSource
+from tmc_server.domain.ports.alerts import AlertOutbox, AlertSink
+from tmc_server.domain.ports.catalog import CatalogSource
 
 log = logging.getLogger("tmc.duties")
 

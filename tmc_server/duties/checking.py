@@ -22,7 +22,8 @@ from tmc_server.domain.checks import (
     CheckReason,
     CheckTarget,
 )
-from tmc_server.domain.ports import Asking, CatalogSource, Checked, DueChecks, Pending, Settled
+from tmc_server.domain.ports.catalog import CatalogSource
+from tmc_server.domain.ports.checks import Asking, Checked, DueChecks, Pending, Settled
 from tmc_server.duties.pacing import WORKERS, Pacing, Service, ServiceName, in_turn
 from tmc_server.metrics import METRICS
 

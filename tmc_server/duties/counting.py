@@ -14,7 +14,8 @@ from typing import Protocol
 from prometheus_client import Gauge
 
 from tmc_server.domain.placement import shards_of
-from tmc_server.domain.ports import CatalogSource, Standing, StandingReader
+from tmc_server.domain.ports.catalog import CatalogSource
+from tmc_server.domain.ports.reading import Standing, StandingReader
 from tmc_server.metrics import METRICS
 
 _COUNT_ALL_EVERY = 30

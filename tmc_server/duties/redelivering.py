@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tmc_server.domain.consumption import QueueLook
-from tmc_server.domain.ports import Claimed, DueWork, Outlet
+from tmc_server.domain.ports.delivery import Claimed, DueWork, Outlet
 from tmc_server.errors import StoreUnavailable
 from tmc_server.metrics import METRICS
 

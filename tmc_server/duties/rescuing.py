@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tmc_server.domain.ports import DueWork, Members
+from tmc_server.domain.ports.delivery import DueWork
+from tmc_server.domain.ports.servers import Members
 
 
 class Rescuing:

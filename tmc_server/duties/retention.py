@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from tmc_server.domain.manifest import Manifest
-from tmc_server.domain.ports import ClosedWork, ListUnreadable, Position, RemovalLists
+from tmc_server.domain.ports.retention import ClosedWork, ListUnreadable, Position, RemovalLists
 from tmc_server.metrics import METRICS
 
 log = logging.getLogger("tmc.retention")

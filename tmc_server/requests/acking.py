@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.operations import Ack, Answer, Done, Extend, Nack, SignAgain
-from tmc_server.domain.ports import CatalogSource, Performer
+from tmc_server.domain.ports.catalog import CatalogSource
+from tmc_server.domain.ports.work import Performer
 from tmc_server.domain.retry import DAY_MS
 from tmc_server.metrics import METRICS
 from tmc_server.requests import validation

@@ -14,19 +14,12 @@ from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Reactivate
 from tmc_server.domain.placement import shard_of, shards_of, table_index_for
-from tmc_server.domain.ports import (
-    Activation,
-    CatalogEditor,
-    CatalogSource,
-    Forwarding,
-    Instances,
-    NewTopic,
-    Performer,
-    RowReader,
-    ServerView,
-    ShardPlace,
-    TopicChange,
-)
+from tmc_server.domain.ports.catalog import Activation, CatalogEditor, CatalogSource, NewTopic, TopicChange
+from tmc_server.domain.ports.checks import Instances
+from tmc_server.domain.ports.delivery import Forwarding
+from tmc_server.domain.ports.reading import RowReader
+from tmc_server.domain.ports.servers import ServerView, ShardPlace
+from tmc_server.domain.ports.work import Performer
 from tmc_server.domain.queue_names import LONGEST, queue_name
 from tmc_server.domain.retry import DAY_MS, RetryPolicy
 from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tmc_server.domain.catalog import App
 from tmc_server.domain.operations import Answer, Operation
-from tmc_server.domain.ports import Performer
+from tmc_server.domain.ports.work import Performer
 from tmc_server.errors import RateLimited, TmcError
 
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.operations import Answer, Decide, Stored
 from tmc_server.domain.placement import shard_of
-from tmc_server.domain.ports import CatalogSource, Performer
+from tmc_server.domain.ports.catalog import CatalogSource
+from tmc_server.domain.ports.work import Performer
 from tmc_server.errors import MessageUnknown
 from tmc_server.metrics import METRICS, count_each
 from tmc_server.requests import validation

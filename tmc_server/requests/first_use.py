@@ -7,7 +7,7 @@ from typing import Protocol
 
 from tmc_server.domain.catalog import App
 from tmc_server.domain.placement import table_index_for
-from tmc_server.domain.ports import CatalogEditor, CatalogSource, NewTopic
+from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, NewTopic
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller

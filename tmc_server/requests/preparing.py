@@ -10,7 +10,9 @@ from tmc_server.domain.ids import IdGenerator, MessageId
 from tmc_server.domain.message import digest_of
 from tmc_server.domain.operations import Answer, Prepare, Stored
 from tmc_server.domain.placement import shard_of
-from tmc_server.domain.ports import CatalogSource, Performer, SeenSenders
+from tmc_server.domain.ports.catalog import CatalogSource
+from tmc_server.domain.ports.checks import SeenSenders
+from tmc_server.domain.ports.work import Performer
 from tmc_server.errors import InvalidField, OpenLimit
 from tmc_server.metrics import METRICS, count_each
 from tmc_server.requests import validation

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from tmc_server.domain.catalog import Catalog, DeliveryKeys, Subscription
-from tmc_server.domain.ports import CatalogEditor, CatalogSource
+from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource
 from tmc_server.errors import SubscriptionUnknown
 from tmc_server.metrics import METRICS
 from tmc_server.requests import validation

@@ -13,7 +13,9 @@ from tmc_server.domain.checks import CheckAnswer, CheckPolicy, CheckReason, Chec
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.placement import shards_of
-from tmc_server.domain.ports import Asking, CatalogEditor, CatalogSource, CheckChange, CheckDesk, Checked, RowReader
+from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, CheckChange
+from tmc_server.domain.ports.checks import Asking, CheckDesk, Checked
+from tmc_server.domain.ports.reading import RowReader
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.domain.views import MessageView
 from tmc_server.errors import CheckRefused, InvalidField, MessageUnknown, TopicUnknown

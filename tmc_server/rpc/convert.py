@@ -8,7 +8,8 @@ from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2, types_p
 from tmc_server.domain.catalog import App, Catalog, DeliveryKeys, Forward, Subscription, Topic
 from tmc_server.domain.checks import CheckTarget
 from tmc_server.domain.ids import MessageId
-from tmc_server.domain.ports import BrokerAddress, Copy, ServerView, ShardPlace
+from tmc_server.domain.ports.delivery import BrokerAddress, Copy
+from tmc_server.domain.ports.servers import ServerView, ShardPlace
 from tmc_server.domain.queue_names import queue_of
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.domain.views import CheckView, ConsumptionView, MessageDetail, MessageView

@@ -10,7 +10,8 @@ from typing import Any
 from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Answer, Stored
-from tmc_server.domain.ports import BrokerAddress, CheckChange, Copy, DeliveryStream, DeliveryStreams
+from tmc_server.domain.ports.catalog import CheckChange
+from tmc_server.domain.ports.delivery import BrokerAddress, Copy, DeliveryStream, DeliveryStreams
 from tmc_server.errors import InvalidField, MalformedRequest, NotBuiltIn, SubscriptionUnknown, TmcError
 from tmc_server.requests import deciding, preparing, validation
 from tmc_server.requests.acking import Acking

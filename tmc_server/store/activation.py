@@ -33,7 +33,7 @@ _NOT_KNOWN = (
 
 
 class CatalogActivation:
-    """domain.ports.Activation. refresh: makes this server's copy current and acknowledges it.
+    """domain.ports.catalog.Activation. refresh: makes this server's copy current and acknowledges it.
 
     mine: incarnation of this server run.  alone: no other server can be there, so none is waited for.
     patience_s: how long to go on without an answer of the database before the call fails.
@@ -60,7 +60,7 @@ class CatalogActivation:
         self._stopped = threading.Event()
 
     def wait(self) -> int:
-        """See domain.ports.Activation."""
+        """See domain.ports.catalog.Activation."""
         began = self._monotonic()  # the change is committed: whoever looks from now on sees it
         while True:
             try:
@@ -71,7 +71,7 @@ class CatalogActivation:
             self._rest()
 
     def stop(self) -> None:
-        """See domain.ports.Activation."""
+        """See domain.ports.catalog.Activation."""
         self._stopped.set()
 
     def _rest(self) -> None:

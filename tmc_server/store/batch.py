@@ -9,7 +9,8 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from tmc_server.domain.operations import Consume, Decide, Operation, Prepare
-from tmc_server.domain.ports import CatalogSource, Copy, Outlet
+from tmc_server.domain.ports.catalog import CatalogSource
+from tmc_server.domain.ports.delivery import Copy, Outlet
 from tmc_server.errors import StoreUnavailable
 from tmc_server.metrics import METRICS
 from tmc_server.store.consumptions import consume

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain.catalog import App, Catalog, DeliveryKeys, Forward, QueueMode, Subscription, TagKeys, Topic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
-from tmc_server.domain.ports import CheckChange, NewTopic, TopicChange
+from tmc_server.domain.ports.catalog import CheckChange, NewTopic, TopicChange
 from tmc_server.domain.retry import RetryKind, RetryPolicy
 from tmc_server.errors import (
     AppUnknown,
@@ -159,14 +159,14 @@ class CatalogStore:
 
     @_repeating
     def rotate_check_token(self, actor: str, id_: str, reason: str) -> None:
-        """See domain.ports.CatalogEditor."""
+        """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "rotate check token", id_, reason) as (connection, _):
             number = _app_no(connection, id_)
             connection.execute(app.update().where(app.c.app_no == number).values(check_token=secrets.token_hex(32)))
 
     @_repeating
     def set_disabled(self, actor: str, id_: str, disabled: bool, reason: str) -> None:
-        """See domain.ports.CatalogEditor."""
+        """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "disable app" if disabled else "enable app", id_, reason) as (connection, _):
             number = _app_no(connection, id_)
             connection.execute(app.update().where(app.c.app_no == number).values(disabled=int(disabled)))
@@ -200,7 +200,7 @@ class CatalogStore:
     def set_topic_check(
         self, actor: str, topic_name: str, checks: CheckPolicy, change: CheckChange | None = None
     ) -> Topic:
-        """See domain.ports.CatalogEditor."""
+        """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "set topic check", topic_name) as (connection, _):
             number = _topic_row(connection, topic_name).topic_no
             columns = _named(_policy_columns(checks.retry), change.policy if change is not None else None)
@@ -224,7 +224,7 @@ class CatalogStore:
 
     @_repeating
     def update_topic(self, actor: str, topic_name: str, changes: TopicChange) -> Topic:
-        """See domain.ports.CatalogEditor."""
+        """See domain.ports.catalog.CatalogEditor."""
         named = {"transaction_time_ms": changes.transaction_time_ms, "open_limit": changes.open_limit}
         values = {column: value for column, value in named.items() if value is not None}
         with self._change(actor, f"update topic {values}"[:64], topic_name) as (connection, _):
@@ -251,7 +251,7 @@ class CatalogStore:
         forward: Forward | None = None,
         change: Collection[str] | None = None,
     ) -> Subscription:
-        """See domain.ports.CatalogEditor. tag "": the topic's default."""
+        """See domain.ports.catalog.CatalogEditor. tag "": the topic's default."""
         with self._change(actor, "register subscription", f"{topic_name} {app_id} {tag}") as (connection, now):
             topic_row = _topic_row(connection, topic_name)
             name = _name(connection, topic_row, app_id, tag)
@@ -277,7 +277,7 @@ class CatalogStore:
 
     @_repeating
     def make_delivery_keys(self, actor: str, numbers: Collection[int]) -> None:
-        """See domain.ports.CatalogEditor."""
+        """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "make delivery keys", f"subscriptions {sorted(numbers)}"[:255]) as (connection, now):
             for number in sorted(numbers):
                 missing = subscription.update().filter_by(subscription_no=number, live=1, delivery_key="")
@@ -288,7 +288,7 @@ class CatalogStore:
     def announce_delivery_key(
         self, actor: str, topic_name: str, app_id: str, tag: str, drop_previous: bool
     ) -> Subscription:
-        """See domain.ports.CatalogEditor."""
+        """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "rotate delivery key", f"{topic_name} {app_id} {tag}") as (connection, _):
             name = _name(connection, _topic_row(connection, topic_name), app_id, tag)
             row = connection.execute(sa.select(subscription).filter_by(**name, live=1)).one_or_none()
@@ -305,7 +305,7 @@ class CatalogStore:
 
     @_repeating
     def sign_with(self, actor: str, number: int, announced: bytes) -> Subscription:
-        """See domain.ports.CatalogEditor."""
+        """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "sign with new key", f"subscription {number}") as (connection, _):
             row = connection.execute(sa.select(subscription).filter_by(subscription_no=number)).one()
             if row.other_key == announced.hex():
@@ -315,7 +315,7 @@ class CatalogStore:
 
     @_repeating
     def remove_subscription(self, actor: str, topic_name: str, app_id: str, tag: str) -> Subscription:
-        """See domain.ports.CatalogEditor. One that is removed already stays as it is."""
+        """See domain.ports.catalog.CatalogEditor. One that is removed already stays as it is."""
         with self._change(actor, "remove subscription", f"{topic_name} {app_id} {tag}") as (connection, now):
             name = _name(connection, _topic_row(connection, topic_name), app_id, tag)
             lives = sa.select(subscription).filter_by(**name).order_by(subscription.c.subscription_no.desc())
@@ -328,7 +328,7 @@ class CatalogStore:
 
     @_repeating
     def finish_removal(self, actor: str, number: int) -> Subscription:
-        """See domain.ports.CatalogEditor."""
+        """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "finish removal", f"subscription {number}") as (connection, now):
             leaving = subscription.update().filter_by(subscription_no=number, live=1)
             connection.execute(leaving.where(subscription.c.leaving_ms.is_not(None)).values(live=None, removed_ms=now))
@@ -336,7 +336,7 @@ class CatalogStore:
 
     @_repeating
     def confirm(self, topics: Collection[int], subscriptions: Collection[int], effective_ms: int) -> None:
-        """See domain.ports.CatalogEditor. Nothing is decided by these times: no audit row, and nobody is waited for."""
+        """See domain.ports.catalog.CatalogEditor. Nothing is decided by these times: no audit row, and nobody is waited for."""
         with self._database.transaction() as connection:
             connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1))
             for table, column, numbers in (
@@ -583,7 +583,7 @@ def _delivery_keys(row: Any) -> DeliveryKeys | None:
 
 
 class CatalogWatch:
-    """The server's copy (domain.ports.CatalogSource). Read and refreshed from any thread.
+    """The server's copy (domain.ports.catalog.CatalogSource). Read and refreshed from any thread.
 
     run: incarnation of this server run. None: it has none now, and no look makes its copy fresh.  No run at all: there is only
     one process.
@@ -615,7 +615,7 @@ class CatalogWatch:
         return self._operators
 
     def in_use(self) -> tuple[Catalog, bool]:
-        """See domain.ports.CatalogSource."""
+        """See domain.ports.catalog.CatalogSource."""
         copy, looked = self._seen
         delay_s = self._store.change_delay_ms / 1000
         return copy, delay_s > 0 and self._monotonic() - looked >= delay_s

@@ -11,7 +11,7 @@ from typing import Any
 
 from tmc_server.domain.checks import DECIDED_BY_CHECK, CheckAnswer, CheckState, Undecided, Verdict, decide_undecided
 from tmc_server.domain.message import UNDECIDED, MessageEvent, MessageState
-from tmc_server.domain.ports import Checked, Pending, Settled
+from tmc_server.domain.ports.checks import Checked, Pending, Settled
 from tmc_server.store.messages import write_decisions
 from tmc_server.store.transaction import Transaction
 
@@ -66,7 +66,7 @@ def hold(tx: Transaction, pending: Sequence[Pending], pause_ms: int, detail: str
 
 
 def settle(tx: Transaction, answers: Sequence[Checked], tell_overdue: bool) -> Settled:
-    """Each answer counts for the check it belongs to, and for no other. tell_overdue: see domain.ports.DueChecks."""
+    """Each answer counts for the check it belongs to, and for no other. tell_overdue: see domain.ports.checks.DueChecks."""
     rows = {row.id: row for row in tx.rows(tx.sql.lock_messages, ids=sorted(each.pending.number for each in answers))}
     tx.reach("locked")
     moved: dict[MessageEvent, list[int]] = {MessageEvent.SUBMIT: [], MessageEvent.ROLLBACK: []}

@@ -9,7 +9,7 @@ from tmc_server.domain import consumption as duty
 from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.consumption import ConsumptionState, Decision, QueueLook, Row
 from tmc_server.domain.operations import DONE, LOCKED, Ack, Consume, Extend, GiveBack, Nack, Reactivate, SignAgain
-from tmc_server.domain.ports import Claimed, Copy
+from tmc_server.domain.ports.delivery import Claimed, Copy
 from tmc_server.errors import CatalogStale, MessageGone, SubscriptionUnknown, TmcError
 from tmc_server.store.messages import parse_headers
 from tmc_server.store.transaction import Transaction

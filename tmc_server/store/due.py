@@ -11,7 +11,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_server.domain.consumption import QueueLook
-from tmc_server.domain.ports import Alert, CatalogSource, Claimed
+from tmc_server.domain.ports.alerts import Alert
+from tmc_server.domain.ports.catalog import CatalogSource
+from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.consumptions import claim_due
 from tmc_server.store.engines import Database, StoreConflict, repeated
@@ -34,7 +36,7 @@ _DUE_NOTICES = (
 
 
 class DueConsumptions:
-    """domain.ports.DueWork over the shards of one database, as far as this server holds their leases."""
+    """domain.ports.delivery.DueWork over the shards of one database, as far as this server holds their leases."""
 
     def __init__(self, writer: ShardWriter, leases: ShardLeases, catalog: CatalogSource) -> None:
         self.database = writer.database
@@ -95,7 +97,7 @@ class DueConsumptions:
 
 
 class SqlAlertOutbox:
-    """domain.ports.AlertOutbox over the alert table of one database."""
+    """domain.ports.alerts.AlertOutbox over the alert table of one database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from tmc_server.domain.ids import first_number
 from tmc_server.domain.message import MessageEvent, MessageState, decide
-from tmc_server.domain.ports import CatalogSource, Checked, Pending, Settled
+from tmc_server.domain.ports.catalog import CatalogSource
+from tmc_server.domain.ports.checks import Checked, Pending, Settled
 from tmc_server.errors import CatalogStale, MessageUnknown, TmcError
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.checking import claim, hold, pending_of, settle
@@ -22,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class DueMessages:
-    """domain.ports.DueChecks over the shards of one database, as far as this server holds their leases."""
+    """domain.ports.checks.DueChecks over the shards of one database, as far as this server holds their leases."""
 
     def __init__(self, writer: ShardWriter, leases: ShardLeases, catalog: CatalogSource) -> None:
         self._writer = writer
@@ -68,7 +69,7 @@ def in_transaction(writer: ShardWriter, shard: int, change: Callable[[Transactio
 
 
 class UndecidedMessages:
-    """domain.ports.CheckDesk over all databases. writers: by shard."""
+    """domain.ports.checks.CheckDesk over all databases. writers: by shard."""
 
     def __init__(self, writers: Sequence[ShardWriter]) -> None:
         self._writers = writers

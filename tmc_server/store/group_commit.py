@@ -224,7 +224,7 @@ class GroupCommit:
             self._finish(operation.ticket)
 
     def perform(self, operations: Sequence[tuple[int, Operation]]) -> Awaitable[object]:
-        """See domain.ports.Performer."""
+        """See domain.ports.work.Performer."""
         self.check(operations)
         ticket = _Ticket(self._loop.create_future(), len(operations))
         for _, operation in operations:
@@ -409,7 +409,7 @@ class ShardedGroupCommit:
         self._of_shard = of_shard
 
     def perform(self, operations: Sequence[tuple[int, Operation]]) -> Awaitable[object]:
-        """See domain.ports.Performer."""
+        """See domain.ports.work.Performer."""
         if len(self._commits) == 1:
             return self._commits[0].perform(operations)
         parts: dict[int, list[tuple[int, Operation]]] = {}

@@ -18,7 +18,7 @@ from tmc_server.domain import consumption as duty
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.message import ARROWS, UNDECIDED, Decided, MessageEvent, MessageState, decide
 from tmc_server.domain.operations import AGAIN, LOCKED, Answer, Decide, Prepare, Stored
-from tmc_server.domain.ports import Copy
+from tmc_server.domain.ports.delivery import Copy
 from tmc_server.errors import (
     AlreadyCommitted,
     AlreadyRolledBack,

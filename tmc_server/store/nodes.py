@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from tmc_server.domain.ids import SLOTS, IdGenerator
-from tmc_server.domain.ports import ServerRun
+from tmc_server.domain.ports.servers import ServerRun
 from tmc_server.errors import NoIdentity
 from tmc_server.store.activation import LONGEST_STALE_MS
 from tmc_server.store.engines import Database, StoreConflict, repeated, wall_clock_ms

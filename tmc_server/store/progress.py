@@ -1,4 +1,4 @@
-"""What each server saw come out of the broker's queues, in a table that all of them read (domain.ports.SharedProgress)."""
+"""What each server saw come out of queues, in a table that all of them read (domain.ports.delivery.SharedProgress)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import sqlalchemy as sa
 
-from tmc_server.domain.ports import QueueProgress
+from tmc_server.domain.ports.delivery import QueueProgress
 from tmc_server.store.engines import Database, repeated
 from tmc_server.store.tables import queue_progress as table
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
-from tmc_server.domain.ports import ServerView, ShardPlace
+from tmc_server.domain.ports.servers import ServerView, ShardPlace
 from tmc_server.domain.views import AttemptView, CheckView, ConsumptionView, MessageDetail, MessageView
 from tmc_server.store.engines import ShardMap
 from tmc_server.store.messages import parse_headers

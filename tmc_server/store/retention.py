@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_server.domain.ids import first_number
-from tmc_server.domain.ports import Position
+from tmc_server.domain.ports.retention import Position
 from tmc_server.store.engines import Database, StoreConflict, repeated
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.statements import statements_of
@@ -21,7 +21,7 @@ _OLD_NOTICES = sa.select(notice.c.id).where(notice.c.sent_ms < sa.bindparam("bef
 
 
 class ClosedMessages:
-    """domain.ports.ClosedWork over the shards of one database, as far as this server holds their leases."""
+    """domain.ports.retention.ClosedWork over the shards of one database, as far as this server holds their leases."""
 
     def __init__(self, database: Database, leases: ShardLeases) -> None:
         self._database = database

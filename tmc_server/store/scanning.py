@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from tmc_server.domain.catalog import Catalog
-from tmc_server.domain.ports import CatalogSource
+from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.store.engines import Database
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.statements import statements_of

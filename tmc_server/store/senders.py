@@ -27,7 +27,7 @@ _LONGEST_TAG = 64
 
 
 class Senders:
-    """domain.ports.SeenSenders, and the duty that writes them down."""
+    """domain.ports.checks.SeenSenders, and the duty that writes them down."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -13,7 +13,7 @@ from itertools import groupby
 
 import sqlalchemy as sa
 
-from tmc_server.domain.ports import ShardPlace
+from tmc_server.domain.ports.servers import ShardPlace
 from tmc_server.store.engines import Database, ShardMap, repeated
 from tmc_server.store.tables import audit, database_identity, meta, server, shard_map, shard_tables
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tmc_server.domain.ids import created_ms, first_number
-from tmc_server.domain.ports import CatalogSource, Standing
+from tmc_server.domain.ports.catalog import CatalogSource
+from tmc_server.domain.ports.reading import Standing
 from tmc_server.store.engines import Database
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.scanning import chunks
@@ -22,7 +23,7 @@ _MESSAGES, _DELIVERIES, _FAILED = 0, 1, 2
 
 
 class StandingCounts:
-    """domain.ports.StandingReader. limit: rows per count."""
+    """domain.ports.reading.StandingReader. limit: rows per count."""
 
     def __init__(
         self, database: Database, leases: ShardLeases, catalog: CatalogSource, limit: int = COUNTED_AT_MOST

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ids import first_number
-from tmc_server.domain.ports import Copy, Outlet
+from tmc_server.domain.ports.delivery import Copy, Outlet
 from tmc_server.store.statements import ByIds, InsertRows, ShardStatements
 
 Hook = Callable[[str], None]

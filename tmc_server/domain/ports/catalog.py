@@ -1,0 +1,148 @@
+"""The catalog: reading it, changing it, and waiting until every server uses the change."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
+from tmc_server.domain.checks import CheckPolicy
+from tmc_server.domain.retry import RetryPolicy
+
+
+class CatalogSource(Protocol):
+    """The server's copy of the catalog."""
+
+    @property
+    def current(self) -> Catalog:
+        """The newest copy that was read."""
+
+    def in_use(self) -> tuple[Catalog, bool]:
+        """The newest copy, and whether it is stale: other servers may work with a newer one already.
+
+        Both of one moment. Nothing final is decided with a stale copy.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTopic:
+    """What a topic is registered with. owner: app id.  Placement is fixed for ever."""
+
+    name: str
+    owner: str
+    default_tag: str
+    table_index: int
+    spread: int
+    transaction_time_ms: int
+    open_limit: int
+    queue_mode: QueueMode = QueueMode.MULTI
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicChange:
+    """What changes of a topic; None: stays. Placement, tag and queue mode are part of where messages are: they never change."""
+
+    transaction_time_ms: int | None = None
+    open_limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckChange:
+    """What changes of a topic's checks: the targets that are given, these that go, and these fields of the policy."""
+
+    policy: Collection[str]
+    removed_targets: Collection[str] = ()
+
+
+class CatalogEditor(Protocol):
+    """Changes to the catalog; each is one transaction with its audit row. All block. `actor`: the operator's name.
+
+    Stored when they return; Activation says when they count everywhere.
+    """
+
+    def register_app(
+        self, actor: str, id_: str, service_name: str, biz_id: str, alert_email: str, alert_phone: str
+    ) -> tuple[App, str]:
+        """Returns: app, key ("" if it existed). Raises NameTaken."""
+
+    def add_key(self, actor: str, id_: str, replace_newest: bool, tag: str = "") -> str:
+        """tag: the key works in this environment only. Returns: key. Raises AppUnknown, RotationOpen."""
+
+    def make_check_token(self, actor: str, id_: str) -> str:
+        """For an app without one. Returns: its token."""
+
+    def drop_old_key(self, actor: str, id_: str, tag: str = "", drop_newest: bool = False) -> None:
+        """tag: of the keys of this environment.  drop_newest: all of them. Raises AppUnknown."""
+
+    def rotate_check_token(self, actor: str, id_: str, reason: str) -> None:
+        """Another token for checks, at once. Raises AppUnknown."""
+
+    def set_disabled(self, actor: str, id_: str, disabled: bool, reason: str) -> None:
+        """Refuse an app's calls, or accept them again. Raises AppUnknown."""
+
+    def register_topic(self, actor: str, new: NewTopic) -> Topic:
+        """Raises AppUnknown, NameTaken."""
+
+    def update_topic(self, actor: str, topic_name: str, changes: TopicChange) -> Topic:
+        """Raises TopicUnknown."""
+
+    def set_topic_check(
+        self, actor: str, topic_name: str, checks: CheckPolicy, change: CheckChange | None = None
+    ) -> Topic:
+        """change None: all targets and the policy, instead of those it had. Raises TopicUnknown."""
+
+    def register_subscription(
+        self,
+        actor: str,
+        topic_name: str,
+        app_id: str,
+        tag: str,
+        policy: RetryPolicy,
+        forward: Forward | None = None,
+        change: Collection[str] | None = None,
+    ) -> Subscription:
+        """Again: another policy, and a removal that is not finished is taken back. After a removal: a new number.
+
+        change: the fields of the policy that change when it is there; None: all.
+        Raises TopicUnknown, AppUnknown, NameTaken: where it sends cannot be changed.
+        """
+
+    def remove_subscription(self, actor: str, topic_name: str, app_id: str, tag: str) -> Subscription:
+        """Ask for its removal: nothing changes for it before finish_removal, and registering it again takes this back.
+
+        Raises TopicUnknown, AppUnknown, SubscriptionUnknown.
+        """
+
+    def finish_removal(self, actor: str, number: int) -> Subscription:
+        """Remove it for good, unless its removal was taken back. Returns: it, with removed_ms when it is gone."""
+
+    def make_delivery_keys(self, actor: str, numbers: Collection[int]) -> None:
+        """For those subscriptions that have none. The others keep theirs."""
+
+    def announce_delivery_key(
+        self, actor: str, topic_name: str, app_id: str, tag: str, drop_previous: bool
+    ) -> Subscription:
+        """A further key, which is accepted but not used yet: `sign_with` is called once every server tells of it.
+
+        Raises TopicUnknown, AppUnknown, SubscriptionUnknown (or it has no key), RotationOpen: it has a further one.
+        """
+
+    def sign_with(self, actor: str, number: int, announced: bytes) -> Subscription:
+        """The announced key signs, the one before is accepted; nothing changes if another one was announced meanwhile."""
+
+    def confirm(self, topics: Collection[int], subscriptions: Collection[int], effective_ms: int) -> None:
+        """Write down since when every server knows these, by number; those that have a time keep it."""
+
+
+class Activation(Protocol):
+    """Tells when a stored change of the catalog counts everywhere."""
+
+    def wait(self) -> int:
+        """Make this server's copy current, then wait until no server can submit with one from before this call.
+
+        Returns: the catalog database's time, milliseconds. Blocks. Raises StoreUnavailable: repeat the change.
+        """
+
+    def stop(self) -> None:
+        """End the waits under way and all later ones with StoreUnavailable. Does not block."""

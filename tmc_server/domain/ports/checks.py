@@ -1,0 +1,187 @@
+"""Checks: how producers are found and asked, and the messages whose checks are due."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tmc_server.domain.catalog import App
+from tmc_server.domain.checks import CheckAnswer, CheckState, CheckTarget, Question
+from tmc_server.domain.ids import MessageId
+
+
+class Instances(Protocol):
+    """Where the instances of a producer's service are."""
+
+    def addresses(self, app: App, tag: str) -> Sequence[str]:
+        """host:port of each instance in the environment `tag`, in the order to try them in. Blocks. Raises Unavailable."""
+
+
+class SeenSenders(Protocol):
+    """Addresses that producers give with their calls, for centers without service discovery."""
+
+    def saw(self, app: App, tag: str, address: str) -> None:
+        """Does not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address that may be connected to. host: the name it stands for, or itself.  address: the one it resolved to."""
+
+    host: str
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        return self.authority
+
+    @property
+    def authority(self) -> str:
+        return _joined(self.host, self.port)
+
+    @property
+    def pinned(self) -> str:
+        return _joined(self.address, self.port)
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class Asker(Protocol):
+    """One kind of check. All methods block and are called from several threads at once.
+
+    token: the check token of the app, shown to the endpoint with each call.
+    """
+
+    def accept(self, target: CheckTarget) -> None:
+        """Raises CheckRefused: the options are not what this kind needs."""
+
+    def examine(self, target: CheckTarget, endpoint: Endpoint, token: str) -> None:
+        """Try it out without a message. Raises CheckRefused: it cannot work, with the reason."""
+
+    def render(self, target: CheckTarget, question: Question) -> str:
+        """What would be asked, as text."""
+
+    def ask(
+        self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question], until: float
+    ) -> list[CheckAnswer]:
+        """One answer per question, in order. Never raises for anything that the other side does, and never guesses.
+
+        until: monotonic seconds; what cannot be asked within the deadline before that is NOT_ASKED.
+        """
+
+    def close(self) -> None:
+        """Nobody will ask any more."""
+
+
+class Asking(Protocol):
+    """All kinds of checks, with discovery and the allow-list in front of them. Blocks."""
+
+    def ask(
+        self, target: CheckTarget, app: App, tag: str, questions: Sequence[Question], seconds: float
+    ) -> list[CheckAnswer]:
+        """One answer per question, in order, after so many seconds at most."""
+
+    def describe(self, target: CheckTarget, app: App, tag: str, question: Question) -> tuple[str, str]:
+        """Who would be asked, and what, as text."""
+
+    def examine(self, target: CheckTarget, app: App, tag: str, untried: bool) -> None:
+        """Raises CheckRefused: a target like this cannot work. untried: nobody may be there yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A PREPARED message whose check is due, as read. state: before or after the claim, as the caller knows."""
+
+    shard: int
+    number: int
+    topic: int
+    producer: int
+    producer_tag: str
+    key: str
+    attempt_id: bytes
+    ledger_id: bytes
+    created_ms: int
+    target: str
+    state: CheckState
+
+    def question(self, app: App, topic: str) -> Question:
+        """What the producer is told. topic: its name."""
+        message_id = str(MessageId(self.topic, self.producer, self.shard, self.number))
+        return Question(
+            message_id=message_id,
+            topic=topic,
+            key=self.key,
+            biz_id=app.biz_id,
+            attempt_id=self.attempt_id,
+            ledger_id=self.ledger_id,
+            created_ms=self.created_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What came of one check. pause_ms: how long to leave the service alone if it could not be asked."""
+
+    pending: Pending
+    answer: CheckAnswer
+    pause_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What a page of answers did to its messages."""
+
+    committed: int = 0
+    rolled_back: int = 0
+    failed: int = 0
+    undecided: int = 0
+    overtaken: int = 0
+    overdue: bool = False  # nobody was reached for too long, and the owner was told
+
+
+class DueChecks(Protocol):
+    """Messages of one database whose checks are due, as far as this server holds their shards. All block."""
+
+    def due(self) -> list[tuple[int, int]]:
+        """(shard, topic number) with at least one message that is due by the database's clock."""
+
+    def read(self, shard: int, topic: int, limit: int) -> list[Pending]:
+        """The messages that are due longest. No locks."""
+
+    def claim(self, shard: int, pending: Sequence[Pending], until_ms: int) -> list[Pending]:
+        """Begin a check of each: its number is one higher, and it is not due before so many milliseconds are over.
+
+        Returns those that are ours now, as they are afterwards.
+        """
+
+    def hold(self, shard: int, pending: Sequence[Pending], pause_ms: int, detail: str) -> int:
+        """Their service cannot be asked now: due again later, uncounted. Returns: how many."""
+
+    def settle(self, shard: int, answers: Sequence[Checked], tell_overdue: bool) -> Settled:
+        """Write down what came of claimed checks: decisions with their consumption rows, alerts with their cause.
+
+        tell_overdue: the owner was not told yet that his service cannot be reached.
+        """
+
+
+class CheckDesk(Protocol):
+    """What operators do with undecided messages; each change with its audit row. All block."""
+
+    def begin(self, shard: int, number: int, until_ms: int) -> Pending | None:
+        """Begin a check now, whether it is due or not. None: the message is decided, or there is none."""
+
+    def settle(self, shard: int, answers: Sequence[Checked]) -> Settled: ...
+
+    def reactivate(self, actor: str, shard: int, numbers: Sequence[int], reason: str) -> int:
+        """CHECK_FAILED -> PREPARED, due at once. Returns: how many."""
+
+    def failed_checks(
+        self, shards: Sequence[int], topic: int, from_ms: int, to_ms: int, limit: int
+    ) -> list[tuple[int, int]]:
+        """(shard, number) of CHECK_FAILED messages, oldest first in each shard."""
+
+    def decide(self, actor: str, shard: int, number: int, commit: bool, reason: str) -> None:
+        """Raises MessageUnknown, AlreadyCommitted, AlreadyRolledBack."""

@@ -1,0 +1,176 @@
+"""Delivery: where copies leave the center, what is known of queues, and the consumptions that are due."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tmc_server.domain.catalog import Forward
+from tmc_server.domain.consumption import QueueLook
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """One copy of a message for one subscription, ready to be handed over. shard, number, subscription name its row."""
+
+    shard: int
+    number: int
+    subscription: int
+    attempt: int
+    topic: int
+    producer: int
+    key: str
+    body: bytes
+    content_type: str
+    headers: Mapping[str, str]
+
+
+class Outlet(Protocol):
+    """Where copies leave the center. Called from lane and duty threads; must not block and must not raise."""
+
+    def reserve(self, subscription: int, wanted: int) -> int:
+        """How many copies (0..wanted) may be handed over now. Each must be followed by `deliver` or `release`."""
+
+    def release(self, subscription: int, count: int) -> None:
+        """Give reserved room back: the transaction did not commit."""
+
+    def deliver(self, copies: Sequence[Copy]) -> None:
+        """Hand over reserved copies after their rows were committed. What cannot be delivered comes back as GiveBack."""
+
+    def came_out(self, subscription: int, tried_ms: int) -> None:
+        """A consumer answered for a try made at tried_ms: whatever was handed over before it is out of the queue too."""
+
+    def look(self, subscription: int) -> QueueLook | None:
+        """What waits for this subscription where copies go. None: cannot be told now. Blocks; for duty threads only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueProgress:
+    """What one server saw come out of a queue.
+
+    passed_ms: when the newest delivery attempt was made whose copy came out; 0: none yet.
+    moves: grows with everything that comes out, so that a change shows that consumers get something done.
+    """
+
+    queue: str
+    passed_ms: int
+    moves: int
+
+
+class SharedProgress(Protocol):
+    """What all servers saw come out of queues: acks may reach any of them. Blocks. Raises StoreUnavailable."""
+
+    def share(self, seen: Sequence[QueueProgress]) -> bool:
+        """Publish what this server saw; replaces what it published for these queues before.
+
+        Returns False: nothing was written, this server's heartbeat is over.
+        """
+
+    def of(self, queue: str) -> Mapping[int, QueueProgress]:
+        """What other server runs published for this queue, by incarnation."""
+
+
+class ForwardAnswers(Protocol):
+    """What becomes of copies. Called from any thread; does not block."""
+
+    def give_back(self, copies: Sequence[Copy], after_ms: int) -> None:
+        """They reached nobody: due again after that time, uncounted."""
+
+    def acknowledge(self, copies: Sequence[Copy]) -> None:
+        """They were forwarded: that is all there was to do."""
+
+    def refuse(self, copies: Sequence[Copy], error: str) -> None:
+        """Forwarding failed: a try by the subscription's policy."""
+
+
+class Forwarding(Protocol):
+    """Where subscriptions can forward to, as this server sees it."""
+
+    @property
+    def forwarder_kinds(self) -> Collection[str]:
+        """The kinds of forwarding that this server can do."""
+
+    def examine(self, forward: Forward) -> None:
+        """Look whether the target exists, for kinds that can tell. Blocks. Raises ForwardRefused: it does not, or nobody says."""
+
+
+class DeliveryStream(Protocol):
+    """One connected consumer of built-in delivery. On the loop only."""
+
+    async def next_batch(self, most: int, most_bytes: int) -> list[Copy]:
+        """Wait for copies: at most `most`, and no more than `most_bytes` but for a single one. Raises ShuttingDown.
+
+        Calling it again says that the copies before were written. Raises ShuttingDown, too, when that took too long: the
+        stream was closed meanwhile.
+        """
+
+    def put_back(self, copies: Sequence[Copy]) -> None:
+        """These were taken and not written."""
+
+    def add_credit(self, credit: int) -> None:
+        """The consumer can take so many copies more; before its first credit it gets nothing, and a limit caps the sum."""
+
+    def close(self) -> None:
+        """The consumer is gone: what was not written is given back."""
+
+
+class DeliveryStreams(Protocol):
+    """Built-in delivery as the RPC sees it."""
+
+    def open(self, subscriptions: Iterable[int]) -> DeliveryStream:
+        """A consumer connected. On the loop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerAddress:
+    """Where consumers find RabbitMQ."""
+
+    host: str
+    port: int
+    virtual_host: str
+    tls: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """Rows that one pass moved on, by what became of them. held: an earlier copy may still wait in its queue."""
+
+    delivered: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    held: int = 0
+
+    @property
+    def moved(self) -> int:
+        return self.delivered + self.failed + self.cancelled + self.held
+
+    def __add__(self, other: Claimed) -> Claimed:
+        return Claimed(
+            delivered=self.delivered + other.delivered,
+            failed=self.failed + other.failed,
+            cancelled=self.cancelled + other.cancelled,
+            held=self.held + other.held,
+        )
+
+
+class DueWork(Protocol):
+    """Due consumptions of the shards of one database that this server holds, for the redelivering duty. All block."""
+
+    def due(self) -> list[tuple[int, int]]:
+        """(shard, subscription number) with at least one row that is due by the database's clock."""
+
+    def claim(self, shard: int, subscription: int, limit: int, look: QueueLook, exhausted_only: bool) -> Claimed:
+        """Move up to `limit` due rows on and deliver copies of what was claimed, as far as the outlet has room.
+
+        exhausted_only: look only for rows whose budget is used up.
+        """
+
+    def held_shards(self) -> Mapping[int, int]:
+        """Epoch of the lease by shard."""
+
+    def rescue(self, shard: int, incarnation: int, since_ms: int) -> int | None:
+        """Make due, uncounted, what a server run that is gone handed over since then.
+
+        Returns: how many rows; None: the lease of the shard is over, nothing was done.
+        """

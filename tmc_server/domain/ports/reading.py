@@ -1,0 +1,71 @@
+"""Look-ups and counts; nothing here locks or changes a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.message import MessageState
+from tmc_server.domain.ports.servers import ServerView, ShardPlace
+from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView
+
+
+class RowReader(Protocol):
+    """Look-ups; nothing locks or changes a row. All block."""
+
+    def message(self, shard: int, number: int) -> MessageView | None: ...
+    def message_by_key(
+        self, shard: int, topic: int, key: str, tag: str | None, live_only: bool
+    ) -> MessageView | None: ...
+    def detail(self, message: MessageView) -> MessageDetail: ...
+    def messages(
+        self,
+        shards: Sequence[int],
+        topic: int,
+        state: MessageState | None,
+        from_ms: int,
+        to_ms: int,
+        after: tuple[int, int],
+        limit: int,
+    ) -> list[MessageView]: ...
+    def consumptions(
+        self,
+        shards: Sequence[int],
+        subscriptions: Sequence[int],
+        state: ConsumptionState | None,
+        after: tuple[int, int],
+        limit: int,
+    ) -> list[ConsumptionView]: ...
+    def consumption(self, shard: int, number: int, subscription: int) -> ConsumptionView | None: ...
+    def servers(self) -> Sequence[ServerView]: ...
+    def shard_places(self) -> Sequence[ShardPlace]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How many rows of one topic or subscription are in which state, and since when the oldest is; None: none is.
+
+    subscription: 0: messages of the topic.  open: PREPARED, or SCHEDULED.  late: of these, past their transaction time; or due
+    or tried.  failed: CHECK_FAILED, or FAILED.
+    """
+
+    topic: int
+    subscription: int = 0
+    open: int = 0
+    late: int = 0
+    failed: int = 0
+    oldest_open_ms: int | None = None
+    oldest_late_ms: int | None = None
+    oldest_failed_ms: int | None = None
+
+
+class StandingReader(Protocol):
+    """Counts in the shards of one database that this server holds. Blocks."""
+
+    def shards(self) -> Sequence[int]:
+        """Those that are held now."""
+
+    def count(self, shards: Sequence[int]) -> tuple[int, Mapping[int, Sequence[Standing]]]:
+        """Returns: the time by the database's clock, and what is there, by shard."""

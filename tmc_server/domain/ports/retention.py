@@ -1,0 +1,52 @@
+"""Retention: closed messages and the archive's lists of what may be removed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tmc_server.domain.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far the lists of an archive were worked off. run: "": none yet.  number: the last one looked at; 0: none."""
+
+    run: str
+    number: int
+
+
+class ClosedWork(Protocol):
+    """Closed messages of the shards of one database that this server holds, for the retention duty. All block."""
+
+    def held_shards(self) -> Sequence[int]: ...
+    def now(self) -> int:
+        """Milliseconds by the database's clock."""
+
+    def position(self, shard: int) -> Position: ...
+    def old(self, shard: int, after: int, before_ms: int, limit: int) -> Sequence[int]:
+        """Numbers above `after` of messages closed before that moment, ascending, at most `limit`."""
+
+    def remove(self, shard: int, numbers: Sequence[int], before_ms: int, then: Position | None = None) -> int:
+        """Remove these, as far as they are closed and were before that moment, with all that belongs to them; keep `then`.
+
+        One commit. Returns: how many messages went; who was not closed stays, and is nobody's error.
+        """
+
+    def forget(self, before_ms: int, limit: int) -> int:
+        """Remove what is kept for late callers only and is older, at most `limit` of each kind. Returns: how many."""
+
+
+class RemovalLists(Protocol):
+    """What archive runs say may be removed. Blocks; raises ListUnreadable."""
+
+    def runs(self) -> Sequence[Manifest]:
+        """Published runs in the order of their names."""
+
+    def numbers(self, run: str, shard: int) -> Sequence[int]:
+        """Of one run and shard, ascending."""
+
+
+class ListUnreadable(Exception):
+    """A manifest, or a list that it promises, is missing or damaged: nothing of that run is removed. The text says which."""

@@ -1,0 +1,48 @@
+"""The servers of a center and the places of its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRun:
+    """One run of a server, as its heartbeat tells. expires_ms: gone after that, by the catalog database's clock.
+
+    catalog_version: of the copy of the catalog it uses, as far as it said so.
+    """
+
+    incarnation: int
+    name: str
+    started_ms: int
+    expires_ms: int
+    catalog_version: int = 0
+
+
+class Members(Protocol):
+    """The servers of this center, as of the last heartbeat."""
+
+    @property
+    def alive(self) -> Sequence[ServerRun]: ...
+    @property
+    def gone(self) -> Sequence[ServerRun]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServerView:
+    """shards: those it looks after."""
+
+    run: ServerRun
+    alive: bool
+    shards: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlace:
+    """Where the catalog says a shard is. place: address of its database when that was stored, without credentials."""
+
+    shard: int
+    identity: str
+    place: str
