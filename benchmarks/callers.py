@@ -18,7 +18,7 @@ import grpc
 import tmc_client as tmc
 from tmc_client import aio, sender
 from tmc_client.producer import wait
-from tmc_client.protocol import consumption_pb2, consumption_pb2_grpc, message_pb2, message_pb2_grpc
+from tmc_common.protocol import consumption_pb2, consumption_pb2_grpc, message_pb2, message_pb2_grpc
 
 TOPIC = "bench.paid"
 BODY = os.urandom(256)

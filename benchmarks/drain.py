@@ -25,7 +25,7 @@ from tests.support.cluster import Cluster
 from tests.support.eventually import eventually
 from tests.support.mariadb import free_port
 from tmc_client.producer import request_of
-from tmc_client.protocol import admin_pb2
+from tmc_common.protocol import admin_pb2
 
 ROOT = Path(__file__).parents[1]
 PRODUCER = str(Path(__file__).parent / "drain_producer.py")

@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 import tmc_client as tmc
 from tests.support.rogue import _timestamp_file, shop_file
-from tmc_client.protocol import check_pb2
+from tmc_common.protocol import check_pb2
 
 
 def ledger(address: str, database: str, *ports_and_keys: str) -> None:

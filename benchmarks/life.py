@@ -23,7 +23,7 @@ import grpc
 
 import tmc_client as tmc
 import tmc_client.aio
-from tmc_client.protocol import message_pb2, message_pb2_grpc
+from tmc_common.protocol import message_pb2, message_pb2_grpc
 
 TOPIC = "bench.paid"
 BODY = os.urandom(256)

@@ -17,7 +17,7 @@ import grpc
 
 from tests.support.eventually import eventually
 from tests.support.mariadb import free_port
-from tmc_client.protocol import admin_pb2, admin_pb2_grpc
+from tmc_common.protocol import admin_pb2, admin_pb2_grpc
 
 TMC = str(Path(sys.executable).parent / "tmc")
 TOPIC = "bench.paid"

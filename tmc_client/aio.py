@@ -16,7 +16,7 @@ from tmc_client.center import DEFAULT_TIMEOUT
 from tmc_client.codecs import Topic
 from tmc_client.connection import Tls
 from tmc_client.producer import Prepared, duration, prepared_of, reference, request_of
-from tmc_client.protocol import message_pb2
+from tmc_common.protocol import message_pb2
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

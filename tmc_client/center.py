@@ -17,8 +17,8 @@ from tmc_client import errors, wire
 from tmc_client.codecs import Topic
 from tmc_client.connection import Connection, Identity, Tls, watch_forks
 from tmc_client.producer import Prepared, Producer, duration, prepared_of, request_of, wait
-from tmc_client.protocol import message_pb2
 from tmc_client.sender import Sender
+from tmc_common.protocol import message_pb2
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from tmc_client import errors
 from tmc_client.connection import watch_forks
-from tmc_client.protocol import message_pb2
 from tmc_client.questions import Answer, Denied, Question, Verdict
+from tmc_common.protocol import message_pb2
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -10,8 +10,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from tmc_client import errors
-from tmc_client.protocol import check_pb2, check_pb2_grpc
 from tmc_client.questions import Answer, Denied, Question
+from tmc_common.addresses import HostPort
+from tmc_common.protocol import check_pb2, check_pb2_grpc
 
 if TYPE_CHECKING:
     from tmc_client.checking import Checks
@@ -118,6 +119,7 @@ class ChecksServer:
         self, checks: Checks, address: str, *, credentials: grpc.ServerCredentials | None = None, threads: int = 8,
         agent: str = "", service: str = "", tag: str = "", advertise: str = "",
     ) -> None:  # fmt: skip
+        host = HostPort.parse(address).host
         self._server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix="tmc-checks"),
             interceptors=[TokenFirst(checks)],
@@ -127,10 +129,10 @@ class ChecksServer:
         check_pb2_grpc.add_CheckServiceServicer_to_server(CheckServicer(checks), self._server)  # type: ignore[no-untyped-call]
         add = self._server.add_insecure_port if credentials is None else self._server.add_secure_port
         self.port: int = add(address, *([credentials] if credentials is not None else []))
-        self.address = f"{address.rpartition(':')[0]}:{self.port}"
+        self.address = str(HostPort(host, self.port))
         self._agent, self._service, self._tag = agent, service, tag
         self.advertised = advertise or self.address
-        if not advertise and self.address.rpartition(":")[0] in ("0.0.0.0", "[::]", ""):  # noqa: S104
+        if not advertise and host in ("0.0.0.0", "::"):  # noqa: S104
             raise ValueError("this address means nothing to the center: say advertise='HOST:PORT' that it can reach")
         self._center, self._token = checks.center, checks.token
         self._stopping = threading.Event()

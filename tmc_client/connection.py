@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc
 
 from tmc_client import errors, wire
-from tmc_client.addresses import is_loopback
 from tmc_client.servers import Server, Servers
+from tmc_common.addresses import HostPort, is_loopback
 
 if TYPE_CHECKING:
     from tmc_client.discovery import ConsulAddress
@@ -112,11 +112,14 @@ class Identity:
 def addresses_of(address: str) -> list[str]:
     """host:port, or several with commas. Raises ValueError."""
     parts = [part.strip() for part in address.split(",")]
-    if "://" in address or not all(part.rpartition(":")[2].isdigit() and part.rpartition(":")[0] for part in parts):
+    try:
+        for part in parts:
+            HostPort.parse(part)
+    except ValueError:
         raise ValueError(
             f"{_without_token(address)!r} is no address of a center: give host:port, several with commas, or "
             "consul://HOST:PORT/SERVICE?tag=TAG"
-        )
+        ) from None
     return list(dict.fromkeys(parts))
 
 

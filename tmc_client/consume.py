@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from tmc_client.consumer import Consumer
-from tmc_client.supervisor import Supervisor
+from tmc_common.supervisor import Supervisor
 
 
 def load(reference: str) -> Consumer:

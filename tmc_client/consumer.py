@@ -34,12 +34,12 @@ from tmc_client import codecs, errors, sender, tracing, wire
 from tmc_client.codecs import Topic
 from tmc_client.connection import abandon, watch_forks
 from tmc_client.keeping import Keeper
-from tmc_client.protocol import consumption_pb2
 from tmc_client.received import Message, Receipt, Transport
 from tmc_client.runs import Run, Runs
 from tmc_client.screening import Calls, Screen
 from tmc_client.transports.stream import StreamTransport
 from tmc_client.workers import Workers
+from tmc_common.protocol import consumption_pb2
 
 if TYPE_CHECKING:
     from tmc_client.aio import AsyncCenter

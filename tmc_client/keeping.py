@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tmc_client import errors, sender
-from tmc_client.protocol import consumption_pb2
 from tmc_client.received import Message
 from tmc_client.sender import Sender
+from tmc_common.protocol import consumption_pb2
 
 log = logging.getLogger("tmc_client.keeping")
 

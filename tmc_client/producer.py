@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from tmc_client import codecs, errors, sender, tracing
 from tmc_client.codecs import Topic
-from tmc_client.protocol import message_pb2
 from tmc_client.sender import Sender
+from tmc_common.protocol import message_pb2
 
 T = TypeVar("T")
 

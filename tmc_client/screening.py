@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from tmc_client import errors, signatures
-from tmc_client.protocol import consumption_pb2
+from tmc_client import errors
 from tmc_client.received import Message, OnMessage, Receipt
+from tmc_common import signatures
+from tmc_common.protocol import consumption_pb2
 
 log = logging.getLogger("tmc_client.consumer")
 

@@ -26,7 +26,7 @@ import grpc
 
 from tmc_client import errors, wire
 from tmc_client.connection import Connection, watch_forks
-from tmc_client.protocol import consumption_pb2, message_pb2
+from tmc_common.protocol import consumption_pb2, message_pb2
 
 _MAX_ITEMS = 500
 _MAX_BYTES = 1 << 20  # every center takes at least this much

@@ -25,8 +25,8 @@ from tmc_client.codecs import Topic
 from tmc_client.ledger import fenced, ledger_id_of, rows_for
 from tmc_client.one_transaction import OneTransaction
 from tmc_client.producer import Prepared, Producer, duration, prepared_of, request_of, wait
-from tmc_client.protocol import message_pb2
 from tmc_client.tables import ledger, ledger_info, raise_if_lacking
+from tmc_common.protocol import message_pb2
 
 log = logging.getLogger("tmc_client.transaction")
 

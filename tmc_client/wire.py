@@ -9,7 +9,7 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from tmc_client import errors
-from tmc_client.protocol import types_pb2
+from tmc_common.protocol import types_pb2
 
 _BY_CODE: dict[grpc.StatusCode, type[errors.TmcError]] = {
     grpc.StatusCode.UNAVAILABLE: errors.Unavailable,

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
+from tmc_common.addresses import HostPort
 from tmc_server.domain.egress import Egress
 from tmc_server.domain.placement import SHARDS
 from tmc_server.domain.retry import DAY_MS
@@ -31,9 +32,10 @@ class ServerConfig(Section):
     @field_validator("listen")
     @classmethod
     def _host_and_port(cls, value: str) -> str:
-        host, _, port = value.rpartition(":")
-        if not host or not port.isdigit() or int(port) > 65_535:
-            raise ValueError("give host:port, for example 0.0.0.0:50051")
+        try:
+            HostPort.parse(value)
+        except ValueError:
+            raise ValueError("give host:port, for example 0.0.0.0:50051") from None
         return value
 
 
@@ -57,9 +59,11 @@ class TlsConfig(Section):
 
 
 def _address_or_nothing(value: str) -> str:
-    host, _, port = value.rpartition(":")
-    if value and (not host or not port.isdigit() or int(port) > 65_535):
-        raise ValueError("give host:port, for example 10.0.0.5:50051")
+    try:
+        if value:
+            HostPort.parse(value)
+    except ValueError:
+        raise ValueError("give host:port, for example 10.0.0.5:50051") from None
     return value
 
 
@@ -326,8 +330,8 @@ class Config(Section):
             raise ValueError("delivery.kind rabbitmq needs [rabbitmq] url")
         if self.discovery.kind == "consul" and not self.consul.agent:
             raise ValueError("discovery.kind consul needs [consul] agent")
-        host = self.server.listen.rpartition(":")[0]
-        if self.consul.agent and not self.consul.advertise and host in ("0.0.0.0", "[::]"):  # noqa: S104
+        host = HostPort.parse(self.server.listen).host
+        if self.consul.agent and not self.consul.advertise and host in ("0.0.0.0", "::"):  # noqa: S104
             raise ValueError("listen names no address that callers could use: set [consul] advertise to host:port")
         if self.server.workers > 1 and self.delivery.kind == "builtin":
             raise ValueError("built-in delivery is for one process: set server.workers to 1, or delivery.kind rabbitmq")

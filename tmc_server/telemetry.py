@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 from prometheus_client.exposition import choose_encoder
 
+from tmc_common.addresses import HostPort
 from tmc_server.config import LogConfig
 from tmc_server.metrics import METRICS
 from tmc_server.printable import escaped, without_secrets
@@ -83,11 +84,10 @@ class MetricsEndpoint:
         """Answers scrapes when it returns. Raises OSError whose text is for the operator: the port is taken, or no such host."""
         if not self._listen:
             return
-        host, _, port = self._listen.rpartition(":")
-        host = host.strip("[]")
+        host, port = HostPort.parse(self._listen)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._socket = socket.create_server((host, int(port)), family=family)
+            self._socket = socket.create_server((host, port), family=family)
         except OSError as exc:
             why = os.strerror(exc.errno) if exc.errno and exc.errno > 0 else "no such host"
             raise OSError(

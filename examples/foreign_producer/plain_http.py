@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import grpc
 
-from tmc_client.protocol import message_pb2, message_pb2_grpc
+from tmc_common.protocol import message_pb2, message_pb2_grpc
 
 COMMIT, ROLLBACK, UNKNOWN = "2", "3", "4"
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 import tmc_client as tmc
 from tests.support.cluster import Cluster
 from tests.support.eventually import eventually
-from tmc_client.protocol import admin_pb2
+from tmc_common.protocol import admin_pb2
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.services, pytest.mark.timeout(300)]
 

@@ -18,7 +18,7 @@ from tests.support.cluster import Cluster
 from tests.support.dose import LONG
 from tests.support.eventually import eventually
 from tests.support.mariadb import free_port
-from tmc_client.protocol import admin_pb2, types_pb2
+from tmc_common.protocol import admin_pb2, types_pb2
 
 ROOT = Path(__file__).parents[2]
 STORY = ROOT / "tests" / "support" / "story"

@@ -11,7 +11,7 @@ import tmc_client as tmc
 from benchmarks.serving import TOPIC, serving
 from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
-from tmc_client.protocol import types_pb2
+from tmc_common.protocol import types_pb2
 
 pytestmark = pytest.mark.mariadb
 

@@ -15,7 +15,7 @@ import tmc_client as tmc
 from tests.support.cluster import ROOT, TMC, Cluster
 from tests.support.eventually import eventually
 from tests.support.mariadb import free_port
-from tmc_client.protocol import types_pb2
+from tmc_common.protocol import types_pb2
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.services]
 

@@ -16,7 +16,7 @@ from tests.support.cluster import ROOT, Cluster
 from tests.support.dose import LONG
 from tests.support.eventually import eventually
 from tests.support.story.cast import STORY, Story
-from tmc_client.protocol import types_pb2
+from tmc_common.protocol import types_pb2
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.services, pytest.mark.timeout(600)]
 

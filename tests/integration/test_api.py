@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from tests.support.center import RunningCenter
-from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2, message_pb2_grpc, types_pb2
+from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2, message_pb2_grpc, types_pb2
 from tmc_server.domain.rights import RIGHTS, Right
 from tmc_server.rpc.server import SERVICES
 

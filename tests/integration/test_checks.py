@@ -25,8 +25,8 @@ from tests.support.rogue import RogueGrpc
 from tmc_client.checking import Checks, CheckToken
 from tmc_client.ledger import ledger_id_of, rows_for
 from tmc_client.producer import request_of
-from tmc_client.protocol import admin_pb2, check_pb2, check_pb2_grpc, types_pb2
 from tmc_client.tables import ledger
+from tmc_common.protocol import admin_pb2, check_pb2, check_pb2_grpc, types_pb2
 
 PREPARED, COMMITTED = types_pb2.MESSAGE_STATE_PREPARED, types_pb2.MESSAGE_STATE_COMMITTED
 ROLLED_BACK, CHECK_FAILED = types_pb2.MESSAGE_STATE_ROLLED_BACK, types_pb2.MESSAGE_STATE_CHECK_FAILED

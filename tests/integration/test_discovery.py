@@ -19,7 +19,7 @@ from tests.support.mariadb import free_port
 from tests.support.rogue import RogueHttp
 from tests.support.store import StoreUnderTest
 from tmc_client.discovery import ConsulAddress, Registration, Watch
-from tmc_client.protocol import admin_pb2
+from tmc_common.protocol import admin_pb2
 from tmc_server.discovery.consul import ConsulInstances
 from tmc_server.discovery.static import RecordedInstances, StaticInstances
 from tmc_server.domain.catalog import App

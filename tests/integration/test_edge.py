@@ -19,7 +19,7 @@ from tests.integration.test_api import BAD, Api, a_connection, a_message, refusa
 from tests.support.center import RunningCenter
 from tests.support.dose import LONG
 from tests.support.eventually import eventually
-from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2
+from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2
 from tmc_server.domain.rights import RIGHTS, Right
 
 WRONG_KEY = [("tmc-app", "orders"), ("authorization", "Bearer wrong")]

@@ -24,9 +24,9 @@ from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
 from tmc_client.fence import LedgerAnswers
 from tmc_client.ledger import create_tables, ledger_id_of
-from tmc_client.protocol import message_pb2
 from tmc_client.tables import ledger, ledger_info, metadata
 from tmc_client.transaction import Transaction
+from tmc_common.protocol import message_pb2
 
 COMMIT, ROLLBACK, UNKNOWN = tmc.Verdict.COMMIT, tmc.Verdict.ROLLBACK, tmc.Verdict.UNKNOWN
 NOW = time.time_ns() // 1_000_000

@@ -22,7 +22,7 @@ from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
 from tests.support.rabbitmq import RabbitMQ
-from tmc_client.protocol import admin_pb2, consumption_pb2, consumption_pb2_grpc, types_pb2
+from tmc_common.protocol import admin_pb2, consumption_pb2, consumption_pb2_grpc, types_pb2
 from tmc_server.delivery import rabbitmq_exchanges
 from tmc_server.domain.catalog import Forward
 from tmc_server.domain.consumption import ConsumptionState

@@ -15,7 +15,7 @@ import pytest
 from tests.support.eventually import eventually
 from tests.support.outlet import ProgressInMemory, RecordedAnswers, SomeCatalog, a_copy
 from tests.support.rabbitmq import RabbitMQ
-from tmc_client.transports.headers import from_wire
+from tmc_common.headers import from_wire
 from tmc_server.delivery import window
 from tmc_server.delivery.rabbitmq import RabbitOutlet
 from tmc_server.delivery.rabbitmq_properties import properties_of

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from tests.support.center import RunningCenter
 from tests.support.certificates import for_loopback
 from tests.support.grpcurl import VERSIONS, Line, Reflection
-from tmc_client.protocol import admin_pb2, admin_pb2_grpc
+from tmc_common.protocol import admin_pb2, admin_pb2_grpc
 from tmc_server.app import initialise
 from tmc_server.config import Config
 

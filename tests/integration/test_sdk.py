@@ -22,8 +22,8 @@ from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
 from tmc_client import aio, one_transaction, sender
 from tmc_client.ledger import Settler, rows_for
-from tmc_client.protocol import types_pb2
 from tmc_client.tables import inbox, ledger
+from tmc_common.protocol import types_pb2
 from tmc_server.store.tables import alert
 
 

@@ -20,8 +20,8 @@ from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
 from tests.support.rabbitmq import RabbitMQ
-from tmc_client import signatures
-from tmc_client.protocol import admin_pb2, consumption_pb2, consumption_pb2_grpc, types_pb2
+from tmc_common import signatures
+from tmc_common.protocol import admin_pb2, consumption_pb2, consumption_pb2_grpc, types_pb2
 from tmc_server.store.tables import alert, audit, meta, subscription
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.services]

@@ -13,7 +13,7 @@ import pytest
 import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
-from tmc_client.protocol import consumption_pb2, message_pb2, message_pb2_grpc
+from tmc_common.protocol import consumption_pb2, message_pb2, message_pb2_grpc
 from tmc_server.delivery import stream
 from tmc_server.delivery.stream import StreamLimits
 

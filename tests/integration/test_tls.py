@@ -18,7 +18,7 @@ from tests.support.center import RunningCenter
 from tests.support.certificates import Authority
 from tests.support.tcp_proxy import TcpProxy
 from tmc_client.connection import Connection, Identity
-from tmc_client.protocol import consumption_pb2
+from tmc_common.protocol import consumption_pb2
 
 
 class Doors:

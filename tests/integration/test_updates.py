@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from tests.support.center import RunningCenter
-from tmc_client.protocol import admin_pb2, types_pb2
+from tmc_common.protocol import admin_pb2, types_pb2
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import os
 
 import grpc
 
-from tmc_client.protocol import message_pb2, message_pb2_grpc
+from tmc_common.protocol import message_pb2, message_pb2_grpc
 
 
 def publish_many(address: str, key: str, topic: str, count: int, size: int = 500, app: str = "orders") -> None:

@@ -13,7 +13,7 @@ import grpc
 
 from tests.support.eventually import eventually
 from tests.support.store import migrated_sqlite
-from tmc_client.protocol import admin_pb2, admin_pb2_grpc, types_pb2
+from tmc_common.protocol import admin_pb2, admin_pb2_grpc, types_pb2
 from tmc_server.app import Center, initialise
 from tmc_server.config import Config
 

@@ -21,7 +21,7 @@ from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB, free_port
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.tcp_proxy import TcpProxy
-from tmc_client.protocol import admin_pb2, admin_pb2_grpc
+from tmc_common.protocol import admin_pb2, admin_pb2_grpc
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.store.engines import Database
 from tmc_server.store.tables import shard_tables

@@ -15,7 +15,7 @@ import pika
 
 from tests.support.eventually import eventually
 from tests.support.mariadb import free_port
-from tmc_client.transports.corked import connect
+from tmc_common.amqp import connect
 
 LIBRARY = Path("/usr/lib/rabbitmq/bin")
 

@@ -15,7 +15,7 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_reflection.v1alpha import reflection_pb2
 
-from tmc_client.protocol import check_pb2
+from tmc_common.protocol import check_pb2
 
 CRLF = b"\r\n"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tmc_client.addresses import is_loopback
+from tmc_common.addresses import is_loopback
 
 HERE = [
     "127.0.0.1:50051",

@@ -15,7 +15,7 @@ import pydantic
 import pytest
 
 from tmc_client import codecs, errors
-from tmc_client.protocol import types_pb2
+from tmc_common.protocol import types_pb2
 
 
 class Paid(pydantic.BaseModel):

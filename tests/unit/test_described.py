@@ -6,7 +6,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool
 from grpc_reflection.v1alpha import reflection_pb2
 
-from tmc_client.protocol import message_pb2
+from tmc_common.protocol import message_pb2
 from tmc_server.rpc.reflection import Described, Reflection
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tmc_client.protocol import message_pb2
+from tmc_common.protocol import message_pb2
 from tmc_server.domain.catalog import App
 from tmc_server.errors import (
     AdminOnly,

@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from tmc_client import errors, sender
-from tmc_client.protocol import consumption_pb2, message_pb2, types_pb2
 from tmc_client.sender import ACK, EXTEND, ROLLBACK, SUBMIT, Sender
+from tmc_common.protocol import consumption_pb2, message_pb2, types_pb2
 
 
 class _Refused(grpc.RpcError):

@@ -12,8 +12,8 @@ import pytest
 from tests.support.eventually import eventually
 from tmc_client import connection as connections
 from tmc_client.connection import Connection, Identity, addresses_of
-from tmc_client.protocol import types_pb2
 from tmc_client.servers import LONGEST_PROBE_S, Server, Servers
+from tmc_common.protocol import types_pb2
 
 
 class _Clock:

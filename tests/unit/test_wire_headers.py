@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tmc_client.transports.headers import from_wire, to_wire
+from tmc_common.headers import from_wire, to_wire
 
 
 @pytest.mark.parametrize("name", ["CC", "BCC", "cc", "x-delay", "x-delivery-count", "X-Death"])

@@ -22,9 +22,9 @@ from pika.adapters.select_connection import IOLoop, SelectConnection
 
 from tmc_client.received import Message
 from tmc_client.screening import Screen, Suspect
-from tmc_client.signatures import HEADER
-from tmc_client.transports.corked import give_up
-from tmc_client.transports.headers import from_wire
+from tmc_common.amqp import give_up
+from tmc_common.headers import from_wire
+from tmc_common.signatures import HEADER
 
 log = logging.getLogger("tmc_client.rabbitmq")
 

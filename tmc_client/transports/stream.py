@@ -10,8 +10,8 @@ import grpc
 
 from tmc_client import errors, wire
 from tmc_client.connection import Connection
-from tmc_client.protocol import consumption_pb2
 from tmc_client.received import Message, OnMessage
+from tmc_common.protocol import consumption_pb2
 
 log = logging.getLogger("tmc_client.stream")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import uvloop
 
-from tmc_client.addresses import is_loopback
+from tmc_common.addresses import is_loopback
 from tmc_server.alerts.log import LogSink
 from tmc_server.alerts.webhook import WebhookSink
 from tmc_server.app.checks import Checks

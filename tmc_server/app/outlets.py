@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from tmc_common.addresses import HostPort
 from tmc_server.app.maintenance import CannotStart
 from tmc_server.config import Config
 from tmc_server.delivery.answers import CopyAnswers
@@ -170,10 +171,9 @@ class Outlets:
         return clean and self.streams is None
 
 
-def _broker_address(url: str, told: str) -> BrokerAddress:
+def _broker_address(url: str, advertised: str) -> BrokerAddress:
     parts = urlsplit(url)
     host, port = parts.hostname or "127.0.0.1", parts.port or (5671 if parts.scheme == "amqps" else 5672)
-    if told:
-        host, _, text = told.rpartition(":")
-        port = int(text)
+    if advertised:
+        host, port = HostPort.parse(advertised)
     return BrokerAddress(host=host, port=port, virtual_host=unquote(parts.path[1:]) or "/", tls=parts.scheme == "amqps")

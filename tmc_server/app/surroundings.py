@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tmc_common.addresses import HostPort
 from tmc_server.app.maintenance import CannotStart
 from tmc_server.config import Config
 from tmc_server.discovery.static import RecordedInstances, StaticInstances
@@ -42,11 +43,10 @@ class Surroundings:
         consul = self._config.consul
         if consul.agent:
             try:
-                from tmc_client.discovery import Registration
+                from tmc_common.consul import Registration
             except ModuleNotFoundError as exc:
                 raise CannotStart(f"[consul] needs {exc.name}: install tmc-center[consul].") from exc
-            host = self._config.server.listen.rpartition(":")[0].strip("[]")
-            address = consul.advertise or f"{host}:{port}"
+            address = consul.advertise or str(HostPort(HostPort.parse(self._config.server.listen).host, port))
             self._registration = Registration(
                 consul.agent, consul.service, address, tag=consul.tag, token=consul.token.get_secret_value(),
                 tls=bool(self._config.tls.certificate),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError
 
-from tmc_client.protocol import check_pb2
+from tmc_common.protocol import check_pb2
 from tmc_server.checks.channels import LONGEST_ANSWER, LONGEST_SINGLE, Channels, call_each, call_one
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question, Verdict
 from tmc_server.domain.ports.checks import Endpoint

@@ -22,7 +22,7 @@ import pika
 from pika.adapters.select_connection import IOLoop
 from pika.exceptions import NoFreeChannels
 
-from tmc_client.transports.corked import CorkedConnection, give_up, hang_up
+from tmc_common.amqp import CorkedConnection, give_up, hang_up
 from tmc_server.delivery.rabbitmq_lane import Lane, Sent
 from tmc_server.delivery.rabbitmq_properties import Digests, properties_of, sign_copy
 from tmc_server.delivery.window import ALERT_AFTER, CONFIRM_TIMEOUT_S, Destination, Failure, Window

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from tmc_client.transports.corked import answered_within, connect
+from tmc_common.amqp import answered_within, connect
 from tmc_server.domain.catalog import Forward
 from tmc_server.errors import ForwardRefused
 

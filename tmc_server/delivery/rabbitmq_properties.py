@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pika.spec import BasicProperties
 
-from tmc_client import signatures
-from tmc_client.transports.headers import to_wire
+from tmc_common import signatures
+from tmc_common.headers import to_wire
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.ports.delivery import Copy
@@ -15,7 +15,7 @@ Digests = dict[tuple[int, int], bytes]
 
 
 def properties_of(copy: Copy, catalog: Catalog) -> BasicProperties:
-    """The properties of a copy. User headers cannot reach the broker's own names, see tmc_client.transports.headers."""
+    """The properties of a copy. User headers cannot reach the broker's own names, see tmc_common.headers."""
     subscription = catalog.subscriptions[copy.subscription]
     return BasicProperties(
         content_type=copy.content_type,

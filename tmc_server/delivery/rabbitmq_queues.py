@@ -12,7 +12,7 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from tmc_client.transports.corked import answered_within, connect
+from tmc_common.amqp import answered_within, connect
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.queue_names import queue_of
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from consul import ConsulException
 from requests import RequestException
 
-from tmc_client.discovery import agent_client, passing
+from tmc_common.consul import agent_client, passing
 from tmc_server.domain.catalog import App
 from tmc_server.errors import DiscoveryUnavailable
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from tmc_common.addresses import HostPort
 from tmc_server.domain.catalog import FORWARD_KEY, REPLAY_OF
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.retry import DAY_MS, RetryKind, RetryPolicy
@@ -44,10 +45,14 @@ def check_target(value: str, field: str = "check_target") -> str:
 
 def address(value: str, field: str) -> str:
     """host:port, or nothing."""
-    host, _, port = value.rpartition(":")
-    if value and not (len(value) <= 255 and _HOST.fullmatch(host) and port.isdigit() and 0 < int(port) < 65_536):
-        raise InvalidField(field, "be host:port")
-    return value
+    try:
+        if not value or (
+            len(value) <= 255 and _HOST.fullmatch(value.rpartition(":")[0]) and HostPort.parse(value).port
+        ):
+            return value
+    except ValueError:
+        pass
+    raise InvalidField(field, "be host:port")
 
 
 def topic(value: str, field: str = "topic") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
+from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
 from tmc_server.domain.catalog import App, Catalog, DeliveryKeys, Forward, Subscription, Topic
 from tmc_server.domain.checks import CheckTarget
 from tmc_server.domain.ids import MessageId

@@ -11,7 +11,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2
+from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2
 from tmc_server.config import LimitsConfig, TlsConfig
 from tmc_server.rpc.calls import Edge, handlers
 from tmc_server.rpc.reflection import add_reflection

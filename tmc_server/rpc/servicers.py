@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tmc_client.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
+from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Answer, Stored
 from tmc_server.domain.ports.catalog import CheckChange

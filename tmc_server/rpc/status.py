@@ -8,7 +8,7 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from tmc_client.protocol import types_pb2
+from tmc_common.protocol import types_pb2
 from tmc_server import errors
 
 if TYPE_CHECKING:

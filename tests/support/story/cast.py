@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from tests.support.cluster import ROOT, TMC, Cluster
 from tmc_client.ledger import create_tables
-from tmc_client.protocol import types_pb2
+from tmc_common.protocol import types_pb2
 
 STORY = Path(__file__).parent
 

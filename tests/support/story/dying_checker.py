@@ -52,6 +52,6 @@ def dying_stored(self, shard, answers, tell_overdue):
 DueMessages.claim, Kinds.ask, due_checks.settle, DueMessages.settle = dying_claim, dying_ask, dying_settle, dying_stored
 
 if __name__ == "__main__":
-    from tmc_server.cli import main
+    from tmc_cli import main
 
     main()

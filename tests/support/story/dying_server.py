@@ -20,6 +20,6 @@ def die(self, copies):
 RabbitOutlet.deliver = die
 
 if __name__ == "__main__":
-    from tmc_server.cli import main
+    from tmc_cli import main
 
     main()

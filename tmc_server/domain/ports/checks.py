@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tmc_common.addresses import HostPort
 from tmc_server.domain.catalog import App
 from tmc_server.domain.checks import CheckAnswer, CheckState, CheckTarget, Question
 from tmc_server.domain.ids import MessageId
@@ -38,15 +39,11 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        return _joined(self.host, self.port)
+        return str(HostPort(self.host, self.port))
 
     @property
     def pinned(self) -> str:
-        return _joined(self.address, self.port)
-
-
-def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return str(HostPort(self.address, self.port))
 
 
 class Asker(Protocol):

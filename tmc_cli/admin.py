@@ -12,10 +12,10 @@ import typer
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from tmc_client.addresses import is_loopback
-from tmc_client.protocol import admin_pb2, message_pb2, types_pb2
-from tmc_server.cli import fail, say
-from tmc_server.cli.target import DEFAULT_ADDRESS, Target
+from tmc_cli import fail, say
+from tmc_cli.target import DEFAULT_ADDRESS, Target
+from tmc_common.addresses import is_loopback
+from tmc_common.protocol import admin_pb2, message_pb2, types_pb2
 from tmc_server.printable import escaped
 
 app = typer.Typer(

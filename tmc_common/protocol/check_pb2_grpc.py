@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from tmc_client.protocol import check_pb2 as tmc_dot_v1_dot_check__pb2
+from tmc_common.protocol import check_pb2 as tmc_dot_v1_dot_check__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from tmc_server.cli import fail
-from tmc_server.cli.target import DEFAULT_ADDRESS, Target
+from tmc_cli import fail
+from tmc_cli.target import DEFAULT_ADDRESS, Target
 from tmc_server.printable import escaped
 
 # HealthCheckResponse has one field, an enum: generated classes would cost more to import than the call takes.

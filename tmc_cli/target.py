@@ -8,7 +8,8 @@ from pathlib import Path
 
 import grpc
 
-from tmc_server.cli import fail
+from tmc_cli import fail
+from tmc_common.addresses import HostPort
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 _PROBE_S = 3.0
@@ -31,16 +32,17 @@ class Target:
 
     @property
     def host(self) -> str:
-        return self.address.rpartition(":")[0].strip("[]")
+        return HostPort.parse(self.address).host
 
     @property
     def port(self) -> int:
-        return int(self.address.rpartition(":")[2])
+        return HostPort.parse(self.address).port
 
     def check(self) -> None:
         """Ends the command when the options do not fit together."""
-        host, _, port = self.address.rpartition(":")
-        if not host or not port.isdigit() or int(port) > 65_535:
+        try:
+            HostPort.parse(self.address)
+        except ValueError:
             fail(f"{self.address!r} is no address of a server: give host:port.")
         if bool(self.certificate) != bool(self.key):
             fail("--certificate and --key go together (TMC_CERTIFICATE, TMC_KEY).")

@@ -25,13 +25,13 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "serve": Command("tmc_server.cli.serving:serve_app", "server", "Run a server. Prepare its database first: init."),
-    "dev": Command("tmc_server.cli.serving:dev_app", "server", "Run a whole center in one process, for development."),
-    "init": Command("tmc_server.cli.databases:init_app", "server", "Create or upgrade the tables; repeatable."),
-    "doctor": Command("tmc_server.cli.databases:doctor_app", "server", "Check that the databases are set up safely."),
-    "consume": Command("tmc_server.cli.consuming:run", "", "Run a consumer."),
-    "health": Command("tmc_server.cli.health:run", "", "Ask a server whether it serves."),
-    "admin": Command("tmc_server.cli.admin:app", "server", "Register apps, topics, subscriptions; look at messages."),
+    "serve": Command("tmc_cli.serving:serve_app", "server", "Run a server. Prepare its database first: init."),
+    "dev": Command("tmc_cli.serving:dev_app", "server", "Run a whole center in one process, for development."),
+    "init": Command("tmc_cli.databases:init_app", "server", "Create or upgrade the tables; repeatable."),
+    "doctor": Command("tmc_cli.databases:doctor_app", "server", "Check that the databases are set up safely."),
+    "consume": Command("tmc_cli.consuming:run", "", "Run a consumer."),
+    "health": Command("tmc_cli.health:run", "", "Ask a server whether it serves."),
+    "admin": Command("tmc_cli.admin:app", "server", "Register apps, topics, subscriptions; look at messages."),
     "pipeline": Command("tmc_pipeline.cli:app", "pipeline", "Archive, restore, reconcile, report; runs on Spark."),
 }
 # Libraries that are needed only by some configurations.
@@ -42,7 +42,7 @@ _EXTRAS = {
     "confluent_kafka": "kafka",
     "pyspark": "pipeline",
 }
-_OURS = ("tmc_client", "tmc_server", "tmc_pipeline")
+_OURS = ("tmc_common", "tmc_client", "tmc_server", "tmc_pipeline", "tmc_cli")
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tmc_server.cli import fail
+from tmc_cli import fail
 from tmc_server.config import Config, ConfigError, load
 
 ConfigFile = Annotated[str | None, typer.Option("--config", "-c", help="TOML file; TMC_ environment variables win.")]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
-log = logging.getLogger("tmc_client.supervisor")
+log = logging.getLogger("tmc_common.supervisor")
 
 _STEADY_S = 30.0  # who lived so long starts again at once
 _LONGEST_PAUSE_S = 10.0

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from tmc_client.supervisor import Supervisor
+from tmc_cli import fail
+from tmc_cli.options import ConfigFile, command, loaded
+from tmc_cli.workers import worker_commands
+from tmc_common.supervisor import Supervisor
 from tmc_server.app import CannotStart, serve
 from tmc_server.app.reaching import wait_for_databases
-from tmc_server.cli import fail
-from tmc_server.cli.options import ConfigFile, command, loaded
 from tmc_server.config import Config, ConfigError
 from tmc_server.telemetry import configure_logging
-from tmc_server.workers import worker_commands
 
 serve_app, dev_app = command(), command()
 

@@ -7,8 +7,8 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from tmc_cli import fail
 from tmc_client.consume import run as run_consumer
-from tmc_server.cli import fail
 from tmc_server.printable import escaped, without_secrets
 
 

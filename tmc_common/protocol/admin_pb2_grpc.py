@@ -3,8 +3,8 @@
 import grpc
 import warnings
 
-from tmc_client.protocol import admin_pb2 as tmc_dot_v1_dot_admin__pb2
-from tmc_client.protocol import message_pb2 as tmc_dot_v1_dot_message__pb2
+from tmc_common.protocol import admin_pb2 as tmc_dot_v1_dot_admin__pb2
+from tmc_common.protocol import message_pb2 as tmc_dot_v1_dot_message__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from tmc_cli import fail
+from tmc_cli.options import ConfigFile, command, loaded
 from tmc_server.app import CannotStart, diagnose, initialise
 from tmc_server.app.reaching import require_databases
-from tmc_server.cli import fail
-from tmc_server.cli.options import ConfigFile, command, loaded
 from tmc_server.printable import escaped
 
 init_app, doctor_app = command(), command()

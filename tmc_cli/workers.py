@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from tmc_common.addresses import HostPort
 from tmc_server.config import Config, ConfigError
 
-_MODULE = "tmc_server.cli"
+_MODULE = "tmc_cli"
 
 
 def worker_commands(config: Config, path: str | None, count: int) -> Sequence[tuple[Sequence[str], Mapping[str, str]]]:
@@ -36,5 +37,5 @@ def worker_commands(config: Config, path: str | None, count: int) -> Sequence[tu
 
 def _shifted(address: str, by: int) -> str:
     """Port 0, a free one, stays so."""
-    host, _, port = address.rpartition(":")
-    return f"{host}:{int(port) + by if int(port) else 0}"
+    host, port = HostPort.parse(address)
+    return str(HostPort(host, port + by if port else 0))

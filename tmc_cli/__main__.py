@@ -1,0 +1,5 @@
+"""python -m tmc_cli: the same as `tmc`."""
+
+from tmc_cli import main
+
+main()

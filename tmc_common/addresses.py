@@ -1,0 +1,41 @@
+"""host:port as text, and whether it is on this machine: one rule for the SDK, the server and `tmc`."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import NamedTuple
+
+
+class HostPort(NamedTuple):
+    """host: a name or an address, without brackets.  port: 0 to 65535."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> HostPort:
+        """host:port, an IPv6 address in brackets. Raises ValueError."""
+        host, _, port = text.rpartition(":")
+        bracketed = host.startswith("[") and host.endswith("]")
+        if bracketed:
+            host = host[1:-1]
+        is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65_535
+        if not host or not is_port or (":" in host) != bracketed:
+            raise ValueError(f"{text!r} is not HOST:PORT; an IPv6 address goes in brackets")
+        return cls(host, int(port))
+
+
+def is_loopback(address: str) -> bool:
+    """Say whether a key may travel to this address in the clear.
+
+    address: host:port. Nothing is resolved: of all names only `localhost` counts, and what cannot be read, or could be read
+    in two ways, is not loopback.
+    """
+    try:
+        host = HostPort.parse(address).host
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,118 @@
+"""Consul: an agent's client, and keeping one instance of a service registered. Needs `tmc-center[consul]`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import requests
+from consul import Consul, ConsulException
+
+from tmc_common.addresses import HostPort
+
+log = logging.getLogger("tmc.consul")
+
+
+def agent_client(agent: str, token: str, timeout_s: float) -> Consul:
+    """A client of the agent at host:port. One thread at a time.
+
+    Proxies and credentials of the environment are not used: the agent's address is the operators' own, and a proxy would
+    see the token.
+    """
+    host, port = HostPort.parse(agent)
+    client = Consul(host=host, port=port, token=token or None, connections_timeout=timeout_s)
+    client.http.session.trust_env = False
+    return client
+
+
+def passing(nodes: Sequence[Any]) -> list[str]:
+    """host:port of each instance in an answer of the health endpoint."""
+    return sorted(
+        f"{node['Service']['Address'] or node['Node']['Address']}:{node['Service']['Port']}" for node in nodes
+    )
+
+
+class Registration:
+    """Keeps one instance registered: registers it, again after Consul forgot it, and deregisters it at the end.
+
+    address: host:port where the service answers.  check: "grpc" (grpc.health.v1), "tcp", or an http:// address.
+    """
+
+    def __init__(
+        self, agent: str, service: str, address: str, *, tag: str = "", check: str = "grpc", token: str = "",
+        tls: bool = False,
+    ) -> None:  # fmt: skip
+        self._client = agent_client(agent, token, timeout_s=3)
+        self._service = service
+        self._tag = tag
+        self._host, self._port = HostPort.parse(address)
+        self._check = _check(check, address, tls)
+        self.id = f"{service}-{self._host}-{self._port}" + (f"-{tag}" if tag else "")
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def run_once(self) -> bool:
+        """Register when the agent does not know us. Returns: it did not. Raises ConsulException, RequestException."""
+        with self._lock:
+            if self._stopping.is_set() or self.id in self._client.agent.services():
+                return False
+            self._client.agent.service.register(
+                self._service, service_id=self.id, address=self._host, port=self._port,
+                tags=[self._tag] if self._tag else [], check=self._check,
+            )  # fmt: skip
+            return True
+
+    def deregister(self) -> None:
+        """Nobody is sent here any more. While Consul is away its own check finds out."""
+        self._stopping.set()
+        with self._lock:
+            try:
+                self._client.agent.service.deregister(self.id)
+            except (ConsulException, requests.RequestException) as exc:
+                log.warning("%s stays registered until Consul's check fails: %s", self.id, exc)
+
+    def start(self, every: timedelta = timedelta(seconds=15)) -> None:
+        """For services: keep it registered in a thread of its own."""
+        self._thread = threading.Thread(target=self._run, args=(every.total_seconds(),), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.deregister()
+        if self._thread is not None:
+            self._thread.join(5)
+
+    def __enter__(self) -> Registration:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _run(self, every_s: float) -> None:
+        while not self._stopping.is_set():
+            pause = every_s
+            try:
+                self.run_once()
+            except (ConsulException, requests.RequestException) as exc:
+                log.warning("Consul does not answer, %s is registered later: %s", self.id, exc)
+                pause = min(every_s, 2.0)
+            self._stopping.wait(pause)
+
+
+def _check(kind: str, address: str, tls: bool) -> dict[str, Any]:
+    """In the agent's own words: the library's helper for gRPC checks sends a field that agents refuse.
+
+    Passing from the start: whoever registers itself is serving.
+    """
+    common = {"Interval": "5s", "Timeout": "2s", "DeregisterCriticalServiceAfter": "1m", "Status": "passing"}
+    if kind == "grpc":
+        return {"GRPC": address, "GRPCUseTLS": tls, **common}
+    if kind == "tcp":
+        return {"TCP": address, **common}
+    if kind.startswith(("http://", "https://")):
+        return {"HTTP": kind, **common}
+    raise ValueError(f"{kind!r} is no health check: give grpc, tcp, or an http:// address")
