@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tmc_client.center import Center, connect
+from tmc_client.checks.questions import Question, Verdict
 from tmc_client.codecs import Topic, topic
 from tmc_client.connection import Tls
 from tmc_client.consumer import Consumer, MessageConsumer
@@ -36,11 +37,10 @@ from tmc_client.errors import (
     Unavailable,
 )
 from tmc_client.producer import Prepared, new_attempt_id
-from tmc_client.questions import Question, Verdict
 from tmc_client.received import Message
 
 if TYPE_CHECKING:
-    from tmc_client.fence import clean_ledger
+    from tmc_client.checks.fence import clean_ledger
     from tmc_client.inbox import SqlInbox
     from tmc_client.ledger import create_tables
 
@@ -79,7 +79,11 @@ __all__ = [
     "topic",
 ]
 
-_LAZY = {"SqlInbox": "tmc_client.inbox", "clean_ledger": "tmc_client.fence", "create_tables": "tmc_client.ledger"}
+_LAZY = {
+    "SqlInbox": "tmc_client.inbox",
+    "clean_ledger": "tmc_client.checks.fence",
+    "create_tables": "tmc_client.ledger",
+}
 
 
 def __getattr__(name: str) -> Any:

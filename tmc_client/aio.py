@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
     from tmc_client.aio_transaction import AsyncTransaction
-    from tmc_client.checking import Checks, Outcome
+    from tmc_client.checks.answers import Checks, Outcome
 
 T = TypeVar("T")
 log = logging.getLogger("tmc_client.aio")
@@ -125,7 +125,7 @@ class AsyncCenter:
         """Submit what this database's ledger says was committed and never answered; await it when your service starts."""
         from tmc_client.aio_ledger import resume
 
-        return await resume(self, engine)
+        return await resume(self.submit, engine)
 
     def _settle_later(self, loop: asyncio.AbstractEventLoop, engine: Engine, message_id: str) -> None:
         """Mark a submit that was answered when its block had ended. Called in the sender's thread."""

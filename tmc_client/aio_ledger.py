@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from datetime import timedelta
+from typing import Protocol
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
 from tmc_client import errors, ledger
-from tmc_client.aio import AsyncCenter
 from tmc_client.ledger import refused, settle_statement, unsettled_after
 from tmc_client.tables import ledger as ledger_table
 from tmc_client.tables import raise_if_lacking
@@ -33,7 +33,13 @@ async def settle(engine: sa.Engine, message_ids: Sequence[str]) -> None:
         log.warning("%d answered messages stay unsettled: %s", len(message_ids), exc, exc_info=True)
 
 
-async def resume(center: AsyncCenter, engine: AsyncEngine, timeout: timedelta = timedelta(seconds=30)) -> int:
+class Submit(Protocol):
+    """AsyncCenter.submit."""
+
+    def __call__(self, message: str, *, timeout: timedelta) -> Awaitable[str]: ...
+
+
+async def resume(submit: Submit, engine: AsyncEngine, timeout: timedelta = timedelta(seconds=30)) -> int:
     """See tmc_client.Center.resume."""
     submitted, last = 0, ""
     while True:
@@ -49,7 +55,7 @@ async def resume(center: AsyncCenter, engine: AsyncEngine, timeout: timedelta = 
         answered = []
         for message_id in ids:
             try:
-                await center.submit(message_id, timeout=timeout)
+                await submit(message_id, timeout=timeout)
             except errors.Gone:
                 answered.append(message_id)
             except errors.TmcError as exc:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from tmc_client import errors, wire
+from tmc_client.checks.running import RunningServers
 from tmc_client.codecs import Topic
 from tmc_client.connection import Connection, Identity, Tls, watch_forks
 from tmc_client.producer import Prepared, Producer, duration, prepared_of, request_of, wait
@@ -25,13 +26,11 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
     from sqlalchemy.orm import Session
 
-    from tmc_client.checking import Checks, Outcome
-    from tmc_client.checks_server import ChecksServer
+    from tmc_client.checks.answers import Checks, Outcome
     from tmc_client.transaction import Transaction
 
 T = TypeVar("T")
 DEFAULT_TIMEOUT = timedelta(seconds=5)
-_OF_PARENTS: list[object] = []  # gRPC servers of a parent process: stopping or freeing them in a child would hang it
 
 
 class Center:
@@ -44,17 +43,15 @@ class Center:
         self.sender = Sender(self.connection)
         self.producer = Producer(self.sender)
         self.timeout = duration("timeout", timeout)
-        self.serving: set[ChecksServer] = set()
+        self._running = RunningServers()
         self._outcomes: dict[str, Outcome] = {}
         self._settler: Any = None
         self._settler_lock = threading.Lock()
         watch_forks(self)
 
     def after_fork(self) -> None:
-        """See connection.ForkAware: a thread of the parent may have held the lock; its check servers are not ours."""
+        """See connection.ForkAware: a thread of the parent may have held the lock."""
         self._settler_lock = threading.Lock()
-        _OF_PARENTS.append(self.serving)
-        self.serving = set()
 
     @property
     def identity(self) -> Identity:
@@ -146,9 +143,9 @@ class Center:
 
     def checks(self, engine: Engine | AsyncEngine | None = None) -> Checks:
         """Answers to the center's questions, from the ledger in this database and from functions made with `check`."""
-        from tmc_client.checking import Checks
+        from tmc_client.checks.answers import Checks
 
-        return Checks(self, engine, self._outcomes)
+        return Checks(self.connection, engine, self._outcomes, self._running)
 
     def resume(self, engine: Engine) -> int:
         """Submit what this database's ledger says was committed and never answered; call it when your service starts.
@@ -177,8 +174,7 @@ class Center:
 
     def close(self) -> None:
         """Finish what is queued, then close. What the center did not answer is settled by its ledger at the next start."""
-        for server in list(self.serving):
-            server.stop()
+        self._running.stop()
         self.sender.close()
         if self._settler is not None:
             self._settler.close()

@@ -22,7 +22,7 @@ from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
 from tests.support.mariadb import free_port
 from tests.support.rogue import RogueGrpc
-from tmc_client.checking import Checks, CheckToken
+from tmc_client.checks.answers import CheckToken
 from tmc_client.ledger import ledger_id_of, rows_for
 from tmc_client.producer import request_of
 from tmc_client.tables import ledger
@@ -326,7 +326,7 @@ class TestDoors:
     def test_while_the_center_is_away_nothing_is_answered(self, business: sa.Engine) -> None:
         away = tmc.connect(f"127.0.0.1:{free_port()}", app="orders")
         with pytest.raises(tmc.Unavailable):
-            Checks(away, business, {}).answer("any", [tmc.Question(message_id="1-1-05-1", topic="t", key="k")])
+            away.checks(business).answer("any", [tmc.Question(message_id="1-1-05-1", topic="t", key="k")])
 
 
 class TestOperators:
@@ -460,7 +460,7 @@ def test_a_service_follows_a_rotation_of_its_check_token_and_takes_the_previous_
             request = admin_pb2.RotateCheckTokenRequest(id="orders", reason="seen in a log")
             assert admin.RotateCheckToken(request, metadata=center.operator).effective_ms > 0
 
-        token = CheckToken(orders, lambda: seconds[0])
+        token = CheckToken(orders.connection, lambda: seconds[0])
         first = shown()
         assert token.is_right(first)
         rotate()

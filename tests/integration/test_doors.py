@@ -16,7 +16,7 @@ import sqlalchemy as sa
 import tmc_client as tmc
 from tests.support.consul import Consul
 from tests.support.eventually import eventually
-from tmc_client.checking import Checks
+from tmc_client.checks.answers import Checks
 from tmc_common.protocol import check_pb2
 from tmc_server.discovery.consul import ConsulInstances
 from tmc_server.domain.catalog import App

@@ -27,7 +27,7 @@ from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
 from tmc_client.aio_transaction import AsyncTransaction
 from tmc_client.center import timedelta
-from tmc_client.fence import LedgerAnswers
+from tmc_client.checks.fence import LedgerAnswers
 from tmc_client.tables import inbox, ledger, ledger_info
 from tmc_client.transaction import Transaction
 from tmc_common.protocol import message_pb2, types_pb2

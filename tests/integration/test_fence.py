@@ -22,7 +22,7 @@ import tmc_client as tmc
 from tests.support.dose import LONG
 from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
-from tmc_client.fence import LedgerAnswers
+from tmc_client.checks.fence import LedgerAnswers
 from tmc_client.ledger import create_tables, ledger_id_of
 from tmc_client.tables import ledger, ledger_info, metadata
 from tmc_client.transaction import Transaction
@@ -166,7 +166,9 @@ class TestTheFence:
     def test_many_at_once_each_by_what_is_written(
         self, business: sa.Engine, answers: LedgerAnswers, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tmc_client.fence._BUDGET_S", 120)  # what is tested are verdicts, however slow the machine
+        monkeypatch.setattr(
+            "tmc_client.checks.fence._BUDGET_S", 120
+        )  # what is tested are verdicts, however slow the machine
         with business.begin() as connection:
             for number in range(0, 300, 2):
                 write_row(connection, f"1-1-05-{number}")

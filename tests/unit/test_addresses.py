@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tmc_common.addresses import is_loopback
+from tmc_common.addresses import HostPort, is_loopback
 
 HERE = [
     "127.0.0.1:50051",
@@ -61,6 +61,23 @@ def test_it_is_not_known_to_be_on_this_machine(address: str) -> None:
 
 def test_nobody_decides_it_in_another_way() -> None:
     root = Path(__file__).parents[2]
-    files = [path for package in ("tmc_client", "tmc_server") for path in (root / package).rglob("*.py")]
+    files = [path for package in root.glob("tmc_*") for path in package.rglob("*.py")]
     own = [path.name for path in files if re.search(r"\.is_loopback\b|def _?is_loopback", path.read_text())]
     assert own == ["addresses.py"]
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [("center.example:50051", "center.example", 50051), ("[::1]:0", "::1", 0), ("10.0.0.7:65535", "10.0.0.7", 65535)],
+)
+def test_host_and_port_are_read_and_written_alike(text: str, host: str, port: int) -> None:
+    assert HostPort.parse(text) == (host, port)
+    assert str(HostPort.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", ":1", "[]:1", "::1:1", "[host]:1", "host:65536", "host:-1", "host:1\u0661"]
+)
+def test_what_is_no_host_and_port(text: str) -> None:
+    with pytest.raises(ValueError, match="is not HOST:PORT"):
+        HostPort.parse(text)

@@ -12,9 +12,10 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.unit.test_signatures import A_MESSAGE, KEY
-from tmc_client import errors, signatures
+from tmc_client import errors
 from tmc_client.received import Message
 from tmc_client.screening import Calls, Screen, Suspect, signed_content
+from tmc_common import signatures
 from tmc_common.protocol import consumption_pb2
 
 OTHER_KEY, STRANGERS_KEY = bytes(32), b"s" * 32

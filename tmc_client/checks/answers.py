@@ -10,119 +10,53 @@ Whoever asks has to show the app's check token, which the center tells this app 
 
 from __future__ import annotations
 
-import hmac
 import logging
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tmc_client import errors
-from tmc_client.connection import watch_forks
-from tmc_client.questions import Answer, Denied, Question, Verdict
-from tmc_common.protocol import message_pb2
+from tmc_client.checks.questions import Answer, Denied, Question, Verdict
+from tmc_client.checks.token import CheckToken
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from tmc_client.center import Center
-    from tmc_client.checks_server import ChecksServer
+    from tmc_client.checks.grpc_server import ChecksServer
+    from tmc_client.checks.running import RunningServers
+    from tmc_client.connection import Connection
 
-log = logging.getLogger("tmc_client.checking")
+log = logging.getLogger("tmc_client.checks")
 
 Outcome = Callable[[Question], Verdict]
-_METHOD = "/tmc.v1.MessageService/DescribeChecks"
-_ASK_AGAIN_S = 5.0
-_PREVIOUS_S = 60.0  # servers of the center hear of a rotation one after the other
-
-
-class CheckToken:
-    """What this app's checks carry, asked of the center at first use, and again when another one comes.
-
-    After a rotation the previous one is right for another minute.
-    """
-
-    def __init__(self, center: Center, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._center = center
-        self._monotonic = monotonic
-        self._lock = threading.Lock()
-        self._token = ""
-        self._previous = ("", 0.0)
-        self._asked = float("-inf")
-        watch_forks(self)
-
-    def after_fork(self) -> None:
-        """See connection.ForkAware."""
-        self._lock = threading.Lock()
-
-    def is_right(self, shown: str) -> bool:
-        """Compare in constant time. Raises TmcError: it is not known yet, and the center does not say.
-
-        Whoever shows a wrong one waits for the center at most every five seconds: strangers cannot keep our threads.
-        """
-        if self._matches(shown):
-            return True
-        if self._token and (self._monotonic() - self._asked < _ASK_AGAIN_S or self._lock.locked()):
-            return False
-        with self._lock:
-            if self._monotonic() - self._asked >= _ASK_AGAIN_S:
-                self._keep(self._ask())
-        return self._matches(shown)
-
-    def _matches(self, shown: str) -> bool:
-        previous, until = self._previous
-        right = [self._token, previous if self._monotonic() < until else ""]
-        found = [hmac.compare_digest(shown.encode(errors="replace"), token.encode()) for token in right if token]
-        return any(found)
-
-    def _keep(self, token: str) -> None:
-        """Under the lock."""
-        if self._token and token != self._token:
-            self._previous = (self._token, self._monotonic() + _PREVIOUS_S)
-        self._token, self._asked = token, self._monotonic()
-
-    def learn(self) -> bool:
-        """Ask the center, which also tells it where we answer. Returns: it said."""
-        try:
-            token = self._ask()
-        except errors.TmcError as exc:
-            log.info("the center is told later where checks are answered: %s", exc)
-            return False
-        with self._lock:
-            self._keep(token)
-        return True
-
-    def _ask(self) -> str:
-        import grpc
-
-        from tmc_client import wire
-
-        try:
-            method = self._center.connection.unary(_METHOD, message_pb2.DescribeChecksResponse)
-            found: str = method(message_pb2.DescribeChecksRequest(), timeout=2.0).check_token
-        except grpc.RpcError as exc:
-            raise wire.from_rpc(exc) from exc
-        return found
 
 
 class Checks:
-    """Answers for one app. engine: of the database with its ledger; without one only your own functions answer."""
+    """Answers for one app. engine: of the database with its ledger; without one only your own functions answer.
 
-    def __init__(self, center: Center, engine: Engine | AsyncEngine | None, outcomes: Mapping[str, Outcome]) -> None:
-        self.center = center
-        self.token = CheckToken(center)
+    running: where the servers that `serve` starts are kept until they stop.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        engine: Engine | AsyncEngine | None,
+        outcomes: Mapping[str, Outcome],
+        running: RunningServers,
+    ) -> None:
+        self.connection = connection
+        self.running = running
+        self.token = CheckToken(connection)
         self._outcomes = outcomes
         self._ledger: Any = None
         if engine is not None:
             from sqlalchemy import Engine
 
-            from tmc_client.fence import LedgerAnswers
+            from tmc_client.checks.fence import LedgerAnswers
 
             if isinstance(engine, Engine):
                 self._ledger = LedgerAnswers(engine)
             else:
-                from tmc_client.aio_checking import AsyncLedgerAnswers
+                from tmc_client.checks.aio_fence import AsyncLedgerAnswers
 
                 self._ledger = AsyncLedgerAnswers(engine)
 
@@ -163,7 +97,7 @@ class Checks:
 
     def serve(self, address: str = "127.0.0.1:0", **options: Any) -> ChecksServer:
         """A gRPC server for checks in threads of its own. See ChecksServer."""
-        from tmc_client.checks_server import ChecksServer
+        from tmc_client.checks.grpc_server import ChecksServer
 
         server = ChecksServer(self, address, **options)
         server.start()
@@ -171,25 +105,25 @@ class Checks:
 
     def servicer(self) -> Any:
         """For a gRPC server that you have: check_pb2_grpc.add_CheckServiceServicer_to_server(checks.servicer(), server)."""
-        from tmc_client.checks_server import CheckServicer
+        from tmc_client.checks.grpc_server import CheckServicer
 
         return CheckServicer(self)
 
     def asgi(self) -> Any:
         """An ASGI application: mount it where the topic's target points to."""
-        from tmc_client.checks_web import AsgiChecks
+        from tmc_client.checks.web import AsgiChecks
 
         return AsgiChecks(self)
 
     def wsgi(self) -> Any:
         """A WSGI application."""
-        from tmc_client.checks_web import WsgiChecks
+        from tmc_client.checks.web import WsgiChecks
 
         return WsgiChecks(self)
 
     def beside(self, application: Any, path: str = "/tmc/checks") -> Any:
         """A WSGI application that answers checks at `path` and leaves everything else to yours."""
-        from tmc_client.checks_web import Beside
+        from tmc_client.checks.web import Beside
 
         return Beside(application, self.wsgi(), path)
 

@@ -18,12 +18,12 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 
+from tmc_client.checks.questions import Answer, Question, Verdict
 from tmc_client.connection import watch_forks
 from tmc_client.ledger import COMMITTED, ROLLED_BACK
-from tmc_client.questions import Answer, Question, Verdict
 from tmc_client.tables import lacking, ledger, ledger_info
 
-log = logging.getLogger("tmc_client.fence")
+log = logging.getLogger("tmc_client.checks.fence")
 
 LEAST_AGE = timedelta(days=7)
 _CLOCKS_APART_MS = 3_600_000  # the center's clock tells when a message was prepared, ours when rows were cleaned

@@ -13,9 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
 from tmc_client import errors
+from tmc_client.checks.fence import LedgerAnswers
+from tmc_client.checks.questions import Answer, Question
 from tmc_client.connection import watch_forks
-from tmc_client.fence import LedgerAnswers
-from tmc_client.questions import Answer, Question
 
 
 class AsyncLedgerAnswers:

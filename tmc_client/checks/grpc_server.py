@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from tmc_client import errors
-from tmc_client.questions import Answer, Denied, Question
+from tmc_client.checks.questions import Answer, Denied, Question
+from tmc_client.checks.running import Answering
 from tmc_common.addresses import HostPort
 from tmc_common.protocol import check_pb2, check_pb2_grpc
-
-if TYPE_CHECKING:
-    from tmc_client.checking import Checks
 
 _MOST = 1_000
 _CALLS_PER_THREAD = 16
@@ -34,7 +32,7 @@ _TOKEN_KEY = "tmc-check-token"  # noqa: S105 - the name of a metadata key
 class CheckServicer(check_pb2_grpc.CheckServiceServicer):
     """tmc.v1.CheckService for a blocking gRPC server."""
 
-    def __init__(self, checks: Checks) -> None:
+    def __init__(self, checks: Answering) -> None:
         self._checks = checks
 
     def Check(self, request: check_pb2.CheckRequest, context: Any) -> check_pb2.CheckResponse:
@@ -53,7 +51,7 @@ class CheckServicer(check_pb2_grpc.CheckServiceServicer):
         return [response_of(question, answer) for question, answer in zip(questions, answers, strict=True)]
 
 
-def demand_token(checks: Checks, context: Any) -> str:
+def demand_token(checks: Answering, context: Any) -> str:
     """Abort calls of strangers. Returns: the token that was shown."""
     token = str(dict(context.invocation_metadata()).get(_TOKEN_KEY, ""))
     try:
@@ -72,7 +70,7 @@ class TokenFirst(grpc.ServerInterceptor):
     of tmc.v1.CheckService and leaves all others alone.
     """
 
-    def __init__(self, checks: Checks) -> None:
+    def __init__(self, checks: Answering) -> None:
         self._checks = checks
 
     def intercept_service(self, continuation: Any, details: Any) -> Any:
@@ -116,7 +114,7 @@ class ChecksServer:
     """
 
     def __init__(
-        self, checks: Checks, address: str, *, credentials: grpc.ServerCredentials | None = None, threads: int = 8,
+        self, checks: Answering, address: str, *, credentials: grpc.ServerCredentials | None = None, threads: int = 8,
         agent: str = "", service: str = "", tag: str = "", advertise: str = "",
     ) -> None:  # fmt: skip
         host = HostPort.parse(address).host
@@ -134,14 +132,14 @@ class ChecksServer:
         self.advertised = advertise or self.address
         if not advertise and host in ("0.0.0.0", "::"):  # noqa: S104
             raise ValueError("this address means nothing to the center: say advertise='HOST:PORT' that it can reach")
-        self._center, self._token = checks.center, checks.token
+        self._running, self._connection, self._token = checks.running, checks.connection, checks.token
         self._stopping = threading.Event()
         self._registration: Any = None
 
     def start(self) -> None:
         self._server.start()
-        self._center.serving.add(self)  # nobody has to keep it: a server that is collected stops by itself
-        self._center.connection.announce(self.advertised)
+        self._running.add(self)  # nobody has to keep it: a server that is collected stops by itself
+        self._connection.announce(self.advertised)
         threading.Thread(target=self._announce, name="tmc-checks-announce", daemon=True).start()
         if self._agent:
             from tmc_client.discovery import Registration
@@ -155,7 +153,7 @@ class ChecksServer:
             self._stopping.wait(_ANNOUNCE_S if self._token.learn() else _RETRY_S)
 
     def stop(self, grace: float = 2.0) -> None:
-        self._center.serving.discard(self)
+        self._running.discard(self)
         self._stopping.set()
         if self._registration is not None:
             self._registration.stop()

@@ -1,0 +1,52 @@
+"""What the parts of this package know of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tmc_client.checks.questions import Answer, Question
+from tmc_client.checks.token import CheckToken
+from tmc_client.connection import Connection, watch_forks
+
+_OF_PARENTS: list[object] = []  # gRPC servers of a parent process: stopping or freeing them in a child would hang it
+
+
+class Stoppable(Protocol):
+    """A server that runs in threads of its own."""
+
+    def stop(self) -> None: ...
+
+
+class RunningServers:
+    """The servers for checks of one Center, so that closing it stops them. Not those of a parent process."""
+
+    def __init__(self) -> None:
+        self._servers: set[Stoppable] = set()
+        watch_forks(self)
+
+    def after_fork(self) -> None:
+        """See connection.ForkAware."""
+        _OF_PARENTS.append(self._servers)
+        self._servers = set()
+
+    def add(self, server: Stoppable) -> None:
+        self._servers.add(server)
+
+    def discard(self, server: Stoppable) -> None:
+        self._servers.discard(server)
+
+    def stop(self) -> None:
+        for server in list(self._servers):
+            server.stop()
+
+
+class Answering(Protocol):
+    """Checks, as the servers and web applications in front of it use it; see answers.Checks."""
+
+    connection: Connection
+    running: RunningServers
+    token: CheckToken
+
+    def demand(self, token: str) -> None: ...
+    def answer(self, token: str, questions: Sequence[Question], *, fences: bool = True) -> list[Answer]: ...

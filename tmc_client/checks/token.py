@@ -1,0 +1,86 @@
+"""The app's check token: only the center can show it."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import grpc
+
+from tmc_client import errors, wire
+from tmc_client.connection import Connection, watch_forks
+from tmc_common.protocol import message_pb2
+
+log = logging.getLogger("tmc_client.checks")
+
+_METHOD = "/tmc.v1.MessageService/DescribeChecks"
+_ASK_AGAIN_S = 5.0
+_PREVIOUS_S = 60.0  # servers of the center hear of a rotation one after the other
+
+
+class CheckToken:
+    """What this app's checks carry, asked of the center at first use, and again when another one comes.
+
+    After a rotation the previous one is right for another minute.
+    """
+
+    def __init__(self, connection: Connection, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._connection = connection
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._token = ""
+        self._previous = ("", 0.0)
+        self._asked = float("-inf")
+        watch_forks(self)
+
+    def after_fork(self) -> None:
+        """See connection.ForkAware."""
+        self._lock = threading.Lock()
+
+    def is_right(self, shown: str) -> bool:
+        """Compare in constant time. Raises TmcError: it is not known yet, and the center does not say.
+
+        Whoever shows a wrong one waits for the center at most every five seconds: strangers cannot keep our threads.
+        """
+        if self._matches(shown):
+            return True
+        if self._token and (self._monotonic() - self._asked < _ASK_AGAIN_S or self._lock.locked()):
+            return False
+        with self._lock:
+            if self._monotonic() - self._asked >= _ASK_AGAIN_S:
+                self._keep(self._ask())
+        return self._matches(shown)
+
+    def _matches(self, shown: str) -> bool:
+        previous, until = self._previous
+        right = [self._token, previous if self._monotonic() < until else ""]
+        found = [hmac.compare_digest(shown.encode(errors="replace"), token.encode()) for token in right if token]
+        return any(found)
+
+    def _keep(self, token: str) -> None:
+        """Under the lock."""
+        if self._token and token != self._token:
+            self._previous = (self._token, self._monotonic() + _PREVIOUS_S)
+        self._token, self._asked = token, self._monotonic()
+
+    def learn(self) -> bool:
+        """Ask the center, which also tells it where we answer. Returns: it said."""
+        try:
+            token = self._ask()
+        except errors.TmcError as exc:
+            log.info("the center is told later where checks are answered: %s", exc)
+            return False
+        with self._lock:
+            self._keep(token)
+        return True
+
+    def _ask(self) -> str:
+        try:
+            method = self._connection.unary(_METHOD, message_pb2.DescribeChecksResponse)
+            found: str = method(message_pb2.DescribeChecksRequest(), timeout=2.0).check_token
+        except grpc.RpcError as exc:
+            raise wire.from_rpc(exc) from exc
+        return found
