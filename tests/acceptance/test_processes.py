@@ -84,7 +84,7 @@ def test_a_consumer_that_crashes_in_its_handler_again_and_again(tmp_path: Path) 
     """
     with Cluster(servers=1, TMC_DELIVERY__SCAN_SECONDS="0.1") as cluster:
         cluster.register("orders", "coupons")
-        retry = types_pb2.RetryPolicy(interval_ms=2000, max_retry=3)
+        retry = types_pb2.RetryPolicy(interval_ms=2000, max_retry=1)
         subscription = cluster.subscribe("order.paid", "coupons", retry=retry)
         cluster.in_effect(subscription)
         environment = os.environ | {

@@ -153,21 +153,19 @@ class TestRefusals:
         said = refusal(run(tmp_path, "archive", settings=settings))
         assert "No database answers at 127.0.0.1: check the URL, and that the database is running." in said
 
-    def test_no_rights(self, tmp_path: Path, center: FilledCenter) -> None:
+    def test_no_rights(self, tmp_path: Path, center: FilledCenter, spark: Any) -> None:
         with center.sql() as sql:
             sql.exec_driver_sql("CREATE USER IF NOT EXISTS 'poor'@'%%' IDENTIFIED BY 'pw'")
             sql.exec_driver_sql("CREATE USER IF NOT EXISTS 'poor'@'localhost' IDENTIFIED BY 'pw'")
             for user in ("'poor'@'%%'", "'poor'@'localhost'"):
                 sql.exec_driver_sql(f"GRANT SELECT ON {center.prefix}_0.tmc_schema_version TO {user}")
-        where = f"poor:pw@127.0.0.1:{center.server.port}/{center.prefix}_0"
-        said = refusal(
-            run(tmp_path, "archive", settings=center.settings(tmp_path, store={"catalog": f"mysql://{where}"}))
-        )
-        assert "The account may not read: GRANT SELECT on the databases of the center and of the ledgers to it" in said
-        wrong = f"mysql://{where.replace(':pw', ':wrong')}"
-        said = refusal(run(tmp_path, "archive", settings=center.settings(tmp_path, store={"catalog": wrong})))
-        assert "The database refuses 'poor'" in said
-        assert "wrong" not in said
+        where = f"mysql://poor:%s@127.0.0.1:{center.server.port}/{center.prefix}_0"
+        may_not_read = "The account may not read: GRANT SELECT on the databases of the center and of the ledgers to it"
+        with pytest.raises(CannotRun, match=may_not_read):
+            Jobs(spark, center, tmp_path, store={"catalog": where % "pw"}).run_archive()
+        with pytest.raises(CannotRun, match="The database refuses 'poor'") as caught:
+            Jobs(spark, center, tmp_path, store={"catalog": where % "wrong"}).run_archive()
+        assert "wrong" not in str(caught.value)
         assert not (tmp_path / "archive" / "manifests").exists()
 
     def test_a_driver_that_hands_over_column_names(
@@ -202,10 +200,10 @@ class TestRefusals:
         assert done.returncode == 0, done.stderr
         assert f"{many} messages" in done.stdout
 
-    def test_a_folder_that_cannot_be_written(self, tmp_path: Path, center: FilledCenter) -> None:
-        (tmp_path / "file").write_text("in the way")
-        settings = center.settings(tmp_path, archive={"path": str(tmp_path / "file" / "archive")})
-        assert "cannot be written" in refusal(run(tmp_path, "archive", settings=settings))
+    def test_a_folder_that_cannot_be_written(self, tmp_path: Path, center: FilledCenter, spark: Any) -> None:
+        (tmp_path / "archive").write_text("in the way")
+        with pytest.raises(JobFailed, match="cannot be written"):
+            Jobs(spark, center, tmp_path).run_archive()
 
     def test_a_replay_without_a_center(
         self, tmp_path: Path, center: FilledCenter, spark: Any, monkeypatch: pytest.MonkeyPatch
