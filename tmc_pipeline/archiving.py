@@ -23,9 +23,9 @@ from pyspark.sql import functions as f
 from tmc_pipeline.archive import Archive, Staging, fingerprint, hexadecimal
 from tmc_pipeline.center import CenterTables, Names
 from tmc_pipeline.errors import JobFailed, translated
-from tmc_pipeline.frames import ARCHIVED, CONSUMPTION_CLOSED, MESSAGE_CLOSED, small_table
+from tmc_pipeline.frames import ARCHIVED, is_one_of, small_table
+from tmc_server.domain import consumption, message
 from tmc_server.domain.manifest import ArchivedShard, Manifest, Partition
-from tmc_server.domain.message import MessageState
 
 log = logging.getLogger("tmc.pipeline")
 
@@ -57,14 +57,14 @@ def closed(messages: DataFrame, since_ms: int, before_ms: int) -> DataFrame:
 
     A committed message nobody subscribed to is closed when it is decided.
     """
-    over = [f.col("state") == state for state in MESSAGE_CLOSED]
-    closed_states = f.array(*[f.lit(state).cast("smallint") for state in CONSUMPTION_CLOSED])
+    state = f.col("state")
+    closed_states = f.array(*[f.lit(int(each)).cast("smallint") for each in consumption.CLOSED])
     done = f.size(f.array_except("consumptions.state", closed_states)) == 0  # no lambda: those are not compiled
     last = f.array_max("consumptions.closed_ms")
     # Nobody asks for this count: it keeps Spark from moving the choice below the parsing of JSON, which would then parse twice.
     read = messages.observe("read", f.count(f.lit(1)).alias("messages"))
     return (
-        read.where(over[0] | ((f.col("state") == int(MessageState.COMMITTED)) & done))
+        read.where(is_one_of(state, message.CLOSED_ITSELF) | (is_one_of(state, message.CLOSED_WITH_DELIVERIES) & done))
         .withColumn("closed_ms", f.greatest("decided_ms", last))
         .where((f.col("closed_ms") >= since_ms) & (f.col("closed_ms") < before_ms))
         .withColumn("day", f.date_from_unix_date(f.floor(f.col("closed_ms") / _DAY_MS).cast("int")).cast("string"))

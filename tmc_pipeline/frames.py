@@ -8,18 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import IntEnum
 from typing import Any
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
-
-from tmc_server.domain.consumption import ConsumptionState
-from tmc_server.domain.message import MessageState
-
-MESSAGE_CLOSED = (int(MessageState.ROLLED_BACK),)  # by itself; COMMITTED ones when all their consumptions are
-CONSUMPTION_CLOSED = (int(ConsumptionState.ACKED), int(ConsumptionState.CANCELLED))
 
 
 def _struct(*fields: tuple[str, t.DataType]) -> t.StructType:
@@ -102,6 +97,10 @@ def brief(schema: t.StructType) -> t.StructType:
 def names(schema: t.StructType, but: Sequence[str] = ()) -> list[str]:
     """Column names in order, without those of `but`."""
     return [field.name for field in schema.fields if field.name not in but]
+
+
+def is_one_of(column: Column, states: Iterable[IntEnum]) -> Column:
+    return column.isin(*[int(state) for state in states])
 
 
 def small_table(spark: SparkSession, rows: Iterable[Sequence[Any]], schema: str) -> DataFrame:

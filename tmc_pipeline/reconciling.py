@@ -24,9 +24,9 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from tmc_pipeline.frames import CONSUMPTION_CLOSED, CONSUMPTIONS
+from tmc_pipeline.frames import CONSUMPTIONS, is_one_of
 from tmc_server.domain.catalog import REPLAY_OF
-from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.consumption import CLOSED, ConsumptionState
 from tmc_server.domain.ids import EPOCH_MS
 from tmc_server.domain.message import TRACE_HEADERS, UNDECIDED, MessageState
 
@@ -422,13 +422,13 @@ def _another_identity() -> Column:
 
 
 def _unknown(column: str, states: type[MessageState] | type[ConsumptionState]) -> Column:
-    return ~f.col(column).isin(*[int(each) for each in states])
+    return ~is_one_of(f.col(column), states)
 
 
 def _of_message(audited: Audited, made: Column) -> Column:
     state, committed, rolled_back = f.col("state"), f.col("committed") > 0, f.col("rolled_back") > 0
     here = state == int(MessageState.COMMITTED)
-    undecided = state.isin(*[int(each) for each in UNDECIDED])
+    undecided = is_one_of(state, UNDECIDED)
     return (
         f.when(state.isNull() & (f.col("unknown") > 0), "unknown state")
         .when(state.isNull() & committed & (made < audited.center_ms), AGREED)  # removed long ago
@@ -465,7 +465,7 @@ def _of_delivery(audited: Audited, made: Column) -> Column:
         .when(f.coalesce(undecided_or_not & ~_unknown("m_state", MessageState), f.lit(False)), "state differs")
         .when(_differ("state") | f.coalesce(f.col("copies") < f.col("m_copies"), f.lit(False)), "state differs")
         .when(f.col("revoked") == 1, "state differs")
-        .when(~state.isin(*CONSUMPTION_CLOSED), PENDING)
+        .when(~is_one_of(state, CLOSED), PENDING)
         .when(
             (state == int(ConsumptionState.ACKED))
             & (effects == 0)
@@ -527,7 +527,7 @@ def relations(rows: DataFrame) -> DataFrame:
     a moment ago; consumed bigint: effects that the subscriber noted, whatever the center says of them, as far; open bigint:
     deliveries under way, with or without an effect; unconfirmed bigint: undecided messages of the topic.
     """
-    undecided = f.col("state").isin(*[int(each) for each in UNDECIDED])
+    undecided = is_one_of(f.col("state"), UNDECIDED)
     here = rows.where(f.col("topic").isNotNull())
     waiting = (
         here.where((f.col("subscriber") == "") & undecided).groupBy("topic").agg(f.count(f.lit(1)).alias("unconfirmed"))
@@ -535,7 +535,7 @@ def relations(rows: DataFrame) -> DataFrame:
     settled = f.col("complete") & (f.col("verdict") != PENDING)
     done = (f.col("state") == int(ConsumptionState.ACKED)) & settled
     taken_back = f.coalesce(f.col("state") == int(ConsumptionState.CANCELLED), f.lit(False))
-    underway = ~f.col("state").isin(*CONSUMPTION_CLOSED)
+    underway = ~is_one_of(f.col("state"), CLOSED)
     return (
         here.where((f.col("subscriber") != "") & ~f.col("subscriber").startswith(_REPLAY))
         .groupBy("topic", "subscriber")

@@ -12,9 +12,9 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from tmc_pipeline.frames import CONSUMPTION_CLOSED
+from tmc_pipeline.frames import is_one_of
 from tmc_server.domain.checks import DECIDED_BY_CHECK
-from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.consumption import CLOSED, ConsumptionState
 from tmc_server.domain.message import UNDECIDED, MessageState
 
 HOUR_MS = 3_600_000
@@ -52,7 +52,7 @@ def production(messages: DataFrame, *by: str) -> DataFrame:
             f.count(f.lit(1)).alias("messages"),
             _count(state == int(MessageState.COMMITTED), "committed"),
             _count(state == int(MessageState.ROLLED_BACK), "rolled_back"),
-            _count(state.isin(*[int(each) for each in UNDECIDED]), "undecided"),
+            _count(is_one_of(state, UNDECIDED), "undecided"),
             _count(f.col("check_answer") == DECIDED_BY_CHECK, "by_check"),
             *_latencies(f.col("decided_ms") - f.col("created_ms"), "decide"),
         )
@@ -116,11 +116,11 @@ def failures(messages: DataFrame, subscribers: DataFrame) -> DataFrame:
 
 
 # Whose turn it is, by state.
-_DECIDES: Mapping[MessageState, str] = {
+DECIDES: Mapping[MessageState, str] = {
     MessageState.PREPARED: "its producer decides",
     MessageState.CHECK_FAILED: "a human decides: checks gave up",
 }
-_DELIVERS: Mapping[ConsumptionState, str] = {
+DELIVERS: Mapping[ConsumptionState, str] = {
     ConsumptionState.SCHEDULED: "under way",
     ConsumptionState.FAILED: "a human reactivates: delivery gave up",
 }
@@ -139,13 +139,13 @@ def oldest_open(messages: DataFrame, subscribers: DataFrame) -> DataFrame:
     subscriber "": messages nobody decided.  turn: who has to do something. open: undecided messages, and deliveries that are
     neither acked nor cancelled.
     """
-    undecided = messages.where(f.col("state").isin(*[int(each) for each in UNDECIDED])).select(
-        "topic", f.lit("").alias("subscriber"), _turn(_DECIDES), f.col("created_ms").alias("prepared_ms")
+    undecided = messages.where(is_one_of(f.col("state"), UNDECIDED)).select(
+        "topic", f.lit("").alias("subscriber"), _turn(DECIDES), f.col("created_ms").alias("prepared_ms")
     )
     waiting = (
         deliveries(messages, subscribers)
-        .where(~f.col("state").isin(*CONSUMPTION_CLOSED))
-        .select("topic", "subscriber", _turn(_DELIVERS), "prepared_ms")
+        .where(~is_one_of(f.col("state"), CLOSED))
+        .select("topic", "subscriber", _turn(DELIVERS), "prepared_ms")
     )
     return (
         undecided.unionByName(waiting)

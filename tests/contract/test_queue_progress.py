@@ -50,7 +50,7 @@ class TwoServers:
         self.queues = {name: Destination("q") for name in self.windows}
         self.progress = {name: shared.of_server(run) for run, name in enumerate(self.windows, 1)}
 
-    def came_out(self, tried_ms: int) -> None:
+    def drained_until(self, tried_ms: int) -> None:
         self.windows["acks"].passed(self.queues["acks"], tried_ms)
         seen = self.windows["acks"].unshared([self.queues["acks"]])
         self.progress["acks"].share(seen)
@@ -76,7 +76,7 @@ def test_a_long_backlog_is_not_given_up_by_a_server_that_sees_no_acks(store: Sto
     number = store.submitted(room=1)
     for step in range(5 * 60):
         store.clock.advance(60)
-        servers.came_out(behind_ms + step * 60_000)  # copies of hours ago come out, one after the other
+        servers.drained_until(behind_ms + step * 60_000)  # copies of hours ago come out, one after the other
         servers.redeliver()
     row = store.row(number)
     assert (row.state, row.attempt, row.tried) == (ConsumptionState.SCHEDULED, 1, 1)
@@ -90,7 +90,9 @@ def test_a_lost_copy_comes_again_when_a_later_one_came_out_elsewhere(store: Stor
     attempts = []
     while not attempts:
         store.clock.advance(1)
-        servers.came_out(store.clock() - 500)  # the queue keeps up: what was handed over half a second ago comes out
+        servers.drained_until(
+            store.clock() - 500
+        )  # the queue keeps up: what was handed over half a second ago comes out
         if servers.redeliver().delivered:
             attempts = store.delivered_attempts(number)
     assert attempts == [1, 2]
@@ -99,7 +101,7 @@ def test_a_lost_copy_comes_again_when_a_later_one_came_out_elsewhere(store: Stor
 
 def test_a_queue_that_stands_still_is_looked_at_with_increasing_delay(store: StoreUnderTest) -> None:
     servers = TwoServers(store)
-    servers.came_out(store.clock() - 1)
+    servers.drained_until(store.clock() - 1)
     number = store.submitted(room=1)
     submitted_ms, looked = store.clock(), []
     while len(looked) < 6:

@@ -74,7 +74,7 @@ class Lives(RuleBasedStateMachine):
     def _tried(self, life: Life) -> None:
         life.attempt += 1
         life.tried += 1
-        life.due = self.store.clock() + POLICY.distance_ms(life.tried)
+        life.due = self.store.clock() + POLICY.delay_after_ms(life.tried)
 
     @rule(life=messages, by_attempt=st.booleans())
     def rollback(self, life: Life, by_attempt: bool) -> None:
@@ -108,7 +108,7 @@ class Lives(RuleBasedStateMachine):
         if reject or life.tried > POLICY.max_retry:
             life.duty, life.due = C.FAILED, None
         else:
-            life.due = self.store.clock() + (POLICY.distance_ms(life.tried) if after is None else after)
+            life.due = self.store.clock() + (POLICY.delay_after_ms(life.tried) if after is None else after)
 
     @rule(life=messages, attempt=st.integers(1, 5))
     def give_back(self, life: Life, attempt: int) -> None:

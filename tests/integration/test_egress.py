@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.rogue import RogueHttp, TrapListener
 from tmc_server.checks.addressing import Addressing
-from tmc_server.checks.asking import Kinds
+from tmc_server.checks.asking import CheckDispatcher
 from tmc_server.checks.channels import Channels
 from tmc_server.checks.grpc import GrpcChecks
 from tmc_server.checks.http import HttpChecks
@@ -80,10 +80,12 @@ class Resolver:
         return found
 
 
-def kinds(allow: Sequence[str], resolver: Resolver, instances: Sequence[str] = (), trusted: bool = True) -> Kinds:
+def kinds(
+    allow: Sequence[str], resolver: Resolver, instances: Sequence[str] = (), trusted: bool = True
+) -> CheckDispatcher:
     channels = Channels()
     addressing = Addressing(StaticInstances({"orders": instances}), Egress(allow), trusted, resolver)
-    return Kinds({"grpc": GrpcChecks(channels), "http": HttpChecks()}, addressing)
+    return CheckDispatcher({"grpc": GrpcChecks(channels), "http": HttpChecks()}, addressing)
 
 
 def targets(address: str) -> list[CheckTarget]:

@@ -456,7 +456,7 @@ def test_looking_at_a_queue(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("tmc_server.delivery.rabbitmq_queues._LOOK_FOR_S", 0.0)
     bench.send(1, 7)
     bench.settled()
-    bench.outlet.came_out(1, 1234)
+    bench.outlet.drained_until(1, 1234)
     eventually(lambda: bench.outlet.look(1) == QueueLook(consumers=0, messages=7, passed_ms=1234, still_ms=0))
     connection = bench.broker.connect()
     channel = connection.channel()
@@ -481,7 +481,7 @@ def test_what_came_out_is_known_to_the_server_that_took_no_ack(rabbitmq: RabbitM
     acked, blind = (Bench(rabbitmq, progress=progress.of_server(run), consumer="shared", forwards=()) for run in (1, 2))
     blind.send(1)
     blind.settled()
-    acked.outlet.came_out(1, 1234)
+    acked.outlet.drained_until(1, 1234)
     acked.outlet.share_progress()
     look = eventually(lambda: blind.outlet.look(1))
     assert look.passed_ms == 1234

@@ -17,6 +17,7 @@ from tmc_pipeline import page, reporting
 from tmc_pipeline.files import HadoopFolder
 from tmc_pipeline.frames import ATTEMPT, CONSUMPTION, MESSAGE
 from tmc_pipeline.report import Report
+from tmc_server.domain import consumption, message
 from tmc_server.domain.checks import DECIDED_BY_CHECK
 from tmc_server.domain.consumption import ConsumptionState as C
 from tmc_server.domain.message import MessageState as M
@@ -24,6 +25,11 @@ from tmc_server.domain.message import MessageState as M
 pytestmark = pytest.mark.mariadb
 HOUR_MS = reporting.HOUR_MS
 TEN = 10 * HOUR_MS  # ten o'clock on the first day
+
+
+def test_whose_turn_it_is_is_said_for_every_open_state() -> None:
+    assert set(reporting.DECIDES) == set(message.UNDECIDED)
+    assert set(reporting.DELIVERS) == set(consumption.OPEN)
 
 
 def a_message(number: int, state: M = M.COMMITTED, created_ms: int = TEN, **values: Any) -> dict[str, Any]:

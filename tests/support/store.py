@@ -82,7 +82,7 @@ class RecordingOutlet:
             self.reserved -= len(copies)
             self.delivered.extend(copies)
 
-    def came_out(self, subscription: int, tried_ms: int) -> None:
+    def drained_until(self, subscription: int, tried_ms: int) -> None:
         self.came[subscription] = tried_ms
 
     def look(self, subscription: int) -> QueueLook | None:

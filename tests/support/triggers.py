@@ -43,8 +43,12 @@ def changes(store: StoreUnderTest, number: int) -> list[sa.Row]:
 
 def check_invariants(store: StoreUnderTest, number: int) -> None:
     """I3: decided once. I4: only listed edges. I5: acks are final, try numbers never go back."""
-    message_edges = {(a.value, arrow.to.value) for (a, _), arrow in message.ARROWS.items() if a is not None}
-    duty_edges = {(a.value, arrow.to.value) for (a, _), arrow in consumption.ARROWS.items() if a is not None}
+    message_edges = {
+        (a.value, transition.to.value) for (a, _), transition in message.TRANSITIONS.items() if a is not None
+    }
+    duty_edges = {
+        (a.value, transition.to.value) for (a, _), transition in consumption.TRANSITIONS.items() if a is not None
+    }
     log = changes(store, number)
     decisions = [c for c in log if c.kind == "message" and c.was != c.is_now]
     assert len(decisions) <= 1, log

@@ -20,6 +20,50 @@ from tmc_server.domain.placement import SHARDS, shard_of, shards_of
 from tmc_server.domain.retry import RetryKind, RetryPolicy
 from tmc_server.errors import AlreadyCommitted, AlreadyRolledBack, AttemptStale, ConsumptionClosed, NoIdentity
 
+M, ME, CE = MessageState, MessageEvent, consumption.ConsumptionEvent
+# Every transition there is, written out: what is not here is forbidden.
+MESSAGE_TRANSITIONS = {
+    (None, ME.PREPARE, M.PREPARED),
+    (None, ME.PUBLISH, M.COMMITTED),
+    (M.PREPARED, ME.SUBMIT, M.COMMITTED),
+    (M.PREPARED, ME.ROLLBACK, M.ROLLED_BACK),
+    (M.PREPARED, ME.EXHAUST, M.CHECK_FAILED),
+    (M.CHECK_FAILED, ME.REACTIVATE, M.PREPARED),
+    (M.CHECK_FAILED, ME.SUBMIT, M.COMMITTED),
+    (M.CHECK_FAILED, ME.ROLLBACK, M.ROLLED_BACK),
+}
+CONSUMPTION_TRANSITIONS = {
+    (None, CE.SUBMIT, C.SCHEDULED, False),
+    (C.SCHEDULED, CE.DELIVER, C.SCHEDULED, False),
+    (C.SCHEDULED, CE.GIVE_BACK, C.SCHEDULED, True),
+    (C.SCHEDULED, CE.NACK, C.SCHEDULED, True),
+    (C.SCHEDULED, CE.EXTEND, C.SCHEDULED, True),
+    (C.SCHEDULED, CE.REJECT, C.FAILED, True),
+    (C.SCHEDULED, CE.EXHAUST, C.FAILED, False),
+    (C.SCHEDULED, CE.ACK, C.ACKED, False),
+    (C.FAILED, CE.ACK, C.ACKED, False),
+    (C.SCHEDULED, CE.CANCEL, C.CANCELLED, False),
+    (C.FAILED, CE.REACTIVATE, C.SCHEDULED, False),
+    (C.SCHEDULED, CE.HOLD, C.SCHEDULED, False),
+}
+
+
+def test_there_are_these_transitions_and_no_others() -> None:
+    of_messages = {(source, event, found.to) for (source, event), found in message.TRANSITIONS.items()}
+    assert of_messages == MESSAGE_TRANSITIONS
+    of_consumptions = {
+        (source, event, found.to, found.own_try) for (source, event), found in consumption.TRANSITIONS.items()
+    }
+    assert of_consumptions == CONSUMPTION_TRANSITIONS
+
+
+def test_every_state_is_open_or_closed() -> None:
+    assert message.UNDECIDED == (M.PREPARED, M.CHECK_FAILED)
+    assert message.CLOSED_ITSELF == (M.ROLLED_BACK,)
+    assert message.CLOSED_WITH_DELIVERIES == (M.COMMITTED,)
+    assert consumption.OPEN == (C.SCHEDULED, C.FAILED)
+    assert consumption.CLOSED == (C.ACKED, C.CANCELLED)
+
 
 class TestMessage:
     @pytest.mark.parametrize(
@@ -38,8 +82,10 @@ class TestMessage:
         assert isinstance(message.decide(MessageState.COMMITTED, MessageEvent.ROLLBACK), AlreadyCommitted)
         assert isinstance(message.decide(MessageState.ROLLED_BACK, MessageEvent.SUBMIT), AlreadyRolledBack)
 
-    def test_arrows_have_one_letter_each(self) -> None:
-        letters = [arrow.letter for arrow in (*message.ARROWS.values(), *consumption.ARROWS.values())]
+    def test_transitions_have_one_letter_each(self) -> None:
+        letters = [
+            transition.letter for transition in (*message.TRANSITIONS.values(), *consumption.TRANSITIONS.values())
+        ]
         assert sorted(letters) == [chr(ord("a") + i) for i in range(len(letters))]
 
     def test_the_digest_tells_contents_apart(self) -> None:
@@ -106,7 +152,7 @@ class TestConsumption:
 
     @pytest.mark.parametrize(("state", "event"), list(itertools.product(C, consumption.ConsumptionEvent)))
     def test_every_pair_is_an_arrow_or_no_source(self, state: C, event: consumption.ConsumptionEvent) -> None:
-        assert ((state, event) in consumption.ARROWS) == (state in consumption.sources(event))
+        assert ((state, event) in consumption.TRANSITIONS) == (state in consumption.sources(event))
 
 
 class TestRetry:
@@ -124,13 +170,13 @@ class TestRetry:
         ],
     )
     def test_tries_fall_at(self, policy: RetryPolicy, seconds: list[int]) -> None:
-        at = list(itertools.accumulate(policy.distance_ms(tried) // 1000 for tried in range(1, 5)))
+        at = list(itertools.accumulate(policy.delay_after_ms(tried) // 1000 for tried in range(1, 5)))
         assert at == seconds
 
     @given(st.sampled_from(RetryKind), st.integers(10, 86_400_000), st.integers(10, 86_400_000))
     def test_distances_grow_up_to_the_cap_however_many_tries(self, kind: RetryKind, interval: int, cap: int) -> None:
         policy = RetryPolicy(kind=kind, interval_ms=interval, max_retry=10_000, cap_ms=cap)
-        distances = [policy.distance_ms(tried) for tried in (*range(1, 50), 10_000, 1 << 40)]
+        distances = [policy.delay_after_ms(tried) for tried in (*range(1, 50), 10_000, 1 << 40)]
         assert distances == sorted(distances)
         assert 0 < distances[0] <= distances[-1] <= cap
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
+from enum import IntEnum
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,11 @@ from tmc_pipeline.settings import Settings
 from tmc_server import errors
 from tmc_server.config import Config
 from tmc_server.domain import consumption, message
-from tmc_server.domain.catalog import App
+from tmc_server.domain.catalog import App, QueueMode
+from tmc_server.domain.checks import Verdict
+from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.message import MessageState
+from tmc_server.domain.retry import RetryKind
 from tmc_server.domain.rights import RIGHTS
 from tmc_server.rpc.server import SERVICES
 from tmc_server.rpc.status import CODES
@@ -193,6 +198,24 @@ def test_every_error_has_a_status_a_published_reason_and_a_client_class() -> Non
     assert reasons == published == set(client_errors.BY_REASON)
 
 
+@pytest.mark.parametrize(
+    ("ours", "published"),
+    [
+        (MessageState, types_pb2.MessageState),
+        (ConsumptionState, types_pb2.ConsumptionState),
+        (RetryKind, types_pb2.RetryKind),
+        (QueueMode, types_pb2.QueueMode),
+        (Verdict, types_pb2.Verdict),
+        (tmc_client.Verdict, types_pb2.Verdict),
+    ],
+)
+def test_enums_are_those_of_the_protos(ours: type[IntEnum], published: Any) -> None:
+    """Names and numbers; zero is for what is not set."""
+    prefix = published.DESCRIPTOR.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    names = {name.removeprefix(prefix): number for name, number in published.items() if number}
+    assert {each.name: int(each) for each in ours} == names
+
+
 def test_the_public_names_are_those_listed() -> None:
     assert sorted(tmc_client.__all__) == tmc_client.__all__
     assert all(getattr(tmc_client, name) is not None for name in tmc_client.__all__)
@@ -206,13 +229,13 @@ def test_importing_the_client_is_light() -> None:
 
 def test_the_states_page_draws_the_tables() -> None:
     page = (ROOT / "docs" / "states.md").read_text()
-    for table in (message.ARROWS, consumption.ARROWS):
-        for (source, event), arrow in table.items():
+    for table in (message.TRANSITIONS, consumption.TRANSITIONS):
+        for (source, event), transition in table.items():
             left = source.name if source is not None else "[*]"
-            assert f"{left} --> {arrow.to.name}: {arrow.letter}" in page
-            assert f"| {arrow.letter} | {event.value} |" in page
+            assert f"{left} --> {transition.to.name}: {transition.letter}" in page
+            assert f"| {transition.letter} | {event.value} |" in page
     drawn = re.findall(r"^\s*(\S+) --> (\S+): ([a-z])$", page, re.M)
-    assert len(drawn) == len(message.ARROWS) + len(consumption.ARROWS)
+    assert len(drawn) == len(message.TRANSITIONS) + len(consumption.TRANSITIONS)
 
 
 def test_the_errors_page_lists_every_reason() -> None:

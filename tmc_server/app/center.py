@@ -64,7 +64,7 @@ from tmc_server.store.nodes import NodeSlots
 from tmc_server.store.progress import SqlQueueProgress
 from tmc_server.store.reading import Reader
 from tmc_server.store.retention import ClosedMessages
-from tmc_server.store.scanning import Look, earliest_check, earliest_delivery
+from tmc_server.store.scanning import DueIndex, earliest_check, earliest_delivery
 from tmc_server.store.shard_map import ShardsElsewhere, check
 from tmc_server.store.standing import StandingCounts
 from tmc_server.telemetry import MetricsEndpoint
@@ -197,7 +197,7 @@ class Center:
             for database, leases in held
         ]
         self._looks = [
-            Look(database, leases, self._watch, earliest_delivery, earliest_check) for database, leases in held
+            DueIndex(database, leases, self._watch, earliest_delivery, earliest_check) for database, leases in held
         ]
         METRICS.names.limit = config.telemetry.series
         self._gauging = Gauging(
@@ -374,7 +374,7 @@ class Center:
                 log.warning("shards are looked after later: %s", exc)
         self._outlets.start()
 
-    def _scan(self, look: Look) -> None:
+    def _scan(self, look: DueIndex) -> None:
         if look.due():
             self._wake_redelivery()
             self._wake_checking()

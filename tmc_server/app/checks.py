@@ -10,7 +10,7 @@ import grpc
 
 from tmc_server.app.maintenance import CannotStart
 from tmc_server.checks.addressing import Addressing
-from tmc_server.checks.asking import Kinds
+from tmc_server.checks.asking import CheckDispatcher
 from tmc_server.checks.channels import Channels
 from tmc_server.checks.grpc import GrpcChecks
 from tmc_server.checks.http import HttpChecks
@@ -40,7 +40,7 @@ class Checks:
             askers[entry.name] = entry.load()()
         # Senders name their addresses themselves: those go where the allow-list says, and nowhere else.
         trusted = config.discovery.kind != "recorded"
-        self.asking = Kinds(askers, Addressing(instances, Egress(settings.allow), trusted))
+        self.asking = CheckDispatcher(askers, Addressing(instances, Egress(settings.allow), trusted))
 
     def close(self) -> None:
         self.asking.close()

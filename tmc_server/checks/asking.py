@@ -18,7 +18,7 @@ _POISON = {CheckReason.FAILED, CheckReason.TOO_LARGE, CheckReason.NOT_UNDERSTOOD
 _CALLS_FOR_POISON = 24  # enough to find one among a thousand
 
 
-class Kinds:
+class CheckDispatcher:
     """domain.ports.checks.Asking. askers: by kind."""
 
     def __init__(self, askers: Mapping[str, Asker], addressing: Addressing) -> None:

@@ -116,7 +116,7 @@ class KafkaForwarder:
     def _settle(self, copy: Copy) -> None:
         self._window.release(self._destination(copy.subscription), 1)
 
-    def came_out(self, subscription: int, tried_ms: int) -> None:
+    def drained_until(self, subscription: int, tried_ms: int) -> None:
         """Nothing waits here for a consumer of ours."""
 
     def look(self, subscription: int) -> QueueLook | None:

@@ -149,7 +149,7 @@ class RabbitOutlet:
                 self.release(copy.subscription, 1)
             self._answers.give_back(copies, after_ms=1000)
 
-    def came_out(self, subscription: int, tried_ms: int) -> None:
+    def drained_until(self, subscription: int, tried_ms: int) -> None:
         self._window.passed(self._route(subscription).destination, tried_ms)
 
     def look(self, subscription: int) -> QueueLook | None:

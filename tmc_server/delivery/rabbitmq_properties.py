@@ -24,7 +24,7 @@ def properties_of(copy: Copy, catalog: Catalog) -> BasicProperties:
             "tmc-key": copy.key,
             "tmc-attempt": copy.attempt,
             "tmc-subscriber": f"{catalog.apps[subscription.app].id}.{subscription.tag}",
-            "tmc-interval-ms": subscription.policy.distance_ms(1),
+            "tmc-interval-ms": subscription.policy.delay_after_ms(1),
         },
         delivery_mode=2,
         message_id=str(MessageId(copy.topic, copy.producer, copy.shard, copy.number)),

@@ -49,10 +49,10 @@ class RoutingOutlet:
         for outlet, part in by_outlet.values():
             outlet.deliver(part)
 
-    def came_out(self, subscription: int, tried_ms: int) -> None:
+    def drained_until(self, subscription: int, tried_ms: int) -> None:
         outlet = self._outlet(subscription)
         if outlet is not None:
-            outlet.came_out(subscription, tried_ms)
+            outlet.drained_until(subscription, tried_ms)
 
     def look(self, subscription: int) -> QueueLook | None:
         outlet = self._outlet(subscription)

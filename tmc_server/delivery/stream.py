@@ -267,7 +267,7 @@ class StreamOutlet:
                     too_many.append(copy)
         self._loop.call_soon_threadsafe(self._push, batches, too_many)
 
-    def came_out(self, subscription: int, tried_ms: int) -> None:
+    def drained_until(self, subscription: int, tried_ms: int) -> None:
         """Copies go to consumers that have credit; whether one waits here is known by its message."""
 
     def look(self, subscription: int) -> QueueLook | None:

@@ -177,5 +177,5 @@ def decide_undecided(row: CheckState, answer: CheckAnswer, policy: RetryPolicy, 
     if checked > policy.max_retry:
         return Undecided(CheckState(attempt=row.attempt, checked=checked, unreached_ms=None, due_ms=None), failed=True)
     return Undecided(
-        CheckState(attempt=row.attempt, checked=checked, unreached_ms=None, due_ms=now + policy.distance_ms(checked))
+        CheckState(attempt=row.attempt, checked=checked, unreached_ms=None, due_ms=now + policy.delay_after_ms(checked))
     )

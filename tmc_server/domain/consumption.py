@@ -1,4 +1,4 @@
-"""The life of one delivery duty (message x subscription): states, arrows, decisions.
+"""The life of one delivery duty (message x subscription): states, transitions, decisions.
 
 Two counters: `attempt` numbers the tries and never goes back; `tried` counts those that use up the policy's budget
 since submit or reactivation. A try that never reached the consumer is given back: `tried` drops, `attempt` stays.
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
+from typing import assert_never
 
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import AttemptStale, ConsumptionClosed, TmcError
@@ -23,6 +24,21 @@ class ConsumptionState(IntEnum):
     ACKED = 2  #: the consumer is done; final
     FAILED = 3  #: tries used up or rejected; a human was alerted
     CANCELLED = 4  #: the subscription was removed
+
+
+def is_open(state: ConsumptionState) -> bool:
+    """Whether anything can still happen to it but a repeat. Exhaustive: a state without an answer is an error of types."""
+    match state:
+        case ConsumptionState.SCHEDULED | ConsumptionState.FAILED:
+            return True
+        case ConsumptionState.ACKED | ConsumptionState.CANCELLED:
+            return False
+        case _:
+            assert_never(state)
+
+
+OPEN = tuple(state for state in ConsumptionState if is_open(state))
+CLOSED = tuple(state for state in ConsumptionState if not is_open(state))
 
 
 class ConsumptionEvent(Enum):
@@ -42,7 +58,7 @@ class ConsumptionEvent(Enum):
 
 
 @dataclass(frozen=True)
-class Arrow:
+class Transition:
     """One allowed move, with its letter in docs/states.md; `own_try`: guarded by the attempt number too."""
 
     letter: str
@@ -52,25 +68,25 @@ class Arrow:
 
 _S = ConsumptionState
 _E = ConsumptionEvent
-ARROWS: Mapping[tuple[ConsumptionState | None, ConsumptionEvent], Arrow] = {
-    (None, _E.SUBMIT): Arrow("e", _S.SCHEDULED),
-    (_S.SCHEDULED, _E.DELIVER): Arrow("f", _S.SCHEDULED),
-    (_S.SCHEDULED, _E.GIVE_BACK): Arrow("g", _S.SCHEDULED, own_try=True),
-    (_S.SCHEDULED, _E.NACK): Arrow("h", _S.SCHEDULED, own_try=True),
-    (_S.SCHEDULED, _E.EXTEND): Arrow("i", _S.SCHEDULED, own_try=True),
-    (_S.SCHEDULED, _E.REJECT): Arrow("j", _S.FAILED, own_try=True),
-    (_S.SCHEDULED, _E.EXHAUST): Arrow("k", _S.FAILED),
-    (_S.SCHEDULED, _E.ACK): Arrow("l", _S.ACKED),
-    (_S.FAILED, _E.ACK): Arrow("m", _S.ACKED),
-    (_S.SCHEDULED, _E.CANCEL): Arrow("n", _S.CANCELLED),
-    (_S.FAILED, _E.REACTIVATE): Arrow("o", _S.SCHEDULED),
-    (_S.SCHEDULED, _E.HOLD): Arrow("p", _S.SCHEDULED),
+TRANSITIONS: Mapping[tuple[ConsumptionState | None, ConsumptionEvent], Transition] = {
+    (None, _E.SUBMIT): Transition("e", _S.SCHEDULED),
+    (_S.SCHEDULED, _E.DELIVER): Transition("f", _S.SCHEDULED),
+    (_S.SCHEDULED, _E.GIVE_BACK): Transition("g", _S.SCHEDULED, own_try=True),
+    (_S.SCHEDULED, _E.NACK): Transition("h", _S.SCHEDULED, own_try=True),
+    (_S.SCHEDULED, _E.EXTEND): Transition("i", _S.SCHEDULED, own_try=True),
+    (_S.SCHEDULED, _E.REJECT): Transition("j", _S.FAILED, own_try=True),
+    (_S.SCHEDULED, _E.EXHAUST): Transition("k", _S.FAILED),
+    (_S.SCHEDULED, _E.ACK): Transition("l", _S.ACKED),
+    (_S.FAILED, _E.ACK): Transition("m", _S.ACKED),
+    (_S.SCHEDULED, _E.CANCEL): Transition("n", _S.CANCELLED),
+    (_S.FAILED, _E.REACTIVATE): Transition("o", _S.SCHEDULED),
+    (_S.SCHEDULED, _E.HOLD): Transition("p", _S.SCHEDULED),
 }
 
 
 def sources(event: ConsumptionEvent) -> tuple[ConsumptionState, ...]:
     """The states an event may start from: the guard of its UPDATE."""
-    return tuple(state for state, caused_by in ARROWS if caused_by is event and state is not None)
+    return tuple(state for state, caused_by in TRANSITIONS if caused_by is event and state is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +103,19 @@ Decision = Row | TmcError | None
 """The row afterwards; None: nothing to change, the answer is the same as the first time; or why it is refused."""
 
 
-def _arrow(row: Row, event: ConsumptionEvent, attempt: int | None = None) -> Arrow | TmcError:
-    arrow = ARROWS.get((row.state, event))
-    if arrow is None:
+def _transition(row: Row, event: ConsumptionEvent, attempt: int | None = None) -> Transition | TmcError:
+    transition = TRANSITIONS.get((row.state, event))
+    if transition is None:
         return ConsumptionClosed(f"The delivery is {row.state.name} already: nothing was changed.")
-    if arrow.own_try and attempt != row.attempt:
+    if transition.own_try and attempt != row.attempt:
         return AttemptStale()
-    return arrow
+    return transition
 
 
 def decide_ack(row: Row, now: int) -> Decision:
     """Acks are true for every copy; one for a cancelled row is accepted and changes nothing."""
-    arrow = ARROWS.get((row.state, ConsumptionEvent.ACK))
-    return None if arrow is None else replace(row, state=arrow.to, due_ms=None)
+    transition = TRANSITIONS.get((row.state, ConsumptionEvent.ACK))
+    return None if transition is None else replace(row, state=transition.to, due_ms=None)
 
 
 def decide_nack(
@@ -107,25 +123,29 @@ def decide_nack(
 ) -> Decision:
     """The try failed: due again by the policy (or when the consumer says), FAILED when rejected or when it was the last."""
     exhausted = row.tried > policy.max_retry
-    arrow = _arrow(row, ConsumptionEvent.REJECT if reject or exhausted else ConsumptionEvent.NACK, attempt)
-    if isinstance(arrow, TmcError):
-        return arrow
-    if arrow.to is ConsumptionState.FAILED:
-        return replace(row, state=arrow.to, due_ms=None)
-    wait_ms = policy.distance_ms(row.tried) if retry_after_ms is None else retry_after_ms
+    transition = _transition(row, ConsumptionEvent.REJECT if reject or exhausted else ConsumptionEvent.NACK, attempt)
+    if isinstance(transition, TmcError):
+        return transition
+    if transition.to is ConsumptionState.FAILED:
+        return replace(row, state=transition.to, due_ms=None)
+    wait_ms = policy.delay_after_ms(row.tried) if retry_after_ms is None else retry_after_ms
     return replace(row, due_ms=now + wait_ms)
 
 
 def decide_extend(row: Row, attempt: int, extend_ms: int, now: int) -> Decision:
     """The handler needs longer: the next try comes no sooner than now + extend_ms, and never sooner than planned."""
-    arrow = _arrow(row, ConsumptionEvent.EXTEND, attempt)
-    return arrow if isinstance(arrow, TmcError) else replace(row, due_ms=max(row.due_ms or 0, now + extend_ms))
+    transition = _transition(row, ConsumptionEvent.EXTEND, attempt)
+    return (
+        transition if isinstance(transition, TmcError) else replace(row, due_ms=max(row.due_ms or 0, now + extend_ms))
+    )
 
 
 def decide_give_back(row: Row, attempt: int, after_ms: int, now: int) -> Decision:
     """The copy never reached the consumer: uncounted, due after the back-off; a later try or an ack makes it void."""
-    arrow = _arrow(row, ConsumptionEvent.GIVE_BACK, attempt)
-    return None if isinstance(arrow, TmcError) else replace(row, tried=max(row.tried - 1, 0), due_ms=now + after_ms)
+    transition = _transition(row, ConsumptionEvent.GIVE_BACK, attempt)
+    return (
+        None if isinstance(transition, TmcError) else replace(row, tried=max(row.tried - 1, 0), due_ms=now + after_ms)
+    )
 
 
 def decide_sign_again(row: Row, attempt: int, tried_ms: int, since_ms: int, now: int) -> Decision:
@@ -133,26 +153,26 @@ def decide_sign_again(row: Row, attempt: int, tried_ms: int, since_ms: int, now:
 
     tried_ms: when the row's newest copy was handed over, 0: it is answered. Anything else is a stranger's copy: AttemptStale.
     """
-    arrow = _arrow(row, ConsumptionEvent.GIVE_BACK, attempt)
-    if isinstance(arrow, TmcError) or not 0 < tried_ms < since_ms:
+    transition = _transition(row, ConsumptionEvent.GIVE_BACK, attempt)
+    if isinstance(transition, TmcError) or not 0 < tried_ms < since_ms:
         return AttemptStale("This copy is not from before copies of its subscription were signed: nothing was changed.")
     return decide_give_back(row, attempt, 0, now)
 
 
 def decide_reactivate(row: Row, now: int) -> Decision:
     """An operator gives it a fresh budget; attempt numbers go on."""
-    arrow = _arrow(row, ConsumptionEvent.REACTIVATE)
-    return arrow if isinstance(arrow, TmcError) else replace(row, state=arrow.to, tried=0, due_ms=now)
+    transition = _transition(row, ConsumptionEvent.REACTIVATE)
+    return transition if isinstance(transition, TmcError) else replace(row, state=transition.to, tried=0, due_ms=now)
 
 
 def decide_due(row: Row, policy: RetryPolicy, subscribed: bool, now: int) -> Row:
     """A due row: cancelled when its subscription is gone, FAILED when the budget is used up, else tried once more."""
     if not subscribed:
-        return replace(row, state=ARROWS[row.state, ConsumptionEvent.CANCEL].to, due_ms=None)
+        return replace(row, state=TRANSITIONS[row.state, ConsumptionEvent.CANCEL].to, due_ms=None)
     if row.tried > policy.max_retry:
-        return replace(row, state=ARROWS[row.state, ConsumptionEvent.EXHAUST].to, due_ms=None)
+        return replace(row, state=TRANSITIONS[row.state, ConsumptionEvent.EXHAUST].to, due_ms=None)
     tried = row.tried + 1
-    return replace(row, attempt=row.attempt + 1, tried=tried, due_ms=now + policy.distance_ms(tried))
+    return replace(row, attempt=row.attempt + 1, tried=tried, due_ms=now + policy.delay_after_ms(tried))
 
 
 _LONGEST_HOLD_MS = 300_000
@@ -197,7 +217,7 @@ def decide_held(row: Row, policy: RetryPolicy, tried_ms: int, look: QueueLook, n
     Held rows are looked at with increasing delay. While consumers work the queue off, a copy that is only a little behind
     what came out last is looked at again as soon as the queue can have reached it.
     """
-    wait_ms = min(max(policy.distance_ms(row.tried), now - tried_ms), _LONGEST_HOLD_MS)
+    wait_ms = min(max(policy.delay_after_ms(row.tried), now - tried_ms), _LONGEST_HOLD_MS)
     if look.consumers and look.passed_ms:
         behind_ms = tried_ms + _PASSED_MARGIN_MS - look.passed_ms
         wait_ms = min(wait_ms, max(behind_ms, look.still_ms, _SHORTEST_HOLD_MS))

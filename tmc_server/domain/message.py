@@ -1,4 +1,4 @@
-"""The life of a message: states, the table of arrows, and the decision it answers.
+"""The life of a message: states, the table of transitions, and the decision it answers.
 
 The table is the single source: SQL guards, tests and docs/states.md are compared with it.
 """
@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import assert_never
 
 from tmc_server.errors import AlreadyCommitted, AlreadyRolledBack, TmcError
 
@@ -34,24 +35,53 @@ class MessageEvent(Enum):
 
 
 @dataclass(frozen=True)
-class Arrow:
+class Transition:
     """One allowed move, with its letter in docs/states.md."""
 
     letter: str
     to: MessageState
 
 
-ARROWS: Mapping[tuple[MessageState | None, MessageEvent], Arrow] = {
-    (None, MessageEvent.PREPARE): Arrow("a", MessageState.PREPARED),
-    (None, MessageEvent.PUBLISH): Arrow("b", MessageState.COMMITTED),
-    (MessageState.PREPARED, MessageEvent.SUBMIT): Arrow("c", MessageState.COMMITTED),
-    (MessageState.PREPARED, MessageEvent.ROLLBACK): Arrow("d", MessageState.ROLLED_BACK),
-    (MessageState.PREPARED, MessageEvent.EXHAUST): Arrow("q", MessageState.CHECK_FAILED),
-    (MessageState.CHECK_FAILED, MessageEvent.REACTIVATE): Arrow("r", MessageState.PREPARED),
-    (MessageState.CHECK_FAILED, MessageEvent.SUBMIT): Arrow("s", MessageState.COMMITTED),
-    (MessageState.CHECK_FAILED, MessageEvent.ROLLBACK): Arrow("t", MessageState.ROLLED_BACK),
+TRANSITIONS: Mapping[tuple[MessageState | None, MessageEvent], Transition] = {
+    (None, MessageEvent.PREPARE): Transition("a", MessageState.PREPARED),
+    (None, MessageEvent.PUBLISH): Transition("b", MessageState.COMMITTED),
+    (MessageState.PREPARED, MessageEvent.SUBMIT): Transition("c", MessageState.COMMITTED),
+    (MessageState.PREPARED, MessageEvent.ROLLBACK): Transition("d", MessageState.ROLLED_BACK),
+    (MessageState.PREPARED, MessageEvent.EXHAUST): Transition("q", MessageState.CHECK_FAILED),
+    (MessageState.CHECK_FAILED, MessageEvent.REACTIVATE): Transition("r", MessageState.PREPARED),
+    (MessageState.CHECK_FAILED, MessageEvent.SUBMIT): Transition("s", MessageState.COMMITTED),
+    (MessageState.CHECK_FAILED, MessageEvent.ROLLBACK): Transition("t", MessageState.ROLLED_BACK),
 }
-UNDECIDED = (MessageState.PREPARED, MessageState.CHECK_FAILED)
+
+
+class Closing(Enum):
+    """When nothing can happen to a message any more."""
+
+    NOT_YET = "it is undecided"
+    ITSELF = "it is closed"
+    WITH_DELIVERIES = "it is closed when all its deliveries are"
+
+
+def closing(state: MessageState) -> Closing:
+    """Exhaustive: a state without an answer is an error of types, here and nowhere else."""
+    match state:
+        case MessageState.PREPARED | MessageState.CHECK_FAILED:
+            return Closing.NOT_YET
+        case MessageState.ROLLED_BACK:
+            return Closing.ITSELF
+        case MessageState.COMMITTED:
+            return Closing.WITH_DELIVERIES
+        case _:
+            assert_never(state)
+
+
+def _those(how: Closing) -> tuple[MessageState, ...]:
+    return tuple(state for state in MessageState if closing(state) is how)
+
+
+UNDECIDED = _those(Closing.NOT_YET)
+CLOSED_ITSELF = _those(Closing.ITSELF)
+CLOSED_WITH_DELIVERIES = _those(Closing.WITH_DELIVERIES)
 
 _OPPOSITE: Mapping[MessageState, type[TmcError]] = {
     MessageState.COMMITTED: AlreadyCommitted,
@@ -61,7 +91,7 @@ _OPPOSITE: Mapping[MessageState, type[TmcError]] = {
 
 def sources(event: MessageEvent) -> tuple[MessageState, ...]:
     """The states an event may start from: the guard of its UPDATE."""
-    return tuple(state for state, caused_by in ARROWS if caused_by is event and state is not None)
+    return tuple(state for state, caused_by in TRANSITIONS if caused_by is event and state is not None)
 
 
 @dataclass(frozen=True)
@@ -74,9 +104,9 @@ class Decided:
 
 def decide(state: MessageState, event: MessageEvent) -> Decided | TmcError:
     """Answer a submit or rollback of a message in `state`: move, repeat the earlier answer, or refuse the opposite."""
-    arrow = ARROWS.get((state, event))
-    if arrow is not None:
-        return Decided(arrow.to, changes=True)
+    transition = TRANSITIONS.get((state, event))
+    if transition is not None:
+        return Decided(transition.to, changes=True)
     wanted = MessageState.COMMITTED if event is MessageEvent.SUBMIT else MessageState.ROLLED_BACK
     return Decided(state, changes=False) if state is wanted else _OPPOSITE[state]()
 

@@ -29,12 +29,12 @@ class RetryPolicy:
     max_retry: int = 16
     cap_ms: int = 3_600_000
 
-    def distance_ms(self, tried: int) -> int:
+    def delay_after_ms(self, tried: int) -> int:
         """Milliseconds from try number `tried` (1 = the publish) to the next.
 
         >>> tries, at = [], 0
         >>> for tried in range(1, 5):
-        ...     at += RetryPolicy(interval_ms=10_000).distance_ms(tried)
+        ...     at += RetryPolicy(interval_ms=10_000).delay_after_ms(tried)
         ...     tries.append(at // 1000)
         >>> tries
         [10, 30, 60, 100]

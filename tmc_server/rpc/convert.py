@@ -57,7 +57,7 @@ def delivery_to(copy: Copy, catalog: Catalog) -> consumption_pb2.Delivery:
         attempt=copy.attempt,
         producer=app_name(catalog, copy.producer),
         subscriber=f"{app_name(catalog, subscription.app)}.{subscription.tag}",
-        retry_interval_ms=subscription.policy.distance_ms(1),
+        retry_interval_ms=subscription.policy.delay_after_ms(1),
     )
 
 

@@ -92,8 +92,8 @@ class ShardWriter:
                 METRICS.failed.labels(*METRICS.pair(catalog, topic, subscription)).inc(count)
             else:
                 METRICS.check_failed.inc(count)
-        for subscription, tried_ms in tx.came_out.items():
-            self._outlet.came_out(subscription, tried_ms)
+        for subscription, tried_ms in tx.drained_until.items():
+            self._outlet.drained_until(subscription, tried_ms)
         for subscription, left in tx.reserved.items():
             if left:
                 self._outlet.release(subscription, left)

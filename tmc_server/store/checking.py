@@ -1,7 +1,7 @@
 """Checks in one open transaction: claim, hold, write down what was answered.
 
 A claim and an answer belong to one check: an answer counts only while the message is undecided and its number is the one
-that was asked under. A decision goes the way of the producer's own: the same arrows, the same consumption rows.
+that was asked under. A decision goes the way of the producer's own: the same transitions, the same consumption rows.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def consume(tx: Transaction, operations: Sequence[Consume]) -> None:
             continue
         operation.answer = DONE
         if isinstance(operation, Ack | Nack | Extend) and (operation.attempt or 1) == row.attempt:
-            tx.came_out[operation.subscription] = max(tx.came_out[operation.subscription], tried[pair])
+            tx.drained_until[operation.subscription] = max(tx.drained_until[operation.subscription], tried[pair])
         if decision is not None:
             after[pair] = decision
             accepted.append(operation)

@@ -18,7 +18,7 @@ from tmc_server.store.batch import ShardWriter
 from tmc_server.store.consumptions import claim_due
 from tmc_server.store.engines import Database, StoreConflict, repeated
 from tmc_server.store.leases import ShardLeases
-from tmc_server.store.scanning import Look, earliest_delivery
+from tmc_server.store.scanning import DueIndex, earliest_delivery
 from tmc_server.store.statements import statements_of
 from tmc_server.store.tables import alert, notice
 
@@ -43,7 +43,7 @@ class DueConsumptions:
         self._writer = writer
         self._leases = leases
         self._catalog = catalog
-        self._look = Look(writer.database, leases, catalog, earliest_delivery)
+        self._look = DueIndex(writer.database, leases, catalog, earliest_delivery)
 
     def held_shards(self) -> Mapping[int, int]:
         return {shard: lease.epoch for shard, lease in self._leases.held().items()}

@@ -15,7 +15,7 @@ from tmc_server.store.checking import claim, hold, pending_of, settle
 from tmc_server.store.engines import repeated
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.messages import write_decisions
-from tmc_server.store.scanning import Look, earliest_check
+from tmc_server.store.scanning import DueIndex, earliest_check
 from tmc_server.store.statements import statements_of
 from tmc_server.store.transaction import Transaction
 
@@ -28,7 +28,7 @@ class DueMessages:
     def __init__(self, writer: ShardWriter, leases: ShardLeases, catalog: CatalogSource) -> None:
         self._writer = writer
         self._leases = leases
-        self._look = Look(writer.database, leases, catalog, earliest_check)
+        self._look = DueIndex(writer.database, leases, catalog, earliest_check)
 
     def due(self) -> list[tuple[int, int]]:
         return self._look.due()

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain import consumption as duty
 from tmc_server.domain.ids import MessageId
-from tmc_server.domain.message import ARROWS, UNDECIDED, Decided, MessageEvent, MessageState, decide
+from tmc_server.domain.message import TRANSITIONS, UNDECIDED, Decided, MessageEvent, MessageState, decide
 from tmc_server.domain.operations import AGAIN, LOCKED, Answer, Decide, Prepare, Stored
 from tmc_server.domain.ports.delivery import Copy
 from tmc_server.errors import (
@@ -88,7 +88,7 @@ def prepare(tx: Transaction, operations: Sequence[Prepare]) -> None:
 
 
 def _target(operation: Prepare) -> MessageState:
-    return ARROWS[None, MessageEvent.PUBLISH if operation.publish else MessageEvent.PREPARE].to
+    return TRANSITIONS[None, MessageEvent.PUBLISH if operation.publish else MessageEvent.PREPARE].to
 
 
 def _as_holder(operation: Prepare) -> _Holder:

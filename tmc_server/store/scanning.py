@@ -16,7 +16,7 @@ Parts = Callable[[Catalog, int], Sequence[str]]
 _UNION = 400  # parts of one statement
 
 
-class Look:
+class DueIndex:
     """parts: one SELECT of (shard, number, due_ms) for each thing of a shard that can be due."""
 
     def __init__(self, database: Database, leases: ShardLeases, catalog: CatalogSource, *parts: Parts) -> None:

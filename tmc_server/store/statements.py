@@ -382,11 +382,10 @@ class ShardStatements:
         """Only what is closed, and was before a moment, is ever removed: state and closing times are the guard."""
         message, consumption = self.tables.message, self.tables.consumption
         before: sa.BindParameter[int] = sa.bindparam("before")
-        closed = (int(c.ConsumptionState.ACKED), int(c.ConsumptionState.CANCELLED))
         open_or_late = sa.exists().where(
             consumption.c.message_id == message.c.id,
             sa.or_(
-                sa.not_(_states(consumption.c.state, closed)),
+                sa.not_(_states(consumption.c.state, c.CLOSED)),
                 consumption.c.closed_ms.is_(None),
                 consumption.c.closed_ms >= before,
             ),
@@ -394,8 +393,8 @@ class ShardStatements:
         removable = (
             message.c.decided_ms < before,
             sa.or_(
-                message.c.state == int(m.MessageState.ROLLED_BACK),
-                sa.and_(message.c.state == int(m.MessageState.COMMITTED), sa.not_(open_or_late)),
+                _states(message.c.state, m.CLOSED_ITSELF),
+                sa.and_(_states(message.c.state, m.CLOSED_WITH_DELIVERIES), sa.not_(open_or_late)),
             ),
         )
         # ids, before
@@ -472,7 +471,7 @@ class ShardStatements:
     def _decide(self, event: m.MessageEvent) -> sa.Update:
         message = self.tables.message
         source = m.sources(event)
-        target = m.ARROWS[source[0], event].to
+        target = m.TRANSITIONS[source[0], event].to
         return (
             message.update()
             .where(_in(message.c.id), _states(message.c.state, source))

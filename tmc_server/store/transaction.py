@@ -31,7 +31,7 @@ class Transaction:
     """now: milliseconds, the database's clock, one value for the whole transaction.
 
     incarnation: this server run; None: its heartbeat is over, nothing may be handed over.
-    came_out: by subscription, when the newest try was made that consumers answered for in this transaction.
+    drained_until: by subscription, when the newest try was made that consumers answered for in this transaction.
     """
 
     connection: sa.Connection
@@ -44,7 +44,7 @@ class Transaction:
     reach: Hook = no_hook
     copies: list[Copy] = field(default_factory=list)
     reserved: Counter[int] = field(default_factory=Counter)
-    came_out: Counter[int] = field(default_factory=Counter)
+    drained_until: Counter[int] = field(default_factory=Counter)
     failed: Counter[tuple[int, int]] = field(default_factory=Counter)  # by topic and subscription; 0: a check's
     _horizon: int | None = None
 

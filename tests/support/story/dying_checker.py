@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 
-from tmc_server.checks.asking import Kinds
+from tmc_server.checks.asking import CheckDispatcher
 from tmc_server.store import due_checks
 from tmc_server.store.due_checks import DueMessages
 
@@ -20,7 +20,7 @@ def die_at(point, keys):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-claim, ask, settle, stored = DueMessages.claim, Kinds.ask, due_checks.settle, DueMessages.settle
+claim, ask, settle, stored = DueMessages.claim, CheckDispatcher.ask, due_checks.settle, DueMessages.settle
 
 
 def dying_claim(self, shard, pending, until_ms):
@@ -49,7 +49,12 @@ def dying_stored(self, shard, answers, tell_overdue):
     return settled
 
 
-DueMessages.claim, Kinds.ask, due_checks.settle, DueMessages.settle = dying_claim, dying_ask, dying_settle, dying_stored
+DueMessages.claim, CheckDispatcher.ask, due_checks.settle, DueMessages.settle = (
+    dying_claim,
+    dying_ask,
+    dying_settle,
+    dying_stored,
+)
 
 if __name__ == "__main__":
     from tmc_cli import main

@@ -38,7 +38,7 @@ class Outlet(Protocol):
     def deliver(self, copies: Sequence[Copy]) -> None:
         """Hand over reserved copies after their rows were committed. What cannot be delivered comes back as GiveBack."""
 
-    def came_out(self, subscription: int, tried_ms: int) -> None:
+    def drained_until(self, subscription: int, tried_ms: int) -> None:
         """A consumer answered for a try made at tried_ms: whatever was handed over before it is out of the queue too."""
 
     def look(self, subscription: int) -> QueueLook | None:
