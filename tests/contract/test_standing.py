@@ -130,7 +130,7 @@ def test_a_count_reads_the_due_index_and_no_closed_row(store: StoreUnderTest, co
         counts.count(counts.shards())
     (statement,) = counted.statements
     with store.database.reading() as connection:
-        if store.database.is_sqlite:
+        if store.database.dialect.has_one_writer:
             plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}")]
             assert not [step for step in plan if step.startswith("SCAN tmc_")]
         else:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.mariadb
 def _described(database: Database) -> dict[str, str]:
     with database.reading() as connection:
         names = sorted(set(sa.inspect(connection).get_table_names()) - {VERSION_TABLE})
-        if database.is_sqlite:
+        if database.dialect.has_one_writer:
             look = sa.inspect(connection)  # SQLite keeps the text of CREATE TABLE, which differs after ADD COLUMN
             return {name: "\n".join(map(str, _parts(look, name))) for name in names}
         return {name: connection.exec_driver_sql(f"SHOW CREATE TABLE {name}").one()[1] for name in names}

@@ -22,7 +22,7 @@ def watch(store: StoreUnderTest) -> None:
             "CREATE TABLE IF NOT EXISTS test_log (kind VARCHAR(16), id BIGINT, was INT, is_now INT, from_try INT, to_try INT)"
         )
         for table, body in ((tables.message, _MESSAGE), (tables.consumption, _CONSUMPTION)):
-            body = f"BEGIN {body}; END" if store.database.is_sqlite else body
+            body = f"BEGIN {body}; END" if store.database.dialect.has_one_writer else body
             connection.exec_driver_sql(
                 f"CREATE TRIGGER IF NOT EXISTS test_{table.name} AFTER UPDATE ON {table.name} FOR EACH ROW {body}"
             )

@@ -53,9 +53,10 @@ from tmc_server.rpc.servicers import AdminServicer, ConsumptionServicer, Message
 from tmc_server.store.activation import CatalogActivation
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.catalog import CatalogStore, CatalogWatch
+from tmc_server.store.dialects.contract import DatabaseTaken
 from tmc_server.store.due import DueConsumptions, OpenCounts, SqlAlertOutbox
 from tmc_server.store.due_checks import DueMessages, UndecidedMessages
-from tmc_server.store.engines import Database, DatabaseTaken
+from tmc_server.store.engines import Database
 from tmc_server.store.fitness import examine
 from tmc_server.store.group_commit import GroupCommit, Limits, ShardedGroupCommit
 from tmc_server.store.leases import ShardLeases
@@ -123,7 +124,7 @@ class Center:
 
     def _open_store(self, undo: ExitStack) -> None:
         for database in self._shards.databases:
-            database.lock_alone() if self._alone else database.refuse_alone()
+            database.hold_exclusively() if self._alone else database.refuse_beside_another()
         if self._dev:
             migrate(self._shards)
         bad = [
@@ -268,7 +269,7 @@ class Center:
             GroupCommit(
                 self._writers[database],
                 Limits(
-                    lanes=1 if database.is_sqlite else limits.lanes,
+                    lanes=1 if database.dialect.has_one_writer else limits.lanes,
                     queue=limits.queue,
                     queue_bytes=limits.queue_bytes,
                     batch_operations=limits.batch_operations,
@@ -405,7 +406,7 @@ class Center:
 
     def _stay_alone(self, database: Database) -> None:
         try:
-            database.lock_alone()
+            database.hold_exclusively()
         except DatabaseTaken as exc:
             log.critical("%s", exc)
             self._loop.call_soon_threadsafe(self._dead.set)

@@ -7,8 +7,9 @@ from sqlalchemy.exc import ArgumentError
 from tmc_server.config import Config
 from tmc_server.errors import StoreUnavailable, TmcError
 from tmc_server.store.catalog import FIRST_OPERATOR, CatalogStore
-from tmc_server.store.engines import Database, DatabaseTaken, ShardMap
-from tmc_server.store.fitness import Finding, examine
+from tmc_server.store.dialects.contract import DatabaseTaken, Finding
+from tmc_server.store.engines import Database, ShardMap
+from tmc_server.store.fitness import examine
 from tmc_server.store.migrate import migrate
 from tmc_server.store.shard_map import (
     HOW_TO_MOVE,
@@ -55,8 +56,8 @@ def initialise(config: Config, new_token: bool = False, accept_shard_map: bool =
     """
     shards = open_shards(config, patient=True)
     try:
-        if shards.catalog.is_sqlite:
-            shards.catalog.lock_alone()
+        if shards.catalog.dialect.has_one_writer:
+            shards.catalog.hold_exclusively()
         _before_migration(shards, accept_shard_map)
         migrate(shards)
         if accept_shard_map and differences(shards):

@@ -1,40 +1,30 @@
-"""Connections: one Database per URL, with the session settings that our guarantees rest on.
+"""Connections: one Database per URL. What differs between kinds of databases is in `dialects`.
 
-MariaDB and MySQL: READ COMMITTED, strict mode, utf8mb4, UTC, short lock waits.  SQLite: WAL, synchronous FULL,
-BEGIN IMMEDIATE, one writer at a time, one server per file. Foreign errors are sorted here and nowhere else:
-StoreUnavailable (ask again), StoreConflict (the transaction was rolled back, run it again), anything else is a fault.
+Errors of drivers are sorted here and nowhere else: StoreUnavailable (ask again), StoreConflict (the transaction was rolled
+back, run it again), anything else is a fault.
 """
 
 from __future__ import annotations
 
-import fcntl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy import event
 
 from tmc_server.domain.placement import SHARDS
 from tmc_server.errors import RowLocked, StoreUnavailable
+from tmc_server.store.dialects import dialect_of
+from tmc_server.store.dialects.contract import Failure
 
-LOCK_WAIT_S = 2
 Result = TypeVar("Result")
-_SQLITE_AWAY = ("is locked", "disk I/O error", "disk is full", "readonly database", "unable to open")
-_CLOCK = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)"
 _CLOCK_FOR_S = 1.5  # the look at the catalog brings it every second
 _CLOCK_ERROR_MS = 125.0  # as long as it may be off by more, a reading is repeated
 _CLOCK_TRIES = 3
 _CLOCK_DRIFT = 0.001  # two clocks run apart by less
-_REST_S = 1.0
-_CONFLICTS = {1213, 1020}  # deadlock, changed since the snapshot: the whole transaction is repeated
-_LOCK_WAIT = 1205
-_UNAVAILABLE = {1021, 1040, 1053, 1114, 1152, 1158, 1159, 1160, 1161, 1203, 1226, 1290, 1836, 1927, 2002, 2003}
-_UNAVAILABLE |= {2005, 2006, 2012, 2013, 2055, 1042, 1043, 1047, 1049, 1102, 1146, 3024, 4031}
 
 
 class StoreConflict(Exception):
@@ -45,34 +35,9 @@ class RowWaited(StoreConflict):
     """Somebody held a row for longer than we wait; the transaction was rolled back."""
 
 
-class DatabaseTaken(Exception):
-    """Another server works on this database."""
-
-
 def wall_clock_ms() -> int:
     """This machine's clock, milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Turn driver errors into ours."""
-    try:
-        yield
-    except sa.exc.TimeoutError as exc:
-        raise StoreUnavailable from exc
-    except sa.exc.DBAPIError as exc:
-        code = exc.orig.args[0] if exc.orig is not None and exc.orig.args else None
-        text = str(exc.orig)
-        if code == _LOCK_WAIT:
-            raise RowWaited(text) from exc
-        if code in _CONFLICTS:
-            raise StoreConflict(text) from exc
-        # Our own writers take turns: who locks an SQLite file is somebody else.
-        away = any(part in text for part in _SQLITE_AWAY)
-        if exc.connection_invalidated or code in _UNAVAILABLE or away or isinstance(exc, sa.exc.InterfaceError):
-            raise StoreUnavailable from exc
-        raise
 
 
 class CarriedClock:
@@ -122,46 +87,12 @@ class Database:
         self, url: str, *, clock: Callable[[], int] | None = None, pool_size: int = 8, patient: bool = False
     ) -> None:
         self.url = sa.make_url(url)
-        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self.dialect = dialect_of(self.url.get_backend_name())
         self._carried = CarriedClock()
-        self._clock = clock or (wall_clock_ms if self.is_sqlite else None)
-        self._writer = threading.RLock() if self.is_sqlite else nullcontext()
-        self._file_lock: IO[str] | None = None
-        self._alone: sa.Connection | None = None
-        if self.is_sqlite:
-            self.engine = self.readers = self._sqlite_engine(pool_size)
-        else:
-            self.engine = self._mysql_engine(pool_size, patient, isolation_level="READ COMMITTED")
-            # Single statements need no transaction: nothing has to be rolled back when such a connection is put away.
-            self.readers = self._mysql_engine(
-                pool_size, patient, isolation_level="AUTOCOMMIT", pool_reset_on_return=None
-            )
-
-    def _sqlite_engine(self, pool_size: int) -> sa.Engine:
-        arguments = {"timeout": 5.0, "check_same_thread": False}
-        engine = sa.create_engine(
-            self.url, pool_size=pool_size, max_overflow=8, poolclass=sa.pool.QueuePool, connect_args=arguments
-        )
-        event.listen(engine, "connect", _prepare_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
-        return engine
-
-    def _mysql_engine(self, pool_size: int, patient: bool, **options: Any) -> sa.Engine:
-        limits = {} if patient else {"read_timeout": 15, "write_timeout": 15}
-        engine = sa.create_engine(
-            self.url,
-            pool_size=pool_size,
-            max_overflow=8,
-            pool_use_lifo=True,  # the duties' connection stays warm, the others may rest
-            pool_recycle=1800,
-            query_cache_size=2000,
-            connect_args={"connect_timeout": 5, "charset": "utf8mb4", **limits},
-            **options,
-        )
-        event.listen(engine, "connect", _prepare_mysql)
-        event.listen(engine, "checkin", _note_use)
-        event.listen(engine, "checkout", _ping_after_rest)
-        return engine
+        self._clock = clock or (wall_clock_ms if self.dialect.clock is None else None)
+        self._writer = threading.RLock() if self.dialect.has_one_writer else nullcontext()
+        self.engine, self.readers = self.dialect.engines(self.url, pool_size, patient)
+        self._exclusive = self.dialect.exclusive_lock(self.url, self.engine)
 
     def __repr__(self) -> str:
         return f"Database({self.url.render_as_string(hide_password=True)})"
@@ -178,7 +109,7 @@ class Database:
         if not self._carried.knows(now):
             for _ in range(_CLOCK_TRIES):
                 before = time.monotonic()
-                read = int(connection.exec_driver_sql(f"SELECT {_CLOCK}").scalar_one())
+                read = int(connection.exec_driver_sql(f"SELECT {self.dialect.clock}").scalar_one())
                 now = time.monotonic()
                 if self._carried.take(read, before, now) <= _CLOCK_ERROR_MS:
                     break
@@ -189,20 +120,20 @@ class Database:
         if self._clock is not None:
             return self._clock(), connection.exec_driver_sql(query).scalar_one()
         before = time.monotonic()
-        read, value = connection.exec_driver_sql(f"SELECT {_CLOCK}, ({query})").one()
+        read, value = connection.exec_driver_sql(f"SELECT {self.dialect.clock}, ({query})").one()
         now = time.monotonic()
         self._carried.take(int(read), before, now)
         return self._carried.at(now), value
 
     def connect(self) -> sa.Connection:
         """A connection to keep. Raises StoreUnavailable."""
-        with translated():
+        with self._translated():
             return self.engine.connect()
 
     @contextmanager
     def writing(self, connection: sa.Connection) -> Iterator[None]:
         """One write transaction on this connection: committed at the end, rolled back by any exception."""
-        with translated(), self._writer, connection.begin():
+        with self._translated(), self._writer, connection.begin():
             yield
 
     @contextmanager
@@ -214,131 +145,59 @@ class Database:
     @contextmanager
     def connection(self) -> Iterator[sa.Connection]:
         """A connection of the pool, errors translated."""
-        with translated(), self.engine.connect() as connection:
+        with self._translated(), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
         """A connection for reading: waits for nobody, locks nothing; each statement sees what is committed then."""
-        with translated(), self.readers.connect() as connection:
+        with self._translated(), self.readers.connect() as connection:
             yield connection.execution_options(tmc_reading=True)
 
     @contextmanager
     def snapshot(self) -> Iterator[sa.Connection]:
         """As `reading`, but all statements see one moment."""
-        with self.reading() as connection:
-            if self.is_sqlite:  # one deferred transaction: everything is as at its first read
-                yield connection
-                return
-            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            connection.exec_driver_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
-            try:
-                yield connection
-            except BaseException:
-                connection.invalidate()  # these connections are put away without a rollback
-                raise
-            connection.exec_driver_sql("COMMIT")
+        with self.reading() as connection, self.dialect.snapshot(connection):
+            yield connection
 
-    def lock_alone(self) -> None:
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn errors of the driver into ours."""
+        try:
+            yield
+        except sa.exc.TimeoutError as exc:
+            raise StoreUnavailable from exc
+        except sa.exc.DBAPIError as exc:
+            match self.dialect.failure_of(exc):
+                case Failure.ROW_WAITED:
+                    raise RowWaited(str(exc.orig)) from exc
+                case Failure.CONFLICT:
+                    raise StoreConflict(str(exc.orig)) from exc
+                case Failure.UNAVAILABLE:
+                    raise StoreUnavailable from exc
+                case Failure.FAULT:
+                    raise
+
+    def hold_exclusively(self) -> None:
         """Refuse a second server on this database; the lock goes with the process. Repeat it to see that it holds.
 
         Raises DatabaseTaken, StoreUnavailable.
         """
-        if self.is_sqlite:
-            self._lock_file()
-        elif self._alone is None or not self._holds_alone():
-            with translated():
-                self._alone = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-                got = self._alone.exec_driver_sql(f"SELECT GET_LOCK('{self._alone_name}', 10)").scalar_one()
-            if got != 1:
-                raise DatabaseTaken(
-                    f"Another server uses {self!r}: built-in delivery serves one server, stop the other."
-                )
+        with self._translated():
+            self._exclusive.hold()
 
-    def refuse_alone(self) -> None:
+    def refuse_beside_another(self) -> None:
         """Start beside other servers: refused while one that must be alone is here, and on SQLite.
 
         Raises DatabaseTaken, StoreUnavailable.
         """
-        if self.is_sqlite:
-            self._lock_file()
-            return
-        with self.connection() as connection:
-            if not connection.exec_driver_sql(f"SELECT IS_FREE_LOCK('{self._alone_name}')").scalar_one():
-                raise DatabaseTaken(f"A server with built-in delivery uses {self!r}: stop it first.")
-
-    @property
-    def _alone_name(self) -> str:
-        return f"tmc_server_{self.url.database}"
-
-    def _holds_alone(self) -> bool:
-        assert self._alone is not None
-        try:
-            return bool(self._alone.exec_driver_sql("SELECT 1").scalar_one())
-        except sa.exc.DBAPIError:
-            self._alone.invalidate()
-            self._alone.close()
-            self._alone = None
-            return False
-
-    def _lock_file(self) -> None:
-        if self._file_lock is not None or self.url.database in (None, "", ":memory:"):
-            return
-        handle = Path(f"{self.url.database}.lock").open("w")  # noqa: SIM115 - held as long as the server lives
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            handle.close()
-            raise DatabaseTaken(
-                f"Another server uses {self.url.database}: SQLite serves one server, stop the other or use MariaDB."
-            ) from exc
-        self._file_lock = handle
+        with self._translated():
+            self._exclusive.refuse_beside_another()
 
     def close(self) -> None:
-        if self._alone is not None:
-            self._alone.invalidate()
-            self._alone.close()
-            self._alone = None
+        self._exclusive.close()
         self.engine.dispose()
         self.readers.dispose()
-        if self._file_lock is not None:
-            self._file_lock.close()
-            self._file_lock = None
-
-
-def _prepare_sqlite(connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # we say BEGIN ourselves
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=5000", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {pragma}").close()
-
-
-def _begin_sqlite(connection: sa.Connection) -> None:
-    # A deferred transaction that turns from reading to writing may fail at once, whatever the busy timeout says.
-    reading = connection.get_execution_options().get("tmc_reading", False)
-    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
-
-
-def _prepare_mysql(connection: Any, _record: object) -> None:
-    cursor = connection.cursor()
-    cursor.execute("SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO'")
-    cursor.execute(f"SET SESSION time_zone = '+00:00', innodb_lock_wait_timeout = {LOCK_WAIT_S}")
-    cursor.execute("SELECT VERSION()")
-    if "MariaDB" in cursor.fetchone()[0]:
-        cursor.execute("SET SESSION idle_transaction_timeout = 5")
-    cursor.close()
-
-
-def _note_use(_connection: Any, record: sa.pool.ConnectionPoolEntry) -> None:
-    record.info["used"] = time.monotonic()
-
-
-def _ping_after_rest(connection: Any, record: sa.pool.ConnectionPoolEntry, _proxy: object) -> None:
-    """Find out that the server went away while this connection rested; the pool then makes a new one."""
-    if time.monotonic() - record.info.get("used", time.monotonic()) > _REST_S:
-        try:
-            connection.ping()
-        except Exception as exc:
-            raise sa.exc.DisconnectionError from exc
 
 
 def repeated(run: Callable[[], Result], tries: int = 5) -> Result:

@@ -92,7 +92,7 @@ class StandingCounts:
         self, shard: int, kind: int, topic: int, subscription: int, table: str, by: str, id_: str, late: str
     ) -> str:
         """Through the due index, whatever the statistics say: a plan over the table would read what is closed."""
-        index = f"INDEXED BY {table}_due" if self._database.is_sqlite else f"FORCE INDEX ({table}_due)"
+        index = self._database.dialect.through_index(f"{table}_due")
         some = (
             f"SELECT {id_} AS id, CASE WHEN {late} THEN 1 ELSE 0 END AS late FROM {table} {index}"
             f" WHERE {by} = {subscription or topic} AND due_ms IS NOT NULL LIMIT {self._limit}"

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain import consumption as c
 from tmc_server.domain import message as m
+from tmc_server.store.dialects import dialect_of
 from tmc_server.store.tables import alert, audit, failed, lease, retention, shard_tables, tombstone
 
 
@@ -41,20 +42,10 @@ def _states(column: sa.Column[Any], states: tuple[int, ...]) -> sa.ColumnElement
     return sa.or_(*(column == int(state) for state in states))
 
 
-def _literal(value: int | str | bytes | None) -> str:
-    """A value as MySQL reads it, with nothing in it that could be mistaken: text and bytes are written in hexadecimal."""
-    if value is None:
-        return "NULL"
-    if isinstance(value, int):
-        return str(int(value))
-    return f"x'{value.hex()}'" if isinstance(value, bytes) else f"_utf8mb4 x'{value.encode().hex()}'"
-
-
 class InsertRows:
     """INSERT of many rows as one statement, whatever their number.
 
-    The drivers' own executemany sends a statement per 64 KiB or per row, and mysqlclient formats every value by several
-    calls of Python. Values: int, str, bytes, None.
+    The drivers' own executemany sends a statement per 64 KiB or per row. Values: int, str, bytes, None.
     """
 
     def __init__(self, table: sa.Table, without: Sequence[str] = (), verb: str = "INSERT") -> None:
@@ -65,14 +56,7 @@ class InsertRows:
 
     def run(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
         """rows: one dictionary each, with every column. Raises IntegrityError: no row of this call is in."""
-        columns = self._columns
-        if connection.dialect.paramstyle == "qmark":
-            row = f"({', '.join('?' * len(columns))})"
-            parameters = tuple(values[name] for values in rows for name in columns)
-            connection.exec_driver_sql(self._head + ", ".join([row] * len(rows)), parameters)
-        else:
-            written = (f"({','.join([_literal(values[name]) for name in columns])})" for values in rows)
-            connection.exec_driver_sql(self._head + ",".join(written))
+        dialect_of(connection.dialect.name).insert(connection, self._head, self._columns, rows)
 
 
 class ByIds:
@@ -94,7 +78,7 @@ class ByIds:
             order = [name for name in compiled.positiontup if name != "ids"]
             self._prepared[dialect.name] = (head, tail, order, compiled.params)
         head, tail, order, fixed = self._prepared[dialect.name]
-        numbers = ",".join(map(_literal, ids))
+        numbers = ",".join(map(dialect_of(dialect.name).literal, ids))
         parameters = tuple(values[name] if name in values else fixed[name] for name in order)
         return connection.exec_driver_sql(f"{head}({numbers}){tail}", parameters)
 

@@ -1,0 +1,95 @@
+"""What the store needs of a kind of database. Each module of this package is one kind; `dialect_of` knows them all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+
+Value = int | str | bytes | None
+
+
+class Failure(Enum):
+    """What an error of the driver means."""
+
+    ROW_WAITED = "another transaction held a row for longer than we wait; ours was rolled back"
+    CONFLICT = "our transaction lost against another one and was rolled back: run it again"
+    UNAVAILABLE = "the database cannot be used now: ask again"
+    FAULT = "anything else"
+
+
+class DatabaseTaken(Exception):
+    """Another server works on this database."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One checked setting. must: what it has to be, in words."""
+
+    setting: str
+    value: str
+    must: str
+    ok: bool
+
+    def __str__(self) -> str:
+        return f"{'ok  ' if self.ok else 'BAD '} {self.setting} = {self.value}" + (
+            "" if self.ok else f", must {self.must}"
+        )
+
+
+class ExclusiveLock(Protocol):
+    """Keeps other servers away from a database. It ends with the process."""
+
+    def hold(self) -> None:
+        """Take it; repeat this to see that it still holds. Raises DatabaseTaken and errors of the driver."""
+
+    def refuse_beside_another(self) -> None:
+        """Start beside other servers: not while one of them holds the lock. Raises DatabaseTaken and errors of the driver."""
+
+    def close(self) -> None: ...
+
+
+class Dialect(Protocol):
+    """One kind of database. All methods block; those that get a connection use it and leave it open."""
+
+    @property
+    def has_one_writer(self) -> bool:
+        """Write transactions take turns, and one server uses the database."""
+
+    @property
+    def clock(self) -> str | None:
+        """An expression for the database's clock, milliseconds since the epoch; None: it is this machine's."""
+
+    def engines(self, url: sa.URL, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
+        """For transactions, and for single statements that read. patient: no time limit on a statement."""
+
+    def failure_of(self, exc: sa.exc.DBAPIError) -> Failure: ...
+
+    def snapshot(self, connection: sa.Connection) -> AbstractContextManager[None]:
+        """Inside, all statements of this connection for reading see one moment."""
+
+    def exclusive_lock(self, url: sa.URL, engine: sa.Engine) -> ExclusiveLock: ...
+
+    def migrating(self, url: sa.URL, connection: sa.Connection) -> AbstractContextManager[sa.Connection]:
+        """The connection to change the schema with, while no other `tmc init` does. Raises StoreUnavailable."""
+
+    def create_database(self, url: sa.URL) -> None:
+        """Where it is missing. Raises StoreUnavailable."""
+
+    def settings(self, connection: sa.Connection, batch_bytes: int) -> list[Finding]:
+        """Whether messages are safe in it. batch_bytes: the largest transaction that a server sends."""
+
+    def through_index(self, index: str) -> str:
+        """What follows a table's name to have it read through this index, whatever the statistics say."""
+
+    def literal(self, value: Value) -> str:
+        """A value as SQL text, with nothing in it that could be mistaken."""
+
+    def insert(
+        self, connection: sa.Connection, head: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """One statement for many rows. head: up to VALUES. Raises IntegrityError: no row of this call is in."""

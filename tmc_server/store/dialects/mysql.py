@@ -1,0 +1,267 @@
+"""MariaDB and MySQL: READ COMMITTED, strict mode, utf8mb4, UTC, short lock waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from tmc_server.errors import StoreUnavailable
+from tmc_server.store.dialects.contract import DatabaseTaken, Failure, Finding, Value
+
+LOCK_WAIT_S = 2
+_MIGRATION_WAIT_S = 120
+_EXCLUSIVE_WAIT_S = 10
+_REST_S = 1.0  # a connection that was idle for longer is tested before it is used
+_PACKET_MARGIN = 2 << 20
+
+
+class ErrorNumber(IntEnum):
+    """Numbers of the server and of its client library, by their own names."""
+
+    ER_CHECKREAD = 1020
+    ER_DISK_FULL = 1021
+    ER_CON_COUNT_ERROR = 1040
+    ER_BAD_HOST_ERROR = 1042
+    ER_HANDSHAKE_ERROR = 1043
+    ER_UNKNOWN_COM_ERROR = 1047
+    ER_BAD_DB_ERROR = 1049
+    ER_SERVER_SHUTDOWN = 1053
+    ER_WRONG_DB_NAME = 1102
+    ER_RECORD_FILE_FULL = 1114
+    ER_NO_SUCH_TABLE = 1146
+    ER_ABORTING_CONNECTION = 1152
+    ER_NET_READ_ERROR = 1158
+    ER_NET_READ_INTERRUPTED = 1159
+    ER_NET_ERROR_ON_WRITE = 1160
+    ER_NET_WRITE_INTERRUPTED = 1161
+    ER_TOO_MANY_USER_CONNECTIONS = 1203
+    ER_LOCK_WAIT_TIMEOUT = 1205
+    ER_LOCK_DEADLOCK = 1213
+    ER_USER_LIMIT_REACHED = 1226
+    ER_OPTION_PREVENTS_STATEMENT = 1290
+    ER_READ_ONLY_MODE = 1836
+    ER_CONNECTION_KILLED = 1927
+    CR_CONNECTION_ERROR = 2002
+    CR_CONN_HOST_ERROR = 2003
+    CR_UNKNOWN_HOST = 2005
+    CR_SERVER_GONE_ERROR = 2006
+    CR_SERVER_HANDSHAKE_ERR = 2012
+    CR_SERVER_LOST = 2013
+    CR_SERVER_LOST_EXTENDED = 2055
+    ER_QUERY_TIMEOUT = 3024
+    ER_CLIENT_INTERACTION_TIMEOUT = 4031
+
+
+_FAILURES = {
+    **dict.fromkeys(ErrorNumber, Failure.UNAVAILABLE),
+    ErrorNumber.ER_LOCK_WAIT_TIMEOUT: Failure.ROW_WAITED,
+    ErrorNumber.ER_LOCK_DEADLOCK: Failure.CONFLICT,
+    ErrorNumber.ER_CHECKREAD: Failure.CONFLICT,  # the row changed since the snapshot
+}
+
+
+class MySQL:
+    """See contract.Dialect."""
+
+    has_one_writer = False
+    clock = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)"
+
+    def engines(self, url: sa.URL, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
+        return (
+            _engine(url, pool_size, patient, isolation_level="READ COMMITTED"),
+            # Single statements need no transaction: nothing has to be rolled back when such a connection is put away.
+            _engine(url, pool_size, patient, isolation_level="AUTOCOMMIT", pool_reset_on_return=None),
+        )
+
+    def failure_of(self, exc: sa.exc.DBAPIError) -> Failure:
+        number = exc.orig.args[0] if exc.orig is not None and exc.orig.args else None
+        if number in _FAILURES:
+            return _FAILURES[number]
+        lost = exc.connection_invalidated or isinstance(exc, sa.exc.InterfaceError)
+        return Failure.UNAVAILABLE if lost else Failure.FAULT
+
+    @contextmanager
+    def snapshot(self, connection: sa.Connection) -> Iterator[None]:
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        connection.exec_driver_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+        try:
+            yield
+        except BaseException:
+            connection.invalidate()  # these connections are put away without a rollback
+            raise
+        connection.exec_driver_sql("COMMIT")
+
+    def exclusive_lock(self, url: sa.URL, engine: sa.Engine) -> NamedLock:
+        return NamedLock(url, engine)
+
+    @contextmanager
+    def migrating(self, url: sa.URL, connection: sa.Connection) -> Iterator[sa.Connection]:
+        own = connection.execution_options(isolation_level="AUTOCOMMIT")
+        name = f"tmc_init_{url.database}"
+        if own.exec_driver_sql(f"SELECT GET_LOCK('{name}', {_MIGRATION_WAIT_S})").scalar_one() != 1:
+            raise StoreUnavailable("Another tmc init is still at work: wait for it, then repeat.")
+        try:
+            yield own
+        finally:
+            own.exec_driver_sql(f"DO RELEASE_LOCK('{name}')")
+
+    def create_database(self, url: sa.URL) -> None:
+        server = sa.create_engine(url._replace(database=None), poolclass=sa.pool.NullPool)
+        try:
+            with server.connect() as connection:
+                known = connection.exec_driver_sql("SHOW DATABASES").scalars().all()
+                if url.database not in known:
+                    quoted = connection.dialect.identifier_preparer.quote_identifier(str(url.database))
+                    connection.exec_driver_sql(f"CREATE DATABASE IF NOT EXISTS {quoted} CHARACTER SET utf8mb4")
+        except sa.exc.OperationalError as exc:
+            where = url.render_as_string(hide_password=True)
+            raise StoreUnavailable(f"Cannot reach {where}: check address, user and rights.") from exc
+        finally:
+            server.dispose()
+
+    def settings(self, connection: sa.Connection, batch_bytes: int) -> list[Finding]:
+        variables: dict[str, Any] = dict(connection.exec_driver_sql("SHOW VARIABLES").fetchall())
+
+        def check(name: str, must: str, ok: bool) -> Finding:
+            return Finding(setting=name, value=str(variables.get(name, "absent")), must=must, ok=ok)
+
+        def is_on(name: str) -> bool:
+            return str(variables.get(name, "OFF")).upper() in ("ON", "1")
+
+        version = str(variables["version"])
+        oldest = (10, 6) if "MariaDB" in version else (8, 0)
+        isolation = variables.get("transaction_isolation") or variables.get("tx_isolation")
+        need = 2 * batch_bytes + _PACKET_MARGIN  # a binary byte may take two in a statement
+        return [
+            check("version", "be MariaDB 10.6 or MySQL 8.0, or newer", _numbers(version) >= oldest),
+            check(
+                "innodb_flush_log_at_trx_commit",
+                "be 1: an answered message must survive a power cut",
+                str(variables.get("innodb_flush_log_at_trx_commit")) == "1",
+            ),
+            check(
+                "sync_binlog",
+                "be 1 while the binary log is on",
+                not is_on("log_bin") or str(variables.get("sync_binlog")) == "1",
+            ),
+            check("innodb_doublewrite", "be ON", str(variables.get("innodb_doublewrite", "ON")).upper() != "OFF"),
+            check("wsrep_on", "be OFF: Galera may lose or fork decisions", not is_on("wsrep_on")),
+            check("sql_mode", "be strict", "STRICT_ALL_TABLES" in str(variables.get("sql_mode"))),
+            check("max_allowed_packet", f"be at least {need}", int(variables["max_allowed_packet"]) >= need),
+            check("character_set_connection", "be utf8mb4", variables.get("character_set_connection") == "utf8mb4"),
+            Finding(
+                setting="transaction isolation",
+                value=str(isolation),
+                must="be READ-COMMITTED",
+                ok=isolation == "READ-COMMITTED",
+            ),
+        ]
+
+    def through_index(self, index: str) -> str:
+        return f"FORCE INDEX ({index})"
+
+    def literal(self, value: Value) -> str:
+        if value is None:
+            return "NULL"
+        if isinstance(value, int):
+            return str(int(value))
+        return f"x'{value.hex()}'" if isinstance(value, bytes) else f"_utf8mb4 x'{value.encode().hex()}'"
+
+    def insert(
+        self, connection: sa.Connection, head: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """The driver would format every value by several calls of Python."""
+        literal = self.literal
+        written = (f"({','.join([literal(values[name]) for name in columns])})" for values in rows)
+        connection.exec_driver_sql(head + ",".join(written))
+
+
+class NamedLock:
+    """See contract.ExclusiveLock: a named lock of the server, on a connection of its own."""
+
+    def __init__(self, url: sa.URL, engine: sa.Engine) -> None:
+        self._where = url.render_as_string(hide_password=True)
+        self._name = f"tmc_server_{url.database}"
+        self._engine = engine
+        self._held: sa.Connection | None = None
+
+    def hold(self) -> None:
+        if self._held is not None and self._still_holds():
+            return
+        self._held = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        got = self._held.exec_driver_sql(f"SELECT GET_LOCK('{self._name}', {_EXCLUSIVE_WAIT_S})").scalar_one()
+        if got != 1:
+            raise DatabaseTaken(
+                f"Another server uses {self._where}: built-in delivery serves one server, stop the other."
+            )
+
+    def refuse_beside_another(self) -> None:
+        with self._engine.connect() as connection:
+            if not connection.exec_driver_sql(f"SELECT IS_FREE_LOCK('{self._name}')").scalar_one():
+                raise DatabaseTaken(f"A server with built-in delivery uses {self._where}: stop it first.")
+
+    def close(self) -> None:
+        if self._held is not None:
+            self._held.invalidate()
+            self._held.close()
+            self._held = None
+
+    def _still_holds(self) -> bool:
+        assert self._held is not None
+        try:
+            return bool(self._held.exec_driver_sql("SELECT 1").scalar_one())
+        except sa.exc.DBAPIError:
+            self.close()
+            return False
+
+
+def _engine(url: sa.URL, pool_size: int, patient: bool, **options: Any) -> sa.Engine:
+    limits = {} if patient else {"read_timeout": 15, "write_timeout": 15}
+    engine = sa.create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=8,
+        pool_use_lifo=True,  # the duties' connection stays warm, the others may rest
+        pool_recycle=1800,
+        query_cache_size=2000,
+        connect_args={"connect_timeout": 5, "charset": "utf8mb4", **limits},
+        **options,
+    )
+    event.listen(engine, "connect", _prepare)
+    event.listen(engine, "checkin", _note_use)
+    event.listen(engine, "checkout", _ping_after_rest)
+    return engine
+
+
+def _prepare(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute("SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO'")
+    cursor.execute(f"SET SESSION time_zone = '+00:00', innodb_lock_wait_timeout = {LOCK_WAIT_S}")
+    cursor.execute("SELECT VERSION()")
+    if "MariaDB" in cursor.fetchone()[0]:
+        cursor.execute("SET SESSION idle_transaction_timeout = 5")
+    cursor.close()
+
+
+def _note_use(_connection: Any, record: sa.pool.ConnectionPoolEntry) -> None:
+    record.info["used"] = time.monotonic()
+
+
+def _ping_after_rest(connection: Any, record: sa.pool.ConnectionPoolEntry, _proxy: object) -> None:
+    """Find out that the server went away while this connection was idle; the pool then makes a new one."""
+    if time.monotonic() - record.info.get("used", time.monotonic()) > _REST_S:
+        try:
+            connection.ping()
+        except Exception as exc:
+            raise sa.exc.DisconnectionError from exc
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    digits = version.split("-")[0].split(".")
+    return tuple(int(part) for part in digits[:2] if part.isdigit())

@@ -1,0 +1,124 @@
+"""SQLite: WAL, synchronous FULL, BEGIN IMMEDIATE, one writer at a time, one server per file."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from tmc_server.store.dialects.contract import DatabaseTaken, Failure, Finding, Value
+
+# Our own writers take turns: who locks the file is somebody else.
+_AWAY = ("is locked", "disk I/O error", "disk is full", "readonly database", "unable to open")
+
+
+class SQLite:
+    """See contract.Dialect."""
+
+    has_one_writer = True
+    clock = None
+
+    def engines(self, url: sa.URL, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
+        arguments = {"timeout": 5.0, "check_same_thread": False}
+        engine = sa.create_engine(
+            url, pool_size=pool_size, max_overflow=8, poolclass=sa.pool.QueuePool, connect_args=arguments
+        )
+        event.listen(engine, "connect", _prepare)
+        event.listen(engine, "begin", _begin)
+        return engine, engine
+
+    def failure_of(self, exc: sa.exc.DBAPIError) -> Failure:
+        away = any(part in str(exc.orig) for part in _AWAY)
+        return Failure.UNAVAILABLE if away or isinstance(exc, sa.exc.InterfaceError) else Failure.FAULT
+
+    @contextmanager
+    def snapshot(self, connection: sa.Connection) -> Iterator[None]:
+        yield  # one deferred transaction: everything is as at its first read
+
+    def exclusive_lock(self, url: sa.URL, engine: sa.Engine) -> FileLock:
+        return FileLock(url)
+
+    @contextmanager
+    def migrating(self, url: sa.URL, connection: sa.Connection) -> Iterator[sa.Connection]:
+        yield connection  # the one server of the file holds its lock already
+
+    def create_database(self, url: sa.URL) -> None:
+        """Connecting makes the file."""
+
+    def settings(self, connection: sa.Connection, batch_bytes: int) -> list[Finding]:
+        def pragma(name: str) -> str:
+            return str(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
+
+        version = str(connection.exec_driver_sql("SELECT sqlite_version()").scalar_one())
+        journal, synchronous = pragma("journal_mode"), pragma("synchronous")
+        numbers = tuple(int(part) for part in version.split(".")[:2])
+        return [
+            Finding(setting="sqlite_version", value=version, must="be 3.35 or newer", ok=numbers >= (3, 35)),
+            Finding(setting="journal_mode", value=journal, must="be wal", ok=journal == "wal"),
+            Finding(setting="synchronous", value=synchronous, must="be 2 (FULL)", ok=synchronous in ("2", "3")),
+        ]
+
+    def through_index(self, index: str) -> str:
+        return f"INDEXED BY {index}"
+
+    def literal(self, value: Value) -> str:
+        if value is None:
+            return "NULL"
+        if isinstance(value, int):
+            return str(int(value))
+        if isinstance(value, bytes):
+            return f"x'{value.hex()}'"
+        return f"CAST(x'{value.encode().hex()}' AS TEXT)"
+
+    def insert(
+        self, connection: sa.Connection, head: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        row = f"({', '.join('?' * len(columns))})"
+        parameters = tuple(values[name] for values in rows for name in columns)
+        connection.exec_driver_sql(head + ", ".join([row] * len(rows)), parameters)
+
+
+class FileLock:
+    """See contract.ExclusiveLock. In memory there is nobody else."""
+
+    def __init__(self, url: sa.URL) -> None:
+        self._path = url.database
+        self._handle: IO[str] | None = None
+
+    def hold(self) -> None:
+        if self._handle is not None or self._path in (None, "", ":memory:"):
+            return
+        handle = Path(f"{self._path}.lock").open("w")  # noqa: SIM115 - held as long as the server lives
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            handle.close()
+            raise DatabaseTaken(
+                f"Another server uses {self._path}: SQLite serves one server, stop the other or use MariaDB."
+            ) from exc
+        self._handle = handle
+
+    def refuse_beside_another(self) -> None:
+        self.hold()
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
+
+
+def _prepare(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # we say BEGIN ourselves
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=5000", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _begin(connection: sa.Connection) -> None:
+    # A deferred transaction that turns from reading to writing may fail at once, whatever the busy timeout says.
+    reading = connection.get_execution_options().get("tmc_reading", False)
+    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
