@@ -153,13 +153,16 @@ def list_apps(context: typer.Context) -> None:
 def register_topic(
     context: typer.Context, name: str, owner: Annotated[str, typer.Option()], default_tag: str = "",
     table_index: int | None = None, spread: int | None = None, transaction_time_ms: int | None = None,
-    open_limit: int | None = None, single_queue: bool = False,
+    open_limit: int | None = None, single_queue: bool = False, unsigned: bool = False,
 ) -> None:  # fmt: skip
-    """Register a topic for the app that produces it. --single-queue: its subscribers read one queue for all such topics."""
+    """Register a topic for the app that produces it. --single-queue: its subscribers read one queue for all such topics.
+
+    --unsigned: its copies in queues are not signed (docs/signatures.md).
+    """
     request = admin_pb2.RegisterTopicRequest(
         name=name, owner=owner, default_tag=default_tag, table_index=table_index, spread=spread,
         transaction_time_ms=transaction_time_ms, open_limit=open_limit,
-        queue_mode=types_pb2.QUEUE_MODE_SINGLE if single_queue else types_pb2.QUEUE_MODE_MULTI,
+        queue_mode=types_pb2.QUEUE_MODE_SINGLE if single_queue else types_pb2.QUEUE_MODE_MULTI, unsigned=unsigned,
     )  # fmt: skip
     _call(context, "RegisterTopic", request, admin_pb2.Topic)
 

@@ -15,7 +15,7 @@ from tmc_server.domain.catalog import DeliveryKeys, Subscription
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import DONE, Stored
-from tmc_server.domain.ports.catalog import NewTopic
+from tmc_server.domain.ports.catalog import NewApp, NewSubscription, NewTopic
 from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.errors import (
     AppUnknown,
@@ -65,8 +65,10 @@ class Center:
             server.watch.run_once()
 
     def subscribe(self, app: str) -> Subscription:
-        self.editor.register_app("test", app, app, app, "", "")
-        return self.editor.register_subscription("test", "order.paid", app, "", POLICY)
+        self.editor.register_app("test", NewApp(id=app, service_name=app, biz_id=app))
+        return self.editor.register_subscription(
+            "test", NewSubscription(topic="order.paid", app=app, tag="", policy=POLICY)
+        )
 
     def await_everywhere(self) -> int:
         return self.registrar.activation().wait()
@@ -273,14 +275,18 @@ class TestRemoving:
         number = store.submitted()
         store.catalog_store.remove_subscription("test", "order.paid", "coupons", "")
         store.watch.run_once()
-        store.catalog_store.register_subscription("test", "order.paid", "coupons", "", POLICY)
+        store.catalog_store.register_subscription(
+            "test", NewSubscription(topic="order.paid", app="coupons", tag="", policy=POLICY)
+        )
         assert store.redeliver(room=10) == Claimed(delivered=1)
         assert store.consumption_state(number) is ConsumptionState.SCHEDULED
 
     def test_a_subscription_that_was_removed_comes_back_with_another_number(self, store: StoreUnderTest) -> None:
         number = store.submitted()
         store.removed()
-        again = store.catalog_store.register_subscription("test", "order.paid", "coupons", "", POLICY)
+        again = store.catalog_store.register_subscription(
+            "test", NewSubscription(topic="order.paid", app="coupons", tag="", policy=POLICY)
+        )
         assert (again.number > store.subscription.number, again.removed_ms) == (True, None)
         late = store.a_prepare(publish=True)
         old_copy = store.watch.current
@@ -297,7 +303,9 @@ class TestRemoving:
         store.removed()
         store.redeliver(room=10)
         first = store.subscription
-        store.subscription = store.catalog_store.register_subscription("test", "order.paid", "coupons", "", POLICY)
+        store.subscription = store.catalog_store.register_subscription(
+            "test", NewSubscription(topic="order.paid", app="coupons", tag="", policy=POLICY)
+        )
         store.watch.run_once()
         assert store.perform(store.ack_of(cancelled), store.ack_of(open_one)) == [DONE, DONE]
         store.subscription = first
@@ -326,7 +334,7 @@ class TestRemoving:
         def change(_conn: object, _cursor: object, statement: str, *_: object) -> None:
             if f"FROM {point}" in statement and not done:
                 done.append(True)
-                editor.register_app("test", "mail", "mail", "mail", "", "")
+                editor.register_app("test", NewApp(id="mail", service_name="mail", biz_id="mail"))
                 editor.register_topic(
                     "test",
                     NewTopic(
@@ -339,7 +347,7 @@ class TestRemoving:
                         open_limit=1,
                     ),
                 )
-                editor.register_subscription("test", "bills", "mail", "", POLICY)
+                editor.register_subscription("test", NewSubscription(topic="bills", app="mail", tag="", policy=POLICY))
 
         sa.event.listen(store.database.readers, "after_cursor_execute", change)
         watch.run_once()
@@ -354,7 +362,8 @@ class TestRegistering:
     def test_two_registrations_at_once_make_two_numbers(self, store: StoreUnderTest) -> None:
         names = [f"app-{i}" for i in range(8)]
         threads = [
-            in_thread(lambda n=name: store.catalog_store.register_app("test", n, n, n, "", "")) for name in names
+            in_thread(lambda n=name: store.catalog_store.register_app("test", NewApp(id=n, service_name=n, biz_id=n)))
+            for name in names
         ]
         made = []
         for thread, result in threads:
@@ -450,13 +459,17 @@ class TestRegistering:
         """It reads the same queue, and copies for its earlier life may be there."""
         before = _keys(store)
         store.removed()
-        store.subscription = store.catalog_store.register_subscription("test", "order.paid", "coupons", "", POLICY)
+        store.subscription = store.catalog_store.register_subscription(
+            "test", NewSubscription(topic="order.paid", app="coupons", tag="", policy=POLICY)
+        )
         assert _keys(store) == before
 
     def test_delivery_keys_are_random_and_shown_nowhere(self, store: StoreUnderTest) -> None:
         mine = _keys(store)
-        store.catalog_store.register_app("test", "mail", "mail", "mail", "", "")
-        other = store.catalog_store.register_subscription("test", "order.paid", "mail", "", POLICY)
+        store.catalog_store.register_app("test", NewApp(id="mail", service_name="mail", biz_id="mail"))
+        other = store.catalog_store.register_subscription(
+            "test", NewSubscription(topic="order.paid", app="mail", tag="", policy=POLICY)
+        )
         assert other.keys is not None
         assert other.keys.signing != mine.signing
         assert repr(other.keys) == "DeliveryKeys(since_ms=0)"
@@ -503,14 +516,19 @@ class TestRegistering:
 
     def test_the_longest_names_fit_everywhere(self, store: StoreUnderTest) -> None:
         app, topic, tag = "a" * 64, "t" * 128, "g" * 64
-        store.catalog_store.register_app("o" * 64, app, "s" * 128, "b" * 128, "e" * 255, "p" * 64)
+        store.catalog_store.register_app(
+            "o" * 64,
+            NewApp(id=app, service_name="s" * 128, biz_id="b" * 128, alert_email="e" * 255, alert_phone="p" * 64),
+        )
         store.catalog_store.register_topic(
             "o" * 64,
             NewTopic(
                 name=topic, owner=app, default_tag=tag, table_index=0, spread=32, transaction_time_ms=1, open_limit=1
             ),
         )
-        store.catalog_store.register_subscription("o" * 64, topic, app, tag, POLICY)
+        store.catalog_store.register_subscription(
+            "o" * 64, NewSubscription(topic=topic, app=app, tag=tag, policy=POLICY)
+        )
         store.catalog_store.remove_subscription("o" * 64, topic, app, tag)
 
     def test_every_change_leaves_an_audit_row(self, store: StoreUnderTest) -> None:

@@ -16,6 +16,7 @@ from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.manifest import ArchivedShard, Manifest, manifest_name, removal_folder
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import DONE, Stored
+from tmc_server.domain.ports.catalog import NewApp, NewSubscription
 from tmc_server.domain.ports.retention import Position
 from tmc_server.duties.retention import Retention
 from tmc_server.errors import MessageGone, MessageUnknown, SubscriptionUnknown
@@ -175,8 +176,10 @@ def test_a_row_that_moved_after_it_was_archived_survives(kept: Kept) -> None:
 
 def test_two_subscribers_one_of_them_late(kept: Kept) -> None:
     store = kept.store
-    store.catalog_store.register_app("test", "mails", "mails", "mails", "", "")
-    late = store.catalog_store.register_subscription("test", "order.paid", "mails", "", POLICY)
+    store.catalog_store.register_app("test", NewApp(id="mails", service_name="mails", biz_id="mails"))
+    late = store.catalog_store.register_subscription(
+        "test", NewSubscription(topic="order.paid", app="mails", tag="", policy=POLICY)
+    )
     store.watch.run_once()
     number = _acked(store)
     store.clock.advance(DAY_MS / 1000 * 3)

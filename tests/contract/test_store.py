@@ -10,6 +10,7 @@ from tests.support.store import INCARNATION, POLICY, StoreUnderTest
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import DONE, Stored
+from tmc_server.domain.ports.catalog import NewApp, NewSubscription
 from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.errors import (
     AlreadyCommitted,
@@ -103,8 +104,10 @@ class TestPreparing:
 
 class TestDeciding:
     def test_submit_makes_one_row_per_subscriber(self, store: StoreUnderTest) -> None:
-        store.catalog_store.register_app("test", "mail", "mail", "mail", "", "")
-        store.catalog_store.register_subscription("test", "order.paid", "mail", "", POLICY)
+        store.catalog_store.register_app("test", NewApp(id="mail", service_name="mail", biz_id="mail"))
+        store.catalog_store.register_subscription(
+            "test", NewSubscription(topic="order.paid", app="mail", tag="", policy=POLICY)
+        )
         store.watch.run_once()
         number = store.submitted()
         assert store.state_of(number) is MessageState.COMMITTED
@@ -412,7 +415,7 @@ class TestDelivering:
         open_one = store.submitted()
         slow.remove_subscription("test", "order.paid", "coupons", "")
         store.clock.advance(1)
-        slow.register_subscription("test", "order.paid", "coupons", "", POLICY)
+        slow.register_subscription("test", NewSubscription(topic="order.paid", app="coupons", tag="", policy=POLICY))
         for seconds in (0, 3, 10):
             store.clock.advance(seconds)
             store.watch.run_once()

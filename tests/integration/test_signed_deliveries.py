@@ -88,10 +88,10 @@ class _Queue:
 class _Shop:
     """A subscription with an SLOW policy, its producer, and its consumer's program with an inbox."""
 
-    def __init__(self, center: RunningCenter, rabbitmq: RabbitMQ, tmp_path: Any) -> None:
+    def __init__(self, center: RunningCenter, rabbitmq: RabbitMQ, tmp_path: Any, **topic_settings: Any) -> None:
         self.center = center
         self.app, self.topic = f"app{next(_names)}", f"topic.{next(_names)}"
-        self.subscription = center.subscribe(self.topic, self.app, retry=SLOW)
+        self.subscription = center.subscribe(self.topic, self.app, retry=SLOW, topic_settings=topic_settings)
         self.queue = _Queue(rabbitmq, self.subscription.queue)
         self.orders = tmc.connect(center.address, app="orders", key=center.keys["orders"])
         self.coupons = tmc.connect(center.address, app=self.app, key=center.keys[self.app])
@@ -341,6 +341,35 @@ def test_switched_off_nothing_is_signed_and_nothing_verified(
             eventually(lambda: shop.handled == [(b"real", "red", 1)])
             eventually(lambda: shop.consumption().state == types_pb2.CONSUMPTION_STATE_ACKED)
         shop.close()
+
+
+def test_copies_of_an_unsigned_topic_are_not_signed_beside_a_signed_one_of_the_same_consumer(
+    center: RunningCenter, rabbitmq: RabbitMQ, tmp_path: Any
+) -> None:
+    shop = _Shop(center, rabbitmq, tmp_path, unsigned=True)
+    signed = center.subscribe(f"{shop.topic}.signed", shop.app, retry=SLOW)
+    handled: list[bytes] = []
+
+    @shop.consumer.listener(signed.topic)
+    def handle(body: bytes) -> None:
+        handled.append(body)
+
+    shop.publish("looked at")
+    ((properties, _),) = shop.queue.take()
+    assert signatures.HEADER not in properties.headers
+    with shop.consumer:
+        shop.publish("handled")
+        eventually(lambda: [attempt for _, _, attempt in shop.handled] == [1])
+        forger = _Queue(rabbitmq, signed.queue)
+        properties.type = signed.topic
+        forger.put(properties, b"forged")
+        shop.orders.publish(signed.topic, b"real", key="k")
+        eventually(lambda: handled == [b"real"] and shop.consumer.forged_copies == 1)
+        forger.close()
+    for ask in (shop.keys, shop.rotate):
+        with pytest.raises(grpc.RpcError, match="topic must be one whose copies are signed"):
+            ask()
+    shop.close()
 
 
 def test_a_forward_is_signed_with_the_key_that_operators_are_shown(center: RunningCenter, rabbitmq: RabbitMQ) -> None:

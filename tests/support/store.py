@@ -36,7 +36,7 @@ from tmc_server.domain.operations import (
     Reactivate,
 )
 from tmc_server.domain.placement import shard_of
-from tmc_server.domain.ports.catalog import NewTopic
+from tmc_server.domain.ports.catalog import NewApp, NewSubscription, NewTopic
 from tmc_server.domain.ports.checks import Asking
 from tmc_server.domain.ports.delivery import Claimed, Copy
 from tmc_server.domain.retry import RetryPolicy
@@ -101,8 +101,10 @@ class StoreUnderTest:
         self.clock = clock
         self.catalog_store = CatalogStore(database, change_delay_ms=0)
         self.watch = CatalogWatch(self.catalog_store)
-        self.orders, self.orders_key = self.catalog_store.register_app("test", "orders", "orders", "orders", "", "")
-        self.catalog_store.register_app("test", "coupons", "coupons", "coupons", "", "")
+        self.orders, self.orders_key = self.catalog_store.register_app(
+            "test", NewApp(id="orders", service_name="orders", biz_id="orders")
+        )
+        self.catalog_store.register_app("test", NewApp(id="coupons", service_name="coupons", biz_id="coupons"))
         self.topic = self.catalog_store.register_topic(
             "test",
             NewTopic(
@@ -115,7 +117,9 @@ class StoreUnderTest:
                 open_limit=1_000_000,
             ),
         )
-        self.subscription = self.catalog_store.register_subscription("test", "order.paid", "coupons", "", POLICY)
+        self.subscription = self.catalog_store.register_subscription(
+            "test", NewSubscription(topic="order.paid", app="coupons", tag="", policy=POLICY)
+        )
         self.watch.run_once()
         self.outlet = RecordingOutlet(room=0)
         self.ids = IdGenerator(clock)

@@ -150,7 +150,7 @@ class ListAppsResponse(_message.Message):
     def __init__(self, apps: _Optional[_Iterable[_Union[App, _Mapping]]] = ...) -> None: ...
 
 class Topic(_message.Message):
-    __slots__ = ("name", "number", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "effective_ms", "queue_mode")
+    __slots__ = ("name", "number", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "effective_ms", "queue_mode", "unsigned")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +161,7 @@ class Topic(_message.Message):
     OPEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
     EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MODE_FIELD_NUMBER: _ClassVar[int]
+    UNSIGNED_FIELD_NUMBER: _ClassVar[int]
     name: str
     number: int
     owner: str
@@ -171,10 +172,11 @@ class Topic(_message.Message):
     open_limit: int
     effective_ms: int
     queue_mode: _types_pb2.QueueMode
-    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., effective_ms: _Optional[int] = ..., queue_mode: _Optional[_Union[_types_pb2.QueueMode, str]] = ...) -> None: ...
+    unsigned: bool
+    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., effective_ms: _Optional[int] = ..., queue_mode: _Optional[_Union[_types_pb2.QueueMode, str]] = ..., unsigned: bool = ...) -> None: ...
 
 class RegisterTopicRequest(_message.Message):
-    __slots__ = ("name", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "queue_mode")
+    __slots__ = ("name", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "queue_mode", "unsigned")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_TAG_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +185,7 @@ class RegisterTopicRequest(_message.Message):
     TRANSACTION_TIME_MS_FIELD_NUMBER: _ClassVar[int]
     OPEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MODE_FIELD_NUMBER: _ClassVar[int]
+    UNSIGNED_FIELD_NUMBER: _ClassVar[int]
     name: str
     owner: str
     default_tag: str
@@ -191,7 +194,8 @@ class RegisterTopicRequest(_message.Message):
     transaction_time_ms: int
     open_limit: int
     queue_mode: _types_pb2.QueueMode
-    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., queue_mode: _Optional[_Union[_types_pb2.QueueMode, str]] = ...) -> None: ...
+    unsigned: bool
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., queue_mode: _Optional[_Union[_types_pb2.QueueMode, str]] = ..., unsigned: bool = ...) -> None: ...
 
 class UpdateTopicRequest(_message.Message):
     __slots__ = ("name", "transaction_time_ms", "open_limit")

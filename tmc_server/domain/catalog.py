@@ -72,7 +72,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """Owner prepares, submits, rolls back; placement is fixed for ever."""
+    """Owner prepares, submits, rolls back; placement is fixed for ever. signed: its copies in queues are."""
 
     number: int
     name: str
@@ -84,6 +84,7 @@ class Topic:
     open_limit: int
     effective_ms: int
     queue_mode: QueueMode = QueueMode.MULTI
+    signed: bool = True
     checks: CheckPolicy = field(default_factory=CheckPolicy)
 
 
@@ -105,7 +106,7 @@ class Subscription:
     """Topic x consumer app x consumer tag. A removal is final: the same three again get another number.
 
     effective_ms: every server knows it since then; 0: not known yet.  removed_ms: when it was removed; None: it is there.
-    keys: None: it was registered by a server that knew of no signatures, and nobody has asked for a key yet.
+    keys: None: its topic is not signed, or it was registered by a server that knew of no signatures and nobody has asked yet.
     """
 
     number: int

@@ -14,14 +14,22 @@ from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Reactivate
 from tmc_server.domain.placement import shard_of, shards_of, table_index_for
-from tmc_server.domain.ports.catalog import Activation, CatalogEditor, CatalogSource, NewTopic, TopicChange
+from tmc_server.domain.ports.catalog import (
+    Activation,
+    CatalogEditor,
+    CatalogSource,
+    NewApp,
+    NewSubscription,
+    NewTopic,
+    TopicChange,
+)
 from tmc_server.domain.ports.checks import Instances
 from tmc_server.domain.ports.delivery import Forwarding
 from tmc_server.domain.ports.reading import RowReader
 from tmc_server.domain.ports.servers import ServerView, ShardPlace
 from tmc_server.domain.ports.work import Performer
 from tmc_server.domain.queue_names import LONGEST, queue_name
-from tmc_server.domain.retry import DAY_MS, RetryPolicy
+from tmc_server.domain.retry import DAY_MS
 from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView
 from tmc_server.errors import (
     AppUnknown,
@@ -52,6 +60,21 @@ class Page(Generic[View]):
 
     rows: Sequence[View]
     next_token: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicSettings:
+    """A topic as an operator registers it. owner: app id.  table_index None: by its name.  queue_mode 0: MULTI."""
+
+    name: str
+    owner: str
+    default_tag: str = ""
+    table_index: int | None = None
+    spread: int = 1
+    transaction_time_ms: int = 10_000
+    open_limit: int = 1_000_000
+    queue_mode: int = 0
+    unsigned: bool = False
 
 
 class Administering:
@@ -114,17 +137,15 @@ class Administering:
             log.warning("a stored change may not be known everywhere yet: %s", exc)
             return result, 0
 
-    async def register_app(
-        self, actor: str, id_: str, service_name: str, biz_id: str, alert_email: str, alert_phone: str
-    ) -> tuple[App, str, int]:
-        validation.app_id(id_)
-        validation.line(service_name, "service_name", 128)
-        validation.line(biz_id, "biz_id", 128)
-        validation.line(alert_email, "alert_email", 255)
-        validation.line(alert_phone, "alert_phone", 64)
-        (app, key), effective_ms = await self._change_with_key(
-            self._editor.register_app, actor, id_, service_name or id_, biz_id or id_, alert_email, alert_phone
-        )
+    async def register_app(self, actor: str, new: NewApp) -> tuple[App, str, int]:
+        """Names that are empty are the id. Returns: app, key ("" when it was there), time of effect."""
+        validation.app_id(new.id)
+        validation.line(new.service_name, "service_name", 128)
+        validation.line(new.biz_id, "biz_id", 128)
+        validation.line(new.alert_email, "alert_email", 255)
+        validation.line(new.alert_phone, "alert_phone", 64)
+        named = replace(new, service_name=new.service_name or new.id, biz_id=new.biz_id or new.id)
+        (app, key), effective_ms = await self._change_with_key(self._editor.register_app, actor, named)
         return app, key, effective_ms
 
     async def add_app_key(self, actor: str, id_: str, replace_newest: bool, tag: str = "") -> tuple[str, int]:
@@ -160,33 +181,21 @@ class Administering:
         _, effective_ms = await self.change(self._editor.set_disabled, actor, id_, disabled, reason)
         return effective_ms
 
-    async def register_topic(
-        self,
-        actor: str,
-        name: str,
-        owner: str,
-        default_tag: str,
-        table_index: int | None,
-        spread: int | None,
-        transaction_time_ms: int | None,
-        open_limit: int | None,
-        queue_mode: int = 0,
-    ) -> Topic:
-        if queue_mode not in (0, *map(int, QueueMode)):
+    async def register_topic(self, actor: str, wanted: TopicSettings) -> Topic:
+        """Raises InvalidField, AppUnknown, NameTaken: it is there with other settings."""
+        if wanted.queue_mode not in (0, *map(int, QueueMode)):
             raise InvalidField("queue_mode", "be SINGLE or MULTI")
+        index = table_index_for(wanted.name) if wanted.table_index is None else wanted.table_index
         new = NewTopic(
-            name=validation.topic(name, "name"),
-            owner=validation.app_id(owner, "owner"),
-            default_tag=validation.tag(default_tag, "default_tag") or "default",
-            table_index=validation.between(
-                table_index_for(name) if table_index is None else table_index, "table_index", 0, 31
-            ),
-            spread=validation.between(1 if spread is None else spread, "spread", 1, 32),
-            transaction_time_ms=validation.between(
-                10_000 if transaction_time_ms is None else transaction_time_ms, "transaction_time_ms", 1, DAY_MS
-            ),
-            open_limit=validation.between(1_000_000 if open_limit is None else open_limit, "open_limit", 1, 10_000_000),
-            queue_mode=QueueMode(queue_mode or QueueMode.MULTI),
+            name=validation.topic(wanted.name, "name"),
+            owner=validation.app_id(wanted.owner, "owner"),
+            default_tag=validation.tag(wanted.default_tag, "default_tag") or "default",
+            table_index=validation.between(index, "table_index", 0, 31),
+            spread=validation.between(wanted.spread, "spread", 1, 32),
+            transaction_time_ms=validation.between(wanted.transaction_time_ms, "transaction_time_ms", 1, DAY_MS),
+            open_limit=validation.between(wanted.open_limit, "open_limit", 1, 10_000_000),
+            queue_mode=QueueMode(wanted.queue_mode or QueueMode.MULTI),
+            signed=not wanted.unsigned,
         )
         made, effective_ms = await self.change(self._editor.register_topic, actor, new)
         if made.effective_ms:
@@ -209,36 +218,26 @@ class Administering:
         return result
 
     async def register_subscription(
-        self,
-        actor: str,
-        topic: str,
-        app: str,
-        tag: str,
-        policy: RetryPolicy,
-        forward: Forward | None = None,
-        change: Collection[str] | None = None,
-        untried: bool = False,
+        self, actor: str, new: NewSubscription, change: Collection[str] | None = None, untried: bool = False
     ) -> Subscription:
         """Subscribe an app, or change the retry policy of a subscription that is there.
 
         change: the fields of the policy that change when it is there; None: all.  untried: do not look whether the target of
         a forward exists.  Raises ForwardRefused: it does not, or nobody can say.
         """
-        if validation.topic(topic) not in self.catalog.topic_by_name:
+        if validation.topic(new.topic) not in self.catalog.topic_by_name:
             await asyncio.to_thread(self._refresh)  # another server may have registered it a moment ago
-        place = self._topic(topic)
-        validation.app_id(app, "app")
-        validation.tag(tag)
-        if forward is not None:
-            self._check_forward(forward)
+        place = self._topic(new.topic)
+        validation.app_id(new.app, "app")
+        tag = validation.tag(new.tag) or place.default_tag
+        if new.forward is not None:
+            self._check_forward(new.forward)
             # One that is there cannot get another target, and its policy may change while the broker is away.
-            if not untried and not self._is_subscribed(place, app, tag or place.default_tag):
-                await asyncio.to_thread(self._forwarding.examine, forward)
-        elif len(queue_name(app, tag or place.default_tag, place.name, place.queue_mode)) > LONGEST:
+            if not untried and not self._is_subscribed(place, new.app, tag):
+                await asyncio.to_thread(self._forwarding.examine, new.forward)
+        elif len(queue_name(new.app, tag, place.name, place.queue_mode)) > LONGEST:
             raise InvalidField("topic", f"leave the queue's name within {LONGEST} characters: use a shorter app or tag")
-        made, effective_ms = await self.change(
-            self._editor.register_subscription, actor, topic, app, tag, policy, forward, change
-        )
+        made, effective_ms = await self.change(self._editor.register_subscription, actor, new, change)
         if made.effective_ms:
             return made
         await asyncio.to_thread(self._editor.confirm, [], [made.number], effective_ms)

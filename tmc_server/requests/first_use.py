@@ -7,7 +7,7 @@ from typing import Protocol
 
 from tmc_server.domain.catalog import App
 from tmc_server.domain.placement import table_index_for
-from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, NewTopic
+from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, NewApp, NewSubscription, NewTopic
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller
@@ -44,7 +44,7 @@ class FirstUse:
         validation.app_id(id_, "tmc-app")
         found = self._catalog.current.app_by_id.get(id_)
         if found is None:
-            self._editor.register_app(ACTOR, id_, id_, id_, "", "")
+            self._editor.register_app(ACTOR, NewApp(id=id_, service_name=id_, biz_id=id_))
             self._made(f"app {id_}")
             found = self._catalog.current.app_by_id[id_]
         return found
@@ -64,7 +64,8 @@ class FirstUse:
         topic = self._catalog.current.topic_by_name[name]
         tag = caller.tag or topic.default_tag
         if (topic.number, caller.app.number, tag) not in self._catalog.current.subscription_by_name:
-            self._editor.register_subscription(ACTOR, name, caller.app.id, tag, self._policy)
+            new = NewSubscription(topic=name, app=caller.app.id, tag=tag, policy=self._policy)
+            self._editor.register_subscription(ACTOR, new)
             self._made(f"subscription of {caller.app.id} ({tag}) to {name}")
 
     def _make_topic(self, name: str, owner: str) -> None:

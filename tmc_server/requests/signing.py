@@ -7,7 +7,7 @@ from typing import Any
 
 from tmc_server.domain.catalog import Catalog, DeliveryKeys, Subscription
 from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource
-from tmc_server.errors import SubscriptionUnknown
+from tmc_server.errors import InvalidField, SubscriptionUnknown
 from tmc_server.metrics import METRICS
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller
@@ -44,7 +44,8 @@ class Signing:
     async def own_subscriptions(self, caller: Caller, with_keys: bool) -> Sequence[Subscription]:
         """What the caller's app and tag consume. with_keys: those without a key get one first."""
         own = self._own(caller)
-        missing = [subscription.number for subscription in own if subscription.keys is None]
+        topics = self._current.topics
+        missing = [each.number for each in own if each.keys is None and topics[each.topic].signed]
         if with_keys and self.enabled and missing:
             await self._change(self._editor.make_delivery_keys, caller.app.id, missing)
             own = self._own(caller)
@@ -100,8 +101,10 @@ class Signing:
         found = None
         if place is not None and consumer is not None:
             found = catalog.subscription_by_name.get((place.number, consumer.number, tag or place.default_tag))
-        if found is None or found.is_removed:
+        if place is None or found is None or found.is_removed:
             raise SubscriptionUnknown("There is no such subscription: list them to see topic, app and tag.")
+        if not place.signed:
+            raise InvalidField("topic", "be one whose copies are signed: this one was registered as unsigned")
         return found.number
 
     def _keys_of(self, number: int) -> DeliveryKeys:

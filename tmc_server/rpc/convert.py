@@ -8,6 +8,7 @@ from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2, types_p
 from tmc_server.domain.catalog import App, Catalog, DeliveryKeys, Forward, Subscription, Topic
 from tmc_server.domain.checks import CheckTarget
 from tmc_server.domain.ids import MessageId
+from tmc_server.domain.ports.catalog import NewApp, NewSubscription
 from tmc_server.domain.ports.delivery import BrokerAddress, Copy
 from tmc_server.domain.ports.servers import ServerView, ShardPlace
 from tmc_server.domain.queue_names import queue_of
@@ -15,6 +16,7 @@ from tmc_server.domain.retry import RetryPolicy
 from tmc_server.domain.views import CheckView, ConsumptionView, MessageDetail, MessageView
 from tmc_server.errors import InvalidField
 from tmc_server.requests import validation
+from tmc_server.requests.administering import TopicSettings
 from tmc_server.requests.undecided import CheckReport
 
 
@@ -140,6 +142,39 @@ def app_to(app: App) -> admin_pb2.App:
     )
 
 
+def new_app_from(request: admin_pb2.RegisterAppRequest) -> NewApp:
+    return NewApp(
+        id=request.id,
+        service_name=request.service_name,
+        biz_id=request.biz_id,
+        alert_email=request.alert_email,
+        alert_phone=request.alert_phone,
+    )
+
+
+def topic_settings_from(request: admin_pb2.RegisterTopicRequest) -> TopicSettings:
+    """Fields that are not set keep their defaults."""
+    optional = ("table_index", "spread", "transaction_time_ms", "open_limit")
+    return TopicSettings(
+        name=request.name,
+        owner=request.owner,
+        default_tag=request.default_tag,
+        queue_mode=request.queue_mode,
+        unsigned=request.unsigned,
+        **{name: getattr(request, name) for name in optional if request.HasField(name)},
+    )
+
+
+def new_subscription_from(request: admin_pb2.RegisterSubscriptionRequest) -> NewSubscription:
+    return NewSubscription(
+        topic=request.topic,
+        app=request.app,
+        tag=request.tag,
+        policy=policy_from(request.retry),
+        forward=forward_from(request.forward) if request.HasField("forward") else None,
+    )
+
+
 def topic_to(topic: Topic, catalog: Catalog) -> admin_pb2.Topic:
     return admin_pb2.Topic(
         name=topic.name,
@@ -152,6 +187,7 @@ def topic_to(topic: Topic, catalog: Catalog) -> admin_pb2.Topic:
         open_limit=topic.open_limit,
         effective_ms=topic.effective_ms,
         queue_mode=types_pb2.QueueMode.Name(topic.queue_mode),
+        unsigned=not topic.signed,
     )
 
 

@@ -342,9 +342,7 @@ class AdminServicer:
         self._undecided = undecided
 
     async def RegisterApp(self, actor: str, request: admin_pb2.RegisterAppRequest) -> Any:
-        app, key, effective_ms = await self._admin.register_app(
-            actor, request.id, request.service_name, request.biz_id, request.alert_email, request.alert_phone
-        )
+        app, key, effective_ms = await self._admin.register_app(actor, convert.new_app_from(request))
         return admin_pb2.RegisterAppResponse(app=convert.app_to(app), key=key, effective_ms=effective_ms)
 
     async def AddAppKey(self, actor: str, request: admin_pb2.AddAppKeyRequest) -> Any:
@@ -371,17 +369,7 @@ class AdminServicer:
         return admin_pb2.EnableAppResponse(effective_ms=effective_ms)
 
     async def RegisterTopic(self, actor: str, request: admin_pb2.RegisterTopicRequest) -> Any:
-        topic = await self._admin.register_topic(
-            actor,
-            request.name,
-            request.owner,
-            request.default_tag,
-            request.table_index if request.HasField("table_index") else None,
-            request.spread if request.HasField("spread") else None,
-            request.transaction_time_ms if request.HasField("transaction_time_ms") else None,
-            request.open_limit if request.HasField("open_limit") else None,
-            request.queue_mode,
-        )
+        topic = await self._admin.register_topic(actor, convert.topic_settings_from(request))
         return convert.topic_to(topic, self._admin.catalog)
 
     async def UpdateTopic(self, actor: str, request: admin_pb2.UpdateTopicRequest) -> Any:
@@ -399,15 +387,9 @@ class AdminServicer:
         return admin_pb2.ListTopicsResponse(topics=topics)
 
     async def RegisterSubscription(self, actor: str, request: admin_pb2.RegisterSubscriptionRequest) -> Any:
+        change = convert.policy_fields(request.update_mask) if request.HasField("update_mask") else None
         subscription = await self._admin.register_subscription(
-            actor,
-            request.topic,
-            request.app,
-            request.tag,
-            convert.policy_from(request.retry),
-            convert.forward_from(request.forward) if request.HasField("forward") else None,
-            convert.policy_fields(request.update_mask) if request.HasField("update_mask") else None,
-            request.untried,
+            actor, convert.new_subscription_from(request), change, request.untried
         )
         return convert.subscription_to(subscription, self._admin.catalog)
 

@@ -15,14 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
 from tmc_server.domain.catalog import App, Catalog, DeliveryKeys, Forward, QueueMode, Subscription, TagKeys, Topic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
-from tmc_server.domain.ports.catalog import CheckChange, NewTopic, TopicChange
+from tmc_server.domain.ports.catalog import CheckChange, NewApp, NewSubscription, NewTopic, TopicChange
 from tmc_server.domain.retry import RetryKind, RetryPolicy
 from tmc_server.errors import (
     AppUnknown,
@@ -93,17 +93,11 @@ class CatalogStore:
             )
 
     @_repeating
-    def register_app(
-        self, actor: str, id_: str, service_name: str, biz_id: str, alert_email: str, alert_phone: str
-    ) -> tuple[App, str]:
+    def register_app(self, actor: str, new: NewApp) -> tuple[App, str]:
         """Returns: the app, its key ("" when it was there already). Raises NameTaken."""
         key = new_key()
-        values = {
-            "service_name": service_name,
-            "biz_id": biz_id,
-            "alert_email": alert_email,
-            "alert_phone": alert_phone,
-        }
+        values = asdict(new)
+        id_ = values.pop("id")
         with self._change(actor, "register app", id_) as (connection, now):
             row = connection.execute(sa.select(app).where(app.c.id == id_)).one_or_none()
             if row is not None:
@@ -185,6 +179,7 @@ class CatalogStore:
                 "transaction_time_ms": new.transaction_time_ms,
                 "open_limit": new.open_limit,
                 "queue_mode": int(new.queue_mode),
+                "signed": int(new.signed),
             }
             if row is not None:
                 if any(row._mapping[name] != value for name, value in values.items()):
@@ -242,32 +237,26 @@ class CatalogStore:
 
     @_repeating
     def register_subscription(
-        self,
-        actor: str,
-        topic_name: str,
-        app_id: str,
-        tag: str,
-        policy: RetryPolicy,
-        forward: Forward | None = None,
-        change: Collection[str] | None = None,
+        self, actor: str, new: NewSubscription, change: Collection[str] | None = None
     ) -> Subscription:
-        """See domain.ports.catalog.CatalogEditor. tag "": the topic's default."""
-        with self._change(actor, "register subscription", f"{topic_name} {app_id} {tag}") as (connection, now):
-            topic_row = _topic_row(connection, topic_name)
-            name = _name(connection, topic_row, app_id, tag)
-            values = _policy_columns(policy)
+        """See domain.ports.catalog.CatalogEditor."""
+        with self._change(actor, "register subscription", f"{new.topic} {new.app} {new.tag}") as (connection, now):
+            topic_row = _topic_row(connection, new.topic)
+            name = _name(connection, topic_row, new.app, new.tag)
+            values = _policy_columns(new.policy)
             row = connection.execute(sa.select(subscription).filter_by(**name, live=1)).one_or_none()
-            where = forward or Forward("", "", "")
+            where = new.forward or Forward("", "", "")
             if row is None:
                 # Never a number that was removed: a copy that still knows that removal would cancel this one's deliveries.
                 number = _next(connection, subscription.c.subscription_no)
                 places = {"forward_kind": where.kind, "forward_target": where.target, "forward_key": where.key}
                 fresh = {"effective_ms": self._effective(now), "removed_ms": None, "live": 1}
-                keys = _keys_of_the_last_life(connection, name) or {"delivery_key": _new_delivery_key()}
+                own_key = _new_delivery_key() if topic_row.signed else ""
+                keys = _keys_of_the_last_life(connection, name) or {"delivery_key": own_key}
                 connection.execute(
                     subscription.insert().values(subscription_no=number, **name, **values, **places, **fresh, **keys)
                 )
-            elif (change is None or forward is not None) and _sends_to(row) != where:
+            elif (change is None or new.forward is not None) and _sends_to(row) != where:
                 raise NameTaken("This subscription sends elsewhere: remove it first, or take another tag or app.")
             else:
                 number = row.subscription_no
@@ -279,8 +268,10 @@ class CatalogStore:
     def make_delivery_keys(self, actor: str, numbers: Collection[int]) -> None:
         """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "make delivery keys", f"subscriptions {sorted(numbers)}"[:255]) as (connection, now):
+            signed = sa.select(topic.c.topic_no).where(topic.c.signed == 1)
             for number in sorted(numbers):
                 missing = subscription.update().filter_by(subscription_no=number, live=1, delivery_key="")
+                missing = missing.where(subscription.c.topic_no.in_(signed))
                 known_ms = now + self.change_delay_ms
                 connection.execute(missing.values(delivery_key=_new_delivery_key(), signed_ms=known_ms))
 
@@ -540,6 +531,7 @@ def _topic(row: Any, targets: Mapping[str, CheckTarget] | None = None) -> Topic:
         open_limit=row.open_limit,
         effective_ms=row.effective_ms,
         queue_mode=QueueMode(row.queue_mode),
+        signed=bool(row.signed),
         checks=checks,
     )
 

@@ -109,6 +109,7 @@ topic = sa.Table(
     sa.Column("check_interval_ms", sa.BigInteger, nullable=False, server_default="10000"),
     sa.Column("check_max_retry", sa.Integer, nullable=False, server_default="15"),
     sa.Column("check_cap_ms", sa.BigInteger, nullable=False, server_default="3600000"),
+    sa.Column("signed", sa.SmallInteger, nullable=False, server_default="1"),
     **_OPTIONS,
 )
 

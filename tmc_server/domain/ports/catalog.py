@@ -26,8 +26,30 @@ class CatalogSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewApp:
+    """What an app is registered with. service_name: in service discovery.  biz_id: shown to whoever answers checks."""
+
+    id: str
+    service_name: str
+    biz_id: str
+    alert_email: str = ""
+    alert_phone: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSubscription:
+    """What a subscription is registered with. topic, app: by name and id.  tag "": the topic's default."""
+
+    topic: str
+    app: str
+    tag: str
+    policy: RetryPolicy
+    forward: Forward | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewTopic:
-    """What a topic is registered with. owner: app id.  Placement is fixed for ever."""
+    """What a topic is registered with. owner: app id.  signed: its copies in queues are.  All but times and limits is final."""
 
     name: str
     owner: str
@@ -37,6 +59,7 @@ class NewTopic:
     transaction_time_ms: int
     open_limit: int
     queue_mode: QueueMode = QueueMode.MULTI
+    signed: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +84,7 @@ class CatalogEditor(Protocol):
     Stored when they return; Activation says when they count everywhere.
     """
 
-    def register_app(
-        self, actor: str, id_: str, service_name: str, biz_id: str, alert_email: str, alert_phone: str
-    ) -> tuple[App, str]:
+    def register_app(self, actor: str, new: NewApp) -> tuple[App, str]:
         """Returns: app, key ("" if it existed). Raises NameTaken."""
 
     def add_key(self, actor: str, id_: str, replace_newest: bool, tag: str = "") -> str:
@@ -93,14 +114,7 @@ class CatalogEditor(Protocol):
         """change None: all targets and the policy, instead of those it had. Raises TopicUnknown."""
 
     def register_subscription(
-        self,
-        actor: str,
-        topic_name: str,
-        app_id: str,
-        tag: str,
-        policy: RetryPolicy,
-        forward: Forward | None = None,
-        change: Collection[str] | None = None,
+        self, actor: str, new: NewSubscription, change: Collection[str] | None = None
     ) -> Subscription:
         """Again: another policy, and a removal that is not finished is taken back. After a removal: a new number.
 
@@ -118,7 +132,7 @@ class CatalogEditor(Protocol):
         """Remove it for good, unless its removal was taken back. Returns: it, with removed_ms when it is gone."""
 
     def make_delivery_keys(self, actor: str, numbers: Collection[int]) -> None:
-        """For those subscriptions that have none. The others keep theirs."""
+        """For those subscriptions of signed topics that have none. The others keep theirs."""
 
     def announce_delivery_key(
         self, actor: str, topic_name: str, app_id: str, tag: str, drop_previous: bool
