@@ -75,7 +75,7 @@ class Center:
 
 
 class Server:
-    """One server run, as app/center.py wires it."""
+    """One server run, as app/wiring.py wires it."""
 
     def __init__(self, center: Center, name: str) -> None:
         self.center = center

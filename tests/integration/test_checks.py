@@ -289,7 +289,7 @@ class TestDoors:
 
     def test_asgi(self, running: RunningCenter, orders: tmc.Center, business: sa.Engine) -> None:
         application = orders.checks(business).asgi()
-        token = running.center._watch.current.app_by_id["orders"].check_token
+        token = running.server.store.watch.current.app_by_id["orders"].check_token
 
         def call(method: str, body: bytes, shown: str) -> tuple[int, Any]:
             sent: list[Any] = []
@@ -452,7 +452,7 @@ def test_a_service_follows_a_rotation_of_its_check_token_and_takes_the_previous_
         admin = center.admin(channel)
 
         def shown() -> str:
-            token = center.center._watch.current.app_by_id["orders"].check_token
+            token = center.server.store.watch.current.app_by_id["orders"].check_token
             assert token
             return token
 

@@ -314,7 +314,7 @@ def test_a_consumer_takes_an_asyncio_center(bench: Bench) -> None:
     async def handle(body: str) -> None:
         got.append(body)
 
-    catalog = bench.dev.center._watch
+    catalog = bench.dev.server.store.watch
     with consumer, tmc.connect(bench.dev.address, app="orders") as orders:
         eventually(lambda: "for.asyncio" in catalog.current.topic_by_name)
         eventually(lambda: any(s.topic == catalog.current.topic_by_name["for.asyncio"].number

@@ -638,8 +638,8 @@ class Handlers:
 
     def __enter__(self) -> Handlers:
         self._consumer.start()
-        eventually(lambda: self._running.center._watch.current.topic_by_name.get(self.topic) is not None)
-        catalog = self._running.center._watch
+        eventually(lambda: self._running.server.store.watch.current.topic_by_name.get(self.topic) is not None)
+        catalog = self._running.server.store.watch
         eventually(
             lambda: any(
                 s.topic == catalog.current.topic_by_name[self.topic].number

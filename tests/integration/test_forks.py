@@ -32,7 +32,7 @@ def _keys(running: RunningCenter) -> set[str]:
     from tmc_server.store.tables import shard_tables
 
     table = shard_tables(table_index_for("forked")).message
-    with running.center._shards.catalog.reading() as connection:
+    with running.server.store.shards.catalog.reading() as connection:
         return set(connection.execute(sa.select(table.c.message_key)).scalars())
 
 

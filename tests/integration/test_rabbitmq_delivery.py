@@ -62,7 +62,7 @@ def _connect(center: RunningCenter, app: str) -> tmc.Center:
 def _consumptions(center: RunningCenter, subscription: int) -> Counter[str]:
     """How many rows of a subscription are in which state, all shards."""
     found: Counter[str] = Counter()
-    database = center.center._shards.catalog
+    database = center.server.store.shards.catalog
     for shard in range(32):
         table = shard_tables(shard).consumption
         query = (
@@ -77,7 +77,7 @@ def _consumptions(center: RunningCenter, subscription: int) -> Counter[str]:
 
 
 def _alerts(center: RunningCenter, subscription: int) -> list[str]:
-    with center.center._shards.catalog.reading() as connection:
+    with center.server.store.shards.catalog.reading() as connection:
         return list(connection.execute(sa.select(alert.c.kind).filter_by(subscription_no=subscription)).scalars())
 
 
@@ -338,8 +338,8 @@ def test_a_forward_to_an_exchange_that_is_not_there_is_refused_and_stored_by_nob
         f"There is no exchange 'evnets' in virtual host '/' of the broker at 127.0.0.1:{rabbitmq.port}: check the name, "
         "declare it first, or say --untried."
     )
-    number = center.center._watch.current.topic_by_name[topic].number
-    assert not [each for each in center.center._watch.current.subscriptions.values() if each.topic == number]
+    number = center.server.store.watch.current.topic_by_name[topic].number
+    assert not [each for each in center.server.store.watch.current.subscriptions.values() if each.topic == number]
     assert center.subscribe(topic, app, forward=forward, untried=True).forward == forward
 
 

@@ -160,7 +160,7 @@ def _serve_with_tls(text: str, certificate: str, key: str, folder: Path) -> None
     import asyncio
     import threading
 
-    from tmc_server.app import Center
+    from tmc_server.app import Server
 
     config = Config.model_validate(
         {
@@ -174,12 +174,7 @@ def _serve_with_tls(text: str, certificate: str, key: str, folder: Path) -> None
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
-    async def make() -> Center:
-        made = Center(config)
-        await made.start()
-        return made
-
-    center = asyncio.run_coroutine_threadsafe(make(), loop).result(30)
+    center = asyncio.run_coroutine_threadsafe(Server.started(config), loop).result(30)
     try:
         address = f"localhost:{center.port}"
         credentials = grpc.ssl_channel_credentials(Path(certificate).read_bytes())

@@ -362,7 +362,7 @@ class TestConsumer:
         center.publish("hung", "x", key="x")
         eventually(lambda: _consumption_states(running, "hung") == {"x": 2}, seconds=60)
         assert ran == [(1, 200), (2, 200)]
-        with running.center._shards.catalog.reading() as connection:
+        with running.server.store.shards.catalog.reading() as connection:
             alerts = connection.execute(sa.select(alert.c.kind, alert.c.attempt, alert.c.detail)).all()
         found = [(row.attempt, "max_handling of 1 s" in row.detail) for row in alerts if row.kind == "handler hangs"]
         assert found == [(1, True)]
@@ -407,7 +407,7 @@ class TestConsumer:
 
 
 def _subscribed(running: RunningCenter, app: str, count: int) -> bool:
-    catalog = running.center._watch.current
+    catalog = running.server.store.watch.current
     return sum(1 for s in catalog.subscriptions.values() if catalog.apps[s.app].id == app) == count
 
 
@@ -417,13 +417,13 @@ def _consumption_states(running: RunningCenter, topic: str) -> dict[str, int]:
     from tmc_server.store.tables import shard_tables
 
     tables = shard_tables(table_index_for(topic))
-    number = running.center._watch.current.topic_by_name[topic].number
+    number = running.server.store.watch.current.topic_by_name[topic].number
     query = (
         sa.select(tables.message.c.message_key, tables.consumption.c.state)
         .join(tables.consumption, tables.consumption.c.message_id == tables.message.c.id)
         .where(tables.message.c.topic_no == number)
     )
-    with running.center._shards.catalog.reading() as connection:
+    with running.server.store.shards.catalog.reading() as connection:
         return dict(connection.execute(query).fetchall())
 
 

@@ -109,7 +109,7 @@ class _Shop:
 
     def alerts(self) -> list[str]:
         found = sa.select(alert.c.kind).filter_by(subscription_no=self.subscription.number)
-        with self.center.center._shards.catalog.reading() as connection:
+        with self.center.server.store.shards.catalog.reading() as connection:
             return list(connection.execute(found).scalars())
 
     def consumption(self, key: str = "k") -> Any:
@@ -140,10 +140,10 @@ class _Shop:
     def forget_keys(self) -> None:
         """As a server that knew of no signatures registered it."""
         mine = subscription.update().filter_by(subscription_no=self.subscription.number)
-        with self.center.center._shards.catalog.transaction() as connection:
+        with self.center.server.store.shards.catalog.transaction() as connection:
             connection.execute(mine.values(delivery_key="", other_key="", signed_ms=0))
             connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1))
-        eventually(lambda: self.center.center._watch.current.subscriptions[self.subscription.number].keys is None)
+        eventually(lambda: self.center.server.store.watch.current.subscriptions[self.subscription.number].keys is None)
 
     def close(self) -> None:
         self.queue.close()
@@ -284,7 +284,7 @@ def test_an_unsigned_copy_after_there_were_keys_changes_no_message(shop: _Shop) 
 
 
 def _database_ms(center: RunningCenter) -> int:
-    database = center.center._shards.catalog
+    database = center.server.store.shards.catalog
     with database.reading() as connection:
         return database.now(connection)
 
@@ -310,10 +310,10 @@ def test_keys_are_told_to_their_own_app_only_and_operators_leave_a_trace(shop: _
         others = stub.DescribeSubscriptions(
             consumption_pb2.DescribeSubscriptionsRequest(verifies=True), metadata=shop.center.as_app("coupons")
         )
-    catalog = shop.center.center._watch.current
+    catalog = shop.center.server.store.watch.current
     assert secret not in f"{listed}{others}{catalog!r}"
     assert bytes.fromhex(secret).hex() in shop.describe().delivery_keys
-    with shop.center.center._shards.catalog.reading() as connection:
+    with shop.center.server.store.shards.catalog.reading() as connection:
         actions = connection.execute(sa.select(audit.c.action).where(audit.c.actor == "admin")).scalars().all()
     assert "make delivery keys" in actions
 

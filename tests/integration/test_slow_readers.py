@@ -34,7 +34,7 @@ def test_a_consumer_that_never_reads_is_cut_and_another_one_gets_everything(
         ended.wait()
 
     with RunningCenter(f"sqlite:///{tmp_path}/c.db", open_to_all=True) as center:
-        streams = center.center._outlets.streams
+        streams = center.server.parts.outlets.streams
         assert streams is not None
         made: list[stream.ConsumerStream] = []
         opened = streams.open

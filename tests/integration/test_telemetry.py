@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
-from tmc_server.app import CannotStart, Center
+from tmc_server.app import CannotStart, Server
 from tmc_server.config import Config
 from tmc_server.metrics import METRICS
 from tmc_server.store.tables import node_slot
@@ -52,7 +52,7 @@ def test_the_page_lists_every_metric() -> None:
 def test_a_life_is_counted(tmp_path) -> None:
     telemetry = {"listen": "127.0.0.1:0"}
     with RunningCenter(f"sqlite:///{tmp_path}/c.db", open_to_all=True, telemetry=telemetry) as center:
-        port = center.center._metrics.port
+        port = center.server.metrics.port
         before = _scrape(port)
         with tmc.connect(center.address, app="orders") as orders, tmc.connect(center.address, app="coupons") as coupons:
             consumer = tmc.Consumer(coupons)
@@ -91,9 +91,9 @@ def test_a_server_whose_metrics_port_is_taken_takes_up_nothing(tmp_path: Path) -
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         sections = {"server": {"listen": "127.0.0.1:0"}, "store": {"catalog": f"sqlite:///{file}"}}
-        center = Center(Config.model_validate(sections | {"telemetry": {"listen": listen}}), dev=True)
+        config = Config.model_validate(sections | {"telemetry": {"listen": listen}})
         with pytest.raises(CannotStart, match=rf"Cannot listen on {listen} for metrics .* set \[telemetry\] listen"):
-            asyncio.run(center.start())
+            asyncio.run(Server.started(config, dev=True))
     assert not file.exists()  # no tables, no node slot, no leases that others would have to wait for
 
 
@@ -101,11 +101,11 @@ def test_a_server_whose_port_is_taken_says_which_setting_and_leaves_its_node_slo
     sections = {"store": {"catalog": f"sqlite:///{tmp_path}/c.db"}}
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        center = Center(Config.model_validate(sections | {"server": {"listen": listen}}), dev=True)
+        config = Config.model_validate(sections | {"server": {"listen": listen}})
         with pytest.raises(
             CannotStart, match=rf"Cannot listen on {listen}: choose another address \(\[server\] listen"
         ):
-            asyncio.run(center.start())
+            asyncio.run(Server.started(config, dev=True))
     slot = sa.create_engine(sections["store"]["catalog"])
     with slot.connect() as connection:
         assert connection.execute(sa.select(node_slot.c.expires_ms)).scalars().all() == [0]
@@ -115,7 +115,7 @@ def test_a_server_whose_port_is_taken_says_which_setting_and_leaves_its_node_slo
 def test_refused_calls_are_counted_by_their_status(tmp_path) -> None:
     telemetry = {"listen": "127.0.0.1:0"}
     with RunningCenter(f"sqlite:///{tmp_path}/c.db", open_to_all=True, telemetry=telemetry) as center:
-        port = center.center._metrics.port
+        port = center.server.metrics.port
         key = ("tmc_call_seconds_count", ("MessageService/GetMessage", "NOT_FOUND"))
         before = _scrape(port).get(key, 0)
         with tmc.connect(center.address, app="orders") as orders, pytest.raises(tmc.NotFound):

@@ -14,7 +14,7 @@ import grpc
 from tests.support.eventually import eventually
 from tests.support.store import migrated_sqlite
 from tmc_common.protocol import admin_pb2, admin_pb2_grpc, types_pb2
-from tmc_server.app import Center, initialise
+from tmc_server.app import Server, initialise
 from tmc_server.config import Config
 
 
@@ -44,25 +44,20 @@ class RunningCenter:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.center = self._run(self._make(open_to_all))
-        self.address = f"127.0.0.1:{self.center.port}"
+        self.server: Server = self._run(Server.started(self.config, dev=open_to_all))
+        self.address = f"127.0.0.1:{self.server.port}"
         self.keys: dict[str, str] = {}
         if registered is not None:
             self.keys, self.token = registered
         elif not open_to_all:
             self._register()
 
-    async def _make(self, dev: bool) -> Center:
-        center = Center(self.config, dev)
-        await center.start()
-        return center
-
     def _run(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     def subscribed(self) -> None:
         """Wait for the first subscription, where names are made at first use: what was submitted before reaches nobody."""
-        eventually(lambda: self.center._watch.current.subscriptions)
+        eventually(lambda: self.server.store.watch.current.subscriptions)
 
     def admin(self, channel: grpc.Channel) -> Any:
         return admin_pb2_grpc.AdminServiceStub(channel)
@@ -91,7 +86,7 @@ class RunningCenter:
             request = admin_pb2.RegisterSubscriptionRequest(topic=topic, app=app, **settings)
             made = admin.RegisterSubscription(request, metadata=self.operator)
         eventually(lambda: time.time() * 1000 >= made.effective_ms + 100)
-        queues = self.center._outlets._queues
+        queues = self.server.parts.outlets.queues
         if queues is not None and not made.HasField("forward"):
             eventually(lambda: queues.is_known(made.queue))
         return made
@@ -120,7 +115,7 @@ class RunningCenter:
         eventually(lambda: time.time() * 1000 >= made.effective_ms)
 
     def stop(self) -> None:
-        self._run(self.center.stop())
+        self._run(self.server.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()

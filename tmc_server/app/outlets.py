@@ -51,7 +51,7 @@ class Outlets:
         known: dict[str, Outlet] = {}
         self.broker: BrokerAddress | None = None
         self._rabbit: Any = None
-        self._queues: Any = None
+        self.queues: Any = None
         self._declaring: Periodic | None = None
         self._exchanges: Any = None
         url = config.rabbitmq.url.get_secret_value()
@@ -76,11 +76,11 @@ class Outlets:
             raise CannotStart(f"[rabbitmq] needs {exc.name}: install tmc-center[rabbitmq].") from exc
         limits = config.rabbitmq
         self._exchanges = RabbitExchanges(url)
-        self._queues = RabbitQueues(url, self._catalog, limits.queue_type, self.alarm, wake)
+        self.queues = RabbitQueues(url, self._catalog, limits.queue_type, self.alarm, wake)
         return RabbitOutlet(
             url,
             self._catalog,
-            self._queues,
+            self.queues,
             self.answers,
             wake,
             self.alarm,
@@ -138,9 +138,9 @@ class Outlets:
 
     def duties(self) -> list[Periodic]:
         alarms = Periodic("alarms", self._write_alarms, 1.0)
-        if self._queues is None:
+        if self.queues is None:
             return [alarms]
-        self._declaring = Periodic("queues", self._queues.run_once, 1.0)
+        self._declaring = Periodic("queues", self.queues.run_once, 1.0)
         return [alarms, self._declaring, Periodic("progress", self._rabbit.share_progress, 1.0)]
 
     def catalog_changed(self) -> None:
@@ -150,9 +150,9 @@ class Outlets:
 
     def start(self) -> None:
         """Queues first, as far as the broker is there: a publish to a missing queue costs a pause."""
-        if self._queues is not None:
+        if self.queues is not None:
             try:
-                self._queues.run_once()
+                self.queues.run_once()
             except Exception as exc:  # noqa: BLE001 - the broker may come later; the duty goes on trying
                 log.warning("queues are declared later: %r", exc)
             self._rabbit.start()
@@ -166,8 +166,8 @@ class Outlets:
         for forwarder in self._forwarders.values():
             if hasattr(forwarder, "stop"):
                 clean = forwarder.stop() and clean
-        if self._queues is not None:
-            self._queues.close()
+        if self.queues is not None:
+            self.queues.close()
         return clean and self.streams is None
 
 

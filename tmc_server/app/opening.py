@@ -1,0 +1,92 @@
+"""The store of one server, opened: databases, catalog, node slot. The first part of a start."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from tmc_server.config import Config
+from tmc_server.errors import Retryable, StoreUnavailable
+from tmc_server.store.activation import CatalogActivation
+from tmc_server.store.catalog import CatalogStore, CatalogWatch
+from tmc_server.store.engines import Database, ShardMap
+from tmc_server.store.fitness import examine
+from tmc_server.store.migrate import migrate
+from tmc_server.store.nodes import NodeSlots
+from tmc_server.store.shard_map import check
+
+log = logging.getLogger("tmc.app")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenStore:
+    """places: identity of the database by shard.  is_alone: no other server may use these databases."""
+
+    shards: ShardMap
+    places: Mapping[int, str]
+    catalog: CatalogStore
+    nodes: NodeSlots
+    watch: CatalogWatch
+    activation: CatalogActivation
+    lease_ms: int
+    is_alone: bool
+
+    @property
+    def shard_databases(self) -> list[Database]:
+        """Those that hold shards; the catalog's may hold none."""
+        return [database for database in self.shards.databases if self.shards.shards_in(database)]
+
+    def release_slot(self, clean: bool) -> None:
+        """The next start need not wait for the lease to run out."""
+        try:
+            self.nodes.release(clean)
+        except Retryable as exc:
+            log.warning("the node slot stays leased until it expires: %s", exc)
+
+
+def open_store(config: Config, shards: ShardMap, dev: bool, undo: ExitStack) -> OpenStore:
+    """Blocks. undo: gives back what was taken, should the start fail later. Raises TmcError, DatabaseTaken, ShardsElsewhere."""
+    is_alone = dev or config.delivery.kind == "builtin"
+    for database in shards.databases:
+        database.hold_exclusively() if is_alone else database.refuse_beside_another()
+    if dev:
+        migrate(shards)
+    _demand_safe_settings(config, shards)
+    places = check(shards)
+    delay_ms = 0 if dev else config.store.change_delay_ms
+    catalog = CatalogStore(shards.catalog, delay_ms)
+    lease_ms = round(config.server.lease_seconds * 1000)
+    name = f"{socket.gethostname()}:{os.getpid()}"
+    nodes = NodeSlots(shards.catalog, name, lease_ms=lease_ms, stale_ms=delay_ms)
+    watch = CatalogWatch(catalog, nodes.run, nodes.acknowledge)
+    store = OpenStore(
+        shards=shards,
+        places=places,
+        catalog=catalog,
+        nodes=nodes,
+        watch=watch,
+        activation=CatalogActivation(shards.catalog, watch.run_once, nodes.run, alone=is_alone),
+        lease_ms=lease_ms,
+        is_alone=is_alone,
+    )
+    # First the row, then the first look: whoever stores a change sees the row, or this server sees the change.
+    nodes.acquire()
+    undo.callback(store.release_slot, clean=True)
+    watch.run_once()
+    check(shards)  # again: from here on a change of the map is seen in the catalog
+    return store
+
+
+def _demand_safe_settings(config: Config, shards: ShardMap) -> None:
+    bad = [
+        f"{database!r}: {finding}"
+        for database in shards.databases
+        for finding in examine(database, config.limits.batch_bytes + config.limits.body_bytes)
+        if not finding.ok
+    ]
+    if bad:
+        raise StoreUnavailable("This database is not ready to keep messages:\n" + "\n".join(bad))

@@ -1,0 +1,155 @@
+"""One server. Start and stop read as lists."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from contextlib import ExitStack
+
+import uvloop
+
+from tmc_common.addresses import is_loopback
+from tmc_server.app.maintenance import CannotStart, open_shards
+from tmc_server.app.memory import keep_memory_small
+from tmc_server.app.opening import OpenStore, open_store
+from tmc_server.app.wiring import Wiring, wire
+from tmc_server.config import Config
+from tmc_server.errors import TmcError
+from tmc_server.store.dialects.contract import DatabaseTaken
+from tmc_server.store.shard_map import ShardsElsewhere
+from tmc_server.telemetry import MetricsEndpoint
+
+log = logging.getLogger("tmc.app")
+
+SAME_SIGNAL_S = 1.0  # a terminal and a supervisor may both pass on one wish to stop
+
+
+class Server:
+    """Serves from `start` to `stop`. dead: set when it cannot go on by itself."""
+
+    def __init__(
+        self, config: Config, store: OpenStore, parts: Wiring, metrics: MetricsEndpoint, dead: asyncio.Event
+    ) -> None:
+        self.store = store
+        self.parts = parts
+        self.metrics = metrics
+        self._shutdown_s = config.server.shutdown_seconds
+        self._dead = dead
+
+    @classmethod
+    async def started(cls, config: Config, dev: bool = False) -> Server:
+        """Serving when it returns. dev: schema made by itself, no credentials, names made at first use, changes at once.
+
+        Raises CannotStart.
+        """
+        loop, dead = asyncio.get_running_loop(), asyncio.Event()
+        metrics = MetricsEndpoint(config.telemetry.listen)
+
+        def die() -> None:
+            loop.call_soon_threadsafe(dead.set)
+
+        try:
+            with ExitStack() as undo:
+                shards = open_shards(config)
+                undo.callback(shards.close)
+                metrics.start()  # a port that is taken ends the start before anything is leased or handed over
+                undo.callback(metrics.stop)
+                store = await asyncio.to_thread(open_store, config, shards, dev, undo)
+                parts = wire(config, store, loop, dev, die)
+                server = cls(config, store, parts, metrics, dead)
+                await server._start()
+                undo.pop_all()
+        except (TmcError, DatabaseTaken, ShardsElsewhere, OSError) as exc:
+            raise CannotStart(str(exc)) from exc
+        log.info("serving on port %d as node %s", server.port, store.nodes.lease)
+        if not (dev or config.tls.certificate or is_loopback(config.server.listen)):
+            log.warning("keys travel in the clear: set [tls], or listen on loopback only")
+        return server
+
+    @property
+    def port(self) -> int:
+        return self.parts.grpc.port
+
+    async def _start(self) -> None:
+        parts = self.parts
+        parts.commit.start()
+        await asyncio.to_thread(self._take_up)
+        await parts.grpc.server.start()
+        for duty in parts.duties:
+            duty.start()
+        await parts.grpc.set_serving(True)
+        for duty in parts.findable:
+            duty.start()
+
+    def _take_up(self) -> None:
+        """Before the first call: leases, what an earlier run left behind, the ways out."""
+        for keeping in self.parts.shard_keeping:
+            keeping.take_up()
+        self.parts.outlets.start()
+
+    async def run_until(self, stopping: asyncio.Event) -> bool:
+        """Serve until told to stop (True), or until this server cannot go on by itself (False)."""
+        waits = [asyncio.create_task(event.wait()) for event in (stopping, self._dead)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if self._dead.is_set():
+            log.critical("this server cannot go on serving")
+        return not self._dead.is_set()
+
+    async def stop(self) -> None:
+        """In this order: nobody new comes, who is here is answered, what waits is stored, then the doors close."""
+        parts, store = self.parts, self.store
+        await parts.grpc.set_serving(False)
+        for duty in parts.findable:
+            await asyncio.to_thread(duty.stop)
+        await asyncio.to_thread(parts.surroundings.deregister)
+        if parts.outlets.streams is not None:
+            parts.outlets.streams.finish()  # consumers go elsewhere; a stream would outlast any grace
+        await parts.grpc.server.stop(self._shutdown_s)
+        parts.administering.stop()
+        for duty in parts.duties:
+            await asyncio.to_thread(duty.stop)
+        for checking in parts.checking:
+            await asyncio.to_thread(checking.stop)
+        for keeping in parts.shard_keeping:
+            await asyncio.to_thread(keeping.release)
+        clean = await asyncio.to_thread(parts.outlets.stop)
+        await parts.outlets.answers.flush()
+        await asyncio.to_thread(parts.checks.close)
+        await asyncio.to_thread(parts.commit.stop)
+        await asyncio.to_thread(store.release_slot, clean)
+        await asyncio.to_thread(store.shards.close)
+        self.metrics.stop()
+        log.info("stopped")
+
+
+async def _serve(config: Config, dev: bool) -> bool:
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    server = await Server.started(config, dev)
+    first = loop.time()
+
+    def on_signal() -> None:
+        nonlocal first
+        if not stopping.is_set():
+            first = loop.time()
+            stopping.set()
+        elif loop.time() - first > SAME_SIGNAL_S:
+            os._exit(130)  # a second signal: at once
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    well = await server.run_until(stopping)
+    await server.stop()
+    return well
+
+
+def serve(config: Config, dev: bool = False) -> None:
+    """Run one server until SIGTERM or SIGINT. Raises CannotStart; SystemExit(1) when a fault ended it."""
+    keep_memory_small()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if not runner.run(_serve(config, dev)):
+            raise SystemExit(1)

@@ -1,0 +1,139 @@
+"""Background jobs of a server about itself: its leases, its copy of the catalog, its exclusive lock."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from tmc_server.app.outlets import Outlets
+from tmc_server.domain.catalog import Catalog
+from tmc_server.duties.periodic import Periodic
+from tmc_server.duties.rescuing import Rescuing
+from tmc_server.errors import Retryable
+from tmc_server.metrics import METRICS
+from tmc_server.store.catalog import CatalogWatch
+from tmc_server.store.dialects.contract import DatabaseTaken
+from tmc_server.store.engines import Database
+from tmc_server.store.leases import ShardLeases
+from tmc_server.store.nodes import NodeSlots
+
+log = logging.getLogger("tmc.app")
+
+
+class Bell:
+    """Wakes duties that are made later than whoever rings. From any thread."""
+
+    def __init__(self) -> None:
+        self._duties: list[Periodic] = []
+
+    def hang(self, duties: Sequence[Periodic]) -> None:
+        self._duties.extend(duties)
+
+    def ring(self) -> None:
+        for duty in self._duties:
+            duty.wake()
+
+
+class Beating:
+    """This server's sign of life."""
+
+    def __init__(self, nodes: NodeSlots) -> None:
+        self._nodes = nodes
+
+    def run_once(self) -> bool:
+        kept = self._nodes.run_once()
+        METRICS.servers_alive.set(len(self._nodes.alive))
+        return not kept
+
+
+class ShardKeeping:
+    """The leases of one database's shards, and what servers that are gone left behind there. everyone: all leases here."""
+
+    def __init__(
+        self, leases: ShardLeases, rescuing: Rescuing, everyone: Sequence[ShardLeases], redeliver: Callable[[], None]
+    ) -> None:
+        self._leases = leases
+        self._rescuing = rescuing
+        self._everyone = everyone
+        self._redeliver = redeliver
+
+    def run_once(self) -> None:
+        changed = self._leases.run_once()
+        self._rescue()  # before what is due there is counted as tried once more
+        held = sum(len(each.held()) for each in self._everyone)
+        if changed:
+            log.info("this server looks after %d shards", held)
+            self._redeliver()
+        METRICS.leases_held.set(held)
+
+    def take_up(self) -> None:
+        """Before the first call. A database that is away is looked after later."""
+        try:
+            self.run_once()
+        except Retryable as exc:
+            log.warning("shards are looked after later: %s", exc)
+
+    def release(self) -> None:
+        try:
+            self._leases.release()
+        except Retryable as exc:
+            log.warning("shards stay leased until their leases expire: %s", exc)
+
+    def _rescue(self) -> None:
+        rescued = self._rescuing.run_once()
+        if rescued:
+            METRICS.rescued.inc(rescued)
+            log.info("%d deliveries of a server that is gone are due again", rescued)
+            self._redeliver()
+
+
+class CatalogFollowing:
+    """Keeps the copy of the catalog current, and does what a new one means for what is running, whoever read it.
+
+    die, finish: called from this duty's thread; the server cannot go on, and streams of these subscriptions have to end.
+    """
+
+    def __init__(
+        self,
+        watch: CatalogWatch,
+        outlets: Outlets,
+        places: Mapping[int, str],
+        die: Callable[[], None],
+        finish: Callable[[frozenset[int]], None],
+    ) -> None:
+        self._watch = watch
+        self._outlets = outlets
+        self._places = places
+        self._die = die
+        self._finish = finish
+        self._followed = 0  # version of the catalog
+
+    def run_once(self) -> bool:
+        changed = self._watch.run_once()
+        if self._watch.current.version != self._followed:
+            self._follow(self._watch.current)
+        return changed
+
+    def _follow(self, catalog: Catalog) -> None:
+        self._followed = catalog.version
+        self._outlets.catalog_changed()
+        if catalog.shard_map != self._places:
+            log.critical("the shard map was changed: this server's configuration puts shards elsewhere")
+            self._die()
+        if catalog.superseded:
+            self._finish(frozenset(catalog.superseded))
+
+
+class StayingAlone:
+    """The exclusive lock of one database."""
+
+    def __init__(self, database: Database, die: Callable[[], None]) -> None:
+        self._database = database
+        self._die = die
+
+    def run_once(self) -> None:
+        try:
+            self._database.hold_exclusively()
+        except DatabaseTaken as exc:
+            log.critical("%s", exc)
+            self._die()

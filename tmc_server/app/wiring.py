@@ -1,0 +1,354 @@
+"""The parts of one server and how they hang together. Nothing runs yet when `wire` returns."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tmc_server.alerts.log import LogSink
+from tmc_server.alerts.webhook import WebhookSink
+from tmc_server.app.checks import Checks
+from tmc_server.app.opening import OpenStore
+from tmc_server.app.outlets import Outlets
+from tmc_server.app.surroundings import Surroundings
+from tmc_server.app.upkeep import Beating, Bell, CatalogFollowing, ShardKeeping, StayingAlone
+from tmc_server.archives.local import LocalArchive
+from tmc_server.config import Config
+from tmc_server.delivery.window import UNCERTAIN_MS
+from tmc_server.domain.ports.alerts import AlertSink
+from tmc_server.domain.retry import RetryPolicy
+from tmc_server.duties.alerting import Alerting, Grouping
+from tmc_server.duties.checking import Checking
+from tmc_server.duties.counting import Counting, Gauging
+from tmc_server.duties.periodic import Periodic
+from tmc_server.duties.redelivering import Redelivering
+from tmc_server.duties.rescuing import Rescuing
+from tmc_server.duties.retention import Retention
+from tmc_server.metrics import METRICS
+from tmc_server.requests.acking import Acking
+from tmc_server.requests.administering import Administering
+from tmc_server.requests.caller import Allowance, Budget, RateLimiter
+from tmc_server.requests.deciding import Deciding
+from tmc_server.requests.first_use import FirstUse
+from tmc_server.requests.preparing import Preparing
+from tmc_server.requests.signing import Signing
+from tmc_server.requests.undecided import Undecided
+from tmc_server.rpc.authentication import Authentication
+from tmc_server.rpc.calls import Edge
+from tmc_server.rpc.doorkeeper import Doorkeeper
+from tmc_server.rpc.server import GrpcServer, build
+from tmc_server.rpc.servicers import AdminServicer, ConsumptionServicer, MessageServicer
+from tmc_server.store.batch import ShardWriter
+from tmc_server.store.due import DueConsumptions, OpenCounts, SqlAlertOutbox
+from tmc_server.store.due_checks import DueMessages, UndecidedMessages
+from tmc_server.store.engines import Database
+from tmc_server.store.group_commit import GroupCommit, Limits, ShardedGroupCommit
+from tmc_server.store.leases import ShardLeases
+from tmc_server.store.progress import SqlQueueProgress
+from tmc_server.store.reading import Reader
+from tmc_server.store.retention import ClosedMessages
+from tmc_server.store.scanning import DueIndex, earliest_check, earliest_delivery
+from tmc_server.store.standing import StandingCounts
+
+log = logging.getLogger("tmc.app")
+
+_RETENTION_S = 60.0
+_GAUGES_S = 15.0
+_DOORS_S = 1.0
+_WOKEN_S = 30.0  # the scan wakes these duties; by themselves they look so often
+_EXCLUSIVE_S = 5.0
+_COUNTING_S = 2.0
+_ALERTING_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wiring:
+    """duties: in the order in which they start and stop.  findable: those that let others find this server."""
+
+    outlets: Outlets
+    surroundings: Surroundings
+    checks: Checks
+    commit: ShardedGroupCommit
+    shard_keeping: Sequence[ShardKeeping]
+    checking: Sequence[Checking]
+    administering: Administering
+    grpc: GrpcServer
+    duties: Sequence[Periodic]
+    findable: Sequence[Periodic]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """One database with shards: what works on it."""
+
+    database: Database
+    writer: ShardWriter
+    leases: ShardLeases
+    due: DueConsumptions
+    outbox: SqlAlertOutbox
+
+
+def wire(
+    config: Config, store: OpenStore, loop: asyncio.AbstractEventLoop, dev: bool, die: Callable[[], None]
+) -> Wiring:
+    """On the loop. die: from any thread; this server cannot go on. Raises CannotStart, OSError: the port is taken."""
+    redelivery, asking = Bell(), Bell()
+    outboxes = {database: SqlAlertOutbox(database) for database in store.shard_databases}
+    progress = SqlQueueProgress(store.shards.catalog, store.nodes.incarnation)
+    outlets = Outlets(config, loop, store.watch, next(iter(outboxes.values())), progress, redelivery.ring)
+    surroundings = Surroundings(config, store.shards.catalog)
+    checks = Checks(config, surroundings.instances)
+    writers = {
+        database: ShardWriter(
+            database, store.watch, outlets.outlet, store.nodes.incarnation, take_back=outlets.answers.give_back
+        )
+        for database in store.shards.databases
+    }
+    commit = _group_commit(config, store, writers, loop, die)
+    outlets.answers.performer = commit
+    parts = [_part(store, writers[database], outbox) for database, outbox in outboxes.items()]
+    checking = [
+        Checking(DueMessages(part.writer, part.leases, store.watch), checks.asking, store.watch, asking.ring)
+        for part in parts
+    ]
+    counting = Counting(store.watch, OpenCounts(store.shards.shards))
+    METRICS.names.limit = config.telemetry.series
+    first_use = _first_use(config, store) if dev else None
+    rate = RateLimiter(config.limits.items_per_second)
+    administering = Administering(
+        store.catalog,
+        store.watch,
+        Reader(store.shards),
+        commit,
+        store.watch.run_once,
+        store.activation,
+        surroundings.instances,
+        outlets,
+    )
+    signing = Signing(store.catalog, store.watch, administering.change, outlets.alarm, config.delivery.signatures)
+    preparing = Preparing(
+        store.watch,
+        store.nodes.ids,
+        commit,
+        rate,
+        counting,
+        config.limits.body_bytes,
+        surroundings.senders,
+        *([first_use.topic_to_produce] if first_use else []),
+    )
+    undecided = Undecided(
+        store.catalog,
+        store.watch,
+        UndecidedMessages([writers[database] for database in store.shards.shards]),
+        Reader(store.shards),
+        checks.asking,
+        administering.change,
+    )
+    servicers = {
+        "tmc.v1.MessageService": MessageServicer(
+            preparing, Deciding(store.watch, commit, rate, counting), administering
+        ),
+        "tmc.v1.ConsumptionService": ConsumptionServicer(
+            Acking(store.watch, commit, rate),
+            administering,
+            signing,
+            outlets.streams,
+            outlets.broker,
+            *([first_use.topic_to_consume] if first_use else []),
+        ),
+        "tmc.v1.AdminService": AdminServicer(administering, undecided, signing),
+    }
+    edge = _edge(config, store, first_use)
+    grpc = build(servicers, edge, config.server.listen, config.tls, config.limits)
+    doors = Periodic("doors", edge.doorkeeper.sweep, _DOORS_S)
+    edge.doorkeeper.wake = doors.wake
+
+    def finish(subscriptions: frozenset[int]) -> None:
+        if outlets.streams is not None:
+            loop.call_soon_threadsafe(outlets.streams.finish, subscriptions)
+
+    shard_keeping = _shard_keeping(config, store, parts, redelivery)
+    following = CatalogFollowing(store.watch, outlets, store.places, die, finish)
+    beat_s = min(1.0, config.server.lease_seconds / 6)
+    duties = [
+        Periodic("node", Beating(store.nodes).run_once, beat_s),
+        *(Periodic("leases", keeping.run_once, beat_s) for keeping in shard_keeping),
+        *_redelivering(parts, outlets, redelivery),
+        *_asking(checking, asking),
+        *_scanning(config, store, parts, [redelivery, asking]),
+        *(duty for part in parts for duty in _alerting(part.outbox, _sinks(config), store)),
+        *_retaining(config, parts),
+        *_staying_alone(store, die),
+        Periodic("catalog", following.run_once, store.watch.period_s),
+        Periodic("counting", counting.run_once, _COUNTING_S),
+        *_gauging(config, store, parts),
+        *outlets.duties(),
+        doors,
+    ]
+    return Wiring(
+        outlets=outlets,
+        surroundings=surroundings,
+        checks=checks,
+        commit=commit,
+        shard_keeping=shard_keeping,
+        checking=checking,
+        administering=administering,
+        grpc=grpc,
+        duties=duties,
+        findable=surroundings.duties(grpc.port),
+    )
+
+
+def _part(store: OpenStore, writer: ShardWriter, outbox: SqlAlertOutbox) -> _Part:
+    database, nodes = writer.database, store.nodes
+    leases = ShardLeases(
+        database,
+        store.shards.shards_in(database),
+        nodes.incarnation,
+        lambda: [run.incarnation for run in nodes.alive],
+        store.lease_ms,
+    )
+    due = DueConsumptions(writer, leases, store.watch)
+    return _Part(database=database, writer=writer, leases=leases, due=due, outbox=outbox)
+
+
+def _group_commit(
+    config: Config,
+    store: OpenStore,
+    writers: Mapping[Database, ShardWriter],
+    loop: asyncio.AbstractEventLoop,
+    die: Callable[[], None],
+) -> ShardedGroupCommit:
+    limits = config.limits
+    databases = store.shards.databases
+    commits = [
+        GroupCommit(
+            writers[database],
+            Limits(
+                lanes=1 if database.dialect.has_one_writer else limits.lanes,
+                queue=limits.queue,
+                queue_bytes=limits.queue_bytes,
+                batch_operations=limits.batch_operations,
+                batch_bytes=limits.batch_bytes,
+            ),
+            loop,
+            die,
+        )
+        for database in databases
+    ]
+    return ShardedGroupCommit(commits, [databases.index(holder) for holder in store.shards.shards])
+
+
+def _first_use(config: Config, store: OpenStore) -> FirstUse:
+    policy = RetryPolicy(interval_ms=config.dev.retry_interval_ms)
+    watch = store.watch
+    return FirstUse(store.catalog, watch, watch.run_once, policy, config.dev.transaction_time_ms, log.info)
+
+
+def _edge(config: Config, store: OpenStore, first_use: FirstUse | None) -> Edge:
+    limits = config.limits
+    authentication = Authentication(store.watch, first_use.app if first_use else None, bind_apps=config.tls.bind_apps)
+    allowance = Allowance(
+        calls_per_second=limits.calls_per_second,
+        bytes_per_second=limits.bytes_per_second,
+        open_calls=limits.open_calls,
+        open_bytes=limits.open_bytes,
+        streams=limits.streams,
+    )
+    return Edge(authentication, Budget(allowance), Doorkeeper(limits.connections))
+
+
+# -- duties: one of each kind per database, so that one that is away holds up no other -----------------------------
+
+
+def _shard_keeping(config: Config, store: OpenStore, parts: Sequence[_Part], redelivery: Bell) -> list[ShardKeeping]:
+    # How long before its last sign of life a server's copies are uncertain; None: they lived in its memory.
+    uncertain_ms = None if config.delivery.kind == "builtin" else store.lease_ms + UNCERTAIN_MS
+    everyone = [part.leases for part in parts]
+    return [
+        ShardKeeping(
+            part.leases,
+            Rescuing([part.due], store.nodes, uncertain_ms),
+            everyone,
+            redelivery.ring,
+        )
+        for part in parts
+    ]
+
+
+def _redelivering(parts: Sequence[_Part], outlets: Outlets, bell: Bell) -> list[Periodic]:
+    duties = [
+        Periodic(
+            "redelivering",
+            Redelivering([part.due], outlets.outlet, on_abandoned=outlets.abandoned).run_once,
+            _WOKEN_S,
+        )
+        for part in parts
+    ]
+    bell.hang(duties)
+    return duties
+
+
+def _asking(checking: Sequence[Checking], bell: Bell) -> list[Periodic]:
+    duties = [Periodic("checking", each.run_once, _WOKEN_S) for each in checking]
+    bell.hang(duties)
+    return duties
+
+
+def _scanning(config: Config, store: OpenStore, parts: Sequence[_Part], bells: Sequence[Bell]) -> list[Periodic]:
+    def duty(part: _Part) -> Periodic:
+        index = DueIndex(part.database, part.leases, store.watch, earliest_delivery, earliest_check)
+
+        def scan() -> None:
+            if index.due():
+                for bell in bells:
+                    bell.ring()
+
+        return Periodic("scanning", scan, config.delivery.scan_seconds)
+
+    return [duty(part) for part in parts]
+
+
+def _sinks(config: Config) -> dict[str, AlertSink]:
+    webhook = config.alerts.webhook.get_secret_value()
+    return {"log": LogSink()} | ({"webhook": WebhookSink(webhook)} if webhook else {})
+
+
+def _alerting(outbox: SqlAlertOutbox, sinks: Mapping[str, AlertSink], store: OpenStore) -> list[Periodic]:
+    """One that groups, and one per sink: a sink that hangs holds up no other."""
+    bell = Bell()
+    sending = [
+        Periodic(f"alerting {name}", Alerting(outbox, name, sink, store.watch).run_once, _ALERTING_S)
+        for name, sink in sinks.items()
+    ]
+    bell.hang(sending)
+    return [Periodic("alerting", Grouping(outbox, list(sinks), bell.ring).run_once, _ALERTING_S), *sending]
+
+
+def _retaining(config: Config, parts: Sequence[_Part]) -> list[Periodic]:
+    """None where nothing is to be removed."""
+    retention = config.retention
+    if retention.kind == "none":
+        return []
+    lists = LocalArchive(Path(retention.archive)) if retention.kind == "archive" else None
+    keep_ms = round(retention.keep_hours * 3_600_000)
+    duties = [
+        Retention([ClosedMessages(part.database, part.leases)], lists, keep_ms, retention.rows_per_second)
+        for part in parts
+    ]
+    return [Periodic("retention", duty.run_once, _RETENTION_S) for duty in duties]
+
+
+def _staying_alone(store: OpenStore, die: Callable[[], None]) -> list[Periodic]:
+    databases = store.shards.databases if store.is_alone else []
+    return [Periodic("alone", StayingAlone(database, die).run_once, _EXCLUSIVE_S) for database in databases]
+
+
+def _gauging(config: Config, store: OpenStore, parts: Sequence[_Part]) -> list[Periodic]:
+    if not config.telemetry.listen:
+        return []
+    counts = [StandingCounts(part.database, part.leases, store.watch) for part in parts]
+    return [Periodic("gauging", Gauging(counts, store.watch).run_once, _GAUGES_S)]
