@@ -1,9 +1,9 @@
-"""What strangers and a greedy tenant cost a polite neighbour, on one machine with all of them.
+"""What strangers and a greedy tenant cost a polite neighbor, on one machine with all of them.
 
-Without a key: benchmarks/strangers.py floods for 60 s, while a neighbour makes 20 calls a second over one connection; the
-server's memory and the neighbour's 99th percentile. With a key: a tenant publishes batches of 1,000 in one shard as fast as
-it is answered; a neighbour in the same shard publishes at its own rate, far below a fair share, with and without it. Last,
-what a tenant with hanging endpoints takes from its neighbour's checks (benchmarks/hostile_checks.py).
+Without a key: benchmarks/strangers.py floods for 60 s, while a neighbor makes 20 calls a second over one connection; the
+server's memory and the neighbor's 99th percentile. With a key: a tenant publishes batches of 1,000 in one shard as fast as
+it is answered; a neighbor in the same shard publishes at its own rate, far below a fair share, with and without it. Last,
+what a tenant with hanging endpoints takes from its neighbor's checks (benchmarks/hostile_checks.py).
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ def one_after_the_other(tenant: Tenant, batch: int, until: float) -> None:
 
 
 def strangers(served: Served, seconds: float, kinds: str) -> dict[str, object]:
-    neighbour = Tenant(served, "orders", served.orders_key, TOPIC)
-    at_rate(neighbour, 1, _CALLS_PER_S, time.monotonic() + 2)
-    neighbour.seconds.clear()
-    neighbour.answers.clear()
+    neighbor = Tenant(served, "orders", served.orders_key, TOPIC)
+    at_rate(neighbor, 1, _CALLS_PER_S, time.monotonic() + 2)
+    neighbor.seconds.clear()
+    neighbor.answers.clear()
     command = [sys.executable, "-m", "benchmarks.strangers", served.address, str(seconds), kinds]
     flood = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    calls = threading.Thread(target=at_rate, args=(neighbour, 1, _CALLS_PER_S, time.monotonic() + seconds))
+    calls = threading.Thread(target=at_rate, args=(neighbor, 1, _CALLS_PER_S, time.monotonic() + seconds))
     calls.start()
     peak = 0.0
     while calls.is_alive():
@@ -108,20 +108,20 @@ def strangers(served: Served, seconds: float, kinds: str) -> dict[str, object]:
     return {
         "rss_peak_mb": round(peak),
         "rss_after_mb": round(rss_mb(served.pid)),
-        "neighbour_p99_ms": round(neighbour.p99_ms(), 1),
-        "neighbour_worst_ms": round(max(neighbour.seconds) * 1000, 1),
-        "neighbour_calls": len(neighbour.seconds),
-        "neighbour_refused_by_flood": neighbour.answers["refused"],
+        "neighbour_p99_ms": round(neighbor.p99_ms(), 1),
+        "neighbour_worst_ms": round(max(neighbor.seconds) * 1000, 1),
+        "neighbour_calls": len(neighbor.seconds),
+        "neighbour_refused_by_flood": neighbor.answers["refused"],
         "flood": sent,
     }
 
 
 def tenants(served: Served, seconds: float) -> dict[str, object]:
     def neighbour_alone_or_not(greedy: Tenant | None) -> tuple[Tenant, float]:
-        neighbour = Tenant(served, "polite", served.keys["polite"], "polite.paid")
+        neighbor = Tenant(served, "polite", served.keys["polite"], "polite.paid")
         until = time.monotonic() + seconds
         work = [
-            threading.Thread(target=at_rate, args=(neighbour, _NEIGHBOUR_BATCH, _NEIGHBOUR_BATCHES_PER_S, until))
+            threading.Thread(target=at_rate, args=(neighbor, _NEIGHBOUR_BATCH, _NEIGHBOUR_BATCHES_PER_S, until))
             for _ in range(_NEIGHBOUR_THREADS)
         ]
         if greedy is not None:
@@ -132,20 +132,20 @@ def tenants(served: Served, seconds: float) -> dict[str, object]:
         for thread in work:
             thread.start()
         time.sleep(seconds)
-        in_time = neighbour.answers["stored"] / seconds  # what is answered later does not count
+        in_time = neighbor.answers["stored"] / seconds  # what is answered later does not count
         for thread in work:
             thread.join()
-        return neighbour, in_time
+        return neighbor, in_time
 
     _, alone = neighbour_alone_or_not(None)
     greedy = Tenant(served, "orders", served.orders_key, TOPIC)
-    neighbour, beside = neighbour_alone_or_not(greedy)
+    neighbor, beside = neighbour_alone_or_not(greedy)
     return {
         "neighbour_loss_share": round(max(0.0, 1 - beside / alone), 3),
-        "neighbour_refused": neighbour.answers["refused"],
+        "neighbour_refused": neighbor.answers["refused"],
         "neighbour_messages_per_s": round(beside),
         "neighbour_messages_per_s_alone": round(alone),
-        "neighbour_batch_p99_ms": round(neighbour.p99_ms(), 1),
+        "neighbour_batch_p99_ms": round(neighbor.p99_ms(), 1),
         "greedy_messages_per_s": round(greedy.answers["stored"] / seconds),
         "greedy_refused_per_s": round(greedy.answers["refused"] / seconds),
     }

@@ -1,6 +1,6 @@
-"""What a tenant with fresh environments and hanging endpoints takes from the checks of its neighbour.
+"""What a tenant with fresh environments and hanging endpoints takes from the checks of its neighbor.
 
-One server over MariaDB. The neighbour's messages are decided by a gRPC endpoint in a process of its own, first alone, then
+One server over MariaDB. The neighbor's messages are decided by a gRPC endpoint in a process of its own, first alone, then
 while another app has thousands of undecided messages due, each in an environment of its own, at an endpoint that takes
 every call and never answers. Rounds alternate; the share is that of the medians.
 
@@ -22,7 +22,7 @@ ROUNDS = 3
 
 
 def measure() -> dict[str, float]:
-    """checks_neighbour_loss_share: 0.1 means that a tenth of the neighbour's checks per second was lost."""
+    """checks_neighbour_loss_share: 0.1 means that a tenth of the neighbor's checks per second was lost."""
     drain = Drain()
     try:
         drain.run("pages", str(drain.ports[NEIGHBOUR]))

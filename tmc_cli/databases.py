@@ -8,7 +8,7 @@ import typer
 
 from tmc_cli import fail
 from tmc_cli.options import ConfigFile, command, loaded
-from tmc_server.app import CannotStart, diagnose, initialise
+from tmc_server.app import CannotStart, diagnose, initialize
 from tmc_server.app.reaching import require_databases
 from tmc_server.printable import escaped
 
@@ -30,7 +30,7 @@ def init(
     settings = loaded(config)
     try:
         require_databases(settings, created=True)
-        token = initialise(settings, new_admin_token, accept_shard_map)
+        token = initialize(settings, new_admin_token, accept_shard_map)
     except CannotStart as exc:
         fail(exc)
     if token is None:

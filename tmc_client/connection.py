@@ -37,7 +37,7 @@ class ForkAware(Protocol):
     """Something with threads or sockets that a forked child must not use."""
 
     def after_fork(self) -> None:
-        """In the child: forget everything, start anew at the next use."""
+        """In the child: forget everything, start again at the next use."""
 
 
 def watch_forks(owner: ForkAware) -> None:
@@ -188,7 +188,7 @@ class Connection:
         return f"Connection({self.address!r}, app={self.identity.app!r})"
 
     def announce(self, check_address: str) -> None:
-        """From now on say with each call where this service answers checks, unless connect() was told another place."""
+        """From now on send with each call where this service answers checks, unless connect() was given another address."""
         with self._lock:
             if not self.identity.check_address:
                 self.identity = replace(self.identity, check_address=check_address)

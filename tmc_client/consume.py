@@ -1,4 +1,4 @@
-"""python -m tmc_client.consume MODULE:CONSUMER [PROCESSES]: run a Consumer of a module until told to stop.
+"""python -m tmc_client.consume MODULE:CONSUMER [PROCESSES]: run a Consumer of a module until a signal stops it.
 
 The same as `tmc consume`, for programs that install the client alone.
 """

@@ -12,7 +12,7 @@
     |-- Overloaded      retryable repeat after .retry_after
     |-- Unavailable     retryable the center is away or restarting
     |   `-- DeadlineExceeded      no answer in time: the outcome is not known, a repeat with the same ids is safe
-    |-- Fenced                    the center was told that this transaction rolled back: it must not commit any more
+    |-- Fenced                    the center knows that this transaction was rolled back: it must not commit
     `-- CenterFault               a fault of the center: its operators find it by the id in the text
 
 Every call has a deadline and repeats itself while that lasts; what reaches you is final for that call.

@@ -86,7 +86,7 @@ class Runs:
             return True
 
     def answered(self, run: Run) -> None:
-        """Its answer, if there is one, is on its way: whoever stops the consumer need not wait for it here."""
+        """Its answer, if there is one, is on its way: stopping the consumer need not wait for it here."""
         with self._lock:
             self._less()
 

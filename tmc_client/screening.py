@@ -1,11 +1,11 @@
 """Copies from a broker's queue that the center did not sign never reach a handler.
 
-Most copies are decided at once, in the transport's thread, with the keys that the center told. A copy whose key or topic is
+Most copies are decided at once, in the transport's thread, with the keys that the center gave. A copy whose key or topic is
 not known here is held back until the center was asked once more: keys are rotated, and a queue may get further topics. What
 is forged is acked away, counted, logged, and reported, so that the subscription's owner is alerted; none of this touches
 the message whose id it bears. Forged copies cost the center one question in _ASK_S and one report in _REPORT_S, however
-many there are. A copy without any signature may be from before its subscription had a key: the center is told, and hands that
-one out again, signed. Source: docs/decisions/0017-signed-deliveries.md.
+many there are. A copy without any signature may be from before its subscription had a key: it is reported to the center, which
+sends that one again, signed. Source: docs/decisions/0017-signed-deliveries.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Verdict(Enum):
 
     GENUINE = auto()
     FORGED = auto()
-    UNKNOWN = auto()  #: the center may have told other keys since
+    UNKNOWN = auto()  #: the center may have other keys by now
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class Screen:
         return Verdict.GENUINE if genuine else Verdict.FORGED
 
     def _is_time_to_ask_again(self, signature: object) -> bool:
-        """Signatures were switched on after the center told no keys, or it was older than they are."""
+        """Signatures were switched on after the center gave no keys, or it was older than they are."""
         pause_s = _REPORT_S * 10 if signature is not None else _ASK_WITHOUT_KEYS_S
         return not self._curious and self._monotonic() - self._asked >= pause_s
 
@@ -215,7 +215,7 @@ class Screen:
         return next((topic for topic, found in self._subscriptions.items() if found.queue == queue), "")
 
     def _report(self) -> None:
-        """At most once in _REPORT_S; what the center cannot be told now is in the log."""
+        """At most once in _REPORT_S; what cannot be reported now is in the log."""
         with self._condition:
             if not self._unreported or self._report_in_s() > 0:
                 return
@@ -233,7 +233,7 @@ class Screen:
             try:
                 self._calls.report(request)
             except errors.TmcError as exc:
-                log.warning("the center could not be told of forged copies: %s", exc)
+                log.warning("forged copies could not be reported to the center: %s", exc)
 
 
 def signed_content(message: Message) -> bytes:

@@ -26,7 +26,7 @@ def injected(headers: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def handling(message: Message) -> Iterator[None]:
-    """A consumer span around a handler, in the trace of whoever prepared the message."""
+    """A consumer span around a handler, in the trace of the producer that prepared the message."""
     if "opentelemetry.trace" not in sys.modules:
         yield
         return

@@ -106,7 +106,7 @@ class Registration:
 def _check(kind: str, address: str, tls: bool) -> dict[str, Any]:
     """In the agent's own words: the library's helper for gRPC checks sends a field that agents refuse.
 
-    Passing from the start: whoever registers itself is serving.
+    Passing from the start: a service registers itself when it is serving.
     """
     common = {"Interval": "5s", "Timeout": "2s", "DeregisterCriticalServiceAfter": "1m", "Status": "passing"}
     if kind == "grpc":

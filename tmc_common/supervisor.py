@@ -27,16 +27,16 @@ class _Child:
     failures: int = 0
     again_at: float = 0.0
     done: bool = field(default=False)
-    told: bool = field(default=False)
+    signaled: bool = field(default=False)
 
     def start(self) -> None:
         self.started = time.monotonic()
-        self.told = False
+        self.signaled = False
         self.process = subprocess.Popen(self.command, env=dict(self.environment))  # noqa: S603 - our own interpreter
 
     def tell(self, number: int) -> None:
         if self.process is not None:
-            self.told = True
+            self.signaled = True
             self.process.send_signal(number)
 
 
@@ -77,7 +77,7 @@ class Supervisor:
             return False
         code = child.process.poll()
         if code is None:
-            if self._stopping and not child.told:
+            if self._stopping and not child.signaled:
                 child.tell(signal.SIGTERM)  # it was being started when the signal came
             return False
         child.process = None

@@ -91,7 +91,7 @@ _TOLD: tuple[tuple[str, type[PipelineError], str], ...] = (
 _ENDED = "Spark's process ended: nothing was published, run it again."
 
 
-def told(text: str) -> PipelineError:
+def from_text(text: str) -> PipelineError:
     """The error for what Spark or a driver said."""
     for pattern, kind, sentence in _TOLD:
         found = re.search(pattern, text)
@@ -112,6 +112,6 @@ def translated() -> Iterator[None]:
     except Py4JNetworkError as exc:
         raise JobFailed(_ENDED) from exc
     except (PySparkException, Py4JError) as exc:
-        raise told(f"{exc}\n{getattr(exc, '_stackTrace', '')}") from exc  # the trace holds the causes
+        raise from_text(f"{exc}\n{getattr(exc, '_stackTrace', '')}") from exc  # the trace holds the causes
     except ConnectionError as exc:  # the gateway to the JVM is gone: it was killed
         raise JobFailed(_ENDED) from exc

@@ -127,9 +127,9 @@ def _volume(axes: Axes, rows: Rows) -> None:
         lines[row["topic"] if row["topic"] in first else "others"][row["hour_ms"]] += row["messages"]
     bottom = [0] * len(hours)
     width = 1 / 24 * 0.9
-    for (topic, line), colour in zip(lines.items(), _COLOURS, strict=False):
+    for (topic, line), color in zip(lines.items(), _COLOURS, strict=False):
         values = [line[hour] for hour in hours]
-        axes.bar(_moments(hours), values, width, bottom=bottom, label=_label(topic), color=colour, align="edge")
+        axes.bar(_moments(hours), values, width, bottom=bottom, label=_label(topic), color=color, align="edge")
         bottom = [a + b for a, b in zip(bottom, values, strict=True)]
     _limit_to(axes, hours)
     axes.set_ylabel("messages per hour")
@@ -143,12 +143,12 @@ def _latency(axes: Axes, rows: Rows) -> None:
     if not hours:
         _empty(axes, "nothing was delivered in this time")
         return
-    for name, colour in (("p50", _COLOURS[2]), ("p95", _COLOURS[1]), ("p99", _COLOURS[3])):
+    for name, color in (("p50", _COLOURS[2]), ("p95", _COLOURS[1]), ("p99", _COLOURS[3])):
         worst: dict[int, int] = {}
         for row in measured:
             worst[row["hour_ms"]] = max(worst.get(row["hour_ms"], 0), row[f"deliver_{name}"])
         values = [worst.get(hour, float("nan")) for hour in hours]
-        axes.plot(_moments(hours), values, marker="o", markersize=3, label=name, color=colour)
+        axes.plot(_moments(hours), values, marker="o", markersize=3, label=name, color=color)
     _limit_to(axes, hours)
     axes.set_yscale("symlog", linthresh=1)  # some take less than a millisecond
     axes.set_ylabel("decision to ack, ms\n(worst subscription)")

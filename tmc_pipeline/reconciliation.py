@@ -276,11 +276,11 @@ def _counted(sources: Sequence[LedgerSource], noted: Sequence[DataFrame], ahead_
     columns = ("source", "message_id", "subscriber", "unknown", "at_ms")
     counts = _all([frame.select(*columns) for frame in noted]).groupBy("source", "subscriber")
     seen = counts.agg(rows, nameless, unknown, ahead).collect()
-    told: list[Mapping[str, Any]] = []
+    summaries: list[Mapping[str, Any]] = []
     for number, source in enumerate(sources):
         mine = [row for row in seen if row.source == number]
         others = [row for row in mine if row.subscriber not in ("", f"{source.app}.{source.tag}")]
-        told.append(
+        summaries.append(
             {
                 "app": source.app,
                 "tag": source.tag,
@@ -291,7 +291,7 @@ def _counted(sources: Sequence[LedgerSource], noted: Sequence[DataFrame], ahead_
                 "rows_of_the_future": sum(row.ahead for row in mine),
             }
         )
-    return told
+    return summaries
 
 
 def _since(found: Iterable[tuple[str, int]]) -> dict[str, int]:

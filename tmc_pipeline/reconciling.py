@@ -390,7 +390,7 @@ def _of_its_message(name: str) -> Column:
 
 
 def _complete(names: Mapping[str, int], column: str, made: Column) -> Column:
-    """Whether the notes of whoever `column` names are here and reach back to this message."""
+    """Whether the notes of the app that `column` names are here and reach back to this message."""
     known = f.lit(False)
     for name, since_ms in names.items():
         known = known | ((f.col(column) == name) & (made >= since_ms))

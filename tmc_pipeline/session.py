@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from tmc_pipeline.dialects import JARS
-from tmc_pipeline.errors import CannotRun, JobFailed, PipelineError, told, translated
+from tmc_pipeline.errors import CannotRun, JobFailed, PipelineError, from_text, translated
 from tmc_pipeline.settings import SparkSettings
 
 if TYPE_CHECKING:
@@ -113,12 +113,12 @@ def session(settings: SparkSettings, families: Iterable[str], name: str) -> Iter
         "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
-        "spark.log.level": "FATAL",  # errors are told in one line; spark.options may ask for more
+        "spark.log.level": "FATAL",  # an error is one line; spark.options may ask for more
         **({"spark.cores.max": "1"} if polite else {}),
         **(_on_loopback() if _alone(settings) else {}),
         **settings.options,
     }
-    for name_of_logger in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):  # errors are told in one line
+    for name_of_logger in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):  # an error is one line
         logging.getLogger(name_of_logger).setLevel(logging.CRITICAL)
     for key, value in options.items():
         builder = builder.config(key, value)
@@ -156,7 +156,7 @@ def _last_words(file: IO[bytes]) -> str:
 def _known_end(error: JobFailed, said: str) -> PipelineError:
     """The same error, or the reason for it, where the JVM said it before it ended."""
     if "OutOfMemoryError" in said:
-        return told(said)
+        return from_text(said)
     if "JAVA_GATEWAY_EXITED" in str(error) and said.strip():
         return CannotRun(f"Java did not start: {said.strip().splitlines()[0]}. Check spark.memory and spark.options.")
     return error

@@ -38,17 +38,17 @@ class TestHttp(_Rogues, AskerContract):
     def asker(self) -> Asker:
         return HttpChecks()
 
-    def endpoint(self, behaviour: str) -> Endpoint:
-        self.path = self.PATHS.get(behaviour, behaviour)
-        return at(free_port() if behaviour == "away" else self.http.port)
+    def endpoint(self, behavior: str) -> Endpoint:
+        self.path = self.PATHS.get(behavior, behavior)
+        return at(free_port() if behavior == "away" else self.http.port)
 
     def target(self) -> CheckTarget:
-        # The path belongs to the target here, so both are made for the behaviour that is asked for next.
+        # The path belongs to the target here, so both are made for the behavior that is asked for next.
         return CheckTarget(name="", kind="http", options={"path": "/verify"})
 
     @pytest.fixture(autouse=True)
     def by_path(self, rogues: None) -> None:
-        """One path whose behaviour changes."""
+        """One path whose behavior changes."""
 
         def behave(connection, body):
             if self.path in self.http.answers:
@@ -65,9 +65,9 @@ class TestGrpc(_Rogues, AskerContract):
     def asker(self) -> Asker:
         return GrpcChecks(Channels())
 
-    def endpoint(self, behaviour: str) -> Endpoint:
-        self.grpc.mode = self.MODES.get(behaviour, behaviour)
-        return at(free_port() if behaviour == "away" else self.grpc.port)
+    def endpoint(self, behavior: str) -> Endpoint:
+        self.grpc.mode = self.MODES.get(behavior, behavior)
+        return at(free_port() if behavior == "away" else self.grpc.port)
 
     def target(self) -> CheckTarget:
         return CheckTarget(name="", kind="grpc")
@@ -79,10 +79,10 @@ class TestReflection(_Rogues, AskerContract):
     def asker(self) -> Asker:
         return ReflectionChecks(Channels())
 
-    def endpoint(self, behaviour: str) -> Endpoint:
-        self.grpc.mode = {"refuse": "unimplemented", "garbage": "junk"}.get(behaviour, behaviour)
-        self.grpc.order = {"payment": self.ORDERS.get(behaviour, 0)}
-        return at(free_port() if behaviour == "away" else self.grpc.port)
+    def endpoint(self, behavior: str) -> Endpoint:
+        self.grpc.mode = {"refuse": "unimplemented", "garbage": "junk"}.get(behavior, behavior)
+        self.grpc.order = {"payment": self.ORDERS.get(behavior, 0)}
+        return at(free_port() if behavior == "away" else self.grpc.port)
 
     def target(self) -> CheckTarget:
         return CheckTarget(name="", kind="reflection", options=OPTIONS | {"UNKNOWN": "STATUS_OPEN"})

@@ -237,7 +237,7 @@ class TestRaces:
 
 
 class TestOneDoesNotHoldUpTheOthers:
-    def test_a_message_that_is_never_known_does_not_stop_its_neighbours(self, store: StoreUnderTest) -> None:
+    def test_a_message_that_is_never_known_does_not_stop_its_neighbors(self, store: StoreUnderTest) -> None:
         """W7: one bad message stopped the queue for ever."""
         bad = store.prepared(key="bad").number
         good = [store.prepared().number for _ in range(300)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tmc_server.app.maintenance import CannotStart, diagnose, initialise, open_shards
+from tmc_server.app.maintenance import CannotStart, diagnose, initialize, open_shards
 from tmc_server.config import Config
 from tmc_server.store.catalog import CatalogStore, CatalogWatch
 from tmc_server.store.nodes import NodeSlots
@@ -57,17 +57,17 @@ def test_the_page_on_moving_a_shard_names_every_table_that_holds_rows_of_it() ->
 
 
 def test_a_server_with_another_map_is_refused_with_the_shard_and_the_way_to_move_it(configured: Configured) -> None:
-    initialise(configured(16))
+    initialize(configured(16))
     shards = open_shards(configured(8))
     with pytest.raises(ShardsElsewhere, match=r"Shard 8-15 is in database .*stop all servers.*--accept-shard-map"):
         check(shards)
     shards.close()
     with pytest.raises(CannotStart, match="Shard 8-15"):
-        initialise(configured(8))
+        initialize(configured(8))
 
 
 def test_the_doctor_shows_the_map_and_says_when_the_configuration_differs(configured: Configured) -> None:
-    initialise(configured(16))
+    initialize(configured(16))
     lines, well = diagnose(configured(16))
     assert well, lines
     assert "0-15 in" in lines[-1]
@@ -77,18 +77,18 @@ def test_the_doctor_shows_the_map_and_says_when_the_configuration_differs(config
 
 
 def test_a_map_is_accepted_only_when_the_tables_were_copied(configured: Configured, tmp_path: Path) -> None:
-    initialise(configured(16))
+    initialize(configured(16))
     with pytest.raises(CannotStart, match="Shard 15 has no tables"):
-        initialise(configured(15), accept_shard_map=True)
+        initialize(configured(15), accept_shard_map=True)
     _copy_shard(tmp_path, 15)
-    initialise(configured(15), accept_shard_map=True)
+    initialize(configured(15), accept_shard_map=True)
     with pytest.raises(CannotStart, match="Shard 15"):
-        initialise(configured(16))
-    initialise(configured(15))
+        initialize(configured(16))
+    initialize(configured(15))
 
 
 def test_a_map_is_not_changed_under_a_server_that_is_alive(configured: Configured) -> None:
-    initialise(configured())
+    initialize(configured())
     shards = open_shards(configured())
     nodes = NodeSlots(shards.catalog, "alive")
     nodes.acquire()
@@ -100,21 +100,21 @@ def test_a_map_is_not_changed_under_a_server_that_is_alive(configured: Configure
 
 
 def test_a_running_server_sees_a_changed_map_with_its_next_look(configured: Configured, tmp_path: Path) -> None:
-    initialise(configured(16))
+    initialize(configured(16))
     shards = open_shards(configured(16))
     watch = CatalogWatch(CatalogStore(shards.catalog, 5000))
     watch.run_once()
     started_with = check(shards)
     assert watch.current.shard_map == started_with
     _copy_shard(tmp_path, 15)
-    initialise(configured(15), accept_shard_map=True)
+    initialize(configured(15), accept_shard_map=True)
     watch.run_once()
     assert [shard for shard in range(32) if watch.current.shard_map[shard] != started_with[shard]] == [15]
     shards.close()
 
 
 def test_a_database_keeps_its_identity_at_another_address(configured: Configured, tmp_path: Path) -> None:
-    initialise(configured(16))
+    initialize(configured(16))
     shutil.move(tmp_path / "two.db", tmp_path / "moved.db")
     changed = configured(16).model_dump(mode="python")
     ranges = [
@@ -122,4 +122,4 @@ def test_a_database_keeps_its_identity_at_another_address(configured: Configured
         {"url": f"sqlite:///{tmp_path}/moved.db", "first": 16},
     ]
     store = {"catalog": changed["store"]["catalog"].get_secret_value(), "shards": ranges}
-    initialise(Config.model_validate({"store": store}))
+    initialize(Config.model_validate({"store": store}))

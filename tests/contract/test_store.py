@@ -83,13 +83,13 @@ class TestPreparing:
         assert answers == [Stored(first.number, MessageState.PREPARED)] * 3
         assert len(store.messages_with_key(first.key)) == 1
 
-    def test_a_taken_key_does_not_hurt_its_neighbours(self, store: StoreUnderTest) -> None:
+    def test_a_taken_key_does_not_hurt_its_neighbors(self, store: StoreUnderTest) -> None:
         taken = store.prepared()
-        neighbours = [store.a_prepare() for _ in range(150)]
+        neighbors = [store.a_prepare() for _ in range(150)]
         loser = store.a_prepare(key=taken.key)
-        answers = store.perform(*neighbours[:75], loser, *neighbours[75:])
+        answers = store.perform(*neighbors[:75], loser, *neighbors[75:])
         assert isinstance(answers.pop(75), KeyInProgress)
-        assert answers == [Stored(n.number, MessageState.PREPARED) for n in neighbours]
+        assert answers == [Stored(n.number, MessageState.PREPARED) for n in neighbors]
 
     @pytest.mark.parametrize(("one", "other"), [("a", "A"), ("a", "ä"), ("straße", "strasse"), ("\u00e9", "e\u0301")])
     def test_keys_that_look_alike_are_different_keys(self, store: StoreUnderTest, one: str, other: str) -> None:

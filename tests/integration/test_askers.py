@@ -458,7 +458,7 @@ class TestGrpc:
         with pytest.raises(CheckRefused, match="no options"):
             checks.accept(CheckTarget(name="", kind="grpc", options={"path": "/"}))
 
-    def test_a_poisoned_message_is_found_and_its_neighbours_answered(
+    def test_a_poisoned_message_is_found_and_its_neighbors_answered(
         self, checks: GrpcChecks, grpc_rogue: RogueGrpc
     ) -> None:
         grpc_rogue.mode = "poison"

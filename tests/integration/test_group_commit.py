@@ -1,4 +1,4 @@
-"""The lanes: batches, neighbours, cancelled callers, locked rows, lost connections."""
+"""The lanes: batches, neighbors, cancelled callers, locked rows, lost connections."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_full_queue_refuses_and_changes_nothing(store: StoreUnderTest) -> None
     assert store.messages_with_key("refused") == []
 
 
-def test_a_neighbour_is_not_refused_by_a_queue_that_a_greedy_app_has_filled(store: StoreUnderTest) -> None:
+def test_a_neighbor_is_not_refused_by_a_queue_that_a_greedy_app_has_filled(store: StoreUnderTest) -> None:
     """Both queue for the same shard; the newest operations of the greedy one make room and are told so."""
     gate = _Gate()
     greedy, polite = [store.a_prepare() for _ in range(10)], [store.a_prepare() for _ in range(3)]
@@ -118,16 +118,16 @@ def test_a_neighbour_is_not_refused_by_a_queue_that_a_greedy_app_has_filled(stor
     assert [len(store.messages_with_key(operation.key)) for operation in greedy] == [1] * 7 + [0] * 3
 
 
-def test_a_cancelled_caller_does_not_hurt_its_neighbours(store: StoreUnderTest) -> None:
+def test_a_cancelled_caller_does_not_hurt_its_neighbors(store: StoreUnderTest) -> None:
     gate = _Gate()
-    cancelled, neighbour, later = (store.a_prepare() for _ in range(3))
+    cancelled, neighbor, later = (store.a_prepare() for _ in range(3))
     died: list[int] = []
 
     async def story(commit: GroupCommit) -> None:
         first = asyncio.ensure_future(_perform(commit, store, store.a_prepare()))
         await asyncio.to_thread(gate.inside.wait, 10)
         gone = asyncio.ensure_future(_perform(commit, store, cancelled))
-        stays = asyncio.ensure_future(_perform(commit, store, neighbour))
+        stays = asyncio.ensure_future(_perform(commit, store, neighbor))
         await asyncio.sleep(0)
         gone.cancel()
         gate.open.set()
@@ -136,7 +136,7 @@ def test_a_cancelled_caller_does_not_hurt_its_neighbours(store: StoreUnderTest) 
 
     _run(store, story, store.new_writer(gate), died=died)
     assert died == []
-    for operation in (cancelled, neighbour, later):
+    for operation in (cancelled, neighbor, later):
         assert store.state_of(operation.number) is MessageState.PREPARED
 
 
@@ -255,7 +255,7 @@ class TestOnMariaDB:
         return foreign
 
     def test_a_key_that_a_stranger_holds_does_not_stop_the_others_for_long(self, store: StoreUnderTest) -> None:
-        """An insert has to wait for a foreign uncommitted row; its neighbours are run one by one."""
+        """An insert has to wait for a foreign uncommitted row; its neighbors are run one by one."""
         foreign = self._stranger(store)
         blocked, others = store.a_prepare(key="held"), [store.a_prepare() for _ in range(50)]
         table = f"tmc_message_{store.shard:02d}"

@@ -18,7 +18,7 @@ from tests.support.center import RunningCenter
 from tests.support.certificates import for_loopback
 from tests.support.grpcurl import VERSIONS, Line, Reflection
 from tmc_common.protocol import admin_pb2, admin_pb2_grpc
-from tmc_server.app import initialise
+from tmc_server.app import initialize
 from tmc_server.config import Config
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -169,7 +169,7 @@ def _serve_with_tls(text: str, certificate: str, key: str, folder: Path) -> None
             "tls": {"certificate": certificate, "key": key},
         }
     )
-    token = initialise(config) or ""
+    token = initialize(config) or ""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

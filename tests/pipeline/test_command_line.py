@@ -27,7 +27,7 @@ from tmc_client.center import Center
 from tmc_client.connection import Identity
 from tmc_pipeline.cli import _replay
 from tmc_pipeline.dialects import database
-from tmc_pipeline.errors import ArchiveDamaged, CannotRun, JobFailed, told
+from tmc_pipeline.errors import ArchiveDamaged, CannotRun, JobFailed, from_text
 from tmc_pipeline.restoring import Restoring, replay, wanted_ids
 from tmc_pipeline.session import check_java, driver_jars
 from tmc_pipeline.settings import SparkSettings
@@ -286,7 +286,7 @@ _UNREADABLE = "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file f
     ],
 )
 def test_what_spark_says_becomes_one_line(text: str, kind: type[Exception], said: str) -> None:
-    error = told(text)
+    error = from_text(text)
     assert type(error) is kind
     assert said in str(error)
 

@@ -14,7 +14,7 @@ import grpc
 from tests.support.eventually import eventually
 from tests.support.store import migrated_sqlite
 from tmc_common.protocol import admin_pb2, admin_pb2_grpc, types_pb2
-from tmc_server.app import Server, initialise
+from tmc_server.app import Server, initialize
 from tmc_server.config import Config
 
 
@@ -40,7 +40,7 @@ class RunningCenter:
             _prepare(url)
         store = {"catalog": url, "change_delay_ms": 1500} | sections.pop("store", {})
         self.config = Config.model_validate({"server": {"listen": "127.0.0.1:0"}, "store": store, **sections})
-        self.token = "" if open_to_all else initialise(self.config) or ""
+        self.token = "" if open_to_all else initialize(self.config) or ""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()

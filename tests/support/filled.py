@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from tests.support.mariadb import MariaDB
 from tmc_client.ledger import create_tables
-from tmc_server.app.maintenance import initialise
+from tmc_server.app.maintenance import initialize
 from tmc_server.config import Config
 from tmc_server.domain.ids import EPOCH_MS
 
@@ -39,7 +39,7 @@ class FilledCenter:
         per = 32 // databases
         shards = [{"url": url, "first": n * per, "last": n * per + per - 1} for n, url in enumerate(self.urls)]
         self.store = {"catalog": self.urls[0], "shards": shards}
-        initialise(Config.model_validate({"store": self.store}))
+        initialize(Config.model_validate({"store": self.store}))
         self._per = per
         self._catalog()
         self._kept = {url: self._contents(url) for url in self.urls}

@@ -362,10 +362,10 @@ class TestOpenToAll:
             guarded = await self._guarded(guard, grpc.unary_unary_rpc_method_handler(check, request_deserializer=bytes))
             stuck = [asyncio.ensure_future(guarded.stream_unary(None, _Call("a", None))) for _ in range(15)]
             await _settle()
-            neighbour = asyncio.ensure_future(guarded.stream_unary(None, _Call("b")))
+            neighbor = asyncio.ensure_future(guarded.stream_unary(None, _Call("b")))
             await _settle()
-            answered = neighbour.done()
-            await _end([*stuck, neighbour])
+            answered = neighbor.done()
+            await _end([*stuck, neighbor])
             return answered
 
         assert asyncio.run(story())

@@ -1,4 +1,4 @@
-"""Who is asked when: bounds per service and per app, and what an app with hanging endpoints takes from its neighbours."""
+"""Who is asked when: bounds per service and per app, and what an app with hanging endpoints takes from its neighbors."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class LedgerAnswers:
         self._own = None
 
     def answer(self, questions: Sequence[Question], *, fences: bool) -> list[Answer]:
-        """One answer per question. fences: whoever asks has proved to be the center, so markers may be written."""
+        """One answer per question. fences: the caller has proved to be the center, so markers may be written."""
         until = time.monotonic() + _BUDGET_S
         try:
             known, ledger_id, horizon_ms = self._look(questions)
@@ -68,7 +68,7 @@ class LedgerAnswers:
                 sa.select(ledger.c.message_id, ledger.c.state).where(ledger.c.message_id.in_(ids))
             )
             known = {row.message_id: row.state for row in rows}
-            # Afterwards: whoever cleans moves the horizon before the first row goes.
+            # Afterwards: a cleaner moves the horizon before it deletes the first row.
             info = connection.execute(sa.select(ledger_info.c.ledger_id, ledger_info.c.horizon_ms)).one_or_none()
         return known, info.ledger_id if info is not None else b"", info.horizon_ms if info is not None else 0
 

@@ -109,7 +109,7 @@ def response_of(question: Question, answer: Answer) -> check_pb2.CheckResponse:
 class ChecksServer:
     """A gRPC server that answers checks and nothing else.
 
-    address: host:port, port 0 takes a free one. Centers without discovery are told it with the messages.
+    address: host:port, port 0 takes a free one. Centers without service discovery learn it from the producer's calls.
     advertise: host:port that the center can reach.  agent, service, tag: register it in Consul (`tmc-center[consul]`).
     """
 

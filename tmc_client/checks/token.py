@@ -71,7 +71,7 @@ class CheckToken:
         try:
             token = self._ask()
         except errors.TmcError as exc:
-            log.info("the center is told later where checks are answered: %s", exc)
+            log.info("the center will learn later where checks are answered: %s", exc)
             return False
         with self._lock:
             self._keep(token)

@@ -25,7 +25,7 @@ Reply = tuple[int, dict[str, Any]]
 
 
 def turned_away(checks: Answering, method: str, headers: Mapping[str, str]) -> Reply | None:
-    """What whoever asks gets instead of an answer, before anything is read; None: the request may be read."""
+    """The refusal of a request before anything of it is read; None: it may be read."""
     try:
         checks.demand(headers.get("tmc-check-token", ""))
     except Denied:

@@ -203,7 +203,7 @@ class RabbitTransport:
             try:
                 broker, self._queues = self._plan()
                 self._connect(broker, loop)
-            except Exception as exc:  # noqa: BLE001 - whatever it was, begin anew
+            except Exception as exc:  # noqa: BLE001 - whatever it was, connect again
                 self._note(exc)
             with self._lock:
                 self._connection = self._channel = None
@@ -278,7 +278,7 @@ class RabbitTransport:
             self._failures = 0
 
     def _on_cancelled(self, frame: Any) -> None:
-        """The queue was deleted, or its leader moved: begin anew, the center makes it again."""
+        """The queue was deleted, or its leader moved: connect again; the center declares it again."""
         log.warning("the broker ended our consumer: %s", frame.method)
         frame_channel = self._channel
         if frame_channel is not None and frame_channel.is_open:

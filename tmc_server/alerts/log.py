@@ -15,14 +15,14 @@ class LogSink:
     """One warning per notice, with what an operator needs to look further."""
 
     def send(self, alert: Alert, catalog: Catalog) -> None:
-        told = facts(alert, catalog)
+        values = facts(alert, catalog)
         log.warning(
             "%s: %stopic %s%s, %s%s; its owner is %s",
             alert.kind,
-            f"message {told['message_id']} of " if told["message_id"] else "",
-            told["topic"],
-            f" for {told['subscriber']} ({told['tag']})" if told["subscriber"] else "",
+            f"message {values['message_id']} of " if values["message_id"] else "",
+            values["topic"],
+            f" for {values['subscriber']} ({values['tag']})" if values["subscriber"] else "",
             alert.detail,
             f" ({alert.count} times in {(alert.last_ms - alert.first_ms) / 1000:.0f} s)" if alert.count > 1 else "",
-            " ".join(str(text) for text in (told["owner"], told["owner_email"]) if text) or "unknown",
+            " ".join(str(text) for text in (values["owner"], values["owner_email"]) if text) or "unknown",
         )

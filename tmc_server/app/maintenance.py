@@ -49,7 +49,7 @@ def open_shards(config: Config, patient: bool = False) -> ShardMap:
     return ShardMap(catalog, [by_shard.get(shard, catalog) for shard in range(32)])
 
 
-def initialise(config: Config, new_token: bool = False, accept_shard_map: bool = False) -> str | None:
+def initialize(config: Config, new_token: bool = False, accept_shard_map: bool = False) -> str | None:
     """Create or upgrade the schema. Returns: the admin token, the first time or when asked for. Raises CannotStart.
 
     accept_shard_map: shards were moved and their tables copied; the catalog takes this configuration's map.
@@ -116,9 +116,9 @@ def _examine_map(shards: ShardMap) -> list[Finding]:
     where: dict[tuple[str, str], list[int]] = {}
     for each in known:
         where.setdefault((each.identity, each.place), []).append(each.shard)
-    told = "; ".join(f"{as_ranges(group)} in {identity[:8]} ({place})" for (identity, place), group in where.items())
+    places = "; ".join(f"{as_ranges(group)} in {identity[:8]} ({place})" for (identity, place), group in where.items())
     try:
         check(shards)
     except ShardsElsewhere as exc:
-        return [Finding(setting="shard map", value=told or "none", must=f"be as configured. {exc}", ok=False)]
-    return [Finding(setting="shard map", value=told, must="", ok=True)]
+        return [Finding(setting="shard map", value=places or "none", must=f"be as configured. {exc}", ok=False)]
+    return [Finding(setting="shard map", value=places, must="", ok=True)]

@@ -73,7 +73,7 @@ def open_store(config: Config, shards: ShardMap, dev: bool, undo: ExitStack) -> 
         lease_ms=lease_ms,
         is_alone=is_alone,
     )
-    # First the row, then the first look: whoever stores a change sees the row, or this server sees the change.
+    # First the row, then the first look: a server that stores a change sees the row, or this one sees the change.
     nodes.acquire()
     undo.callback(store.release_slot, clean=True)
     watch.run_once()

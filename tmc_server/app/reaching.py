@@ -44,7 +44,7 @@ def wait_for_databases(config: Config, pause: Callable[[float], bool] | None = N
     """Wait until every database answers, and say so at once, then every 30 seconds.
 
     pause: sleeps for these seconds and says whether to stop; by default until SIGTERM or SIGINT.
-    Returns: False when told to stop.  Raises: CannotStart, this will not get better by waiting.
+    Returns: False when a signal asked it to stop.  Raises: CannotStart, this will not get better by waiting.
     """
     if pause is not None:
         return _wait(config, pause)

@@ -27,7 +27,7 @@ SAME_SIGNAL_S = 1.0  # a terminal and a supervisor may both pass on one wish to 
 
 
 class Server:
-    """Serves from `start` to `stop`. dead: set when it cannot go on by itself."""
+    """Serves from `start` to `stop`. dead: set when it cannot continue by itself."""
 
     def __init__(
         self, config: Config, store: OpenStore, parts: Wiring, metrics: MetricsEndpoint, dead: asyncio.Event
@@ -90,13 +90,13 @@ class Server:
         self.parts.outlets.start()
 
     async def run_until(self, stopping: asyncio.Event) -> bool:
-        """Serve until told to stop (True), or until this server cannot go on by itself (False)."""
+        """Serve until `stopping` is set (True), or until this server cannot continue by itself (False)."""
         waits = [asyncio.create_task(event.wait()) for event in (stopping, self._dead)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
         if self._dead.is_set():
-            log.critical("this server cannot go on serving")
+            log.critical("this server cannot continue to serve")
         return not self._dead.is_set()
 
     async def stop(self) -> None:

@@ -15,7 +15,7 @@ from tmc_server.store.senders import Senders
 
 
 class Surroundings:
-    """Instances of producers, and what is told to others about this server."""
+    """Where producers' instances are, and how others find this server."""
 
     def __init__(self, config: Config, catalog: Database) -> None:
         self._config = config

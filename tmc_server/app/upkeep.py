@@ -21,7 +21,7 @@ log = logging.getLogger("tmc.app")
 
 
 class Bell:
-    """Wakes duties that are made later than whoever rings. From any thread."""
+    """Wakes duties; those who ring it are made before the duties are. From any thread."""
 
     def __init__(self) -> None:
         self._duties: list[Periodic] = []
@@ -88,7 +88,7 @@ class ShardKeeping:
 
 
 class CatalogFollowing:
-    """Keeps the copy of the catalog current, and does what a new one means for what is running, whoever read it.
+    """Keeps the copy of the catalog current, and does what a new one means for what is running, whichever thread read it.
 
     die, finish: called from this duty's thread; the server cannot go on, and streams of these subscriptions have to end.
     """

@@ -1,6 +1,6 @@
 """From a target to addresses that may be connected to: discovery or the target's own host, resolved once, each one checked.
 
-What is handed out is an address, never a name: whoever connects cannot be led elsewhere by a second look-up.
+What is handed out is an address, never a name: a second look-up cannot lead the connection elsewhere.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def _guarded(
 def without_poison(
     ask: Callable[[Sequence[Question]], list[CheckAnswer]], questions: Sequence[Question], last_start: float
 ) -> list[CheckAnswer]:
-    """One question that spoils a whole batch is found by halves, so that its neighbours get their answers.
+    """One question that spoils a whole batch is found by halves, so that its neighbors get their answers.
 
     last_start: monotonic seconds, no call begins after that.
     """

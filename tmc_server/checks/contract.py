@@ -1,8 +1,8 @@
-"""The contract of a kind of check, as tests: whoever writes one for the entry point `tmc.checkers` runs these against it.
+"""The contract of a kind of check, as tests: authors of one for the entry point `tmc.checkers` run these against it.
 
     class TestCarrierPigeons(AskerContract):
         def asker(self): return CarrierPigeons()
-        def endpoint(self, behaviour): ...      # a producer that behaves so, see BEHAVIOURS
+        def endpoint(self, behavior): ...      # a producer that behaves so, see BEHAVIOURS
         def target(self): return CheckTarget(name="", kind="pigeon", options={...})
 
 It needs pytest, and nothing else of ours.
@@ -25,19 +25,19 @@ _SOON_MS = 300  # for one that hangs
 
 
 class AskerContract(ABC):
-    """behaviour: what the producer at the endpoint does with every question; away: nobody listens there."""
+    """behavior: what the producer at the endpoint does with every question; away: nobody listens there."""
 
     @abstractmethod
     def asker(self) -> Asker:
         """A new one."""
 
     @abstractmethod
-    def endpoint(self, behaviour: str) -> Endpoint:
+    def endpoint(self, behavior: str) -> Endpoint:
         """Where a producer behaves so."""
 
     @abstractmethod
     def target(self) -> CheckTarget:
-        """The same for every behaviour; the contract sets the deadline."""
+        """The same for every behavior; the contract sets the deadline."""
 
     def questions(self, count: int) -> list[Question]:
         return [
@@ -53,32 +53,32 @@ class AskerContract(ABC):
             for number in range(count)
         ]
 
-    def _ask(self, behaviour: str, count: int) -> list[Any]:
+    def _ask(self, behavior: str, count: int) -> list[Any]:
         asker = self.asker()
         asker.accept(self.target())
-        target = replace(self.target(), deadline_ms=_SOON_MS if behaviour == "hang" else _ENOUGH_MS)
+        target = replace(self.target(), deadline_ms=_SOON_MS if behavior == "hang" else _ENOUGH_MS)
         try:
-            return asker.ask(target, self.endpoint(behaviour), "TOKEN", self.questions(count), time.monotonic() + 30)
+            return asker.ask(target, self.endpoint(behavior), "TOKEN", self.questions(count), time.monotonic() + 30)
         finally:
             asker.close()
 
     def test_what_is_said_is_the_verdict(self) -> None:
-        for behaviour, verdict in (
+        for behavior, verdict in (
             ("commit", Verdict.COMMIT), ("rollback", Verdict.ROLLBACK), ("unknown", Verdict.UNKNOWN),
         ):  # fmt: skip
-            for answer in self._ask(behaviour, 3):
-                assert (answer.verdict, answer.reason) == (verdict, CheckReason.ANSWERED), behaviour
+            for answer in self._ask(behavior, 3):
+                assert (answer.verdict, answer.reason) == (verdict, CheckReason.ANSWERED), behavior
 
     def test_there_is_one_answer_per_question(self) -> None:
-        for behaviour in BEHAVIOURS:
+        for behavior in BEHAVIOURS:
             for count in (1, 2, 40):
-                assert len(self._ask(behaviour, count)) == count, behaviour
+                assert len(self._ask(behavior, count)) == count, behavior
 
     def test_what_is_no_answer_is_unknown_with_a_reason_and_counts_nothing(self) -> None:
-        for behaviour in _NOT_ANSWERS:
-            for answer in self._ask(behaviour, 3):
-                assert answer.verdict is Verdict.UNKNOWN, behaviour
-                assert not answer.reason.counts, behaviour
+        for behavior in _NOT_ANSWERS:
+            for answer in self._ask(behavior, 3):
+                assert answer.verdict is Verdict.UNKNOWN, behavior
+                assert not answer.reason.counts, behavior
 
     def test_nobody_there_is_told_apart_so_that_the_next_address_is_tried(self) -> None:
         assert {answer.reason for answer in self._ask("away", 3)} == {CheckReason.UNREACHABLE}

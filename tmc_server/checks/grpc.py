@@ -120,7 +120,7 @@ class GrpcChecks:
         ]
 
     def close(self) -> None:
-        """The channels belong to whoever made them."""
+        """The caller of __init__ closes the channels."""
 
 
 def _parse_one(question: Question, answer: bytes) -> CheckAnswer:

@@ -2,7 +2,7 @@
 
 Options: method (package.Service/Method), request (JSON with placeholders such as "{key}"), verdict (path of the field that
 says it), COMMIT, ROLLBACK, UNKNOWN (the values that mean it, several with commas), echo (path of a field that has to repeat
-the key or the message id). A value that cannot be told from an empty answer decides nothing: it is refused when the target
+the key or the message id). A value that looks like an empty answer decides nothing: it is refused when the target
 is set, and UNKNOWN when it comes.
 """
 
@@ -144,7 +144,7 @@ class ReflectionChecks:
         return data
 
     def close(self) -> None:
-        """The channels belong to whoever made them."""
+        """The caller of __init__ closes the channels."""
 
 
 def _values(target: CheckTarget, verdict: str) -> list[str]:

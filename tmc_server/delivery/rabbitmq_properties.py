@@ -38,7 +38,7 @@ def sign_copy(copy: Copy, properties: BasicProperties, secret: bytes, digests: D
     digest = digests.get((copy.shard, copy.number))
     if digest is None:
         digest = digests[copy.shard, copy.number] = signatures.body_digest(copy.body)
-    told = properties.headers
+    headers = properties.headers
     signed = signatures.content(
         message_id=properties.message_id,
         attempt=copy.attempt,
@@ -46,12 +46,12 @@ def sign_copy(copy: Copy, properties: BasicProperties, secret: bytes, digests: D
         key=copy.key,
         content_type=copy.content_type,
         producer=properties.app_id,
-        subscriber=told["tmc-subscriber"],
-        interval_ms=told["tmc-interval-ms"],
+        subscriber=headers["tmc-subscriber"],
+        interval_ms=headers["tmc-interval-ms"],
         body_digest=digest,
         headers=copy.headers,
     )
-    told[signatures.HEADER] = signatures.sign(secret, signed)
+    headers[signatures.HEADER] = signatures.sign(secret, signed)
 
 
 def name_of(key: str, properties: BasicProperties) -> tuple[object, ...]:

@@ -158,14 +158,14 @@ class RabbitQueues:
         self._declared.discard(queue)
 
     def _renew(self, channel: BlockingChannel, name: str) -> None:
-        """Remove a queue that takes nothing, holds nothing and serves nobody, so that it is made anew.
+        """Remove a queue that takes nothing, holds nothing and serves nobody, so that it is declared again.
 
         A quorum queue whose broker was killed within half a second of its declaration stands without a leader for ever. Should a
         copy be in it after all, the center delivers it again.
         """
         found = channel.queue_declare(name, passive=True).method
         if found.message_count == 0 and found.consumer_count == 0:
-            log.warning("queue %s takes nothing and is empty: it is made anew", name)
+            log.warning("queue %s accepts nothing and is empty: it is deleted and declared again", name)
             channel.queue_delete(name)
 
     def look(self, queue: str) -> tuple[int, int] | None:

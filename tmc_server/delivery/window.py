@@ -120,7 +120,7 @@ class Window:
             self.bytes += count
 
     def succeeded(self, destination: Destination) -> bool:
-        """Returns: it works again after failures. Neighbours of a refused copy that were still taken do not end its pause."""
+        """Returns: it works again after failures. Neighbors of a refused copy that were still taken do not end its pause."""
         if not destination.failures or self._monotonic() < destination.paused_until:
             return False
         with self._lock:

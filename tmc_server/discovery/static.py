@@ -29,7 +29,7 @@ class SenderBook(Protocol):
 class RecordedInstances:
     """domain.ports.checks.Instances: where messages of that app and tag came from lately, as their senders said.
 
-    The newest first: whoever was seen an hour ago may long be gone, and who is there goes on being seen.
+    The newest first: an address seen an hour ago may be gone, and one that serves is seen again and again.
     """
 
     def __init__(self, book: SenderBook) -> None:

@@ -12,7 +12,7 @@ from enum import Enum, IntEnum
 
 from tmc_server.domain.retry import RetryPolicy
 
-UNREACHED_ALERT_MS = 3_600_000  # a producer that could not be reached for so long is told of, once
+UNREACHED_ALERT_MS = 3_600_000  # a producer that could not be reached for this long is alerted, once
 FIRST_BACK_OFF_MS = 1_000
 LONGEST_BACK_OFF_MS = 60_000
 
@@ -150,7 +150,7 @@ class CheckState:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """What an UNKNOWN answer means for the message. failed: CHECK_FAILED, a human is told.  overdue: so is the owner."""
+    """What an UNKNOWN answer means for the message. failed: CHECK_FAILED, with an alert.  overdue: alert the owner."""
 
     state: CheckState
     failed: bool = False

@@ -1,7 +1,7 @@
 """What the store is asked to do, as data: requests build these, group commit carries them, the store answers them.
 
 Prepare, submit, rollback and ack are idempotent: run again after an uncertain commit they find their own work and answer
-the same. Whatever belongs to one try is guarded by its attempt number: run again it may be told that it is done already.
+the same. Whatever belongs to one try is guarded by its attempt number: run again, the answer may be that it is done already.
 """
 
 from __future__ import annotations

@@ -206,9 +206,9 @@ class Checking:
         settled = page.work.settle(
             page.shard,
             [Checked(each, answer, pause_ms) for each, answer in zip(page.pending, answers, strict=True)],
-            not page.service.told,
+            not page.service.alerted,
         )
-        page.service.told |= settled.overdue
+        page.service.alerted |= settled.overdue
         count(topic.name, answers, settled)
 
     def _learn(self, page: _Page, answers: Sequence[CheckAnswer]) -> int:

@@ -52,7 +52,7 @@ class ServiceName:
 class Service:
     """How one service does, or all that share a slot.
 
-    size: questions of its next page.  most: pages at once.  told: its owner knows that nobody reaches it.
+    size: questions of its next page.  most: pages at once.  alerted: its owner knows that it cannot be reached.
     rest_ms: how long it rests after the last failure.  quiet_until: monotonic seconds.
     """
 
@@ -62,7 +62,7 @@ class Service:
     most: int
     busy: int = 0
     failures: int = 0
-    told: bool = False
+    alerted: bool = False
     rest_ms: int = 0
     quiet_until: float = 0.0
 
@@ -155,7 +155,7 @@ class Pacing:
 
     def answered(self, service: Service, tag: str, longest: int, now: float) -> None:
         """Somebody is there. longest: questions of its longest page."""
-        service.failures, service.told = 0, False
+        service.failures, service.alerted = 0, False
         service.size = min(longest, service.size + max(1, longest // 16))
         app = service.app
         app.most = min(APP_SHARE, app.most + 1)
@@ -168,7 +168,7 @@ class Pacing:
     def failed(self, service: Service, now: float, *, timed_out: bool) -> None:
         """Nobody was reached. timed_out: it kept its worker until the deadline.
 
-        Should it hang on one question, pages are halved until that one is alone: they grow slowly again, and whoever was in
+        Should it hang on one question, pages are halved until that one is alone: they grow slowly again, and a service in
         such a page comes after those who were not.
         """
         service.failures += 1

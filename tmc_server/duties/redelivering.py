@@ -1,7 +1,7 @@
 """Deliver what is due: first tries that nobody had room for, retries, and the end of those that used up their tries.
 
 A row is claimed, with its next due time and attempt number, before anything is sent; so a copy that always fails
-cannot stop its neighbours, and a crash after the claim costs one interval, never a message. Before a second copy goes into
+cannot stop its neighbors, and a crash after the claim costs one interval, never a message. Before a second copy goes into
 a queue the queue is looked at: while the first may still wait in it, the row moves on uncounted.
 """
 
@@ -19,7 +19,7 @@ _EXHAUSTED_EVERY = 20  # passes: who has no room is looked through for used-up r
 
 
 class Redelivering:
-    """page: rows of one subscription claimed in one transaction.  on_abandoned: told of a queue that nobody reads."""
+    """page: rows of one subscription claimed in one transaction.  on_abandoned: called with a queue that nobody reads."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class Retention:
         self._batch = max(1, min(_BATCH, rate // 2))
         self._busy = False
         self._wrong = ""
-        self._future: set[str] = set()  # runs that were told to end in the future
+        self._future: set[str] = set()  # runs whose manifests end in the future
         self._open: int | None = None  # the shard whose list is half worked off
         self._cached: tuple[tuple[str, int], Sequence[int]] = (("", 0), ())
 

@@ -1,4 +1,4 @@
-"""Keys with which copies are signed: told to the subscription's own app and to operators; and what consumers refused."""
+"""Keys that sign copies, shown to the subscription's own app and to operators; and reports of what consumers refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """From call metadata to a caller. Keys are compared by their SHA-256; one error for unknown apps and wrong keys.
 
-Failed logins are counted, and told in the log at most once a second: an operator sees them, a flood does not fill the disk.
+Failed logins are counted, and logged at most once a second: an operator sees them, a flood does not fill the disk.
 """
 
 from __future__ import annotations

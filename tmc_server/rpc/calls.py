@@ -118,17 +118,17 @@ def handlers(service: ServiceDescriptor, servicer: object, edge: Edge) -> grpc.G
     return grpc.method_handlers_generic_handler(service.full_name, made)
 
 
-def _handler(method: MethodDescriptor, behaviour: Any, edge: Edge) -> Any:
+def _handler(method: MethodDescriptor, behavior: Any, edge: Edge) -> Any:
     right = RIGHTS[f"{method.containing_service.full_name}/{method.name}"]
     identify = edge.authentication.app if right is Right.APP else edge.authentication.admin
     decode = _decoder(method.input_type)
     name = f"{method.containing_service.name}/{method.name}"
     if method.server_streaming:
         return grpc.stream_stream_rpc_method_handler(
-            _streaming(behaviour, identify, decode, edge), response_serializer=_serialize
+            _streaming(behavior, identify, decode, edge), response_serializer=_serialize
         )
     return grpc.stream_unary_rpc_method_handler(
-        _unary(name, behaviour, identify, decode, edge), response_serializer=_serialize
+        _unary(name, behavior, identify, decode, edge), response_serializer=_serialize
     )
 
 
@@ -151,7 +151,7 @@ def _decoder(descriptor: Descriptor) -> Callable[[bytes], Message]:
 
 def _unary(
     name: str,
-    behaviour: Callable[[Any, Any], Awaitable[Message]],
+    behavior: Callable[[Any, Any], Awaitable[Message]],
     identify: Identify,
     decode: Callable[[bytes], Message],
     edge: Edge,
@@ -167,7 +167,7 @@ def _unary(
             size = len(data)
             budget.begin_request(app, size)
             try:
-                request = behaviour(caller, decode(data))
+                request = behavior(caller, decode(data))
                 del data  # the request has its own copy
                 return await request
             finally:
@@ -176,7 +176,7 @@ def _unary(
             budget.end_call(app)
 
     async def of_operator(operator: str, context: Context) -> Message:
-        return await behaviour(operator, decode(await reads.one(context, OPERATORS)))
+        return await behavior(operator, decode(await reads.one(context, OPERATORS)))
 
     async def serve(context: Context) -> Message:
         identity = edge.identity(identify, context)
@@ -200,7 +200,7 @@ def _unary(
 
 
 def _streaming(
-    behaviour: Callable[[Any, Any], AsyncGenerator[Message]],
+    behavior: Callable[[Any, Any], AsyncGenerator[Message]],
     identify: Identify,
     decode: Callable[[bytes], Message],
     edge: Edge,
@@ -208,7 +208,7 @@ def _streaming(
     async def serve(stream: _Stream, context: Context) -> None:
         caller = edge.identity(identify, context)
         with _open_stream(edge, stream, caller.app):
-            async with aclosing(behaviour(caller, _requests(context, decode))) as responses:
+            async with aclosing(behavior(caller, _requests(context, decode))) as responses:
                 async for response in responses:
                     await context.write(response)
 

@@ -1,6 +1,6 @@
 """Connections of strangers: few calls a second each, and never all the places there are.
 
-gRPC hands over calls one by one, whoever sends them, so a call without a key delays its neighbours by what it costs to
+gRPC hands over calls one by one, no matter who sends them, so a call without a key delays its neighbors by what it costs to
 refuse it. A connection that sends more of them than an honest mistake would is answered late: its calls stay open, gRPC
 takes no more of them than `limits.calls_per_connection`, and its sender waits. Where that does not help, the worst are
 closed; and when places get short, those beyond half of all that never showed a key.

@@ -1,7 +1,7 @@
 """Requests on their way: what may be unfinished, for how long.
 
 gRPC takes in a message as far as its length says, once somebody waits for it; before that, flow control stops the sender
-after one window (16 KiB). So nothing is waited for before its sender is known, and whoever makes us wait for long, or for
+after one window (16 KiB). So nothing is waited for before its sender is known, and a sender who makes us wait for long, or for
 much at once, is refused while the message is still unfinished.
 
 The time that counts is the sender's. While the event loop stands still, bytes arrive that nobody looks at, so that time is

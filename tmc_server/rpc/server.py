@@ -74,7 +74,7 @@ def _options(limits: LimitsConfig) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         ("grpc.max_allowed_incoming_connections", limits.connections),
         ("grpc.max_concurrent_streams", limits.calls_per_connection),
-        # Calls that nobody has looked at yet; above the first number gRPC drops some, whoever sent them.
+        # Calls that nobody has looked at yet; above the first number gRPC drops some, no matter who sent them.
         ("grpc.server.max_pending_requests", _PENDING),
         ("grpc.server.max_pending_requests_hard_limit", 2 * _PENDING),
         # Windows stay this small until a request is read; measuring the line would let them grow to megabytes per call.

@@ -32,7 +32,7 @@ _BYTES_PER_RESPONSE = 1 << 20  # below what a gRPC client takes by default
 
 
 def _try(make: Callable[[Any], Item], request: Any) -> Item:
-    """One item of a batch: refused items do not stop their neighbours."""
+    """One item of a batch: refused items do not stop their neighbors."""
     try:
         return make(request)
     except TmcError as error:

@@ -1,6 +1,6 @@
-"""Health and reflection answer whoever asks, so they get little: short requests, a bounded number of calls at once.
+"""Health and reflection answer without authentication, so they get little: short requests, a bounded number of calls at once.
 
-An interceptor, so that it holds for every service that is not ours, whoever adds it. Like ours, their requests are read
+An interceptor, so that it holds for every service that is not ours. Like ours, their requests are read
 only when there is room for them. No connection can take all of that room, and those that showed a key have their own:
 clients and load balancers take a server out whose health they cannot see.
 """

@@ -61,7 +61,7 @@ class CatalogActivation:
 
     def wait(self) -> int:
         """See domain.ports.catalog.Activation."""
-        began = self._monotonic()  # the change is committed: whoever looks from now on sees it
+        began = self._monotonic()  # the change is committed: every look from now on sees it
         while True:
             try:
                 return self._wait(began)

@@ -29,7 +29,7 @@ class ShardWriter:
     """Transactions over the shards of one database.
 
     incarnation: the number of this server run; None while its heartbeat is over.
-    take_back: told, from any thread, of copies whose tries may have been committed although nobody got them.
+    take_back: called from any thread with copies whose attempts may have been committed although they were never handed over.
     """
 
     def __init__(

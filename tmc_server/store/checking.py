@@ -87,7 +87,7 @@ def settle(tx: Transaction, answers: Sequence[Checked], tell_overdue: bool) -> S
             moved[MessageEvent.ROLLBACK].append(row.id)
         elif MessageState(row.state) is MessageState.PREPARED:
             undecided.append((checked, _outcome(tx, checked)))
-    write_decisions(tx, rows, moved, told=DECIDED_BY_CHECK)
+    write_decisions(tx, rows, moved, decided_by=DECIDED_BY_CHECK)
     failed = _write_undecided(tx, undecided)
     overdue = next((checked for checked, after in undecided if after.overdue), None) if tell_overdue else None
     if overdue is not None:  # one message stands for all that wait for the same service

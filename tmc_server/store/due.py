@@ -101,7 +101,7 @@ class SqlAlertOutbox:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._me = secrets.randbits(62) + 1  # a claim of this run, told from everybody else's
+        self._me = secrets.randbits(62) + 1  # marks the claims of this run
 
     def unsent(self, limit: int) -> Sequence[Alert]:
         """Alerts that no notice tells of yet, oldest first."""
@@ -133,7 +133,7 @@ class SqlAlertOutbox:
         try:
             repeated(write)
         except sa.exc.IntegrityError:
-            return  # this episode was told before, by another server
+            return  # another server has written this episode already
 
     def group(self, sinks: Sequence[str], limit: int) -> int:
         return repeated(partial(self._group, sinks, limit))
@@ -147,8 +147,8 @@ class SqlAlertOutbox:
             with self._database.transaction() as connection:
                 now = self._database.now(connection)
                 ids = [each.id for each in alerts]
-                told = alert.update().where(alert.c.id.in_(ids), alert.c.sent_ms.is_(None)).values(sent_ms=now)
-                if connection.execute(told).rowcount != len(ids):
+                sent = alert.update().where(alert.c.id.in_(ids), alert.c.sent_ms.is_(None)).values(sent_ms=now)
+                if connection.execute(sent).rowcount != len(ids):
                     raise StoreConflict("another server groups the same alerts")
                 for alike in groups.values():
                     for sink in sinks:

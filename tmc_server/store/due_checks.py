@@ -124,7 +124,7 @@ class UndecidedMessages:
                 return outcome
             if outcome.changes:
                 others: dict[MessageEvent, list[int]] = {MessageEvent.SUBMIT: [], MessageEvent.ROLLBACK: []}
-                write_decisions(tx, rows, others | {event: [number]}, told=f"decided by {actor}")
+                write_decisions(tx, rows, others | {event: [number]}, decided_by=f"decided by {actor}")
                 tx.note(actor, f"decide {event.value.lower()}", f"message {number}", reason)
             return None
 

@@ -12,7 +12,7 @@ hand all answers to the loop in one call. A shard is worked on by one lane at a 
 - A lost connection leaves the commit's outcome open; operations are idempotent, so the batch is simply run again on a
   new connection, and finds its own work or does it. Only then is anybody answered.
 - A cancelled caller hurts nobody: its operations run to their end and find nobody waiting.
-- A row that somebody else holds is skipped and tried again shortly; its neighbours do not wait for it.
+- A row that somebody else holds is skipped and tried again shortly; its neighbors do not wait for it.
 """
 
 from __future__ import annotations
@@ -363,7 +363,7 @@ class GroupCommit:
         return connection
 
     def _hand_over(self, shard: int, operations: Sequence[Operation]) -> None:
-        """On the loop: give the answers to whoever still waits."""
+        """On the loop: give the answers to the callers that still wait."""
         again: list[tuple[int, Operation]] = []
         for operation in operations:
             if operation.answer is AGAIN:

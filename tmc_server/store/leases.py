@@ -114,7 +114,7 @@ class ShardLeases:
             return kept, True
 
     def _wanted(self, free: Sequence[Any], me: int, now: int, share_left: int) -> list[Any]:
-        """Servers begin at different shards, so that two that look at the same moment seldom want the same ones."""
+        """Servers begin at different shards, so that two that look at the same moment rarely want the same ones."""
         count = len(free)
         turned = [free[(i + me) % count] for i in range(count)]
         within = turned[: max(0, share_left)]

@@ -256,9 +256,9 @@ def _decide_one(
 
 
 def write_decisions(
-    tx: Transaction, rows: dict[int, Any], moved: dict[MessageEvent, list[int]], told: str = ""
+    tx: Transaction, rows: dict[int, Any], moved: dict[MessageEvent, list[int]], decided_by: str = ""
 ) -> None:
-    """Submit and roll back locked rows (of `lock_messages`), by number. told: who decided, if not the producer."""
+    """Submit and roll back locked rows (of `lock_messages`), by number. decided_by: "": the producer."""
     submitted, rolled_back = moved[MessageEvent.SUBMIT], moved[MessageEvent.ROLLBACK]
     recovered: dict[int, list[int]] = {}
     for number in (*submitted, *rolled_back):
@@ -269,8 +269,8 @@ def write_decisions(
     if submitted:
         tx.change(tx.sql.submit, len(submitted), ids=sorted(submitted), now=tx.now)
         _schedule(tx, [_Submitted.stored(rows[number]) for number in sorted(submitted)])
-    if told and (decided := sorted([*submitted, *rolled_back])):
-        tx.change(tx.sql.tell, len(decided), ids=decided, told=told)
+    if decided_by and (decided := sorted([*submitted, *rolled_back])):
+        tx.change(tx.sql.write_decided_by, len(decided), ids=decided, decided_by=decided_by)
     if rolled_back:
         tx.change(tx.sql.roll_back, len(rolled_back), ids=sorted(rolled_back), now=tx.now)
         buried = (rows[number] for number in rolled_back)

@@ -40,7 +40,7 @@ class DueIndex:
         return found
 
     def _statements(self) -> list[str]:
-        """Made anew when the catalog or the leases change, not twice a second."""
+        """Rebuilt when the catalog or the leases change, not twice a second."""
         catalog = self._catalog.current
         shards = tuple(sorted(self._leases.held()))
         if self._looked_for != (catalog.version, shards):

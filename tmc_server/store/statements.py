@@ -126,7 +126,7 @@ class ShardStatements:
             .where(_in(message.c.id))
             .order_by(message.c.id)
         )  # fmt: skip
-        # ids: lock what is free; whoever waits here would hold up 200 neighbours.
+        # ids: lock what is free; waiting here would hold up 200 neighbors.
         self.lock_messages = ByIds(locked.with_for_update(skip_locked=True))
         self.lock_message_waiting = ByIds(locked.with_for_update())
         self.existing_messages = sa.select(message.c.id).where(_in(message.c.id))
@@ -326,8 +326,10 @@ class ShardStatements:
             )
         )
         self.after_check = ByIds(_by_primary(after_check, message))
-        # ids, told: who decided.
-        self.tell = ByIds(message.update().where(_in(message.c.id)).values(check_answer=sa.bindparam("told")))
+        # ids, decided_by.
+        self.write_decided_by = ByIds(
+            message.update().where(_in(message.c.id)).values(check_answer=sa.bindparam("decided_by"))
+        )
         # ids, now: an operator has them asked again; numbers of checks go on.
         self.reactivate_checks = ByIds(
             _by_primary(

@@ -280,7 +280,7 @@ alert = sa.Table(
     **_OPTIONS,
 )
 
-# What is told about alerts: one row per sink, grouped. due_ms: when it is sent, or tried again; NULL once it was taken.
+# Notices of alerts: one row per sink, grouped. due_ms: when it is sent, or tried again; NULL once it was taken.
 # claim: 0, or the number under which a server sends it until due_ms; while it is 0 further alerts are added to it.
 notice = sa.Table(
     "tmc_notice",

@@ -36,7 +36,7 @@ class AlertOutbox(Protocol):
     """Alerts written with the changes they tell of, and the notices made of them. Shared by all servers. All block."""
 
     def add(self, kind: str, topic: int, subscription: int, episode: int, detail: str) -> None:
-        """An alert about a subscription as a whole; the same episode is told once."""
+        """An alert about a subscription as a whole; one per episode."""
 
     def group(self, sinks: Sequence[str], limit: int) -> int:
         """Make notices of at most `limit` alerts, one per sink and group: kind, topic and subscription.

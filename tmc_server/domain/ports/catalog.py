@@ -27,7 +27,7 @@ class CatalogSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewApp:
-    """What an app is registered with. service_name: in service discovery.  biz_id: shown to whoever answers checks."""
+    """What an app is registered with. service_name: in service discovery.  biz_id: sent with each check."""
 
     id: str
     service_name: str

@@ -105,7 +105,7 @@ class Pending:
     state: CheckState
 
     def question(self, app: App, topic: str) -> Question:
-        """What the producer is told. topic: its name."""
+        """The question to the producer. topic: its name."""
         message_id = str(MessageId(self.topic, self.producer, self.shard, self.number))
         return Question(
             message_id=message_id,
@@ -136,7 +136,7 @@ class Settled:
     failed: int = 0
     undecided: int = 0
     overtaken: int = 0
-    overdue: bool = False  # nobody was reached for too long, and the owner was told
+    overdue: bool = False  # the producer could not be reached for too long, and its owner was alerted
 
 
 class DueChecks(Protocol):
@@ -160,7 +160,7 @@ class DueChecks(Protocol):
     def settle(self, shard: int, answers: Sequence[Checked], tell_overdue: bool) -> Settled:
         """Write down what came of claimed checks: decisions with their consumption rows, alerts with their cause.
 
-        tell_overdue: the owner was not told yet that his service cannot be reached.
+        tell_overdue: alert the owner that the service cannot be reached.
         """
 
 

@@ -42,7 +42,7 @@ class Outlet(Protocol):
         """A consumer answered for a try made at tried_ms: whatever was handed over before it is out of the queue too."""
 
     def look(self, subscription: int) -> QueueLook | None:
-        """What waits for this subscription where copies go. None: cannot be told now. Blocks; for duty threads only."""
+        """What waits for this subscription where copies go. None: unknown now. Blocks; for duty threads only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
