@@ -25,14 +25,14 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "serve": Command("tmc_cli.serving:serve_app", "server", "Run a server. Prepare its database first: init."),
-    "dev": Command("tmc_cli.serving:dev_app", "server", "Run a whole center in one process, for development."),
-    "init": Command("tmc_cli.databases:init_app", "server", "Create or upgrade the tables; repeatable."),
-    "doctor": Command("tmc_cli.databases:doctor_app", "server", "Check that the databases are set up safely."),
+    "serve": Command("tmc_cli.serving:serve_app", "server", "Run a server. Prepare its database first with init."),
+    "dev": Command("tmc_cli.serving:dev_app", "server", "Run a complete center in one process, for development."),
+    "init": Command("tmc_cli.databases:init_app", "server", "Create or upgrade the tables; safe to repeat."),
+    "doctor": Command("tmc_cli.databases:doctor_app", "server", "Check that the databases are configured safely."),
     "consume": Command("tmc_cli.consuming:run", "", "Run a consumer."),
-    "health": Command("tmc_cli.health:run", "", "Ask a server whether it serves."),
-    "admin": Command("tmc_cli.admin:app", "server", "Register apps, topics, subscriptions; look at messages."),
-    "pipeline": Command("tmc_pipeline.cli:app", "pipeline", "Archive, restore, reconcile, report; runs on Spark."),
+    "health": Command("tmc_cli.health:run", "", "Check whether a server is serving."),
+    "admin": Command("tmc_cli.admin:app", "server", "Register apps, topics and subscriptions; inspect messages."),
+    "pipeline": Command("tmc_pipeline.cli:app", "pipeline", "Archive, restore, reconcile and report; runs on Spark."),
 }
 # Libraries that are needed only by some configurations.
 _EXTRAS = {
@@ -105,5 +105,5 @@ def _help() -> str:
     rows = "".join(f"  {name:<10}{command.help}\n" for name, command in COMMANDS.items())
     return (
         f"Usage: tmc COMMAND ...\n\nTransaction message center.\n\nCommands:\n{rows}\n"
-        "`tmc COMMAND --help` says more, `tmc --version` which version this is.\n"
+        "Run `tmc COMMAND --help` for its options, `tmc --version` for the version.\n"
     )

@@ -20,9 +20,9 @@ from tmc_server.printable import escaped
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
-    help="Register apps, topics, subscriptions; look at messages.",
+    help="Register apps, topics and subscriptions; inspect messages.",
 )  # fmt: skip
-Growth = Annotated[bool | None, typer.Option("--exponential/--linear", help="How the distances of retries grow.")]
+Growth = Annotated[bool | None, typer.Option("--exponential/--linear", help="How the delays between attempts grow.")]
 SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 
 
@@ -34,7 +34,7 @@ def connect(
         str, typer.Option(envvar="TMC_ADMIN_TOKEN", help="The token that `tmc init` printed.", show_default=False)
     ] = "",
     authority: Annotated[str, typer.Option(envvar="TMC_CA", help="PEM file: use TLS and trust this authority.")] = "",
-    certificate: Annotated[str, typer.Option(envvar="TMC_CERTIFICATE", help="PEM file: who we are.")] = "",
+    certificate: Annotated[str, typer.Option(envvar="TMC_CERTIFICATE", help="PEM file: client certificate.")] = "",
     key: Annotated[str, typer.Option(envvar="TMC_KEY", help="PEM file: the certificate's private key.")] = "",
     server_name: Annotated[
         str, typer.Option(envvar="TMC_SERVER_NAME", help="The name in the server's certificate, if not the host.")
@@ -43,7 +43,7 @@ def connect(
         bool, typer.Option("--insecure", envvar="TMC_INSECURE", help="Send the token in the clear off loopback.")
     ] = False,
 ) -> None:
-    """Talk to a running center."""
+    """Administer a running center."""
     target = Target(address=address, authority=authority, certificate=certificate, key=key, server_name=server_name)
     target.check()
     if token and not (target.is_tls or is_loopback(address) or insecure):
@@ -110,7 +110,7 @@ def register_app(
 
 @app.command()
 def add_app_key(context: typer.Context, id: str, replace_newest: bool = False, tag: str = "") -> None:
-    """Make a second key for a rotation; both work. --tag: it works in one environment only. --replace-newest: its answer was
+    """Create a second key for a rotation; both are valid. --tag: valid in one environment only. --replace-newest: its answer was
     lost."""
     request = admin_pb2.AddAppKeyRequest(id=id, replace_newest=replace_newest, tag=tag)
     _call(context, "AddAppKey", request, admin_pb2.AddAppKeyResponse)
@@ -118,34 +118,34 @@ def add_app_key(context: typer.Context, id: str, replace_newest: bool = False, t
 
 @app.command()
 def drop_old_app_key(context: typer.Context, id: str, tag: str = "", drop_newest: bool = False) -> None:
-    """End a rotation: only the newest key works. --tag: of one environment's keys; --drop-newest: all of these."""
+    """End a rotation: only the newest key stays valid. --tag: of one environment's keys; --drop-newest: drop all of them."""
     request = admin_pb2.DropOldAppKeyRequest(id=id, tag=tag, drop_newest=drop_newest)
     _call(context, "DropOldAppKey", request, admin_pb2.DropOldAppKeyResponse)
 
 
 @app.command()
 def rotate_check_token(context: typer.Context, id: str, reason: Annotated[str, typer.Option()]) -> None:
-    """Show a new token in checks of an app's messages; services with the SDK learn it by themselves."""
+    """Replace the token that checks of an app's messages carry; services with the SDK learn the new one by themselves."""
     request = admin_pb2.RotateCheckTokenRequest(id=id, reason=reason)
     _call(context, "RotateCheckToken", request, admin_pb2.RotateCheckTokenResponse)
 
 
 @app.command()
 def disable_app(context: typer.Context, id: str, reason: Annotated[str, typer.Option()]) -> None:
-    """Refuse all calls of an app and end its streams. Its messages are still checked, deliveries to it are kept."""
+    """Refuse all calls of an app and end its streams. Its messages are still checked, its deliveries are kept."""
     request = admin_pb2.DisableAppRequest(id=id, reason=reason)
     _call(context, "DisableApp", request, admin_pb2.DisableAppResponse)
 
 
 @app.command()
 def enable_app(context: typer.Context, id: str, reason: Annotated[str, typer.Option()]) -> None:
-    """Accept the calls of a disabled app again."""
+    """Accept calls of a disabled app again."""
     _call(context, "EnableApp", admin_pb2.EnableAppRequest(id=id, reason=reason), admin_pb2.EnableAppResponse)
 
 
 @app.command()
 def list_apps(context: typer.Context) -> None:
-    """Show all apps."""
+    """List apps."""
     _call(context, "ListApps", admin_pb2.ListAppsRequest(), admin_pb2.ListAppsResponse)
 
 
@@ -155,7 +155,7 @@ def register_topic(
     table_index: int | None = None, spread: int | None = None, transaction_time_ms: int | None = None,
     open_limit: int | None = None, single_queue: bool = False, unsigned: bool = False,
 ) -> None:  # fmt: skip
-    """Register a topic for the app that produces it. --single-queue: its subscribers read one queue for all such topics.
+    """Register a topic of the app that produces it. --single-queue: subscribers read all such topics from one queue.
 
     --unsigned: its copies in queues are not signed (docs/signatures.md).
     """
@@ -171,7 +171,7 @@ def register_topic(
 def update_topic(
     context: typer.Context, name: str, transaction_time_ms: int | None = None, open_limit: int | None = None
 ) -> None:
-    """Change what is named of a topic. Where its messages are (tag, shards, queue mode) is fixed."""
+    """Change the named settings of a topic. Tag, shards and queue mode cannot be changed."""
     topics = _ask(context, "ListTopics", admin_pb2.ListTopicsRequest(), admin_pb2.ListTopicsResponse).topics
     before = next((each for each in topics if each.name == name), None)
     request = admin_pb2.UpdateTopicRequest(name=name, transaction_time_ms=transaction_time_ms, open_limit=open_limit)
@@ -180,7 +180,7 @@ def update_topic(
 
 @app.command()
 def list_topics(context: typer.Context) -> None:
-    """Show all topics."""
+    """List topics."""
     _call(context, "ListTopics", admin_pb2.ListTopicsRequest(), admin_pb2.ListTopicsResponse)
 
 
@@ -196,9 +196,9 @@ def subscribe(
     exponential: Growth = None,
     forward: str = "",
     forward_key: str = "",
-    untried: Annotated[bool, typer.Option(help="Store --forward without looking whether the exchange exists.")] = False,
+    untried: Annotated[bool, typer.Option(help="Store --forward without checking that the exchange exists.")] = False,
 ) -> None:
-    """Subscribe an app, or change what is named of its retry policy. --forward rabbitmq:EXCHANGE sends there instead."""
+    """Subscribe an app, or change the named fields of its retry policy. --forward rabbitmq:EXCHANGE delivers to an exchange."""
     before = _subscription(context, topic, app, tag)
     request = admin_pb2.RegisterSubscriptionRequest(topic=topic, app=app, tag=tag, untried=untried)
     if before is not None:
@@ -270,21 +270,21 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
 
 @app.command()
 def unsubscribe(context: typer.Context, topic: str, app: str, tag: str = "") -> None:
-    """Remove a subscription; its open deliveries are cancelled."""
+    """Remove a subscription and cancel its open deliveries."""
     request = admin_pb2.RemoveSubscriptionRequest(topic=topic, app=app, tag=tag)
     _call(context, "RemoveSubscription", request, admin_pb2.Subscription)
 
 
 @app.command()
 def list_subscriptions(context: typer.Context, topic: str = "") -> None:
-    """Show the subscriptions of one topic or of all."""
+    """List the subscriptions of one topic, or all."""
     request = admin_pb2.ListSubscriptionsRequest(topic=topic)
     _call(context, "ListSubscriptions", request, admin_pb2.ListSubscriptionsResponse)
 
 
 @app.command()
 def delivery_keys(context: typer.Context, topic: str, app: str, tag: str = "") -> None:
-    """Show the keys with which copies for a subscription are signed, for consumers in other languages. Audited."""
+    """Show the keys that sign a subscription's copies, for consumers in other languages. Audited."""
     request = admin_pb2.GetDeliveryKeysRequest(topic=topic, app=app, tag=tag)
     _call(context, "GetDeliveryKeys", request, admin_pb2.DeliveryKeys)
 
@@ -295,9 +295,9 @@ def rotate_delivery_key(
     topic: str,
     app: str,
     tag: str = "",
-    drop_previous: Annotated[bool, typer.Option(help="Refuse copies of the key before this one.")] = False,
+    drop_previous: Annotated[bool, typer.Option(help="Reject copies signed with the previous key.")] = False,
 ) -> None:
-    """Sign copies for a subscription with a new key. Those that are in queues stay valid."""
+    """Sign a subscription's copies with a new key. Copies already in queues stay valid."""
     request = admin_pb2.RotateDeliveryKeyRequest(topic=topic, app=app, tag=tag, drop_previous=drop_previous)
     _call(context, "RotateDeliveryKey", request, admin_pb2.DeliveryKeys, timeout=20)
 
@@ -316,7 +316,7 @@ def list_messages(
     context: typer.Context, topic: str, state: str = "", from_ms: int = 0, to_ms: int = 0, page_size: int = 100,
     page_token: str = "",
 ) -> None:  # fmt: skip
-    """Show the messages of a topic. --state: PREPARED, COMMITTED, ROLLED_BACK, CHECK_FAILED."""
+    """List the messages of a topic. --state: PREPARED, COMMITTED, ROLLED_BACK, CHECK_FAILED."""
     request = admin_pb2.ListMessagesRequest(
         topic=topic, state=_state(types_pb2.MessageState, "MESSAGE_STATE_", state), from_ms=from_ms, to_ms=to_ms,
         page_size=page_size, page_token=page_token,
@@ -328,7 +328,7 @@ def list_messages(
 def list_consumptions(
     context: typer.Context, topic: str, app: str = "", state: str = "", page_size: int = 100, page_token: str = "",
 ) -> None:  # fmt: skip
-    """Show the deliveries of a topic. --state: SCHEDULED, ACKED, FAILED, CANCELLED."""
+    """List the deliveries of a topic. --state: SCHEDULED, ACKED, FAILED, CANCELLED."""
     request = admin_pb2.ListConsumptionsRequest(
         topic=topic, app=app, state=_state(types_pb2.ConsumptionState, "CONSUMPTION_STATE_", state),
         page_size=page_size, page_token=page_token,
@@ -340,20 +340,20 @@ def list_consumptions(
 def reactivate(
     context: typer.Context, message_id: str, app: str, reason: Annotated[str, typer.Option()], tag: str = ""
 ) -> None:
-    """Try a FAILED delivery again, with a fresh budget."""
+    """Retry a FAILED delivery with a fresh retry budget."""
     request = admin_pb2.ReactivateConsumptionRequest(message_id=message_id, app=app, tag=tag, reason=reason)
     _call(context, "ReactivateConsumption", request, admin_pb2.Consumption)
 
 
 @app.command()
 def list_servers(context: typer.Context) -> None:
-    """Show the servers, alive and gone, and which shards each looks after."""
+    """List servers, alive and gone, and the shards each one holds."""
     _call(context, "ListServers", admin_pb2.ListServersRequest(), admin_pb2.ListServersResponse)
 
 
 @app.command()
 def list_instances(context: typer.Context, app: str, tag: str = "default") -> None:
-    """Show where a producer's service would be asked for an outcome now."""
+    """List the addresses at which a producer's service would be checked now."""
     request = admin_pb2.ListInstancesRequest(app=app, tag=tag)
     _call(context, "ListInstances", request, admin_pb2.ListInstancesResponse)
 
@@ -376,12 +376,12 @@ def set_check(
     max_retry: int | None = None,
     cap_ms: int | None = None,
     exponential: Growth = None,
-    untried: Annotated[bool, typer.Option(help="Store it although nobody is there to try it out.")] = False,
-    remove: Annotated[list[str] | None, typer.Option(help="Name of a target that goes, repeatable.")] = None,
+    untried: Annotated[bool, typer.Option(help="Store it without trying it.")] = False,
+    remove: Annotated[list[str] | None, typer.Option(help="Name of a target to remove, repeatable.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Remove the topic's other targets.")] = False,
     keep: Annotated[bool, typer.Option("--keep", hidden=True, help="As it is without it, too.")] = False,
 ) -> None:
-    """How undecided messages of a topic are asked for: what is not named stays. Tried out before it is stored."""
+    """Configure how undecided messages of a topic are checked; what is not named stays. Tried before it is stored."""
     del keep
     before = _ask(context, "GetTopicCheck", admin_pb2.GetTopicCheckRequest(topic=topic), admin_pb2.TopicCheck)
     targets = {target.name: target for target in before.targets}
@@ -434,13 +434,13 @@ def _changed_target(
 
 @app.command()
 def get_check(context: typer.Context, topic: str) -> None:
-    """Show how undecided messages of a topic are asked for."""
+    """Show how undecided messages of a topic are checked."""
     _call(context, "GetTopicCheck", admin_pb2.GetTopicCheckRequest(topic=topic), admin_pb2.TopicCheck)
 
 
 @app.command()
 def check_now(context: typer.Context, message_id: str) -> None:
-    """Ask about one undecided message now: shows who was asked, what, the answer, the verdict and the time it took."""
+    """Check one undecided message now; shows the target, the request, the answer, the verdict and the duration."""
     _call(
         context, "CheckNow", admin_pb2.CheckNowRequest(message_id=message_id), admin_pb2.CheckNowResponse, timeout=150
     )
@@ -448,7 +448,7 @@ def check_now(context: typer.Context, message_id: str) -> None:
 
 @app.command()
 def reactivate_check(context: typer.Context, message_id: str, reason: Annotated[str, typer.Option()]) -> None:
-    """Have a CHECK_FAILED message asked for again."""
+    """Check a CHECK_FAILED message again."""
     request = admin_pb2.ReactivateCheckRequest(message_id=message_id, reason=reason)
     _call(context, "ReactivateCheck", request, message_pb2.Message)
 
@@ -458,7 +458,7 @@ def reactivate_checks(
     context: typer.Context, topic: str, reason: Annotated[str, typer.Option()], from_ms: int = 0, to_ms: int = 0,
     limit: int | None = None, dry_run: bool = False,
 ) -> None:  # fmt: skip
-    """Have all CHECK_FAILED messages of a topic asked for again. --dry-run only counts them."""
+    """Check all CHECK_FAILED messages of a topic again. --dry-run only counts them."""
     request = admin_pb2.ReactivateChecksRequest(
         topic=topic, from_ms=from_ms, to_ms=to_ms, limit=limit, dry_run=dry_run, reason=reason
     )

@@ -18,11 +18,13 @@ init_app, doctor_app = command(), command()
 @init_app.command()
 def init(
     config: ConfigFile = None,
-    new_admin_token: Annotated[bool, typer.Option(help="The token was lost: make another, the old one ends.")] = False,
+    new_admin_token: Annotated[
+        bool, typer.Option(help="Create a new admin token; the old one becomes invalid.")
+    ] = False,
     accept_shard_map: Annotated[
         bool,
         typer.Option(
-            help="Shards were moved: the catalog takes the map of this configuration. Stop all servers first."
+            help="Shards were moved: store this configuration's shard map in the catalog. Stop all servers first."
         ),
     ] = False,
 ) -> None:

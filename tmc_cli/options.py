@@ -10,7 +10,9 @@ import typer
 from tmc_cli import fail
 from tmc_server.config import Config, ConfigError, load
 
-ConfigFile = Annotated[str | None, typer.Option("--config", "-c", help="TOML file; TMC_ environment variables win.")]
+ConfigFile = Annotated[
+    str | None, typer.Option("--config", "-c", help="TOML file; TMC_ environment variables take precedence.")
+]
 
 
 def command() -> typer.Typer:

@@ -40,7 +40,7 @@ def serve_command(
 @dev_app.command()
 def dev(
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on loopback; 0 takes a free one.")] = 50051,
-    data: Annotated[str, typer.Option(help="SQLite file; made when missing.")] = "tmc-dev.db",
+    data: Annotated[str, typer.Option(help="SQLite file; created when missing.")] = "tmc-dev.db",
     config: ConfigFile = None,
 ) -> None:
     """Run the whole center in one process: SQLite, built-in delivery, no credentials, loopback only."""

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Archive closed messages, restore them, reconcile ledgers, report. Runs on Spark, reads only.",
+    help="Archive closed messages, restore them, reconcile ledgers, report. Runs on Spark and only reads the databases.",
 )
 ConfigFile = Annotated[str, typer.Option("--config", "-c", help="pipeline.toml; docs/pipeline.md lists its keys")]
-Master = Annotated[str, typer.Option(help="instead of spark.master: local[2], spark://host:7077")]
-Profile = Annotated[str, typer.Option(help="instead of spark.profile: polite or fast")]
-SkipMissing = Annotated[bool, typer.Option("--skip-missing", help="go on without archive folders that are gone")]
+Master = Annotated[str, typer.Option(help="overrides spark.master: local[2], spark://host:7077")]
+Profile = Annotated[str, typer.Option(help="overrides spark.profile: polite or fast")]
+SkipMissing = Annotated[bool, typer.Option("--skip-missing", help="continue without archive folders that are missing")]
 
 _WEEK_MS = 7 * 86_400_000
 
@@ -157,7 +157,7 @@ def _families(settings: Settings) -> set[str]:
     }
 
 
-archiving = typer.Typer(invoke_without_command=True, help="Copy closed messages to Parquet; verify what was copied.")
+archiving = typer.Typer(invoke_without_command=True, help="Copy closed messages to Parquet, and verify the copies.")
 app.add_typer(archiving, name="archive")
 
 
@@ -166,7 +166,7 @@ def archive(
     context: typer.Context,
     config: ConfigFile = "",
     everything: Annotated[
-        bool, typer.Option("--everything", help="look through all closing times, not only the last ones")
+        bool, typer.Option("--everything", help="look at all closing times, not only recent ones")
     ] = False,
     master: Master = "",
     profile: Profile = "",
@@ -192,8 +192,8 @@ def archive(
 @archiving.command()
 def verify(
     config: ConfigFile,
-    since: Annotated[str, typer.Option(help="runs that ended from then on, UTC: 2026-11-21; empty: all")] = "",
-    until: Annotated[str, typer.Option(help="and before then")] = "",
+    since: Annotated[str, typer.Option(help="runs that ended at or after this time, UTC: 2026-11-21; empty: all")] = "",
+    until: Annotated[str, typer.Option(help="and before this time")] = "",
     master: Master = "",
     profile: Profile = "",
 ) -> None:
@@ -220,7 +220,7 @@ def restore(
     topic: Annotated[str, typer.Option(help="instead of ids: the topic, with --key")] = "",
     key: Annotated[str, typer.Option(help="instead of ids: the message key, with --topic")] = "",
     replay: Annotated[
-        bool, typer.Option("--replay", help="send them again, as new messages of their producer")
+        bool, typer.Option("--replay", help="publish them again, as new messages of their producer")
     ] = False,
     address: Annotated[str, typer.Option(envvar="TMC_ADDRESS", help="of the center, for --replay")] = "127.0.0.1:50051",
     app_key: Annotated[str, typer.Option(envvar="TMC_APP_KEY", help="of the producer, for --replay")] = "",
@@ -289,9 +289,12 @@ def reconcile(
 def report(
     config: ConfigFile,
     since: Annotated[
-        str, typer.Option(help="messages prepared from then on, UTC: 2026-11-21 or 2026-11-21T08:00; empty: a week")
+        str,
+        typer.Option(
+            help="messages prepared at or after this time, UTC: 2026-11-21 or 2026-11-21T08:00; empty: a week ago"
+        ),
     ] = "",
-    until: Annotated[str, typer.Option(help="and before then; empty: now")] = "",
+    until: Annotated[str, typer.Option(help="and before this time; empty: now")] = "",
     skip_missing: SkipMissing = False,
     master: Master = "",
     profile: Profile = "",

@@ -21,7 +21,7 @@ class SparkSettings(Section):
     """[spark]"""
 
     master: str = Field(
-        "", description="spark://host:7077 for a cluster; empty: this machine, or what spark-submit says"
+        "", description="spark://host:7077 for a cluster; empty: this machine, or the master given to spark-submit"
     )
     profile: Literal["polite", "fast"] = Field(
         "polite", description="polite: one connection at a time and the lowest priority; fast: every core"
@@ -33,7 +33,7 @@ class SparkSettings(Section):
         BODY_BYTES,
         ge=1024,
         le=8 << 20,
-        description="longest body of a message, as the center's limits.body_bytes: how many rows are held at a time",
+        description="maximum size of a message body, as the center's limits.body_bytes; it bounds the rows held in memory",
     )
     drivers: tuple[str, ...] = Field((), description="paths of JDBC driver jars; empty: where Debian puts them")
     options: Mapping[str, str] = Field({}, description="further Spark settings, spark.* = value")
@@ -42,38 +42,38 @@ class SparkSettings(Section):
 class ArchiveSettings(Section):
     """[archive]"""
 
-    path: str = Field("", description="folder or URL of the archive, the same for every worker; empty: no archive")
+    path: str = Field("", description="folder or URL of the archive, the same on every worker; empty: no archive")
     lag_minutes: float = Field(
-        15, ge=1, le=10_080, description="what closed later than so long ago waits for the next run"
+        15, ge=1, le=10_080, description="minutes; messages that closed more recently wait for the next run"
     )
     lookback_hours: float = Field(
         24,
         ge=0,
         le=8760,
-        description="so far before the last run closing times are looked through again: late commits, clocks set back",
+        description="how far before the last run to look again, for late commits and clocks that were set back",
     )
 
 
 class ReconcileSettings(Section):
     """[reconcile]"""
 
-    path: str = Field("reconcile", description="where a run writes its summary and details, in a folder of its own")
+    path: str = Field("reconcile", description="folder for summaries and details; each run makes a folder in it")
     tolerance_minutes: float = Field(
-        15, ge=0, le=10_080, description="what moved later than so long ago may still differ"
+        15, ge=0, le=10_080, description="minutes; messages that moved more recently may still differ"
     )
 
 
 class ReportSettings(Section):
     """[report]"""
 
-    path: str = Field("report", description="where a run writes its page and tables, in a folder of its own")
+    path: str = Field("report", description="folder for pages and tables; each run makes a folder in it")
 
 
 class MetricsSettings(Section):
     """[metrics]"""
 
     textfile: str = Field(
-        "", description="folder that a Prometheus node exporter collects *.prom files from; empty: none"
+        "", description="folder from which a Prometheus node exporter collects *.prom files; empty: none"
     )
 
 
@@ -91,11 +91,13 @@ class LedgerSource(Section):
     csv: str = Field("", description="or the path of CSV files with a header line")
     columns: Mapping[str, Column] = Field(
         {},
-        description="message_id, state, at_ms, body_sha256, subscriber = the column's name; those left out keep the SDK's",
+        description="message_id, state, at_ms, body_sha256, subscriber = column name; the rest keep the SDK's names",
     )
-    since_ms: int = Field(0, ge=0, description="epoch milliseconds; rows of messages prepared earlier may be gone")
+    since_ms: int = Field(
+        0, ge=0, description="milliseconds since the epoch; rows of messages prepared earlier may be missing"
+    )
     states: Mapping[str, Literal["COMMITTED", "ROLLED_BACK"]] = Field(
-        {"1": "COMMITTED", "2": "ROLLED_BACK"}, description="producers: what a value of the state column means"
+        {"1": "COMMITTED", "2": "ROLLED_BACK"}, description="producers: meaning of the values in the state column"
     )
 
     @property

@@ -25,9 +25,13 @@ class ServerConfig(Section):
     """[server]"""
 
     listen: str = Field("127.0.0.1:50051", description="host:port; port 0 takes a free one")
-    lease_seconds: float = Field(10, ge=1, le=120, description="without a sign of life for so long a server is gone")
+    lease_seconds: float = Field(
+        10, ge=1, le=120, description="a server without a heartbeat for this long counts as gone"
+    )
     workers: int = Field(1, ge=1, le=64, description="server processes; each takes the next port")
-    shutdown_seconds: float = Field(20, gt=0, le=600, description="how long running calls may take when we stop")
+    shutdown_seconds: float = Field(
+        20, gt=0, le=600, description="grace period for running calls when the server stops"
+    )
 
     @field_validator("listen")
     @classmethod
@@ -44,8 +48,10 @@ class TlsConfig(Section):
 
     certificate: str | None = Field(None, description="certificate chain of this server, PEM file")
     key: str | None = Field(None, description="its private key, PEM file")
-    client_authority: str | None = Field(None, description="set: clients must show a certificate of this authority")
-    bind_apps: bool = Field(False, description="an app's calls must show a certificate that names the app")
+    client_authority: str | None = Field(
+        None, description="if set, clients must present a certificate of this authority"
+    )
+    bind_apps: bool = Field(False, description="an app's calls must present a certificate that names the app")
 
     @model_validator(mode="after")
     def _pairs(self) -> TlsConfig:
@@ -131,9 +137,11 @@ class StoreConfig(Section):
     """[store]"""
 
     catalog: DatabaseUrl = Field(SecretStr("sqlite:///tmc.db"), description="SQLAlchemy URL of the catalog")
-    shards: tuple[ShardRange, ...] = Field((), description="ranges of shards by URL; empty: all with the catalog")
+    shards: tuple[ShardRange, ...] = Field(
+        (), description="ranges of shards by URL; empty: all shards in the catalog's database"
+    )
     change_delay_ms: int = Field(
-        5000, ge=1500, le=60_000, description="greatest age of a copy of the catalog that submits are made with"
+        5000, ge=1500, le=60_000, description="maximum age of the cached catalog that submits may use"
     )
 
     @model_validator(mode="after")
@@ -147,27 +155,42 @@ class StoreConfig(Section):
 class LimitsConfig(Section):
     """[limits]"""
 
-    body_bytes: int = Field(262_144, ge=1024, le=8 << 20, description="longest body of a message")
-    request_bytes: int = Field(16 << 20, ge=1 << 20, le=256 << 20, description="largest request, batches included")
-    queue: int = Field(20_000, ge=1, le=1_000_000, description="operations waiting per shard; more are refused")
+    body_bytes: int = Field(262_144, ge=1024, le=8 << 20, description="maximum size of a message body")
+    request_bytes: int = Field(
+        16 << 20, ge=1 << 20, le=256 << 20, description="maximum size of a request, batches included"
+    )
+    queue: int = Field(
+        20_000, ge=1, le=1_000_000, description="operations that may wait per shard; further ones are refused"
+    )
     queue_bytes: int = Field(
-        64 << 20, ge=1 << 20, le=4 << 30, description="bodies waiting per shard, about; more are refused"
+        64 << 20,
+        ge=1 << 20,
+        le=4 << 30,
+        description="bytes of bodies that may wait per shard, approximately; further ones are refused",
     )
-    lanes: int = Field(3, ge=1, le=32, description="lane threads and connections per database (SQLite: 1)")
-    batch_operations: int = Field(400, ge=1, le=5000, description="operations of one transaction")
-    batch_bytes: int = Field(4 << 20, ge=65_536, le=64 << 20, description="bodies of one transaction, about")
-    items_per_second: int = Field(50_000, ge=0, le=10_000_000, description="per app; 0: no limit")
-    calls_per_second: int = Field(5_000, ge=0, le=1_000_000, description="per app and server; 0: no limit")
+    lanes: int = Field(3, ge=1, le=32, description="writer threads and connections per database (SQLite: 1)")
+    batch_operations: int = Field(400, ge=1, le=5000, description="maximum operations per transaction")
+    batch_bytes: int = Field(
+        4 << 20, ge=65_536, le=64 << 20, description="maximum bytes of bodies per transaction, approximately"
+    )
+    items_per_second: int = Field(50_000, ge=0, le=10_000_000, description="items per second of an app; 0: no limit")
+    calls_per_second: int = Field(
+        5_000, ge=0, le=1_000_000, description="calls per second of an app, per server; 0: no limit"
+    )
     bytes_per_second: int = Field(
-        128 << 20, ge=0, le=64 << 30, description="of an app's requests, per server; 0: no limit"
+        128 << 20, ge=0, le=64 << 30, description="bytes per second of an app's requests, per server; 0: no limit"
     )
-    open_calls: int = Field(1_000, ge=0, le=1_000_000, description="of an app at once, per server; 0: no limit")
+    open_calls: int = Field(
+        1_000, ge=0, le=1_000_000, description="concurrent calls of an app, per server; 0: no limit"
+    )
     open_bytes: int = Field(
-        64 << 20, ge=0, le=64 << 30, description="of an app's requests at once, per server; 0: no limit"
+        64 << 20, ge=0, le=64 << 30, description="bytes of an app's concurrent requests, per server; 0: no limit"
     )
     streams: int = Field(200, ge=0, le=1_000_000, description="open Subscribe streams of an app; 0: no limit")
-    connections: int = Field(2_000, ge=10, le=1_000_000, description="of all callers to this server at once")
-    calls_per_connection: int = Field(50, ge=1, le=100_000, description="open at once; clients queue further ones")
+    connections: int = Field(2_000, ge=10, le=1_000_000, description="maximum connections to this server")
+    calls_per_connection: int = Field(
+        50, ge=1, le=100_000, description="concurrent calls per connection; clients queue further ones"
+    )
 
 
 class DeliveryConfig(Section):
@@ -176,10 +199,10 @@ class DeliveryConfig(Section):
     kind: Literal["builtin", "rabbitmq"] = Field(
         "builtin", description="builtin: over gRPC streams, one server; rabbitmq: queues, any number of servers"
     )
-    scan_seconds: float = Field(0.5, ge=0.01, le=60, description="longest sleep between looks at what is due")
+    scan_seconds: float = Field(0.5, ge=0.01, le=60, description="maximum pause between scans for due deliveries")
     signatures: bool = Field(
         True,
-        description="sign what goes into queues, so that consumers refuse what others put there; docs/signatures.md",
+        description="sign copies in queues, so that consumers refuse those of others; docs/signatures.md",
     )
 
 
@@ -187,10 +210,14 @@ class RabbitmqConfig(Section):
     """[rabbitmq]"""
 
     url: SecretStr = Field(SecretStr(""), description="amqp://user:password@host:5672/%2F, or amqps://; empty: none")
-    consumer_address: Address = Field("", description="host:port that consumers use; empty: that of url")
-    queue_type: Literal["quorum", "classic"] = Field("quorum", description="of the queues that the center declares")
-    window: int = Field(2000, ge=20, le=100_000, description="copies without a confirm at most; half for one queue")
-    window_bytes: int = Field(64 << 20, ge=1 << 20, le=4 << 30, description="their bodies at most, about")
+    consumer_address: Address = Field("", description="host:port for consumers; empty: that of url")
+    queue_type: Literal["quorum", "classic"] = Field(
+        "quorum", description="type of the queues that the center declares"
+    )
+    window: int = Field(2000, ge=20, le=100_000, description="maximum unconfirmed copies; half of them for one queue")
+    window_bytes: int = Field(
+        64 << 20, ge=1 << 20, le=4 << 30, description="maximum bytes of their bodies, approximately"
+    )
 
     @field_validator("url")
     @classmethod
@@ -203,16 +230,17 @@ class ConsulConfig(Section):
 
     agent: Address = Field("", description="host:port of the agent; empty: this server is not registered")
     token: SecretStr = Field(SecretStr(""), description="ACL token")
-    service: str = Field("tmc", min_length=1, description="name that callers look for")
-    tag: str = Field("", description="which center this is")
-    advertise: Address = Field("", description="host:port given to callers; empty: the address of listen")
+    service: str = Field("tmc", min_length=1, description="service name that callers look up")
+    tag: str = Field("", description="tag of this center in Consul")
+    advertise: Address = Field("", description="host:port for callers; empty: the address in listen")
 
 
 class DiscoveryConfig(Section):
     """[discovery]: where producers' services are found."""
 
     kind: Literal["static", "recorded", "consul"] = Field(
-        "static", description="static: [discovery.instances]; recorded: as senders say; consul: by service name and tag"
+        "static",
+        description="static: [discovery.instances]; recorded: as producers send them; consul: by service name and tag",
     )
     instances: dict[str, tuple[str, ...]] = Field(
         default_factory=dict, description="app or app@tag = list of host:port, for kind static"
@@ -232,12 +260,10 @@ class ChecksConfig(Section):
     """[checks]: asking producers what became of their transactions."""
 
     allow: Annotated[tuple[str, ...], AfterValidator(_egress_entries)] = Field(
-        (), description="host:port and network/bits:port that may be asked, * for any port; see docs/checks.md"
+        (), description="host:port and network/bits:port that checks may reach, * for any port; docs/checks.md"
     )
-    authority: str | None = Field(
-        None, description="PEM file: whom targets with TLS must prove to be; default: the system's"
-    )
-    certificate: str | None = Field(None, description="PEM file shown to targets with TLS that want one")
+    authority: str | None = Field(None, description="PEM file: authority for targets with TLS; default: the system's")
+    certificate: str | None = Field(None, description="PEM file: client certificate for targets with TLS")
     key: str | None = Field(None, description="its private key, PEM file")
 
     @model_validator(mode="after")
@@ -251,20 +277,22 @@ class RetentionConfig(Section):
     """[retention]"""
 
     kind: Literal["none", "archive", "age"] = Field(
-        "none", description="which closed messages are removed: none; archived ones; all that are old enough"
+        "none", description="which closed messages are removed: none, archived ones, or all that are old enough"
     )
     archive: str = Field("", description="folder of the archive that `tmc pipeline archive` writes, for kind archive")
     keep_hours: float = Field(
-        168, ge=1, le=87_600, description="closed messages stay at least so long: the replay window"
+        168, ge=1, le=87_600, description="closed messages are kept at least this long: the replay window"
     )
-    rows_per_second: int = Field(2000, ge=10, le=1_000_000, description="messages removed at most, per database")
+    rows_per_second: int = Field(
+        2000, ge=10, le=1_000_000, description="maximum messages removed per second and database"
+    )
 
 
 class AlertsConfig(Section):
     """[alerts]: besides the log."""
 
     webhook: SecretStr = Field(
-        SecretStr(""), description="http:// or https:// address that takes alerts as JSON; empty: none"
+        SecretStr(""), description="http:// or https:// URL that alerts are posted to as JSON; empty: none"
     )
 
     @field_validator("webhook")
@@ -280,7 +308,7 @@ class TelemetryConfig(Section):
         "", description="host:port of the Prometheus endpoint; empty: none; workers take the next ports"
     )
     series: int = Field(
-        1000, ge=1, le=100_000, description="topic and app pairs with gauges of their own; the rest is one, `other`"
+        1000, ge=1, le=100_000, description="topic and app pairs with gauges of their own; the rest share `other`"
     )
 
 
@@ -294,7 +322,7 @@ class DevConfig(Section):
 class LogConfig(Section):
     """[log]"""
 
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity written")
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="minimum severity")
     format: Literal["auto", "json", "text"] = Field("auto", description="auto: text on a terminal, else JSON lines")
 
 

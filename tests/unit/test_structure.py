@@ -244,13 +244,14 @@ def test_the_errors_page_lists_every_reason() -> None:
     assert listed == {leaf.reason: CODES[leaf].name for leaf in errors.leaves()}
 
 
-def test_the_configuration_page_lists_every_key_with_its_default() -> None:
+def test_the_configuration_page_lists_every_key_with_its_default_and_meaning() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text()
-    rows = re.findall(r"^\| `(\w+)\.(\w+)` \| `([^`]*)` \|", page, re.M)
+    rows = re.findall(r"^\| `(\w+)\.(\w+)` \| `([^`]*)` \| (.*) \|$", page, re.M)
     expected = [
-        (section, key, _shown(getattr(getattr(Config(), section), key)))
-        for section, field in Config.model_fields.items()
-        for key in type(getattr(Config(), section)).model_fields
+        (section, key, _shown(getattr(part, key)), field.description)
+        for section in Config.model_fields
+        for part in (getattr(Config(), section),)
+        for key, field in type(part).model_fields.items()
     ]
     assert rows == expected
 
