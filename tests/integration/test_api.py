@@ -312,7 +312,7 @@ class TestIdentity:
         replayed = {"tmc-replay-of": "1-1-04-5"}
         for wrong in ("", "Bearer wrong", f"Bearer {center.keys['orders']}"):
             refused = api(path, a_message(headers=replayed), [*ours, ("tmc-operator", wrong)])
-            assert refused == ("PERMISSION_DENIED", "ADMIN_ONLY", "")
+            assert refused == ("UNAUTHENTICATED", "ADMIN_ONLY", "")
         operator = [*ours, ("tmc-operator", f"Bearer {center.token}")]
         answer = api(path, a_message(headers=replayed), operator)
         if method == "Prepare":

@@ -42,7 +42,7 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     authority.issue("orders", "DNS:orders.test")
     tls = {"certificate": str(certificate), "key": str(key), "client_authority": str(authority.certificate)}
     with RunningCenter(f"sqlite:///{folder}/tmc.db", open_to_all=True, tls=tls) as center:
-        with TcpProxy("127.0.0.1", center.center.port) as one, TcpProxy("127.0.0.1", center.center.port) as two:
+        with TcpProxy("127.0.0.1", center.server.port) as one, TcpProxy("127.0.0.1", center.server.port) as two:
             yield Doors(center, f"{one.address},{two.address}", folder)
 
 

@@ -20,7 +20,7 @@ CODES: dict[type[errors.TmcError], grpc.StatusCode] = {
     errors.MalformedRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.CredentialsMissing: grpc.StatusCode.UNAUTHENTICATED,
     errors.CredentialsInvalid: grpc.StatusCode.UNAUTHENTICATED,
-    errors.AdminOnly: grpc.StatusCode.PERMISSION_DENIED,
+    errors.AdminOnly: grpc.StatusCode.UNAUTHENTICATED,
     errors.AppDisabled: grpc.StatusCode.PERMISSION_DENIED,
     errors.KeyOfAnotherTag: grpc.StatusCode.PERMISSION_DENIED,
     errors.CertificateOfAnother: grpc.StatusCode.PERMISSION_DENIED,
