@@ -83,7 +83,7 @@ class Restoring:
 
     def _shown(self, messages: DataFrame, runs: Sequence[Manifest]) -> Iterator[dict[str, Any]]:
         subscribers = subscriber_names(runs)
-        apps = {int(number): name for run in runs for number, name in run.names["apps"].items()}
+        apps = {int(number): str(name) for run in runs for number, name in run.names["apps"].items()}
         with translated():
             rows = messages.orderBy("id").collect()
         for row in rows:

@@ -186,6 +186,18 @@ def test_the_domain_is_pure() -> None:
             assert not used & {"asyncio", "os", "random", "socket", "time"}, module
 
 
+@pytest.mark.parametrize("room", ["tmc_server.domain", "tmc_server.requests"])
+def test_signatures_say_what_they_take(room: str) -> None:
+    untyped = {
+        f"{module}:{node.lineno}"
+        for module, path in _modules()
+        if _room(module) == room
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Name) and node.id == "Any"
+    }
+    assert untyped == set()
+
+
 def test_every_rpc_has_a_right_and_every_right_an_rpc() -> None:
     methods = {f"{name}/{method.name}" for name, service in SERVICES.items() for method in service.methods}
     assert methods == set(RIGHTS)

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 FORMAT = 2
 _CHECKED_SINCE = 2  # manifests of format 1 have no checksum
@@ -60,7 +59,7 @@ class Manifest:
     written_ms: int
     shards: tuple[ArchivedShard, ...]
     partitions: tuple[Partition, ...]
-    names: Mapping[str, Mapping[str, Any]]
+    names: Mapping[str, Mapping[str, Sequence[str] | str]]
 
     @property
     def messages(self) -> int:
@@ -94,7 +93,7 @@ class Manifest:
             raise ManifestUnreadable(f"This is no manifest: {exc}.") from exc
 
 
-def _checksum(values: Mapping[str, Any]) -> str:
+def _checksum(values: Mapping[str, object]) -> str:
     """SHA-256 over the values in one fixed order, hexadecimal: finds damage and careless edits, not a forger."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 

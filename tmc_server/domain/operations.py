@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from tmc_server.domain.catalog import Topic
 from tmc_server.domain.message import MessageState
@@ -57,7 +56,7 @@ class Operation:
     answer: Answer | None = field(default=None, init=False)
     app: int = field(default=0, init=False)
     again: bool = field(default=False, init=False)
-    ticket: Any = field(default=None, init=False)
+    ticket: object = field(default=None, init=False)
     tries: int = field(default=0, init=False)
 
     @property

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from tmc_server.domain.catalog import Catalog, DeliveryKeys, Subscription
-from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource
+from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, ChangeEverywhere
 from tmc_server.errors import InvalidField, SubscriptionUnknown
 from tmc_server.metrics import METRICS
 from tmc_server.requests import validation
@@ -27,7 +26,7 @@ class Signing:
         self,
         editor: CatalogEditor,
         catalog: CatalogSource,
-        change: Callable[..., Awaitable[Any]],
+        change: ChangeEverywhere,
         alarm: Alarm,
         enabled: bool,
     ) -> None:
@@ -88,9 +87,10 @@ class Signing:
             await self._change(self._editor.make_delivery_keys, actor, [number])
             return self._keys_of(number)
         announced, _ = await self._change(self._editor.announce_delivery_key, actor, topic, app, tag, drop_previous)
-        signing, _ = await self._change(self._editor.sign_with, actor, announced.number, announced.keys.other)
-        keys: DeliveryKeys = signing.keys
-        return keys
+        assert announced.keys is not None
+        assert announced.keys.other is not None
+        await self._change(self._editor.sign_with, actor, announced.number, announced.keys.other)
+        return self._keys_of(number)
 
     def _number(self, topic: str, app: str, tag: str) -> int:
         validation.topic(topic)

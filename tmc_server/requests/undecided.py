@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tmc_server.domain.catalog import Catalog, Topic
 from tmc_server.domain.checks import CheckAnswer, CheckPolicy, CheckReason, CheckTarget, Verdict
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.placement import shards_of
-from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, CheckChange
+from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, ChangeEverywhere, CheckChange
 from tmc_server.domain.ports.checks import Asking, CheckDesk, Checked
 from tmc_server.domain.ports.reading import RowReader
 from tmc_server.domain.retry import RetryPolicy
@@ -48,7 +47,7 @@ class Undecided:
         desk: CheckDesk,
         reader: RowReader,
         asking: Asking,
-        change: Callable[..., Awaitable[Any]],
+        change: ChangeEverywhere,
     ) -> None:
         self._editor = editor
         self._catalog = catalog
@@ -93,8 +92,7 @@ class Undecided:
             _validate(target)
             await asyncio.to_thread(self._asking.examine, target, owner, topic.default_tag, untried)
         policy = CheckPolicy({target.name: target for target in targets}, retry or topic.checks.retry)
-        result: tuple[Topic, int] = await self._change(self._editor.set_topic_check, actor, topic.name, policy, change)
-        return result
+        return await self._change(self._editor.set_topic_check, actor, topic.name, policy, change)
 
     async def check_now(self, message_id: str) -> CheckReport:
         """Ask about one message, and act on the answer. Raises MessageUnknown."""

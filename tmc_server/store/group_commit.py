@@ -221,7 +221,7 @@ class GroupCommit:
             self._ready.clear()
         for operation in left:
             operation.answer = ShuttingDown()
-            self._finish(operation.ticket)
+            self._finish(operation)
 
     def perform(self, operations: Sequence[tuple[int, Operation]]) -> Awaitable[object]:
         """See domain.ports.work.Performer."""
@@ -250,7 +250,7 @@ class GroupCommit:
         if self._closed:
             for _, operation in operations:
                 operation.answer = ShuttingDown()
-                self._finish(operation.ticket)
+                self._finish(operation)
             return
         pushed_out: list[Operation] = []
         with self._condition:
@@ -265,7 +265,7 @@ class GroupCommit:
                     self._condition.notify()
         for operation in pushed_out:
             operation.answer = QueueFull()
-            self._finish(operation.ticket)
+            self._finish(operation)
 
     def _lane(self) -> None:
         connection: sa.Connection | None = None
@@ -375,14 +375,16 @@ class GroupCommit:
             else:
                 if operation.answer is LOCKED:
                     operation.answer = RowLocked()
-                self._finish(operation.ticket)
+                self._finish(operation)
         if again:
             self._enqueue(again)
 
     @staticmethod
-    def _finish(ticket: _Ticket) -> None:
+    def _finish(operation: Operation) -> None:
+        ticket = operation.ticket
+        assert isinstance(ticket, _Ticket)
         ticket.open -= 1
-        # Whoever cancelled has done with its future; an unguarded set_result would kill this hand-over.
+        # A caller that was cancelled has done with its future; an unguarded set_result would kill this hand-over.
         if ticket.open == 0 and not ticket.future.done():
             ticket.future.set_result(None)
 

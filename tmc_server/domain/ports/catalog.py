@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
 from tmc_server.domain.checks import CheckPolicy
 from tmc_server.domain.retry import RetryPolicy
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class CatalogSource(Protocol):
@@ -147,6 +150,13 @@ class CatalogEditor(Protocol):
 
     def confirm(self, topics: Collection[int], subscriptions: Collection[int], effective_ms: int) -> None:
         """Write down since when every server knows these, by number; those that have a time keep it."""
+
+
+class ChangeEverywhere(Protocol):
+    """Stores a change of the catalog, and returns when it counts at every server."""
+
+    async def __call__(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, int]:
+        """Returns: the change's result, and the time by which it counted. Raises StoreUnavailable: repeat it."""
 
 
 class Activation(Protocol):
