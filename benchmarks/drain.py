@@ -254,10 +254,13 @@ def main() -> None:
             options_of = {
                 "http": {"path": "/verifyMessage"},
                 "reflection": {
-                    "method": "shop.v1.OrderService/GetOrder", "request": '{"order_id": "{key}"}',
-                    "verdict": "payment.status", "COMMIT": "STATUS_PAID", "ROLLBACK": "STATUS_CANCELLED",
+                    "method": "shop.v1.OrderService/GetOrder",
+                    "request": '{"order_id": "{key}"}',
+                    "verdict": "payment.status",
+                    "COMMIT": "STATUS_PAID",
+                    "ROLLBACK": "STATUS_CANCELLED",
                 },
-            }.get(target["kind"], {})  # fmt: skip
+            }.get(target["kind"], {})
             endpoint = drain.run(mode, str(drain.ports[n]))
             drain.set_check(n, **target, address=address, options=options_of, concurrency=32)
             settled(n, 500)

@@ -60,8 +60,11 @@ def job(name: str, settings: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
         file.flush()
         process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.pipeline_job", name, file.name],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=HERE.parent,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=HERE.parent,
+        )
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         try:

@@ -41,12 +41,16 @@ def serving(
     """A `tmc serve` on `url`. polite: with another app of that name, its topic `polite.paid` in the same shard."""
     port = free_port()
     log = tempfile.NamedTemporaryFile(prefix="tmc-bench-", suffix=".log", delete=False)  # noqa: SIM115
-    values = os.environ | {
-        "TMC_SERVER__LISTEN": f"127.0.0.1:{port}",
-        "TMC_STORE__CATALOG": url,
-        "TMC_STORE__CHANGE_DELAY_MS": "1500",
-        "TMC_LIMITS__ITEMS_PER_SECOND": "0",
-    } | (environment or {})  # fmt: skip
+    values = (
+        os.environ
+        | {
+            "TMC_SERVER__LISTEN": f"127.0.0.1:{port}",
+            "TMC_STORE__CATALOG": url,
+            "TMC_STORE__CHANGE_DELAY_MS": "1500",
+            "TMC_LIMITS__ITEMS_PER_SECOND": "0",
+        }
+        | (environment or {})
+    )
     token = subprocess.run([TMC, "init"], env=values, check=True, capture_output=True, text=True).stdout.strip()
     process = subprocess.Popen([TMC, "serve"], env=values, stdout=log, stderr=log)
     try:

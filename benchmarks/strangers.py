@@ -35,9 +35,15 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 def headers(path: str) -> bytes:
     """Literals without an index: the server's table does not matter."""
     values = {
-        ":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", "te": "trailers",
-        "content-type": "application/grpc", "tmc-app": "orders", "authorization": "Bearer wrong",
-    }  # fmt: skip
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": path,
+        ":authority": "x",
+        "te": "trailers",
+        "content-type": "application/grpc",
+        "tmc-app": "orders",
+        "authorization": "Bearer wrong",
+    }
     return b"".join(
         b"\x00" + bytes((len(name),)) + name.encode() + bytes((len(text),)) + text.encode()
         for name, text in values.items()

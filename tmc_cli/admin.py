@@ -19,9 +19,12 @@ from tmc_common.protocol import admin_pb2, message_pb2, types_pb2
 from tmc_server.printable import escaped
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="Register apps, topics and subscriptions; inspect messages.",
-)  # fmt: skip
+)
 Growth = Annotated[bool | None, typer.Option("--exponential/--linear", help="How the delays between attempts grow.")]
 SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 
@@ -98,9 +101,13 @@ def _add_text(message: dict[str, Any]) -> None:
 
 @app.command()
 def register_app(
-    context: typer.Context, id: str, service_name: str = "", biz_id: str = "", alert_email: str = "",
+    context: typer.Context,
+    id: str,
+    service_name: str = "",
+    biz_id: str = "",
+    alert_email: str = "",
     alert_phone: str = "",
-) -> None:  # fmt: skip
+) -> None:
     """Register a service; its key is in the answer, once."""
     request = admin_pb2.RegisterAppRequest(
         id=id, service_name=service_name, biz_id=biz_id, alert_email=alert_email, alert_phone=alert_phone
@@ -151,19 +158,32 @@ def list_apps(context: typer.Context) -> None:
 
 @app.command()
 def register_topic(
-    context: typer.Context, name: str, owner: Annotated[str, typer.Option()], default_tag: str = "",
-    table_index: int | None = None, spread: int | None = None, transaction_time_ms: int | None = None,
-    open_limit: int | None = None, single_queue: bool = False, unsigned: bool = False,
-) -> None:  # fmt: skip
+    context: typer.Context,
+    name: str,
+    owner: Annotated[str, typer.Option()],
+    default_tag: str = "",
+    table_index: int | None = None,
+    spread: int | None = None,
+    transaction_time_ms: int | None = None,
+    open_limit: int | None = None,
+    single_queue: bool = False,
+    unsigned: bool = False,
+) -> None:
     """Register a topic of the app that produces it. --single-queue: subscribers read all such topics from one queue.
 
     --unsigned: its copies in queues are not signed (docs/signatures.md).
     """
     request = admin_pb2.RegisterTopicRequest(
-        name=name, owner=owner, default_tag=default_tag, table_index=table_index, spread=spread,
-        transaction_time_ms=transaction_time_ms, open_limit=open_limit,
-        queue_mode=types_pb2.QUEUE_MODE_SINGLE if single_queue else types_pb2.QUEUE_MODE_MULTI, unsigned=unsigned,
-    )  # fmt: skip
+        name=name,
+        owner=owner,
+        default_tag=default_tag,
+        table_index=table_index,
+        spread=spread,
+        transaction_time_ms=transaction_time_ms,
+        open_limit=open_limit,
+        queue_mode=types_pb2.QUEUE_MODE_SINGLE if single_queue else types_pb2.QUEUE_MODE_MULTI,
+        unsigned=unsigned,
+    )
     _call(context, "RegisterTopic", request, admin_pb2.Topic)
 
 
@@ -313,26 +333,43 @@ def get_message(
 
 @app.command()
 def list_messages(
-    context: typer.Context, topic: str, state: str = "", from_ms: int = 0, to_ms: int = 0, page_size: int = 100,
+    context: typer.Context,
+    topic: str,
+    state: str = "",
+    from_ms: int = 0,
+    to_ms: int = 0,
+    page_size: int = 100,
     page_token: str = "",
-) -> None:  # fmt: skip
+) -> None:
     """List the messages of a topic. --state: PREPARED, COMMITTED, ROLLED_BACK, CHECK_FAILED."""
     request = admin_pb2.ListMessagesRequest(
-        topic=topic, state=_state(types_pb2.MessageState, "MESSAGE_STATE_", state), from_ms=from_ms, to_ms=to_ms,
-        page_size=page_size, page_token=page_token,
-    )  # fmt: skip
+        topic=topic,
+        state=_state(types_pb2.MessageState, "MESSAGE_STATE_", state),
+        from_ms=from_ms,
+        to_ms=to_ms,
+        page_size=page_size,
+        page_token=page_token,
+    )
     _call(context, "ListMessages", request, admin_pb2.ListMessagesResponse)
 
 
 @app.command()
 def list_consumptions(
-    context: typer.Context, topic: str, app: str = "", state: str = "", page_size: int = 100, page_token: str = "",
-) -> None:  # fmt: skip
+    context: typer.Context,
+    topic: str,
+    app: str = "",
+    state: str = "",
+    page_size: int = 100,
+    page_token: str = "",
+) -> None:
     """List the deliveries of a topic. --state: SCHEDULED, ACKED, FAILED, CANCELLED."""
     request = admin_pb2.ListConsumptionsRequest(
-        topic=topic, app=app, state=_state(types_pb2.ConsumptionState, "CONSUMPTION_STATE_", state),
-        page_size=page_size, page_token=page_token,
-    )  # fmt: skip
+        topic=topic,
+        app=app,
+        state=_state(types_pb2.ConsumptionState, "CONSUMPTION_STATE_", state),
+        page_size=page_size,
+        page_token=page_token,
+    )
     _call(context, "ListConsumptions", request, admin_pb2.ListConsumptionsResponse)
 
 
@@ -455,9 +492,14 @@ def reactivate_check(context: typer.Context, message_id: str, reason: Annotated[
 
 @app.command()
 def reactivate_checks(
-    context: typer.Context, topic: str, reason: Annotated[str, typer.Option()], from_ms: int = 0, to_ms: int = 0,
-    limit: int | None = None, dry_run: bool = False,
-) -> None:  # fmt: skip
+    context: typer.Context,
+    topic: str,
+    reason: Annotated[str, typer.Option()],
+    from_ms: int = 0,
+    to_ms: int = 0,
+    limit: int | None = None,
+    dry_run: bool = False,
+) -> None:
     """Check all CHECK_FAILED messages of a topic again. --dry-run only counts them."""
     request = admin_pb2.ReactivateChecksRequest(
         topic=topic, from_ms=from_ms, to_ms=to_ms, limit=limit, dry_run=dry_run, reason=reason
@@ -467,9 +509,11 @@ def reactivate_checks(
 
 @app.command()
 def decide(
-    context: typer.Context, message_id: str,
-    verdict: Annotated[str, typer.Argument(help="COMMIT or ROLLBACK.")], reason: Annotated[str, typer.Option()],
-) -> None:  # fmt: skip
+    context: typer.Context,
+    message_id: str,
+    verdict: Annotated[str, typer.Argument(help="COMMIT or ROLLBACK.")],
+    reason: Annotated[str, typer.Option()],
+) -> None:
     """Decide an undecided message by hand."""
     request = admin_pb2.DecideMessageRequest(
         message_id=message_id, verdict=_state(types_pb2.Verdict, "VERDICT_", verdict), reason=reason

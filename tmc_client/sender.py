@@ -31,8 +31,15 @@ from tmc_common.protocol import consumption_pb2, message_pb2
 _MAX_ITEMS = 500
 _MAX_BYTES = 1 << 20  # every center takes at least this much
 _CALL_S = 10.0  # one call; a call's own deadline may be longer, it is then repeated
-_REPEATED_REASONS = {"ROW_LOCKED", "QUEUE_FULL", "RATE_LIMITED", "STORE_UNAVAILABLE", "CATALOG_STALE", "SHUTTING_DOWN",
-                     "NO_IDENTITY"}  # fmt: skip
+_REPEATED_REASONS = {
+    "ROW_LOCKED",
+    "QUEUE_FULL",
+    "RATE_LIMITED",
+    "STORE_UNAVAILABLE",
+    "CATALOG_STALE",
+    "SHUTTING_DOWN",
+    "NO_IDENTITY",
+}
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 

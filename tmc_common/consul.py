@@ -42,9 +42,16 @@ class Registration:
     """
 
     def __init__(
-        self, agent: str, service: str, address: str, *, tag: str = "", check: str = "grpc", token: str = "",
+        self,
+        agent: str,
+        service: str,
+        address: str,
+        *,
+        tag: str = "",
+        check: str = "grpc",
+        token: str = "",
         tls: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._client = agent_client(agent, token, timeout_s=3)
         self._service = service
         self._tag = tag
@@ -61,9 +68,13 @@ class Registration:
             if self._stopping.is_set() or self.id in self._client.agent.services():
                 return False
             self._client.agent.service.register(
-                self._service, service_id=self.id, address=self._host, port=self._port,
-                tags=[self._tag] if self._tag else [], check=self._check,
-            )  # fmt: skip
+                self._service,
+                service_id=self.id,
+                address=self._host,
+                port=self._port,
+                tags=[self._tag] if self._tag else [],
+                check=self._check,
+            )
             return True
 
     def deregister(self) -> None:

@@ -69,7 +69,11 @@ _TOLD: tuple[tuple[str, type[PipelineError], str], ...] = (
         JobFailed,
         "{}: make room, then run it again; nothing was published.",
     ),
-    (r"(Permission denied|Read-only file system)", JobFailed, "{} where the job writes: choose another path or mend its rights."),
+    (
+        r"(Permission denied|Read-only file system)",
+        JobFailed,
+        "{} where the job writes: choose another path or mend its rights.",
+    ),
     (
         r"ChecksumException: Checksum error: (?:file:)?(\S+)",
         ArchiveDamaged,
@@ -85,7 +89,7 @@ _TOLD: tuple[tuple[str, type[PipelineError], str], ...] = (
         ArchiveDamaged,
         "{} cannot be read: bring it back from a backup.",
     ),
-)  # fmt: skip
+)
 
 
 _ENDED = "Spark's process ended: nothing was published, run it again."

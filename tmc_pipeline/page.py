@@ -20,11 +20,16 @@ _HOUR_MS = 3_600_000
 _MOST_LINES = 8  # in one picture; the rest is added up or left to the tables
 _COLOURS = ("#2f6fab", "#d9822b", "#3f8f5b", "#b8433f", "#7a5aa6", "#8c6d46", "#c2679f", "#6b7280")
 _STYLE = {
-    "axes.axisbelow": True, "axes.grid": True, "axes.spines.right": False, "axes.spines.top": False, "font.size": 9,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 9,
     "grid.color": "#e5e7eb",
-    "svg.fonttype": "none", "svg.hashsalt": "tmc",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "tmc",
     "text.parse_math": False,  # names and error texts are strangers': a $ in them is no formula
-}  # fmt: skip
+}
 
 
 def at(ms: int | None) -> str:

@@ -147,10 +147,15 @@ def own_digest() -> Column:
     parts = f.transform(
         f.array_sort(kept),
         lambda each: f.concat(
-            f.lit("\0"), f.length(each["key"]), f.lit(":"), each["key"],
-            f.length(each["value"]), f.lit(":"), each["value"],
+            f.lit("\0"),
+            f.length(each["key"]),
+            f.lit(":"),
+            each["key"],
+            f.length(each["value"]),
+            f.lit(":"),
+            each["value"],
         ),
-    )  # fmt: skip
+    )
     headers = f.coalesce(f.array_join(parts, ""), f.lit(""))
     start = f.concat(f.col("delay_ms"), f.lit(":"), f.length("body"), f.lit(":"))
     return f.sha2(f.concat(start.cast("binary"), f.col("body"), f.concat("content_type", headers).cast("binary")), 256)

@@ -68,14 +68,17 @@ def deliveries(messages: DataFrame, subscribers: DataFrame) -> DataFrame:
     """
     return (
         messages.select(
-            "topic", "created_ms", "decided_ms", "delay_ms", f.explode("consumptions").alias("each"), _hour().alias("hour_ms")
+            "topic",
+            "created_ms",
+            "decided_ms",
+            "delay_ms",
+            f.explode("consumptions").alias("each"),
+            _hour().alias("hour_ms"),
         )
-        .select(
-            "topic", "hour_ms", "decided_ms", "delay_ms", f.col("created_ms").alias("prepared_ms"), "each.*"
-        )
+        .select("topic", "hour_ms", "decided_ms", "delay_ms", f.col("created_ms").alias("prepared_ms"), "each.*")
         .join(f.broadcast(subscribers), "subscription_no", "left")
         .withColumn("subscriber", f.coalesce("subscriber", f.concat(f.lit("subscription-"), "subscription_no")))
-    )  # fmt: skip
+    )
 
 
 def consumption(delivered: DataFrame, *by: str) -> DataFrame:

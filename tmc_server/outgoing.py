@@ -225,9 +225,13 @@ class _Pinned(httpcore.AsyncNetworkBackend):
         self._endpoint = endpoint
 
     async def connect_tcp(
-        self, host: str, port: int, timeout: float | None = None, local_address: str | None = None,
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:  # fmt: skip
+    ) -> httpcore.AsyncNetworkStream:
         with _refused(httpcore.ConnectError):
             reader, writer = await asyncio.open_connection(self._endpoint.address, self._endpoint.port)
         return _Stream(reader, writer)
@@ -343,9 +347,13 @@ class _Timed(httpcore.NetworkBackend):
         self._backend = httpcore.SyncBackend()
 
     def connect_tcp(
-        self, host: str, port: int, timeout: float | None = None, local_address: str | None = None,
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.NetworkStream:  # fmt: skip
+    ) -> httpcore.NetworkStream:
         left = _left(self._until, httpcore.ConnectTimeout)
         stream = self._backend.connect_tcp(host, port, left, local_address, socket_options)
         return _TimedStream(stream, self._until)

@@ -117,10 +117,23 @@ def main() -> int:
     center = Service(
         "center", tmc, "dev", "--port", str(port), "--data", str(folder / "center.db"), log=folder / "center.log"
     )
-    orders = Service("order service", sys.executable, str(HERE / "order_service.py"), address,
-                     f"sqlite:///{orders_db}", str(options.orders), log=folder / "orders.log")  # fmt: skip
-    coupons = Service("coupon service", sys.executable, str(HERE / "coupon_service.py"), address,
-                      f"sqlite:///{coupons_db}", log=folder / "coupons.log")  # fmt: skip
+    orders = Service(
+        "order service",
+        sys.executable,
+        str(HERE / "order_service.py"),
+        address,
+        f"sqlite:///{orders_db}",
+        str(options.orders),
+        log=folder / "orders.log",
+    )
+    coupons = Service(
+        "coupon service",
+        sys.executable,
+        str(HERE / "coupon_service.py"),
+        address,
+        f"sqlite:///{coupons_db}",
+        log=folder / "coupons.log",
+    )
     print(f"center, order service and coupon service start; databases and logs in {folder}")
     agreed = False
     try:

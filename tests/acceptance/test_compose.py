@@ -104,9 +104,12 @@ def test_the_servers_start_find_each_other_and_pass_their_health_checks(
         return [TMC, *compose[name]["command"]]  # the image's entry point is tmc
 
     made = subprocess.run(
-        command("init"), env=_of_server(compose["init"]["environment"], outside, 50051), check=True,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        command("init"),
+        env=_of_server(compose["init"]["environment"], outside, 50051),
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     running = []
     try:
         for name in SERVERS:
@@ -124,8 +127,10 @@ def test_the_servers_start_find_each_other_and_pass_their_health_checks(
             )
         listed = subprocess.run(
             [TMC, "admin", "--address", f"127.0.0.1:{running[0][0]}", "--token", made.stdout.strip(), "list-servers"],
-            check=True, capture_output=True, text=True,
-        )  # fmt: skip
+            check=True,
+            capture_output=True,
+            text=True,
+        )
         assert listed.stdout.count('"alive": true') == 3
         environment = compose["server1"]["environment"]
         agent, token = outside["consul:8500"], environment["TMC_CONSUL__TOKEN"]

@@ -34,10 +34,23 @@ def test_kills_lose_nothing_invent_nothing_double_nothing(tmp_path: Path) -> Non
     center = Service(
         "center", tmc, "dev", "--port", str(port), "--data", str(tmp_path / "center.db"), log=tmp_path / "center.log"
     )
-    orders = Service("orders", sys.executable, str(HERE / "order_service.py"), address, f"sqlite:///{orders_db}", str(ORDERS),
-                     log=tmp_path / "orders.log")  # fmt: skip
-    coupons = Service("coupons", sys.executable, str(HERE / "coupon_service.py"), address, f"sqlite:///{coupons_db}",
-                      log=tmp_path / "coupons.log")  # fmt: skip
+    orders = Service(
+        "orders",
+        sys.executable,
+        str(HERE / "order_service.py"),
+        address,
+        f"sqlite:///{orders_db}",
+        str(ORDERS),
+        log=tmp_path / "orders.log",
+    )
+    coupons = Service(
+        "coupons",
+        sys.executable,
+        str(HERE / "coupon_service.py"),
+        address,
+        f"sqlite:///{coupons_db}",
+        log=tmp_path / "coupons.log",
+    )
     moments = sorted(dice.sample(range(20, ORDERS - 20), KILLS))
     victims = [dice.choice([center, orders, coupons]) for _ in moments]
     try:

@@ -29,8 +29,10 @@ def test_mariadb_killed_and_back() -> None:
                 while not stop.is_set():
                     key = f"{worker}-{count}"
                     try:
-                        center.submit(center.prepare(TOPIC, key.encode(), key=key, timeout=timedelta(seconds=30)),
-                                      timeout=timedelta(seconds=30))  # fmt: skip
+                        center.submit(
+                            center.prepare(TOPIC, key.encode(), key=key, timeout=timedelta(seconds=30)),
+                            timeout=timedelta(seconds=30),
+                        )
                     except tmc.KeyInProgress:
                         continue
                     answered.append(key)

@@ -166,8 +166,9 @@ def _modes(folder: Path) -> dict[str, int]:
 @pytest.mark.parametrize("command", [["serve"], ["dev", "--port", "0", "--data", "t.db"]], ids=["serve", "dev"])
 def test_files_of_the_center_are_its_users_alone(tmp_path: Path, command: list[str]) -> None:
     environment = os.environ | {
-        "TMC_STORE__CATALOG": f"sqlite:///{tmp_path}/t.db", "TMC_SERVER__LISTEN": f"127.0.0.1:{free_port()}"
-    }  # fmt: skip
+        "TMC_STORE__CATALOG": f"sqlite:///{tmp_path}/t.db",
+        "TMC_SERVER__LISTEN": f"127.0.0.1:{free_port()}",
+    }
     if command == ["serve"]:
         subprocess.run([TMC, "init"], env=environment, check=True, capture_output=True, umask=0o022)
     with (tmp_path / "log").open("wb") as log:

@@ -133,9 +133,7 @@ def test_a_broker_that_is_away_delays_and_counts_nothing(note: Callable[[str], N
                     assert orders.submit(prepared)  # raises when it takes longer than its five seconds
                     for _ in range(20):
                         sent += 1
-                        futures.append((f"k{sent}", orders.producer.publish(
-                            _request(f"k{sent}"), orders.timeout
-                        )))  # fmt: skip
+                        futures.append((f"k{sent}", orders.producer.publish(_request(f"k{sent}"), orders.timeout)))
                     sent += 1
                 for _, future in futures:
                     future.result(10)

@@ -137,8 +137,10 @@ def test_a_count_reads_the_due_index_and_no_closed_row(store: StoreUnderTest, co
             plan = list(connection.exec_driver_sql(f"EXPLAIN {statement}").mappings())
             tables = {row["table"]: (row["key"], row["type"]) for row in plan if row["table"].startswith("tmc_")}
             assert {key for key, _ in tables.values()} == {
-                f"tmc_message_{store.shard:02d}_due", f"tmc_consumption_{store.shard:02d}_due", "PRIMARY",
-            }  # fmt: skip
+                f"tmc_message_{store.shard:02d}_due",
+                f"tmc_consumption_{store.shard:02d}_due",
+                "PRIMARY",
+            }
             assert {access for _, access in tables.values()} <= {"range", "ref"}
 
 

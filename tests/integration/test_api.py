@@ -419,8 +419,12 @@ class TestAdmin:
         detail = api("AdminService/GetMessage", admin_pb2.AdminGetMessageRequest(topic="order.paid", key="to-fail"))
         assert [c.state for c in detail.consumptions] == [types_pb2.CONSUMPTION_STATE_FAILED]
         assert [a.error for a in detail.failed_attempts] == ["no stock"]
-        listed = api("AdminService/ListConsumptions", admin_pb2.ListConsumptionsRequest(
-            topic="order.paid", app="coupons", state=types_pb2.CONSUMPTION_STATE_FAILED))  # fmt: skip
+        listed = api(
+            "AdminService/ListConsumptions",
+            admin_pb2.ListConsumptionsRequest(
+                topic="order.paid", app="coupons", state=types_pb2.CONSUMPTION_STATE_FAILED
+            ),
+        )
         assert [c.message_id for c in listed.consumptions] == [message_id]
         again = admin_pb2.ReactivateConsumptionRequest(message_id=message_id, app="coupons", reason="stock is back")
         assert api("AdminService/ReactivateConsumption", again).state == types_pb2.CONSUMPTION_STATE_SCHEDULED
@@ -497,8 +501,29 @@ class TestProtocol:
         assert locked_out == 0
 
 
-_TEXTS = ["", "order.paid", "orders", "coupons", "x" * 5000, "a b", "\x00", "\r\n", "'; DROP TABLE tmc_app; --", "é", "\u202e",
-          "%s%n", "../..", "0-0", "-1", "default", "k", " ", "\U0001f600" * 60, "*", "#"]  # fmt: skip
+_TEXTS = [
+    "",
+    "order.paid",
+    "orders",
+    "coupons",
+    "x" * 5000,
+    "a b",
+    "\x00",
+    "\r\n",
+    "'; DROP TABLE tmc_app; --",
+    "é",
+    "\u202e",
+    "%s%n",
+    "../..",
+    "0-0",
+    "-1",
+    "default",
+    "k",
+    " ",
+    "\U0001f600" * 60,
+    "*",
+    "#",
+]
 _INTS = [0, 1, -1, 2, 31, 32, 1000, 1001, 2**31 - 1, -(2**31)]
 _LONGS = [*_INTS, 2**53, 2**63 - 1, -(2**63), 86_400_000, 10_000]
 _BYTES = [b"", b"x" * 16, b"\xff" * 16, b"x" * 15, b"\x00" * 20_000]

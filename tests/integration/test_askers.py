@@ -133,13 +133,20 @@ class TestHttp:
     @pytest.mark.parametrize(
         ("body", "verdict"),
         [
-            (b"1", UNKNOWN), (b"2", COMMIT), (b"3", ROLLBACK), (b"4", UNKNOWN), (b"2\n", COMMIT), (b"3\r\n", ROLLBACK),
-            (b'{"status": 2}', COMMIT), (b'{"status": "3"}', ROLLBACK), (b'{"status": "COMMIT"}', COMMIT),
+            (b"1", UNKNOWN),
+            (b"2", COMMIT),
+            (b"3", ROLLBACK),
+            (b"4", UNKNOWN),
+            (b"2\n", COMMIT),
+            (b"3\r\n", ROLLBACK),
+            (b'{"status": 2}', COMMIT),
+            (b'{"status": "3"}', ROLLBACK),
+            (b'{"status": "COMMIT"}', COMMIT),
             (b'{"status": "ROLLBACK", "messageKey": "paid-7", "bizID": "orders-biz"}', ROLLBACK),
             (b'{"status": "UNKNOWN", "detail": "still open"}', UNKNOWN),
             ('{"status": "COMMIT", "detail": "bezahlt, Größe"}'.encode(), COMMIT),
         ],
-    )  # fmt: skip
+    )
     def test_exact_answers(self, http: HttpChecks, http_rogue: RogueHttp, body: bytes, verdict: Verdict) -> None:
         http_rogue.say("exact", body)
         answer = by_http(http, http_rogue, "exact")
@@ -148,13 +155,38 @@ class TestHttp:
     @pytest.mark.parametrize(
         "body",
         [
-            b"", b"0", b"5", b"22", b"2 junk", b"2\n3", b"COMMIT", b"true", b"2.0", b"[2]", b'"2"', b"null", b"NaN",
-            b'{"status": 2} x', b'{"status": 2, "status": 3}', b'{"status": true}', b'{"status": 2.0}', b"{}",
-            b'{"status": "commit"}', b'{"status": ["COMMIT"]}', b'{"status": {"status": 2}}', b'{"Status": 2}',
-            b'{"status": 2, "more": 1}', b'{"status": 1e0}', b'{"status": null}', "\uff12".encode(), b"\xff\xfe2\x00",
-            b"\x002", b"<html>2</html>", b"[" * 60_000,
+            b"",
+            b"0",
+            b"5",
+            b"22",
+            b"2 junk",
+            b"2\n3",
+            b"COMMIT",
+            b"true",
+            b"2.0",
+            b"[2]",
+            b'"2"',
+            b"null",
+            b"NaN",
+            b'{"status": 2} x',
+            b'{"status": 2, "status": 3}',
+            b'{"status": true}',
+            b'{"status": 2.0}',
+            b"{}",
+            b'{"status": "commit"}',
+            b'{"status": ["COMMIT"]}',
+            b'{"status": {"status": 2}}',
+            b'{"Status": 2}',
+            b'{"status": 2, "more": 1}',
+            b'{"status": 1e0}',
+            b'{"status": null}',
+            "\uff12".encode(),
+            b"\xff\xfe2\x00",
+            b"\x002",
+            b"<html>2</html>",
+            b"[" * 60_000,
         ],
-    )  # fmt: skip
+    )
     def test_anything_else_decides_nothing(self, http: HttpChecks, http_rogue: RogueHttp, body: bytes) -> None:
         http_rogue.say("other", body)
         answer = by_http(http, http_rogue, "other")
@@ -163,12 +195,22 @@ class TestHttp:
     @pytest.mark.parametrize(
         ("mode", "reason"),
         [
-            ("hang", R.TIMED_OUT), ("drip", R.TIMED_OUT), ("drip_head", R.TIMED_OUT), ("huge", R.TOO_LARGE),
-            ("huge_chunked", R.TOO_LARGE), ("bomb", R.NOT_UNDERSTOOD), ("redirect", R.FAILED),
-            ("redirect_permanent", R.FAILED), ("error", R.FAILED), ("created", R.FAILED), ("gone", R.FAILED),
-            ("noise", R.FAILED), ("cut", R.FAILED), ("reset", R.FAILED),
+            ("hang", R.TIMED_OUT),
+            ("drip", R.TIMED_OUT),
+            ("drip_head", R.TIMED_OUT),
+            ("huge", R.TOO_LARGE),
+            ("huge_chunked", R.TOO_LARGE),
+            ("bomb", R.NOT_UNDERSTOOD),
+            ("redirect", R.FAILED),
+            ("redirect_permanent", R.FAILED),
+            ("error", R.FAILED),
+            ("created", R.FAILED),
+            ("gone", R.FAILED),
+            ("noise", R.FAILED),
+            ("cut", R.FAILED),
+            ("reset", R.FAILED),
         ],
-    )  # fmt: skip
+    )
     def test_bad_habits(self, http: HttpChecks, http_rogue: RogueHttp, mode: str, reason: CheckReason) -> None:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         answer = by_http(http, http_rogue, mode)
@@ -341,8 +383,11 @@ class TestHttp:
 
         def answer(connection, _body):
             key = http_rogue.asked[-1].rpartition("messageKey=")[2].split(" ")[0]
-            connection.sendall(b"HTTP/1.1 404 X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" if int(key) < 20 else
-                               b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nConnection: close\r\n\r\n2")  # fmt: skip
+            connection.sendall(
+                b"HTTP/1.1 404 X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                if int(key) < 20
+                else b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nConnection: close\r\n\r\n2"
+            )
 
         http_rogue.answers["some"] = answer
         target = CheckTarget(name="", kind="http", options={"path": "/some"}, deadline_ms=ENOUGH_MS, concurrency=1)
@@ -374,10 +419,15 @@ class TestHttp:
     @pytest.mark.parametrize(
         ("options", "why"),
         [
-            ({}, "path"), ({"path": "verify"}, "path"), ({"path": "/a b"}, "path"), ({"path": "/a\r\nX: y"}, "path"),
-            ({"path": "/é"}, "path"), ({"path": "/a", "batch": "yes"}, "batch"), ({"path": "/a", "url": "x"}, "url"),
+            ({}, "path"),
+            ({"path": "verify"}, "path"),
+            ({"path": "/a b"}, "path"),
+            ({"path": "/a\r\nX: y"}, "path"),
+            ({"path": "/é"}, "path"),
+            ({"path": "/a", "batch": "yes"}, "batch"),
+            ({"path": "/a", "url": "x"}, "url"),
         ],
-    )  # fmt: skip
+    )
     def test_options_that_cannot_work(self, http: HttpChecks, options: dict[str, str], why: str) -> None:
         with pytest.raises(CheckRefused, match=why):
             http.accept(CheckTarget(name="", kind="http", options=options))
@@ -417,14 +467,24 @@ class TestGrpc:
     @pytest.mark.parametrize(
         ("mode", "verdict", "reason"),
         [
-            ("commit", COMMIT, R.ANSWERED), ("rollback", ROLLBACK, R.ANSWERED), ("unknown", UNKNOWN, R.ANSWERED),
-            ("unspecified", UNKNOWN, R.ANSWERED), ("seven", UNKNOWN, R.NOT_UNDERSTOOD), ("other", UNKNOWN, R.OTHER_MESSAGE),
-            ("hang", UNKNOWN, R.TIMED_OUT), ("denied", UNKNOWN, R.DENIED), ("internal", UNKNOWN, R.FAILED),
-            ("unavailable", UNKNOWN, R.UNREACHABLE), ("exhausted", UNKNOWN, R.FAILED), ("junk", UNKNOWN, R.NOT_UNDERSTOOD),
+            ("commit", COMMIT, R.ANSWERED),
+            ("rollback", ROLLBACK, R.ANSWERED),
+            ("unknown", UNKNOWN, R.ANSWERED),
+            ("unspecified", UNKNOWN, R.ANSWERED),
+            ("seven", UNKNOWN, R.NOT_UNDERSTOOD),
+            ("other", UNKNOWN, R.OTHER_MESSAGE),
+            ("hang", UNKNOWN, R.TIMED_OUT),
+            ("denied", UNKNOWN, R.DENIED),
+            ("internal", UNKNOWN, R.FAILED),
+            ("unavailable", UNKNOWN, R.UNREACHABLE),
+            ("exhausted", UNKNOWN, R.FAILED),
+            ("junk", UNKNOWN, R.NOT_UNDERSTOOD),
             ("one less", UNKNOWN, R.NOT_UNDERSTOOD),
-            ("nameless", UNKNOWN, R.NOT_UNDERSTOOD), ("large", UNKNOWN, R.TOO_LARGE), ("no service", UNKNOWN, R.NO_METHOD),
+            ("nameless", UNKNOWN, R.NOT_UNDERSTOOD),
+            ("large", UNKNOWN, R.TOO_LARGE),
+            ("no service", UNKNOWN, R.NO_METHOD),
         ],
-    )  # fmt: skip
+    )
     def test_answers(
         self, checks: GrpcChecks, grpc_rogue: RogueGrpc, mode: str, verdict: Verdict, reason: CheckReason
     ) -> None:
@@ -508,14 +568,22 @@ class TestReflection:
     @pytest.mark.parametrize(
         ("status", "verdict", "reason"),
         [
-            (1, COMMIT, R.ANSWERED), (2, ROLLBACK, R.ANSWERED), (3, UNKNOWN, R.NOT_UNDERSTOOD), (0, UNKNOWN, R.FIELD_ABSENT),
+            (1, COMMIT, R.ANSWERED),
+            (2, ROLLBACK, R.ANSWERED),
+            (3, UNKNOWN, R.NOT_UNDERSTOOD),
+            (0, UNKNOWN, R.FIELD_ABSENT),
             (17, UNKNOWN, R.NOT_UNDERSTOOD),
         ],
-    )  # fmt: skip
+    )
     def test_a_method_without_stubs(
-        self, checks: ReflectionChecks, grpc_rogue: RogueGrpc, version: str, status: int, verdict: Verdict,
+        self,
+        checks: ReflectionChecks,
+        grpc_rogue: RogueGrpc,
+        version: str,
+        status: int,
+        verdict: Verdict,
         reason: CheckReason,
-    ) -> None:  # fmt: skip
+    ) -> None:
         grpc_rogue.describe, grpc_rogue.order = version, {"payment": status}
         [answer] = self.ask(checks, grpc_rogue, shop_target())
         assert (answer.verdict, answer.reason) == (verdict, reason)
@@ -561,9 +629,12 @@ class TestReflection:
     @pytest.mark.parametrize(
         ("mode", "reason"),
         [
-            ("hang", R.TIMED_OUT), ("unimplemented", R.NO_METHOD), ("junk", R.NOT_UNDERSTOOD), ("large", R.TOO_LARGE),
+            ("hang", R.TIMED_OUT),
+            ("unimplemented", R.NO_METHOD),
+            ("junk", R.NOT_UNDERSTOOD),
+            ("large", R.TOO_LARGE),
         ],
-    )  # fmt: skip
+    )
     def test_bad_habits_of_the_method(
         self, checks: ReflectionChecks, grpc_rogue: RogueGrpc, mode: str, reason: CheckReason
     ) -> None:
@@ -574,11 +645,17 @@ class TestReflection:
     @pytest.mark.parametrize(
         ("describe", "reason"),
         [
-            ("absent", R.NO_REFLECTION), ("hang", R.TIMED_OUT), ("breaks", R.NO_REFLECTION), ("junk", R.BAD_DESCRIPTION),
-            ("many files", R.BAD_DESCRIPTION), ("large", R.BAD_DESCRIPTION), ("deep", R.BAD_DESCRIPTION),
-            ("circle", R.BAD_DESCRIPTION), ("missing import", R.NO_METHOD),
+            ("absent", R.NO_REFLECTION),
+            ("hang", R.TIMED_OUT),
+            ("breaks", R.NO_REFLECTION),
+            ("junk", R.BAD_DESCRIPTION),
+            ("many files", R.BAD_DESCRIPTION),
+            ("large", R.BAD_DESCRIPTION),
+            ("deep", R.BAD_DESCRIPTION),
+            ("circle", R.BAD_DESCRIPTION),
+            ("missing import", R.NO_METHOD),
         ],
-    )  # fmt: skip
+    )
     def test_bad_habits_of_the_description(
         self, checks: ReflectionChecks, grpc_rogue: RogueGrpc, describe: str, reason: CheckReason
     ) -> None:
@@ -603,14 +680,19 @@ class TestReflection:
     @pytest.mark.parametrize(
         ("changes", "why"),
         [
-            ({"method": "shop.v1.OrderService/Watch"}, "streams"), ({"method": "shop.v1.OrderService/Nothing"}, "no method"),
-            ({"method": "shop.v1.Nobody/GetOrder"}, "no such symbol"), ({"verdict": "payment.state"}, "no single field"),
-            ({"verdict": "payment"}, "is a message"), ({"verdict": "notes"}, "no single field"),
-            ({"request": '{"number": "{key}"}'}, "does not fit"), ({"COMMIT": "STATUS_NONE"}, "empty answer"),
+            ({"method": "shop.v1.OrderService/Watch"}, "streams"),
+            ({"method": "shop.v1.OrderService/Nothing"}, "no method"),
+            ({"method": "shop.v1.Nobody/GetOrder"}, "no such symbol"),
+            ({"verdict": "payment.state"}, "no single field"),
+            ({"verdict": "payment"}, "is a message"),
+            ({"verdict": "notes"}, "no single field"),
+            ({"request": '{"number": "{key}"}'}, "does not fit"),
+            ({"COMMIT": "STATUS_NONE"}, "empty answer"),
             ({"COMMIT": "PAID"}, "has no PAID"),
-            ({"verdict": "done", "COMMIT": "true", "ROLLBACK": "false"}, "empty answer"), ({"echo": "nothing"}, "echo"),
+            ({"verdict": "done", "COMMIT": "true", "ROLLBACK": "false"}, "empty answer"),
+            ({"echo": "nothing"}, "echo"),
         ],
-    )  # fmt: skip
+    )
     def test_targets_that_cannot_work(
         self, checks: ReflectionChecks, grpc_rogue: RogueGrpc, changes: dict[str, str], why: str
     ) -> None:
@@ -622,13 +704,18 @@ class TestReflection:
     @pytest.mark.parametrize(
         ("changes", "why"),
         [
-            ({"method": "GetOrder"}, "Service/Method"), ({"request": "{"}, "no JSON"),
-            ({"request": "[" * 3000}, "no JSON"), ({"request": "[]"}, "JSON object"),
-            ({"request": '{"order_id": "{kye}"}'}, "knows no {kye}"), ({"request": '{"order_id": "x"}'}, "needs {key}"),
-            ({"COMMIT": ""}, "COMMIT and ROLLBACK"), ({"ROLLBACK": "STATUS_PAID"}, "one verdict only"),
-            ({"commit": "x"}, "no option commit"), ({"verdict": ""}, "needs the option verdict"),
+            ({"method": "GetOrder"}, "Service/Method"),
+            ({"request": "{"}, "no JSON"),
+            ({"request": "[" * 3000}, "no JSON"),
+            ({"request": "[]"}, "JSON object"),
+            ({"request": '{"order_id": "{kye}"}'}, "knows no {kye}"),
+            ({"request": '{"order_id": "x"}'}, "needs {key}"),
+            ({"COMMIT": ""}, "COMMIT and ROLLBACK"),
+            ({"ROLLBACK": "STATUS_PAID"}, "one verdict only"),
+            ({"commit": "x"}, "no option commit"),
+            ({"verdict": ""}, "needs the option verdict"),
         ],
-    )  # fmt: skip
+    )
     def test_options_that_cannot_work(self, checks: ReflectionChecks, changes: dict[str, str], why: str) -> None:
         with pytest.raises(CheckRefused, match=why):
             checks.accept(shop_target(**changes))

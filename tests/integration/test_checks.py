@@ -269,14 +269,28 @@ class TestDoors:
         [
             ("GET", "?messageKey=k", {}, None, 403),
             ("GET", "?messageKey=k", {"Tmc-Check-Token": "wrong"}, None, 403),
-            ("POST", "", {"Tmc-Check-Token": "wrong"}, b'{"items": [{"messageId": "1", "topic": "t", "messageKey": "k"}]}', 403),
-            ("GET", "?x=1", {}, None, 403), ("POST", "", {}, b"[" * 100_000, 403), ("PUT", "", {}, b"x", 403),
+            (
+                "POST",
+                "",
+                {"Tmc-Check-Token": "wrong"},
+                b'{"items": [{"messageId": "1", "topic": "t", "messageKey": "k"}]}',
+                403,
+            ),
+            ("GET", "?x=1", {}, None, 403),
+            ("POST", "", {}, b"[" * 100_000, 403),
+            ("PUT", "", {}, b"x", 403),
         ],
-    )  # fmt: skip
+    )
     def test_strangers_are_turned_away_before_the_ledger_is_touched(
-        self, web: int, business: sa.Engine, method: str, query: str, headers: dict[str, str], body: bytes | None,
+        self,
+        web: int,
+        business: sa.Engine,
+        method: str,
+        query: str,
+        headers: dict[str, str],
+        body: bytes | None,
         status: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         request = urllib.request.Request(
             f"http://127.0.0.1:{web}/tmc/checks{query}", data=body, headers=headers, method=method
         )
@@ -302,9 +316,11 @@ class TestDoors:
                 sent.append(event)
 
             scope = {
-                "type": "http", "method": method, "query_string": b"messageKey=k",
+                "type": "http",
+                "method": method,
+                "query_string": b"messageKey=k",
                 "headers": [(b"tmc-check-token", shown.encode()), (b"tmc-message-id", b"1-1-05-1")],
-            }  # fmt: skip
+            }
             asyncio.run(application(scope, receive, send))
             return sent[0]["status"], json.loads(sent[1]["body"])
 
@@ -338,9 +354,12 @@ class TestOperators:
         rogue = RogueGrpc()
         method = "shop.v1.OrderService/GetOrder"
         shop = {
-            "request": '{"order_id": "{key}"}', "verdict": "payment.status", "COMMIT": "STATUS_PAID",
-            "ROLLBACK": "STATUS_CANCELLED", "method": method,
-        }  # fmt: skip
+            "request": '{"order_id": "{key}"}',
+            "verdict": "payment.status",
+            "COMMIT": "STATUS_PAID",
+            "ROLLBACK": "STATUS_CANCELLED",
+            "method": method,
+        }
 
         def refused(kind: str, address: str, **options: str) -> str:
             target = admin_pb2.CheckTarget(kind=kind, address=address, options=options)

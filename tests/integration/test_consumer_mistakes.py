@@ -317,8 +317,12 @@ def test_a_consumer_takes_an_asyncio_center(bench: Bench) -> None:
     catalog = bench.dev.server.store.watch
     with consumer, tmc.connect(bench.dev.address, app="orders") as orders:
         eventually(lambda: "for.asyncio" in catalog.current.topic_by_name)
-        eventually(lambda: any(s.topic == catalog.current.topic_by_name["for.asyncio"].number
-                               for s in catalog.current.subscriptions.values()))  # fmt: skip
+        eventually(
+            lambda: any(
+                s.topic == catalog.current.topic_by_name["for.asyncio"].number
+                for s in catalog.current.subscriptions.values()
+            )
+        )
         orders.publish("for.asyncio", "hello", key="k")
         eventually(lambda: got == ["hello"])
     center.blocking.close()

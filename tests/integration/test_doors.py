@@ -90,10 +90,19 @@ def _call(app: Any, method: str, path: str, body: bytes, token: str) -> tuple[in
         sent.append(event)
 
     scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "path": path, "raw_path": path,
-        "root_path": "", "scheme": "http", "query_string": b"", "client": None, "server": None,
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "path": path,
+        "raw_path": path,
+        "root_path": "",
+        "scheme": "http",
+        "query_string": b"",
+        "client": None,
+        "server": None,
         "headers": [(b"tmc-check-token", token.encode())],
-    }  # fmt: skip
+    }
     asyncio.run(app(scope, receive, send))
     return sent[0]["status"], json.loads(b"".join(event.get("body", b"") for event in sent[1:]))
 
@@ -116,9 +125,12 @@ def _wsgi(checks: Checks, method: str, body: bytes, token: str, **environ: str) 
     seen: list[str] = []
     stream = _Counting(body)
     called = {
-        "REQUEST_METHOD": method, "QUERY_STRING": "", "CONTENT_LENGTH": str(len(body)), "wsgi.input": stream,
+        "REQUEST_METHOD": method,
+        "QUERY_STRING": "",
+        "CONTENT_LENGTH": str(len(body)),
+        "wsgi.input": stream,
         "HTTP_TMC_CHECK_TOKEN": token,
-    } | environ  # fmt: skip
+    } | environ
     answer = b"".join(checks.wsgi()(called, lambda status, _headers: seen.append(status)))
     assert json.loads(answer)
     return int(seen[0].split()[0]), stream.read_bytes
@@ -137,8 +149,11 @@ def _asgi(checks: Checks, method: str, parts: list[bytes], token: str, query: by
         sent.append(event)
 
     scope = {
-        "type": "http", "method": method, "query_string": query, "headers": [(b"tmc-check-token", token.encode("latin-1"))],
-    }  # fmt: skip
+        "type": "http",
+        "method": method,
+        "query_string": query,
+        "headers": [(b"tmc-check-token", token.encode("latin-1"))],
+    }
     asyncio.run(checks.asgi()(scope, receive, send))
     return sent[0]["status"], len(parts) - len(waiting)
 
@@ -146,8 +161,19 @@ def _asgi(checks: Checks, method: str, parts: list[bytes], token: str, query: by
 DEEP = b'{"items": ' + b"[" * 100_000
 ITEM = {"messageId": "1-1-05-1", "topic": "shop.paid", "messageKey": "k"}
 JUNK = [
-    DEEP, b"[" * 200_000, b'{"a":' * 100_000, b"", b"junk", b"[]", b"5", b'{"items": 5}', b'{"items": "abc"}',
-    b'{"items": {"a": 1}}', b'{"items": [1]}', b'{"items": [[[]]]}', b"\xff\xfe",
+    DEEP,
+    b"[" * 200_000,
+    b'{"a":' * 100_000,
+    b"",
+    b"junk",
+    b"[]",
+    b"5",
+    b'{"items": 5}',
+    b'{"items": "abc"}',
+    b'{"items": {"a": 1}}',
+    b'{"items": [1]}',
+    b'{"items": [[[]]]}',
+    b"\xff\xfe",
     *[
         json.dumps({"items": [ITEM | {name: value}]}).encode()
         for name in ("messageId", "topic", "messageKey", "attemptId", "ledgerId", "createdMs")
@@ -156,7 +182,7 @@ JUNK = [
     ],
     json.dumps({"items": [ITEM] * 1_001}).encode(),
     b'{"items": [{"messageId": "1", "topic": "t", "messageKey": "k", "createdMs": ' + b"9" * 5_000 + b"}]}",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("body", JUNK, ids=range(len(JUNK)))

@@ -56,10 +56,14 @@ def test_a_grpc_service_that_knows_nothing_of_us(running: RunningCenter) -> None
     port = free_port()
     server = grpc_service.serve(port)
     options = {
-        "method": "shop.v1.OrderService/GetOrder", "request": '{"order_id": "{key}"}', "verdict": "status",
-        "COMMIT": "ORDER_STATUS_PAID", "ROLLBACK": "ORDER_STATUS_CANCELLED", "UNKNOWN": "ORDER_STATUS_OPEN",
+        "method": "shop.v1.OrderService/GetOrder",
+        "request": '{"order_id": "{key}"}',
+        "verdict": "status",
+        "COMMIT": "ORDER_STATUS_PAID",
+        "ROLLBACK": "ORDER_STATUS_CANCELLED",
+        "UNKNOWN": "ORDER_STATUS_OPEN",
         "echo": "order_id",
-    }  # fmt: skip
+    }
     target = admin_pb2.CheckTarget(kind="reflection", address=f"127.0.0.1:{port}", options=options)
     Operator(running).set_check(target, topic="foreign.paid")
     with tmc.connect(running.address, app="orders", key=running.keys["orders"]) as orders:

@@ -43,8 +43,13 @@ def test_list_describe_and_invoke(center: RunningCenter, versions: tuple[str, ..
     with grpc.insecure_channel(center.address) as channel:
         reflection = Reflection(channel, versions)
         services = reflection.services()
-        assert {"tmc.v1.MessageService", "tmc.v1.ConsumptionService", "tmc.v1.AdminService", "grpc.health.v1.Health",
-                *VERSIONS} <= set(services)  # fmt: skip
+        assert {
+            "tmc.v1.MessageService",
+            "tmc.v1.ConsumptionService",
+            "tmc.v1.AdminService",
+            "grpc.health.v1.Health",
+            *VERSIONS,
+        } <= set(services)
         assert reflection.used == versions[0]
         service = reflection.describe("tmc.v1.MessageService")
         assert [method.name for method in service.methods][:2] == ["Prepare", "PrepareMany"]
@@ -64,13 +69,23 @@ def test_a_server_without_v1_is_asked_in_the_older_words(center: RunningCenter) 
 
 
 SYMBOLS = [
-    "tmc.v1.MessageService", "tmc.v1.MessageService.Prepare", "tmc.v1.AdminService.ListTopics", "tmc.v1.PrepareRequest",
-    "tmc.v1.PrepareRequest.topic", "tmc.v1.PrepareManyRequest.items", "tmc.v1.MessageState",
-    "tmc.v1.MESSAGE_STATE_COMMITTED", "tmc.v1.MessageState.MESSAGE_STATE_COMMITTED", "grpc.health.v1.Health.Check",
-    "grpc.health.v1.HealthCheckResponse.ServingStatus", "grpc.health.v1.HealthCheckResponse.SERVING",
-    "tmc.v1.CheckTarget.OptionsEntry", "grpc.reflection.v1alpha.ServerReflection.ServerReflectionInfo",
-    "grpc.reflection.v1.ServerReflection.ServerReflectionInfo", "grpc.reflection.v1.ServerReflectionRequest.host",
-]  # fmt: skip
+    "tmc.v1.MessageService",
+    "tmc.v1.MessageService.Prepare",
+    "tmc.v1.AdminService.ListTopics",
+    "tmc.v1.PrepareRequest",
+    "tmc.v1.PrepareRequest.topic",
+    "tmc.v1.PrepareManyRequest.items",
+    "tmc.v1.MessageState",
+    "tmc.v1.MESSAGE_STATE_COMMITTED",
+    "tmc.v1.MessageState.MESSAGE_STATE_COMMITTED",
+    "grpc.health.v1.Health.Check",
+    "grpc.health.v1.HealthCheckResponse.ServingStatus",
+    "grpc.health.v1.HealthCheckResponse.SERVING",
+    "tmc.v1.CheckTarget.OptionsEntry",
+    "grpc.reflection.v1alpha.ServerReflection.ServerReflectionInfo",
+    "grpc.reflection.v1.ServerReflection.ServerReflectionInfo",
+    "grpc.reflection.v1.ServerReflectionRequest.host",
+]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -96,12 +111,16 @@ def test_what_is_not_there_is_an_answer_and_the_stream_goes_on(center: RunningCe
     requests = [
         reflection_pb2.ServerReflectionRequest(**asked)
         for asked in (
-            {"file_by_filename": "no/such.proto"}, {"file_containing_symbol": "tmc.v1.Nothing"},
-            {"file_containing_extension": extension}, {"all_extension_numbers_of_type": "tmc.v1.Nothing"},
-            {"host": "x"}, {"all_extension_numbers_of_type": "tmc.v1.PrepareRequest"}, {"list_services": "*"},
+            {"file_by_filename": "no/such.proto"},
+            {"file_containing_symbol": "tmc.v1.Nothing"},
+            {"file_containing_extension": extension},
+            {"all_extension_numbers_of_type": "tmc.v1.Nothing"},
+            {"host": "x"},
+            {"all_extension_numbers_of_type": "tmc.v1.PrepareRequest"},
+            {"list_services": "*"},
             {"file_by_filename": "tmc/v1/message.proto", "host": "center"},
         )
-    ]  # fmt: skip
+    ]
     with grpc.insecure_channel(center.address) as channel:
         call = channel.stream_stream(
             f"/{version}/ServerReflectionInfo",

@@ -41,9 +41,11 @@ def _described(database: Database) -> dict[str, str]:
 def _parts(look: sa.Inspector, name: str) -> list[object]:
     columns = [{**column, "type": str(column["type"])} for column in look.get_columns(name)]
     return [
-        *columns, look.get_pk_constraint(name), look.get_unique_constraints(name),
+        *columns,
+        look.get_pk_constraint(name),
+        look.get_unique_constraints(name),
         sorted(look.get_indexes(name), key=str),
-    ]  # fmt: skip
+    ]
 
 
 def _declared(database: Database) -> None:

@@ -58,14 +58,21 @@ def toml_of(values: dict[str, Any]) -> str:
 
 def _pairs(values: dict[str, Any]) -> list[str]:
     return [
-        f"{key} = {{ {', '.join(f'{json.dumps(k)} = {json.dumps(v)}' for k, v in value.items())} }}" if isinstance(value, dict)
+        f"{key} = {{ {', '.join(f'{json.dumps(k)} = {json.dumps(v)}' for k, v in value.items())} }}"
+        if isinstance(value, dict)
         else f"{key} = {json.dumps(value)}"
         for key, value in values.items()
-    ]  # fmt: skip
+    ]
 
 
-def run(folder: Path, job: str, *arguments: str, settings: dict[str, Any] | None = None, prefix: list[str] | None = None,
-        **environment: str) -> subprocess.CompletedProcess[str]:  # fmt: skip
+def run(
+    folder: Path,
+    job: str,
+    *arguments: str,
+    settings: dict[str, Any] | None = None,
+    prefix: list[str] | None = None,
+    **environment: str,
+) -> subprocess.CompletedProcess[str]:
     """Run `tmc pipeline JOB` with these settings, quickly where they do not say how."""
     command = [*(prefix or []), TMC, "pipeline", job]
     if settings is not None:
@@ -226,9 +233,13 @@ def _as_orders(running: RunningCenter, token: str) -> Center:
 
 def test_a_replay_is_a_new_message_and_only_one(tmp_path: Path) -> None:
     message = {
-        "id": "1-1-04-5", "state": "COMMITTED", "topic": "order.paid", "content_type": "text/plain", "headers": {"color": "red"},
+        "id": "1-1-04-5",
+        "state": "COMMITTED",
+        "topic": "order.paid",
+        "content_type": "text/plain",
+        "headers": {"color": "red"},
         "body_base64": base64.b64encode("größer".encode()).decode(),
-    }  # fmt: skip
+    }
     with (
         RunningCenter(f"sqlite:///{tmp_path}/center.db") as running,
         _as_orders(running, running.token) as orders,
@@ -252,9 +263,15 @@ def test_a_replay_is_a_new_message_and_only_one(tmp_path: Path) -> None:
 def test_a_replay_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     certificate, key = for_loopback(tmp_path)
     message = {
-        "id": "1-1-04-5", "state": "COMMITTED", "topic": "order.paid", "content_type": "text/plain", "headers": {},
-        "body_base64": "", "producer": "orders", "tag": "default",
-    }  # fmt: skip
+        "id": "1-1-04-5",
+        "state": "COMMITTED",
+        "topic": "order.paid",
+        "content_type": "text/plain",
+        "headers": {},
+        "body_base64": "",
+        "producer": "orders",
+        "tag": "default",
+    }
     tls = {"certificate": str(certificate), "key": str(key)}
     with RunningCenter(f"sqlite:///{tmp_path}/center.db", open_to_all=True, tls=tls) as running:
         _replay([message], running.address, "any", str(certificate), "any")

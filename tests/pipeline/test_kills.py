@@ -158,9 +158,12 @@ def _cluster(folder: Path, workers: int) -> Iterator[tuple[str, list[subprocess.
     home = Path(pyspark.__file__).parent
     port, running = free_port(), []
     environment = os.environ | {
-        "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_WORKER_DIR": str(folder / "work"), "SPARK_PID_DIR": str(folder),
-    }  # fmt: skip
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_WORKER_DIR": str(folder / "work"),
+        "SPARK_PID_DIR": str(folder),
+    }
 
     def start(name: str, *arguments: str) -> subprocess.Popen[bytes]:
         with open(folder / f"{name}.log", "ab") as log:
@@ -182,10 +185,21 @@ def _cluster(folder: Path, workers: int) -> Iterator[tuple[str, list[subprocess.
         )
         eventually(lambda: "I have been elected leader" in (folder / "master.log").read_text(), seconds=180)
         made = [
-            start(f"worker{n}", "org.apache.spark.deploy.worker.Worker", f"spark://127.0.0.1:{port}", "--host", "127.0.0.1",
-                  "--cores", "1", "--memory", "1g", "--webui-port", "0")
+            start(
+                f"worker{n}",
+                "org.apache.spark.deploy.worker.Worker",
+                f"spark://127.0.0.1:{port}",
+                "--host",
+                "127.0.0.1",
+                "--cores",
+                "1",
+                "--memory",
+                "1g",
+                "--webui-port",
+                "0",
+            )
             for n in range(workers)
-        ]  # fmt: skip
+        ]
         eventually(
             lambda: (folder / "master.log").read_text().count("Registering worker 127.0.0.1") == workers, seconds=180
         )
@@ -205,11 +219,20 @@ def test_a_cluster_whose_worker_dies(
     (tmp_path / "pipeline.toml").write_text(toml_of(center.settings(tmp_path, ledgers=False, spark=QUICK)))
     with _cluster(tmp_path, workers=2) as (master, workers), open(tmp_path / "log", "wb") as log:
         command = [
-            str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", master,
-            "--jars", "/usr/share/java/mariadb-java-client.jar", "--conf", "spark.driver.host=127.0.0.1",
-            "--executor-memory", "512m", str(ROOT / "tmc_pipeline" / "__main__.py"), "archive",
-            "--config", str(tmp_path / "pipeline.toml"),
-        ]  # fmt: skip
+            str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
+            "--master",
+            master,
+            "--jars",
+            "/usr/share/java/mariadb-java-client.jar",
+            "--conf",
+            "spark.driver.host=127.0.0.1",
+            "--executor-memory",
+            "512m",
+            str(ROOT / "tmc_pipeline" / "__main__.py"),
+            "archive",
+            "--config",
+            str(tmp_path / "pipeline.toml"),
+        ]
         environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
         submitted = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:

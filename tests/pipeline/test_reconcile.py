@@ -182,8 +182,9 @@ def test_every_message_makes_a_row_of_its_own_whatever_is_missing_from_it(spark:
     rows = claims.collect()
     told = [(c.message_id, c.subscriber, c.topic, c.producer, c.state, c.replayed, c.at_ms) for c in rows]
     assert {(c.message_id, c.subscriber) for c in rows if c.expected} == {
-        ("1-1-07-1", "mails.default"), ("1-1-07-2", "mails.default")
-    }  # fmt: skip
+        ("1-1-07-1", "mails.default"),
+        ("1-1-07-2", "mails.default"),
+    }
     assert sorted(told) == [
         ("1-1-07-1", "", "order.paid", "orders", int(M.COMMITTED), 0, 9),
         ("1-1-07-1", "mails.default", "order.paid", "orders", None, 0, 9),
@@ -204,8 +205,10 @@ def test_every_source_is_told_with_its_rows(spark: SparkSession, filled: Any, fo
     producers = [{"app": app, "csv": f"{folder}/{name}.csv"} for app, name in files]
     summary = Jobs(spark, filled(1), folder, producers=producers, consumers=[]).run_reconcile()
     assert [(each["app"], each["rows"], each["rows_without_a_message_id"]) for each in summary.sources] == [
-        ("p1", 2, 1), ("p2", 2, 1), ("p1", 0, 0)
-    ]  # fmt: skip
+        ("p1", 2, 1),
+        ("p2", 2, 1),
+        ("p1", 0, 0),
+    ]
     assert not spark.sparkContext._jsc.getPersistentRDDs()
 
 
@@ -215,8 +218,9 @@ def test_two_subscribers_share_one_inbox(spark: SparkSession, folder: Path) -> N
     sources = [LedgerSource(app="coupons", tag=tag, parquet=f"{folder}/inbox") for tag in "ab"]
     read = [Ledgers(spark, 100).consumed(source, sources).collect() for source in sources]
     assert [sorted(row.subscriber for row in rows) for rows in read] == [
-        ["coupons.a", "nobody.x"], ["coupons.b", "coupons.b"]
-    ]  # fmt: skip
+        ["coupons.a", "nobody.x"],
+        ["coupons.b", "coupons.b"],
+    ]
 
 
 def test_csv_is_read_as_it_is_written(spark: SparkSession, folder: Path) -> None:
@@ -285,8 +289,9 @@ def test_no_cell_of_the_details_is_a_formula(spark: SparkSession, filled: Any, f
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert {(row["verdict"], row["message_key"], row["state"]) for row in rows} == {
-        ("identity differs", "'=1+1", "COMMITTED"), ("identity differs", "'+\"x\",", "COMMITTED")
-    }  # fmt: skip
+        ("identity differs", "'=1+1", "COMMITTED"),
+        ("identity differs", '\'+"x",', "COMMITTED"),
+    }
 
 
 def test_what_may_have_been_cleaned_away_is_nobodys_loss(spark: SparkSession) -> None:
@@ -452,9 +457,11 @@ class Planted:
 
     def settings(self, folder: Path) -> dict[str, Any]:
         p1 = {
-            "app": "p1", "parquet": f"{folder}/p1", "states": {"done": "COMMITTED", "undone": "ROLLED_BACK"},
+            "app": "p1",
+            "parquet": f"{folder}/p1",
+            "states": {"done": "COMMITTED", "undone": "ROLLED_BACK"},
             "columns": {"message_id": "msg", "state": "outcome", "at_ms": "at", "body_sha256": "sha"},
-        }  # fmt: skip
+        }
         c1 = {"app": "c1", "csv": f"{folder}/c1.csv", "columns": {"message_id": "message", "at_ms": "when"}}
         url = lambda name: {"app": name, "url": self.center.server.url(self.center.ledger(name))}  # noqa: E731
         return {"producers": [p1, url("p2"), url("p3")], "consumers": [c1, *(url(name) for name in CONSUMERS[1:])]}

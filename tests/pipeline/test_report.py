@@ -153,9 +153,12 @@ def test_each_message_counts_once_wherever_it_is(spark: SparkSession, filled: An
     assert sum(row["messages"] for row in made.tables["production"]) == 4 * 30
     kept = spark.read.parquet(f"{made.path}/consumption.parquet").collect()
     assert {(row.topic, row.subscriber): row.acked for row in kept} == {
-        ("orders.paid", "c1.default"): 40, ("orders.paid", "c4.default"): 40, ("orders.shipped", "c2.default"): 40,
-        ("orders.shipped", "c5.default"): 40, ("stock.moved", "c3.default"): 40,
-    }  # fmt: skip
+        ("orders.paid", "c1.default"): 40,
+        ("orders.paid", "c4.default"): 40,
+        ("orders.shipped", "c2.default"): 40,
+        ("orders.shipped", "c5.default"): 40,
+        ("stock.moved", "c3.default"): 40,
+    }
     assert _report(jobs).run(START_MS + 11_000, START_MS + 21_000).messages == 4 * 10
 
 
@@ -176,9 +179,18 @@ def test_an_empty_time_has_a_page_too(spark: SparkSession, filled: Any, folder: 
 
 
 @pytest.mark.parametrize(
-    ("ms", "shown"), [(None, ""), (0, "0 ms"), (999, "999 ms"), (1000, "1.0 s"), (119_999, "120 s"), (120_000, "2.0 min"),
-                      (7_200_000, "2.0 h"), (172_800_000, "2.0 d")],
-)  # fmt: skip
+    ("ms", "shown"),
+    [
+        (None, ""),
+        (0, "0 ms"),
+        (999, "999 ms"),
+        (1000, "1.0 s"),
+        (119_999, "120 s"),
+        (120_000, "2.0 min"),
+        (7_200_000, "2.0 h"),
+        (172_800_000, "2.0 d"),
+    ],
+)
 def test_durations_for_people(ms: int | None, shown: str) -> None:
     assert page.span(ms) == shown
 
@@ -216,8 +228,11 @@ def test_what_is_open_is_told_whatever_its_age(spark: SparkSession, filled: Any,
     assert made.messages == 0
     (row,) = [row for row in made.tables["oldest_open"] if row["subscriber"] == ""]
     assert (row["topic"], row["turn"], row["open"], row["oldest_ms"]) == (
-        "orders.shipped", "a human decides: checks gave up", 1, long_ago
-    )  # fmt: skip
+        "orders.shipped",
+        "a human decides: checks gave up",
+        1,
+        long_ago,
+    )
     assert "a human decides: checks gave up" in Path(made.path, "report.html").read_text()
 
 

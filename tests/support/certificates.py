@@ -22,9 +22,20 @@ class Authority:
         self._folder = folder
         self.certificate = folder / "ca.pem"
         self._openssl(
-            "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=test authority",
-            "-keyout", "ca.key", "-out", "ca.pem",
-        )  # fmt: skip
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=test authority",
+            "-keyout",
+            "ca.key",
+            "-out",
+            "ca.pem",
+        )
 
     def issue(self, name: str, *names: str) -> tuple[Path, Path]:
         """names: as openssl writes them, DNS:center.example or IP:127.0.0.1. Returns: certificate and key."""
@@ -42,9 +53,22 @@ class Authority:
         )
         (self._folder / f"{name}.names").write_text(f"subjectAltName={','.join(names)}\n")
         self._openssl(
-            "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
-            "-extfile", f"{name}.names", "-out", f"{name}.pem",
-        )  # fmt: skip
+            "x509",
+            "-req",
+            "-in",
+            f"{name}.csr",
+            "-CA",
+            "ca.pem",
+            "-CAkey",
+            "ca.key",
+            "-CAcreateserial",
+            "-days",
+            "2",
+            "-extfile",
+            f"{name}.names",
+            "-out",
+            f"{name}.pem",
+        )
         return self._folder / f"{name}.pem", self._folder / f"{name}.key"
 
     def _openssl(self, *arguments: str) -> None:

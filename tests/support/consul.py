@@ -53,11 +53,25 @@ class Consul:
         serf_lan, serf_wan, rpc = self._ports
         with open(self.home / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [program(), "agent", "-dev", "-bind=127.0.0.1", "-client=127.0.0.1", f"-http-port={self.port}",
-                 "-dns-port=-1", "-grpc-port=-1", f"-serf-lan-port={serf_lan}", f"-serf-wan-port={serf_wan}",
-                 f"-server-port={rpc}", "-log-level=warn", f"-config-file={self.home}/agent.json"],
-                stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                [
+                    program(),
+                    "agent",
+                    "-dev",
+                    "-bind=127.0.0.1",
+                    "-client=127.0.0.1",
+                    f"-http-port={self.port}",
+                    "-dns-port=-1",
+                    "-grpc-port=-1",
+                    f"-serf-lan-port={serf_lan}",
+                    f"-serf-wan-port={serf_wan}",
+                    f"-server-port={rpc}",
+                    "-log-level=warn",
+                    f"-config-file={self.home}/agent.json",
+                ],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         eventually(self._answers, seconds=60)
 
     def _answers(self) -> bool:

@@ -49,10 +49,18 @@ def _prepared_directory() -> Path:
         CACHE.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=CACHE))
         subprocess.run(
-            ["mariadb-install-db", "--no-defaults", f"--datadir={scratch}", "--auth-root-authentication-method=normal",
-             "--skip-test-db", *_user()],
-            check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                "mariadb-install-db",
+                "--no-defaults",
+                f"--datadir={scratch}",
+                "--auth-root-authentication-method=normal",
+                "--skip-test-db",
+                *_user(),
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             scratch.rename(prepared)
         except OSError:  # another run was faster

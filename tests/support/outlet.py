@@ -105,7 +105,15 @@ class RecordedAnswers:
 def a_copy(subscription: int, body: bytes = b"hello", **changes: object) -> Copy:
     """A copy of a new message of the subscription's topic."""
     values = {
-        "shard": 3, "number": next(_numbers), "subscription": subscription, "attempt": 1, "topic": subscription,
-        "producer": 1, "key": "key", "body": body, "content_type": "text/plain", "headers": {"color": "red"},
-    }  # fmt: skip
+        "shard": 3,
+        "number": next(_numbers),
+        "subscription": subscription,
+        "attempt": 1,
+        "topic": subscription,
+        "producer": 1,
+        "key": "key",
+        "body": body,
+        "content_type": "text/plain",
+        "headers": {"color": "red"},
+    }
     return Copy(**(values | changes))

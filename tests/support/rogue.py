@@ -204,9 +204,12 @@ def shop_file() -> descriptor_pb2.FileDescriptorProto:
     order.field.add(name="done", number=3, type=kinds.TYPE_BOOL, label=kinds.LABEL_OPTIONAL)
     order.field.add(name="code", number=4, type=kinds.TYPE_INT64, label=kinds.LABEL_OPTIONAL)
     order.field.add(
-        name="paid_at", number=5, type=kinds.TYPE_MESSAGE, type_name=".google.protobuf.Timestamp",
+        name="paid_at",
+        number=5,
+        type=kinds.TYPE_MESSAGE,
+        type_name=".google.protobuf.Timestamp",
         label=kinds.LABEL_OPTIONAL,
-    )  # fmt: skip
+    )
     order.field.add(name="notes", number=6, type=kinds.TYPE_STRING, label=kinds.LABEL_REPEATED)
     order.field.add(
         name="exact", number=7, type=kinds.TYPE_INT32, label=kinds.LABEL_OPTIONAL, proto3_optional=True, oneof_index=0

@@ -83,9 +83,17 @@ class _Transport:
 
 def a_message(number: int = 1, attempt: int = 1, interval_ms: int = 0) -> tmc.Message:
     return tmc.Message(
-        id=f"1-1-0-{number}", topic="t", key="k", body=b"", content_type="", headers={}, attempt=attempt,
-        producer="orders", subscriber="coupons.default", interval_ms=interval_ms,
-    )  # fmt: skip
+        id=f"1-1-0-{number}",
+        topic="t",
+        key="k",
+        body=b"",
+        content_type="",
+        headers={},
+        attempt=attempt,
+        producer="orders",
+        subscriber="coupons.default",
+        interval_ms=interval_ms,
+    )
 
 
 class _Bench:

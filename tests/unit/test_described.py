@@ -13,10 +13,13 @@ from tmc_server.rpc.reflection import Described, Reflection
 @pytest.mark.parametrize(
     "symbol",
     [
-        "tmc.v1.MessageService", "tmc.v1.MessageService.Prepare", ".tmc.v1.MessageService.Prepare", "tmc.v1.PrepareRequest",
+        "tmc.v1.MessageService",
+        "tmc.v1.MessageService.Prepare",
+        ".tmc.v1.MessageService.Prepare",
+        "tmc.v1.PrepareRequest",
         "tmc.v1.PrepareRequest.topic",
     ],
-)  # fmt: skip
+)
 def test_a_method_is_found_by_its_own_name_like_any_other_symbol(symbol: str) -> None:
     described = Described([message_pb2.DESCRIPTOR])
     first = descriptor_pb2.FileDescriptorProto.FromString(next(iter(described.file_of_symbol(symbol))))

@@ -265,10 +265,22 @@ class TestAlerting:
             _Fixed.current,
         )
         assert json.loads(rogue.bodies[0]) == {
-            "kind": "check failed", "topic": "t", "message_id": "1-1-05-99", "subscriber": "", "tag": "", "attempt": 3,
-            "detail": "nobody knew", "created_ms": 12, "count": 1, "first_ms": 12, "last_ms": 12,
-            "message_ids": ["1-1-05-99"], "owner": "", "owner_email": "", "owner_phone": "",
-        }  # fmt: skip
+            "kind": "check failed",
+            "topic": "t",
+            "message_id": "1-1-05-99",
+            "subscriber": "",
+            "tag": "",
+            "attempt": 3,
+            "detail": "nobody knew",
+            "created_ms": 12,
+            "count": 1,
+            "first_ms": 12,
+            "last_ms": 12,
+            "message_ids": ["1-1-05-99"],
+            "owner": "",
+            "owner_email": "",
+            "owner_phone": "",
+        }
         WebhookSink(f"http://{rogue.address}/gone").send(
             self.ALERTS[0], _Fixed.current
         )  # refused for good: told in the log

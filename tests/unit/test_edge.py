@@ -381,10 +381,12 @@ class TestFieldsOnTheWire:
             b"\x0a\x00" * 100_000,
             b"\x8a\x00\x00" * 100_000,  # the same tag, written overlong
             message_pb2.PrepareManyRequest(items=[message_pb2.PrepareRequest(key="k")]).SerializeToString()
-            + b"\x0a" + bytes((0x80 | 100_000 & 0x7F, 0x80 | 100_000 >> 7 & 0x7F, 100_000 >> 14)) + b"\x2a\x00" * 50_000,
+            + b"\x0a"
+            + bytes((0x80 | 100_000 & 0x7F, 0x80 | 100_000 >> 7 & 0x7F, 100_000 >> 14))
+            + b"\x2a\x00" * 50_000,
         ],
         ids=["empty items", "overlong tags", "empty headers"],
-    )  # fmt: skip
+    )
     def test_a_request_that_would_become_far_larger_is_not_decoded(self, data: bytes) -> None:
         message_pb2.PrepareManyRequest.FromString(data)  # protobuf itself takes it
         with pytest.raises(MalformedRequest):
@@ -425,8 +427,10 @@ class TestFailedLogins:
             assert failed.note(CredentialsInvalid(), _Failed("orders"))
             assert not failed.note(InvalidField("tmc-tag", "be short"), _Failed("orders"))
         assert {kind: self._count(kind) - count for kind, count in before.items()} == {
-            "missing": 1, "invalid": 3, "admin": 1,
-        }  # fmt: skip
+            "missing": 1,
+            "invalid": 3,
+            "admin": 1,
+        }
         assert len(caplog.messages) == 2
         assert caplog.messages[1].endswith("3 more since the last of these lines")
         assert "192.0.2.1" in caplog.text

@@ -51,9 +51,24 @@ def test_apps_take_turns_of_the_same_bytes_and_keep_their_own_order() -> None:
     queue = _filled((GREEDY, 9), (POLITE, 3), (THIRD, 5))
     taken = _names(queue.take(100, 1 << 20))
     assert taken == [
-        "1.0", "1.1", "1.2", "1.3", "2.0", "2.1", "2.2", "3.0", "3.1", "3.2", "3.3",
-        "1.4", "1.5", "1.6", "1.7", "3.4", "1.8",
-    ]  # fmt: skip
+        "1.0",
+        "1.1",
+        "1.2",
+        "1.3",
+        "2.0",
+        "2.1",
+        "2.2",
+        "3.0",
+        "3.1",
+        "3.2",
+        "3.3",
+        "1.4",
+        "1.5",
+        "1.6",
+        "1.7",
+        "3.4",
+        "1.8",
+    ]
 
 
 def test_a_turn_that_the_end_of_a_batch_cut_off_goes_on_in_the_next() -> None:

@@ -18,17 +18,28 @@ HEADERS = {"tmc-key": "k", "tmc-attempt": 2, "tmc-subscriber": "coupons.default"
 
 def _properties(**changes: Any) -> pika.BasicProperties:
     usual: dict[str, Any] = {
-        "message_id": "1-2-03-4", "type": "order.paid", "content_type": "text/plain", "app_id": "orders",
+        "message_id": "1-2-03-4",
+        "type": "order.paid",
+        "content_type": "text/plain",
+        "app_id": "orders",
         "headers": HEADERS,
-    }  # fmt: skip
+    }
     return pika.BasicProperties(**usual | changes)
 
 
 def test_a_copy_of_the_center_is_read_whole() -> None:
     assert message_of(_properties(), b"body") == Message(
-        id="1-2-03-4", topic="order.paid", key="k", body=b"body", content_type="text/plain", headers={"trace": "x"},
-        attempt=2, producer="orders", subscriber="coupons.default", interval_ms=700,
-    )  # fmt: skip
+        id="1-2-03-4",
+        topic="order.paid",
+        key="k",
+        body=b"body",
+        content_type="text/plain",
+        headers={"trace": "x"},
+        attempt=2,
+        producer="orders",
+        subscriber="coupons.default",
+        interval_ms=700,
+    )
 
 
 def test_the_signature_is_no_header_of_the_user() -> None:

@@ -77,8 +77,10 @@ def test_what_waits_while_a_call_is_in_flight_goes_together() -> None:
     wait_all(futures, 10)
     assert [future.result().message_id for future in futures[:50]] == [str(i) for i in range(50)]
     assert [(method, len(ids)) for method, ids in center.batches] == [
-        ("SubmitMany", 1), ("SubmitMany", 49), ("RollbackMany", 3)
-    ]  # fmt: skip
+        ("SubmitMany", 1),
+        ("SubmitMany", 49),
+        ("RollbackMany", 3),
+    ]
     made.close()
 
 

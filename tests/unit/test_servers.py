@@ -228,8 +228,12 @@ def test_a_center_that_is_slow_everywhere_gets_no_storm(monkeypatch: pytest.Monk
     center.scripts = {"a:1": center.answers("a", after_s=3), "b:1": center.answers("b", after_s=3)}
     assert [center.call() for _ in range(3)] == ["a"] * 3
     assert [(address, patient) for address, _, patient in center.tries] == [
-        ("a:1", False), ("b:1", False), ("a:1", True), ("a:1", True), ("a:1", True)
-    ]  # fmt: skip
+        ("a:1", False),
+        ("b:1", False),
+        ("a:1", True),
+        ("a:1", True),
+        ("a:1", True),
+    ]
     assert center.tries[2][1] == 8.0  # what is left of the caller's own deadline
 
 

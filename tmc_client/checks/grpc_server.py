@@ -114,9 +114,17 @@ class ChecksServer:
     """
 
     def __init__(
-        self, checks: Answering, address: str, *, credentials: grpc.ServerCredentials | None = None, threads: int = 8,
-        agent: str = "", service: str = "", tag: str = "", advertise: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        checks: Answering,
+        address: str,
+        *,
+        credentials: grpc.ServerCredentials | None = None,
+        threads: int = 8,
+        agent: str = "",
+        service: str = "",
+        tag: str = "",
+        advertise: str = "",
+    ) -> None:
         host = HostPort.parse(address).host
         self._server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix="tmc-checks"),

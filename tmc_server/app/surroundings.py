@@ -48,9 +48,13 @@ class Surroundings:
                 raise CannotStart(f"[consul] needs {exc.name}: install tmc-center[consul].") from exc
             address = consul.advertise or str(HostPort(HostPort.parse(self._config.server.listen).host, port))
             self._registration = Registration(
-                consul.agent, consul.service, address, tag=consul.tag, token=consul.token.get_secret_value(),
+                consul.agent,
+                consul.service,
+                address,
+                tag=consul.tag,
+                token=consul.token.get_secret_value(),
                 tls=bool(self._config.tls.certificate),
-            )  # fmt: skip
+            )
             duties.append(Periodic("registration", self._registration.run_once, 5.0))
         return duties
 

@@ -64,8 +64,10 @@ class AskerContract(ABC):
 
     def test_what_is_said_is_the_verdict(self) -> None:
         for behavior, verdict in (
-            ("commit", Verdict.COMMIT), ("rollback", Verdict.ROLLBACK), ("unknown", Verdict.UNKNOWN),
-        ):  # fmt: skip
+            ("commit", Verdict.COMMIT),
+            ("rollback", Verdict.ROLLBACK),
+            ("unknown", Verdict.UNKNOWN),
+        ):
             for answer in self._ask(behavior, 3):
                 assert (answer.verdict, answer.reason) == (verdict, CheckReason.ANSWERED), behavior
 

@@ -21,9 +21,13 @@ _SINGLE_FOR_S = 600.0  # how long a service counts as one without CheckMany
 
 def request_of(question: Question) -> check_pb2.CheckRequest:
     return check_pb2.CheckRequest(
-        message_id=question.message_id, topic=question.topic, key=question.key, attempt_id=question.attempt_id,
-        ledger_id=question.ledger_id, created_ms=question.created_ms,
-    )  # fmt: skip
+        message_id=question.message_id,
+        topic=question.topic,
+        key=question.key,
+        attempt_id=question.attempt_id,
+        ledger_id=question.ledger_id,
+        created_ms=question.created_ms,
+    )
 
 
 def answer_of(question: Question, response: check_pb2.CheckResponse) -> CheckAnswer:

@@ -29,9 +29,14 @@ from tmc_server.outgoing import ENDPOINT, TARGET, PinnedTransport
 
 Result = TypeVar("Result")
 _STATUS = {
-    "1": Verdict.UNKNOWN, "2": Verdict.COMMIT, "3": Verdict.ROLLBACK, "4": Verdict.UNKNOWN,
-    "COMMIT": Verdict.COMMIT, "ROLLBACK": Verdict.ROLLBACK, "UNKNOWN": Verdict.UNKNOWN,
-}  # fmt: skip
+    "1": Verdict.UNKNOWN,
+    "2": Verdict.COMMIT,
+    "3": Verdict.ROLLBACK,
+    "4": Verdict.UNKNOWN,
+    "COMMIT": Verdict.COMMIT,
+    "ROLLBACK": Verdict.ROLLBACK,
+    "UNKNOWN": Verdict.UNKNOWN,
+}
 _ECHOES = {"messageKey": "key", "bizID": "biz_id", "messageId": "message_id"}
 _OPTIONS = {"path", "batch"}
 _SPARE_S = 5.0
@@ -173,16 +178,23 @@ class HttpChecks:
         except (ValueError, KeyError, TypeError, RecursionError):
             return [CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, _shown(got))] * len(questions)
         return [
-            answer_of_object(question, result) if _names(result) else CheckAnswer.unknown(
-                CheckReason.NOT_UNDERSTOOD, "A result of a batch has to name its messageId."
-            )
+            answer_of_object(question, result)
+            if _names(result)
+            else CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, "A result of a batch has to name its messageId.")
             for question, result in zip(questions, results, strict=True)
-        ]  # fmt: skip
+        ]
 
     async def _call(
-        self, target: CheckTarget, endpoint: Endpoint, token: str, method: str, path: str, body: bytes | None, most: int,
+        self,
+        target: CheckTarget,
+        endpoint: Endpoint,
+        token: str,
+        method: str,
+        path: str,
+        body: bytes | None,
+        most: int,
         about: Mapping[str, str] = _NOTHING,
-    ) -> bytes | CheckAnswer:  # fmt: skip
+    ) -> bytes | CheckAnswer:
         request = _request(target, endpoint, token, method, path, body, about)
         try:
             async with asyncio.timeout(target.deadline_ms / 1000):
@@ -208,9 +220,14 @@ class HttpChecks:
 
 
 def _request(
-    target: CheckTarget, endpoint: Endpoint, token: str, method: str, path: str, body: bytes | None,
+    target: CheckTarget,
+    endpoint: Endpoint,
+    token: str,
+    method: str,
+    path: str,
+    body: bytes | None,
     about: Mapping[str, str],
-) -> httpx.Request:  # fmt: skip
+) -> httpx.Request:
     headers = {"Host": endpoint.authority, "Accept": "application/json", "Accept-Encoding": "identity"}
     headers |= {"Tmc-Check-Token": token, **about}
     if body is not None:

@@ -62,10 +62,18 @@ class CheckReason(Enum):
 
 
 _OF_SERVICE = {
-    CheckReason.NO_TARGET, CheckReason.NO_INSTANCE, CheckReason.REFUSED_TARGET, CheckReason.UNREACHABLE,
-    CheckReason.TIMED_OUT, CheckReason.DENIED, CheckReason.NO_METHOD, CheckReason.NO_REFLECTION,
-    CheckReason.BAD_DESCRIPTION, CheckReason.ASKER_FAILED, CheckReason.NOT_ASKED,
-}  # fmt: skip
+    CheckReason.NO_TARGET,
+    CheckReason.NO_INSTANCE,
+    CheckReason.REFUSED_TARGET,
+    CheckReason.UNREACHABLE,
+    CheckReason.TIMED_OUT,
+    CheckReason.DENIED,
+    CheckReason.NO_METHOD,
+    CheckReason.NO_REFLECTION,
+    CheckReason.BAD_DESCRIPTION,
+    CheckReason.ASKER_FAILED,
+    CheckReason.NOT_ASKED,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,21 +14,58 @@ class Right(Enum):
 
 _APP_METHODS = {
     "MessageService": (
-        "Prepare", "PrepareMany", "Submit", "SubmitMany", "Rollback", "RollbackMany", "Publish", "PublishMany",
-        "GetMessage", "DescribeChecks",
+        "Prepare",
+        "PrepareMany",
+        "Submit",
+        "SubmitMany",
+        "Rollback",
+        "RollbackMany",
+        "Publish",
+        "PublishMany",
+        "GetMessage",
+        "DescribeChecks",
     ),
     "ConsumptionService": (
-        "Ack", "AckMany", "Nack", "NackMany", "Extend", "ExtendMany", "Subscribe", "DescribeSubscriptions",
+        "Ack",
+        "AckMany",
+        "Nack",
+        "NackMany",
+        "Extend",
+        "ExtendMany",
+        "Subscribe",
+        "DescribeSubscriptions",
         "ReportForgedCopies",
     ),
-}  # fmt: skip
+}
 _ADMIN_METHODS = (
-    "RegisterApp", "AddAppKey", "DropOldAppKey", "ListApps", "DisableApp", "EnableApp", "RotateCheckToken",
-    "RegisterTopic", "UpdateTopic", "ListTopics", "RegisterSubscription", "RemoveSubscription", "ListSubscriptions",
-    "GetDeliveryKeys", "RotateDeliveryKey", "GetMessage", "ListMessages", "ListConsumptions", "ReactivateConsumption",
-    "ListServers", "ListInstances", "SetTopicCheck", "GetTopicCheck", "CheckNow", "ReactivateCheck", "ReactivateChecks",
+    "RegisterApp",
+    "AddAppKey",
+    "DropOldAppKey",
+    "ListApps",
+    "DisableApp",
+    "EnableApp",
+    "RotateCheckToken",
+    "RegisterTopic",
+    "UpdateTopic",
+    "ListTopics",
+    "RegisterSubscription",
+    "RemoveSubscription",
+    "ListSubscriptions",
+    "GetDeliveryKeys",
+    "RotateDeliveryKey",
+    "GetMessage",
+    "ListMessages",
+    "ListConsumptions",
+    "ReactivateConsumption",
+    "ListServers",
+    "ListInstances",
+    "SetTopicCheck",
+    "GetTopicCheck",
+    "CheckNow",
+    "ReactivateCheck",
+    "ReactivateChecks",
     "DecideMessage",
-)  # fmt: skip
+)
 
 RIGHTS: dict[str, Right] = {
     f"tmc.v1.{service}/{method}": Right.APP for service, methods in _APP_METHODS.items() for method in methods

@@ -120,8 +120,11 @@ class Retention:
         if removed < len(numbers):
             log.warning(
                 "%d of %d messages of shard %d stay: they moved after run %s had archived them, or were gone before",
-                len(numbers) - removed, len(numbers), shard, run.run,
-            )  # fmt: skip
+                len(numbers) - removed,
+                len(numbers),
+                shard,
+                run.run,
+            )
         return True
 
     def _listed(self, run: str, shard: int) -> Sequence[int]:

@@ -85,8 +85,11 @@ class FailedLogins:
         app = _texts(call.invocation_metadata() or ()).get("tmc-app", "")
         log.warning(
             "failed login (%s) as app %s from %s; %d more since the last of these lines",
-            self.KINDS[type(error)], ascii(app[:_SAID_CHARACTERS]), call.peer(), self._untold,
-        )  # fmt: skip
+            self.KINDS[type(error)],
+            ascii(app[:_SAID_CHARACTERS]),
+            call.peer(),
+            self._untold,
+        )
         self._next, self._untold = now + self._pause_s, 0
         return True
 

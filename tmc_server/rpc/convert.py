@@ -249,9 +249,14 @@ def broker_to(broker: BrokerAddress | None) -> consumption_pb2.BrokerAddress | N
 def server_to(view: ServerView) -> admin_pb2.Server:
     run = view.run
     return admin_pb2.Server(
-        name=run.name, incarnation=str(run.incarnation), started_ms=run.started_ms, expires_ms=run.expires_ms,
-        alive=view.alive, shards=view.shards, catalog_version=run.catalog_version,
-    )  # fmt: skip
+        name=run.name,
+        incarnation=str(run.incarnation),
+        started_ms=run.started_ms,
+        expires_ms=run.expires_ms,
+        alive=view.alive,
+        shards=view.shards,
+        catalog_version=run.catalog_version,
+    )
 
 
 def shard_place_to(place: ShardPlace) -> admin_pb2.ShardPlace:
@@ -260,9 +265,13 @@ def shard_place_to(place: ShardPlace) -> admin_pb2.ShardPlace:
 
 def progress_to(view: CheckView) -> admin_pb2.CheckProgress:
     return admin_pb2.CheckProgress(
-        attempt=view.attempt, checked=view.checked, due_ms=view.due_ms or 0, unreached_ms=view.unreached_ms or 0,
-        target=view.target, last_answer=view.last_answer,
-    )  # fmt: skip
+        attempt=view.attempt,
+        checked=view.checked,
+        due_ms=view.due_ms or 0,
+        unreached_ms=view.unreached_ms or 0,
+        target=view.target,
+        last_answer=view.last_answer,
+    )
 
 
 def target_from(sent: admin_pb2.CheckTarget) -> CheckTarget:
@@ -281,23 +290,35 @@ def target_from(sent: admin_pb2.CheckTarget) -> CheckTarget:
 
 def target_to(target: CheckTarget) -> admin_pb2.CheckTarget:
     return admin_pb2.CheckTarget(
-        name=target.name, kind=target.kind, address=target.address, options=target.options,
-        deadline_ms=target.deadline_ms, concurrency=target.concurrency, batch=target.batch, tls=target.tls,
-    )  # fmt: skip
+        name=target.name,
+        kind=target.kind,
+        address=target.address,
+        options=target.options,
+        deadline_ms=target.deadline_ms,
+        concurrency=target.concurrency,
+        batch=target.batch,
+        tls=target.tls,
+    )
 
 
 def checks_to(topic: Topic, effective_ms: int) -> admin_pb2.TopicCheck:
     targets = sorted(topic.checks.targets.values(), key=lambda target: target.name)
     return admin_pb2.TopicCheck(
-        topic=topic.name, targets=map(target_to, targets), retry=policy_to(topic.checks.retry),
+        topic=topic.name,
+        targets=map(target_to, targets),
+        retry=policy_to(topic.checks.retry),
         effective_ms=effective_ms,
-    )  # fmt: skip
+    )
 
 
 def report_to(report: CheckReport) -> admin_pb2.CheckNowResponse:
     answer = report.answer
     return admin_pb2.CheckNowResponse(
-        target=report.target, request=report.request, answer=(answer.detail or answer.reason.value)[:2_000],
-        verdict=types_pb2.Verdict.Name(answer.verdict), reason=answer.reason.name, elapsed_ms=report.elapsed_ms,
+        target=report.target,
+        request=report.request,
+        answer=(answer.detail or answer.reason.value)[:2_000],
+        verdict=types_pb2.Verdict.Name(answer.verdict),
+        reason=answer.reason.name,
+        elapsed_ms=report.elapsed_ms,
         state=types_pb2.MessageState.Name(report.state),
-    )  # fmt: skip
+    )

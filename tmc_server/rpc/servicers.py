@@ -471,9 +471,14 @@ class AdminServicer:
 
     async def ReactivateChecks(self, actor: str, request: admin_pb2.ReactivateChecksRequest) -> Any:
         matched, more = await self._undecided.reactivate_many(
-            actor, request.topic, request.from_ms, request.to_ms,
-            request.limit if request.HasField("limit") else None, request.dry_run, request.reason,
-        )  # fmt: skip
+            actor,
+            request.topic,
+            request.from_ms,
+            request.to_ms,
+            request.limit if request.HasField("limit") else None,
+            request.dry_run,
+            request.reason,
+        )
         return admin_pb2.ReactivateChecksResponse(matched=matched, more=more)
 
     async def DecideMessage(self, actor: str, request: admin_pb2.DecideMessageRequest) -> Any:

@@ -209,11 +209,17 @@ class CatalogStore:
             for target in checks.targets.values():
                 connection.execute(
                     check_target.insert().values(
-                        topic_no=number, name=target.name, kind=target.kind, address=target.address,
-                        options=json.dumps(dict(target.options), ensure_ascii=False), deadline_ms=target.deadline_ms,
-                        concurrency=target.concurrency, batch=target.batch, tls=int(target.tls),
+                        topic_no=number,
+                        name=target.name,
+                        kind=target.kind,
+                        address=target.address,
+                        options=json.dumps(dict(target.options), ensure_ascii=False),
+                        deadline_ms=target.deadline_ms,
+                        concurrency=target.concurrency,
+                        batch=target.batch,
+                        tls=int(target.tls),
                     )
-                )  # fmt: skip
+                )
             stored = connection.execute(sa.select(check_target).where(check_target.c.topic_no == number))
             return _topic(_topic_row(connection, topic_name), {row.name: _target(row) for row in stored})
 

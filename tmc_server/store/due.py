@@ -178,12 +178,23 @@ class SqlAlertOutbox:
         samples = [(each.shard, each.number) for each in alike if each.number][:_SAMPLES]
         connection.execute(
             notice.insert().values(
-                sink=sink, kind=first.kind, topic_no=first.topic, subscription_no=first.subscription, shard=first.shard,
-                message_id=first.number, attempt=first.attempt, detail=first.detail, samples=json.dumps(samples),
-                alerts=len(alike), first_ms=min(each.created_ms for each in alike),
-                last_ms=max(each.created_ms for each in alike), claim=0, due_ms=due_ms, sent_ms=None,
+                sink=sink,
+                kind=first.kind,
+                topic_no=first.topic,
+                subscription_no=first.subscription,
+                shard=first.shard,
+                message_id=first.number,
+                attempt=first.attempt,
+                detail=first.detail,
+                samples=json.dumps(samples),
+                alerts=len(alike),
+                first_ms=min(each.created_ms for each in alike),
+                last_ms=max(each.created_ms for each in alike),
+                claim=0,
+                due_ms=due_ms,
+                sent_ms=None,
             )
-        )  # fmt: skip
+        )
 
     def claim(self, sink: str, limit: int, for_ms: int) -> Sequence[Alert]:
         due = self.due(sink, limit)

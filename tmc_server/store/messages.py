@@ -193,16 +193,28 @@ class _Submitted:
     @classmethod
     def published(cls, operation: Prepare) -> _Submitted:
         return cls(
-            operation.number, operation.topic.number, operation.producer, operation.key, operation.body,
-            operation.content_type, dict(operation.headers), operation.delay_ms,
-        )  # fmt: skip
+            operation.number,
+            operation.topic.number,
+            operation.producer,
+            operation.key,
+            operation.body,
+            operation.content_type,
+            dict(operation.headers),
+            operation.delay_ms,
+        )
 
     @classmethod
     def stored(cls, row: Any) -> _Submitted:
         return cls(
-            row.id, row.topic_no, row.producer_no, row.message_key, row.body, row.content_type,
-            parse_headers(row.headers), row.delay_ms,
-        )  # fmt: skip
+            row.id,
+            row.topic_no,
+            row.producer_no,
+            row.message_key,
+            row.body,
+            row.content_type,
+            parse_headers(row.headers),
+            row.delay_ms,
+        )
 
 
 def settle(tx: Transaction, operations: Sequence[Decide]) -> None:

@@ -147,10 +147,15 @@ class NodeSlots:
         connection.execute(server.delete().where(server.c.expires_ms < now - _FORGET_MS))
         connection.execute(
             server.insert().values(
-                incarnation=lease.incarnation, name=self._owner, started_ms=now, expires_ms=expires,
-                catalog_version=self._catalog_version, stale_ms=self._stale_ms, silenced=0,
+                incarnation=lease.incarnation,
+                name=self._owner,
+                started_ms=now,
+                expires_ms=expires,
+                catalog_version=self._catalog_version,
+                stale_ms=self._stale_ms,
+                silenced=0,
             )
-        )  # fmt: skip
+        )
         return lease, start, until
 
     def run_once(self) -> bool:

@@ -62,9 +62,15 @@ class Reader:
         )
 
     def messages(
-        self, shards: Sequence[int], topic: int, state: MessageState | None, from_ms: int, to_ms: int,
-        after: tuple[int, int], limit: int,
-    ) -> list[MessageView]:  # fmt: skip
+        self,
+        shards: Sequence[int],
+        topic: int,
+        state: MessageState | None,
+        from_ms: int,
+        to_ms: int,
+        after: tuple[int, int],
+        limit: int,
+    ) -> list[MessageView]:
         """Up to `limit` after (shard, number), in the order of shard and number; without bodies."""
         found: list[MessageView] = []
         for shard in shards:
@@ -86,9 +92,13 @@ class Reader:
         return found
 
     def consumptions(
-        self, shards: Sequence[int], subscriptions: Sequence[int], state: ConsumptionState | None,
-        after: tuple[int, int], limit: int,
-    ) -> list[ConsumptionView]:  # fmt: skip
+        self,
+        shards: Sequence[int],
+        subscriptions: Sequence[int],
+        state: ConsumptionState | None,
+        after: tuple[int, int],
+        limit: int,
+    ) -> list[ConsumptionView]:
         """Up to about `limit` after (shard, number): a message's rows stay together on one page."""
         found: list[ConsumptionView] = []
         for shard in shards:

@@ -101,14 +101,18 @@ class ShardStatements:
         self.delete_messages = message.delete().where(_in(message.c.id))
         # topic, tag, keys: the live messages that hold these keys.
         self.live_by_keys = sa.select(
-            message.c.id, message.c.producer_no, message.c.message_key, message.c.attempt_id, message.c.digest,
+            message.c.id,
+            message.c.producer_no,
+            message.c.message_key,
+            message.c.attempt_id,
+            message.c.digest,
             message.c.state,
         ).where(
             message.c.topic_no == sa.bindparam("topic"),
             message.c.producer_tag == sa.bindparam("tag"),
             _in(message.c.message_key, "keys"),
             message.c.live == 1,
-        )  # fmt: skip
+        )
         # topic, tag, key, attempt: one attempt, live or rolled back.
         self.by_attempt = sa.select(message.c.id).where(
             message.c.topic_no == sa.bindparam("topic"),
@@ -119,13 +123,22 @@ class ShardStatements:
         self.by_attempt_waiting = self.by_attempt.with_for_update()
         locked = (
             sa.select(
-                message.c.id, message.c.state, message.c.topic_no, message.c.producer_no, message.c.producer_tag,
-                message.c.attempt_id, message.c.check_attempt,
-                message.c.message_key, message.c.content_type, message.c.headers, message.c.body, message.c.delay_ms,
+                message.c.id,
+                message.c.state,
+                message.c.topic_no,
+                message.c.producer_no,
+                message.c.producer_tag,
+                message.c.attempt_id,
+                message.c.check_attempt,
+                message.c.message_key,
+                message.c.content_type,
+                message.c.headers,
+                message.c.body,
+                message.c.delay_ms,
             )
             .where(_in(message.c.id))
             .order_by(message.c.id)
-        )  # fmt: skip
+        )
         # ids: lock what is free; waiting here would hold up 200 neighbors.
         self.lock_messages = ByIds(locked.with_for_update(skip_locked=True))
         self.lock_message_waiting = ByIds(locked.with_for_update())
@@ -146,15 +159,19 @@ class ShardStatements:
         self.lock_consumptions = ByIds(
             _by_primary(
                 sa.select(
-                    consumption.c.message_id, consumption.c.state, consumption.c.attempt, consumption.c.tried,
-                    consumption.c.due_ms, consumption.c.tried_ms,
+                    consumption.c.message_id,
+                    consumption.c.state,
+                    consumption.c.attempt,
+                    consumption.c.tried,
+                    consumption.c.due_ms,
+                    consumption.c.tried_ms,
                 )
                 .where(consumption.c.subscription_no == sa.bindparam("subscription"), _in(consumption.c.message_id))
                 .order_by(consumption.c.message_id)
                 .with_for_update(skip_locked=True),
                 consumption,
             )
-        )  # fmt: skip
+        )
         self.existing_consumptions = sa.select(consumption.c.message_id).where(
             consumption.c.subscription_no == sa.bindparam("subscription"), _in(consumption.c.message_id)
         )
@@ -196,8 +213,12 @@ class ShardStatements:
         # subscription, now, limit: oldest due first, no locks.
         self.due_consumptions = (
             sa.select(
-                consumption.c.message_id, consumption.c.state, consumption.c.attempt, consumption.c.tried,
-                consumption.c.due_ms, consumption.c.tried_ms,
+                consumption.c.message_id,
+                consumption.c.state,
+                consumption.c.attempt,
+                consumption.c.tried,
+                consumption.c.due_ms,
+                consumption.c.tried_ms,
             )
             .where(
                 consumption.c.subscription_no == sa.bindparam("subscription"),
@@ -205,7 +226,7 @@ class ShardStatements:
             )
             .order_by(consumption.c.due_ms, consumption.c.message_id)
             .limit(sa.bindparam("limit"))
-        )  # fmt: skip
+        )
         leased = self._leased()
         # subscription, ids, attempt, now -> the claimed rows get one constant due time.
         self.claim = _by_primary(
@@ -247,10 +268,15 @@ class ShardStatements:
         )
         self.bodies = ByIds(
             sa.select(
-                message.c.id, message.c.topic_no, message.c.producer_no, message.c.message_key, message.c.content_type,
-                message.c.headers, message.c.body,
+                message.c.id,
+                message.c.topic_no,
+                message.c.producer_no,
+                message.c.message_key,
+                message.c.content_type,
+                message.c.headers,
+                message.c.body,
             ).where(_in(message.c.id))
-        )  # fmt: skip
+        )
         # subscription, gone, since, limit: tries of a server run that is gone, whose copies may have died with it; no locks.
         died = (
             consumption.c.subscription_no == sa.bindparam("subscription"),
@@ -273,10 +299,21 @@ class ShardStatements:
 
     def _for_checks(self, message: sa.Table) -> None:
         asked = (
-            message.c.id, message.c.topic_no, message.c.producer_no, message.c.producer_tag, message.c.message_key,
-            message.c.attempt_id, message.c.ledger_id, message.c.created_ms, message.c.check_target, message.c.state,
-            message.c.check_attempt, message.c.checked, message.c.unreached_ms, message.c.due_ms,
-        )  # fmt: skip
+            message.c.id,
+            message.c.topic_no,
+            message.c.producer_no,
+            message.c.producer_tag,
+            message.c.message_key,
+            message.c.attempt_id,
+            message.c.ledger_id,
+            message.c.created_ms,
+            message.c.check_target,
+            message.c.state,
+            message.c.check_attempt,
+            message.c.checked,
+            message.c.unreached_ms,
+            message.c.due_ms,
+        )
         # topic, now, limit: longest due first, no locks.
         self.due_checks = (
             sa.select(*asked)

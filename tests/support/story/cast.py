@@ -42,12 +42,20 @@ class Story:
         self.consumers = {app: self._consume(app) for app in self.apps}
         self.producers = [
             subprocess.Popen(
-                [sys.executable, str(STORY / "producer.py"), cluster.by_name, cluster.keys["orders"], f"p{number}",
-                 str(count // producers), "8", str(folder)],
+                [
+                    sys.executable,
+                    str(STORY / "producer.py"),
+                    cluster.by_name,
+                    cluster.keys["orders"],
+                    f"p{number}",
+                    str(count // producers),
+                    "8",
+                    str(folder),
+                ],
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
             )
             for number in range(producers)
-        ]  # fmt: skip
+        ]
 
     def _consume(self, app: str) -> subprocess.Popen[bytes]:
         environment = os.environ | {

@@ -60,78 +60,156 @@ def create(existing, name, *parts, indexes=()):
 
 def audit(existing):
     create(
-        existing, "tmc_audit", serial(), big("at_ms"), text("actor", 64), text("action", 64), text("subject", 300),
+        existing,
+        "tmc_audit",
+        serial(),
+        big("at_ms"),
+        text("actor", 64),
+        text("action", 64),
+        text("subject", 300),
         text("reason", 500),
-    )  # fmt: skip
+    )
 
 
 def catalog(existing):
     create(existing, "tmc_meta", key(number("id")), big("catalog_version"))
     create(
-        existing, "tmc_operator", sa.Column("name", sa.String(64), primary_key=True),
-        sa.Column("token_hash", binary(32), nullable=False), big("created_ms"),
-    )  # fmt: skip
+        existing,
+        "tmc_operator",
+        sa.Column("name", sa.String(64), primary_key=True),
+        sa.Column("token_hash", binary(32), nullable=False),
+        big("created_ms"),
+    )
     create(
-        existing, "tmc_app", key(number("app_no")), text("id", 64, unique=True), text("service_name", 128),
-        text("biz_id", 128), text("alert_email", 255), text("alert_phone", 64),
-        sa.Column("key_hash", binary(32), nullable=False), sa.Column("old_key_hash", binary(32)), big("created_ms"),
-    )  # fmt: skip
+        existing,
+        "tmc_app",
+        key(number("app_no")),
+        text("id", 64, unique=True),
+        text("service_name", 128),
+        text("biz_id", 128),
+        text("alert_email", 255),
+        text("alert_phone", 64),
+        sa.Column("key_hash", binary(32), nullable=False),
+        sa.Column("old_key_hash", binary(32)),
+        big("created_ms"),
+    )
     create(
-        existing, "tmc_topic", key(number("topic_no")), text("name", 128, unique=True), number("owner_no"),
-        text("default_tag", 64), small("table_index"), small("spread"), big("transaction_time_ms"),
-        big("open_limit"), big("effective_ms"),
-    )  # fmt: skip
+        existing,
+        "tmc_topic",
+        key(number("topic_no")),
+        text("name", 128, unique=True),
+        number("owner_no"),
+        text("default_tag", 64),
+        small("table_index"),
+        small("spread"),
+        big("transaction_time_ms"),
+        big("open_limit"),
+        big("effective_ms"),
+    )
     create(
-        existing, "tmc_subscription", key(number("subscription_no")), number("topic_no"), number("app_no"),
-        text("tag", 64), small("retry_kind"), big("interval_ms"), number("max_retry"), big("cap_ms"),
-        big("effective_ms"), big("removed_ms", nullable=True),
+        existing,
+        "tmc_subscription",
+        key(number("subscription_no")),
+        number("topic_no"),
+        number("app_no"),
+        text("tag", 64),
+        small("retry_kind"),
+        big("interval_ms"),
+        number("max_retry"),
+        big("cap_ms"),
+        big("effective_ms"),
+        big("removed_ms", nullable=True),
         sa.UniqueConstraint("topic_no", "app_no", "tag", name="tmc_subscription_name"),
-    )  # fmt: skip
+    )
     create(
-        existing, "tmc_node_slot", key(number("slot")), big("epoch"), text("owner", 128), big("expires_ms"),
+        existing,
+        "tmc_node_slot",
+        key(number("slot")),
+        big("epoch"),
+        text("owner", 128),
+        big("expires_ms"),
         big("high_ms"),
-    )  # fmt: skip
+    )
 
 
 def database(existing):
     create(
-        existing, "tmc_tombstone", sa.Column("attempt_id", binary(16), primary_key=True), key(number("topic_no")),
+        existing,
+        "tmc_tombstone",
+        sa.Column("attempt_id", binary(16), primary_key=True),
+        key(number("topic_no")),
         sa.Column("producer_tag", sa.String(64), primary_key=True),
         sa.Column("message_key", sa.String(128), primary_key=True),
         big("created_ms"),
-    )  # fmt: skip
+    )
     create(
-        existing, "tmc_alert", serial(), text("kind", 32), number("topic_no"), small("shard"), big("message_id"),
-        number("subscription_no"), number("attempt"), text("detail", 500), big("created_ms"),
+        existing,
+        "tmc_alert",
+        serial(),
+        text("kind", 32),
+        number("topic_no"),
+        small("shard"),
+        big("message_id"),
+        number("subscription_no"),
+        number("attempt"),
+        text("detail", 500),
+        big("created_ms"),
         big("sent_ms", nullable=True),
         sa.UniqueConstraint("kind", "message_id", "subscription_no", "attempt", name="tmc_alert_episode"),
         indexes=[("tmc_alert_unsent", ["sent_ms", "id"])],
-    )  # fmt: skip
+    )
 
 
 def shard(existing, nn):
     create(
-        existing, f"tmc_message_{nn}", key(big("id")), number("topic_no"), number("producer_no"),
-        text("producer_tag", 64), text("message_key", 128), small("live", nullable=True),
-        sa.Column("attempt_id", binary(16), nullable=False), sa.Column("ledger_id", binary(16)),
-        sa.Column("digest", binary(32), nullable=False), small("state"), text("content_type", 100),
+        existing,
+        f"tmc_message_{nn}",
+        key(big("id")),
+        number("topic_no"),
+        number("producer_no"),
+        text("producer_tag", 64),
+        text("message_key", 128),
+        small("live", nullable=True),
+        sa.Column("attempt_id", binary(16), nullable=False),
+        sa.Column("ledger_id", binary(16)),
+        sa.Column("digest", binary(32), nullable=False),
+        small("state"),
+        text("content_type", 100),
         sa.Column("headers", sa.Text),
         sa.Column("body", sa.LargeBinary().with_variant(mysql.MEDIUMBLOB(), *FAMILY), nullable=False),
-        big("delay_ms"), big("due_ms", nullable=True), big("created_ms"), big("decided_ms", nullable=True),
+        big("delay_ms"),
+        big("due_ms", nullable=True),
+        big("created_ms"),
+        big("decided_ms", nullable=True),
         sa.UniqueConstraint("topic_no", "producer_tag", "message_key", "live", name=f"tmc_message_{nn}_key"),
         indexes=[(f"tmc_message_{nn}_due", ["topic_no", "due_ms"])],
-    )  # fmt: skip
+    )
     create(
-        existing, f"tmc_consumption_{nn}", key(big("message_id")), key(number("subscription_no")), small("state"),
-        number("attempt"), number("tried"), big("due_ms", nullable=True), big("incarnation", nullable=True),
-        big("created_ms"), big("closed_ms", nullable=True),
+        existing,
+        f"tmc_consumption_{nn}",
+        key(big("message_id")),
+        key(number("subscription_no")),
+        small("state"),
+        number("attempt"),
+        number("tried"),
+        big("due_ms", nullable=True),
+        big("incarnation", nullable=True),
+        big("created_ms"),
+        big("closed_ms", nullable=True),
         indexes=[(f"tmc_consumption_{nn}_due", ["subscription_no", "due_ms"])],
-    )  # fmt: skip
+    )
     create(
-        existing, f"tmc_attempt_{nn}", serial(), big("message_id"), number("subscription_no"), number("attempt"),
-        big("at_ms"), big("incarnation"), text("error", 500),
+        existing,
+        f"tmc_attempt_{nn}",
+        serial(),
+        big("message_id"),
+        number("subscription_no"),
+        number("attempt"),
+        big("at_ms"),
+        big("incarnation"),
+        text("error", 500),
         indexes=[(f"tmc_attempt_{nn}_message", ["message_id"])],
-    )  # fmt: skip
+    )
 
 
 def upgrade():

@@ -42,13 +42,19 @@ def text(name, length):
 
 def catalog():
     create(
-        "tmc_server", key("incarnation", sa.BigInteger), sa.Column("name", sa.String(128), nullable=False),
-        big("started_ms"), big("expires_ms"),
-    )  # fmt: skip
+        "tmc_server",
+        key("incarnation", sa.BigInteger),
+        sa.Column("name", sa.String(128), nullable=False),
+        big("started_ms"),
+        big("expires_ms"),
+    )
     create(
-        "tmc_sender", key("app_no", sa.Integer), sa.Column("tag", sa.String(64), primary_key=True),
-        sa.Column("address", sa.String(255), primary_key=True), big("seen_ms"),
-    )  # fmt: skip
+        "tmc_sender",
+        key("app_no", sa.Integer),
+        sa.Column("tag", sa.String(64), primary_key=True),
+        sa.Column("address", sa.String(255), primary_key=True),
+        big("seen_ms"),
+    )
     add("tmc_topic", sa.Column("queue_mode", sa.SmallInteger, nullable=False, server_default="2"))
     add("tmc_subscription", text("forward_kind", 32), text("forward_target", 255), text("forward_key", 255))
 
