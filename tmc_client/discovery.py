@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import requests
 from consul import ConsulException
 
+from tmc_common.addresses import HostPort
 from tmc_common.consul import Registration, agent_client, passing
 
 __all__ = ["ConsulAddress", "Registration", "Watch"]
@@ -40,7 +41,7 @@ class ConsulAddress:
         expected = "This is no address in Consul: give consul://HOST:PORT/SERVICE?tag=TAG&token=TOKEN (both optional)."
         try:
             parts = urllib.parse.urlsplit(text)
-            agent = f"{parts.hostname}:{parts.port or 8500}"
+            agent = str(HostPort(parts.hostname or "", parts.port or 8500))
         except ValueError:
             raise ValueError(expected) from None
         query = dict(urllib.parse.parse_qsl(parts.query))

@@ -13,7 +13,12 @@ class HostPort(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"{self.in_url}:{self.port}"
+
+    @property
+    def in_url(self) -> str:
+        """The host as a URL has it."""
+        return f"[{self.host}]" if ":" in self.host else self.host
 
     @classmethod
     def parse(cls, text: str) -> HostPort:

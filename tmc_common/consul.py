@@ -13,7 +13,7 @@ from consul import Consul, ConsulException
 
 from tmc_common.addresses import HostPort
 
-log = logging.getLogger("tmc.consul")
+log = logging.getLogger("tmc_common.consul")
 
 
 def agent_client(agent: str, token: str, timeout_s: float) -> Consul:
@@ -22,17 +22,20 @@ def agent_client(agent: str, token: str, timeout_s: float) -> Consul:
     Proxies and credentials of the environment are not used: the agent's address is the operators' own, and a proxy would
     see the token.
     """
-    host, port = HostPort.parse(agent)
-    client = Consul(host=host, port=port, token=token or None, connections_timeout=timeout_s)
+    place = HostPort.parse(agent)
+    client = Consul(host=place.in_url, port=place.port, token=token or None, connections_timeout=timeout_s)
     client.http.session.trust_env = False
     return client
 
 
 def passing(nodes: Sequence[Any]) -> list[str]:
     """host:port of each instance in an answer of the health endpoint."""
-    return sorted(
-        f"{node['Service']['Address'] or node['Node']['Address']}:{node['Service']['Port']}" for node in nodes
-    )
+
+    def place(node: Any) -> HostPort:
+        host = node["Service"]["Address"] or node["Node"]["Address"]
+        return HostPort(host.strip("[]"), node["Service"]["Port"])
+
+    return sorted(str(place(node)) for node in nodes)
 
 
 class Registration:

@@ -202,7 +202,7 @@ class DeliveryConfig(Section):
     scan_seconds: float = Field(0.5, ge=0.01, le=60, description="maximum pause between scans for due deliveries")
     signatures: bool = Field(
         True,
-        description="sign copies in queues, so that consumers refuse those of others; docs/signatures.md",
+        description="sign copies in queues, so that consumers refuse copies the center did not sign; docs/signatures.md",
     )
 
 

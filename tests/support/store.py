@@ -195,16 +195,16 @@ class StoreUnderTest:
         return Ack(number, self.subscription.number, attempt)
 
     def nack_of(self, number: int, attempt: int, **changes: Any) -> Nack:
-        return Nack(number, self.subscription.number, attempt, POLICY, "broken", **changes)
+        return Nack(number, self.subscription.number, attempt=attempt, policy=POLICY, error="broken", **changes)
 
     def extend_of(self, number: int, attempt: int, extend_ms: int = 60_000) -> Extend:
-        return Extend(number, self.subscription.number, attempt, extend_ms)
+        return Extend(number, self.subscription.number, attempt=attempt, extend_ms=extend_ms)
 
     def give_back_of(self, number: int, attempt: int, after_ms: int = 0) -> GiveBack:
-        return GiveBack(number, self.subscription.number, attempt, after_ms)
+        return GiveBack(number, self.subscription.number, attempt=attempt, after_ms=after_ms)
 
     def reactivate_of(self, number: int) -> Reactivate:
-        return Reactivate(number, self.subscription.number, "operator", "test")
+        return Reactivate(number, self.subscription.number, actor="operator", reason="test")
 
     # -- doing ----------------------------------------------------------------------------------------------------
 

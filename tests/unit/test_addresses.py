@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tmc_client.discovery import ConsulAddress
 from tmc_common.addresses import HostPort, is_loopback
+from tmc_common.consul import agent_client, passing
 
 HERE = [
     "127.0.0.1:50051",
@@ -81,3 +83,11 @@ def test_host_and_port_are_read_and_written_alike(text: str, host: str, port: in
 def test_what_is_no_host_and_port(text: str) -> None:
     with pytest.raises(ValueError, match="is not HOST:PORT"):
         HostPort.parse(text)
+
+
+def test_consul_and_its_instances_may_have_ipv6_addresses() -> None:
+    assert ConsulAddress.parse("consul://[fd00::5]:8501/tmc").agent == "[fd00::5]:8501"
+    assert agent_client("[fd00::5]:8501", "", 1).http.base_uri == "http://[fd00::5]:8501"
+    instances = ["fd00::7", "[fd00::8]", "10.0.0.9"]
+    nodes = [{"Service": {"Address": host, "Port": 50051}} for host in instances]
+    assert passing(nodes) == ["10.0.0.9:50051", "[fd00::7]:50051", "[fd00::8]:50051"]

@@ -27,7 +27,7 @@ SAME_SIGNAL_S = 1.0  # a terminal and a supervisor may both pass on one wish to 
 
 
 class Server:
-    """Serves from `start` to `stop`. dead: set when it cannot continue by itself."""
+    """Serves from `started` to `stop`. dead: set when it cannot continue by itself."""
 
     def __init__(
         self, config: Config, store: OpenStore, parts: Wiring, metrics: MetricsEndpoint, dead: asyncio.Event

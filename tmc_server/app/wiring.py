@@ -172,6 +172,7 @@ def wire(
 
     shard_keeping = _shard_keeping(config, store, parts, redelivery)
     following = CatalogFollowing(store.watch, outlets, store.places, die, finish)
+    sinks = _sinks(config)
     beat_s = min(1.0, config.server.lease_seconds / 6)
     duties = [
         Periodic("node", Beating(store.nodes).run_once, beat_s),
@@ -179,7 +180,7 @@ def wire(
         *_redelivering(parts, outlets, redelivery),
         *_asking(checking, asking),
         *_scanning(config, store, parts, [redelivery, asking]),
-        *(duty for part in parts for duty in _alerting(part.outbox, _sinks(config), store)),
+        *(duty for part in parts for duty in _alerting(part.outbox, sinks, store)),
         *_retaining(config, parts),
         *_staying_alone(store, die),
         Periodic("catalog", following.run_once, store.watch.period_s),

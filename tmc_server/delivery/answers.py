@@ -29,7 +29,9 @@ class CopyAnswers:
 
     def give_back(self, copies: Sequence[Copy], after_ms: int = 0) -> None:
         """They reached nobody: due again after that time, uncounted."""
-        self._start([(c.shard, GiveBack(c.number, c.subscription, c.attempt, after_ms)) for c in copies])
+        self._start(
+            [(c.shard, GiveBack(c.number, c.subscription, attempt=c.attempt, after_ms=after_ms)) for c in copies]
+        )
 
     def acknowledge(self, copies: Sequence[Copy]) -> None:
         """They were forwarded: done."""
@@ -38,12 +40,12 @@ class CopyAnswers:
     def refuse(self, copies: Sequence[Copy], error: str) -> None:
         """Forwarding failed: again by the subscription's policy."""
         subscriptions = self._catalog.current.subscriptions
-        self._start(
-            [
-                (c.shard, Nack(c.number, c.subscription, c.attempt, subscriptions[c.subscription].policy, error[:500]))
-                for c in copies
-            ]
-        )
+
+        def nack(copy: Copy) -> Nack:
+            policy = subscriptions[copy.subscription].policy
+            return Nack(copy.number, copy.subscription, attempt=copy.attempt, policy=policy, error=error[:500])
+
+        self._start([(copy.shard, nack(copy)) for copy in copies])
 
     def _start(self, operations: list[tuple[int, Operation]]) -> None:
         try:

@@ -12,7 +12,7 @@ from enum import Enum, IntEnum
 
 from tmc_server.domain.retry import RetryPolicy
 
-UNREACHED_ALERT_MS = 3_600_000  # a producer that could not be reached for this long is alerted, once
+UNREACHED_ALERT_MS = 3_600_000  # after a producer could not be reached for this long, its owner gets one alert
 FIRST_BACK_OFF_MS = 1_000
 LONGEST_BACK_OFF_MS = 60_000
 

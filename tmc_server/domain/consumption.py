@@ -27,7 +27,7 @@ class ConsumptionState(IntEnum):
 
 
 def is_open(state: ConsumptionState) -> bool:
-    """Whether anything can still happen to it but a repeat. Exhaustive: a state without an answer is an error of types."""
+    """Whether a delivery in this state can still change. mypy reports a state without a case."""
     match state:
         case ConsumptionState.SCHEDULED | ConsumptionState.FAILED:
             return True

@@ -88,20 +88,18 @@ def parse_place(text: str) -> Place:
 
     Numbers in other notations (2130706433, 0x7f.1, 0177.0.0.1, 127.1), which a resolver would take, are refused.
     """
-    host, _, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
-        raise ValueError(f"{text!r} is not HOST:PORT")
+    host, port = HostPort.parse(text)
+    if not port:
+        raise ValueError(f"{text!r} has no port")
     try:
         literal = ipaddress.ip_address(host)
     except ValueError:
-        if bracketed or not _NAME.fullmatch(host) or _HEXADECIMAL.match(host):
+        if not _NAME.fullmatch(host) or _HEXADECIMAL.match(host):
             raise ValueError(f"{text!r} has no host that is a name or a plain address") from None
-        return Place(host.rstrip(".").lower(), int(port), None)
-    if (":" in host) != bracketed or "%" in host:
-        raise ValueError(f"{text!r} is not HOST:PORT; IPv6 addresses stand in brackets, without a zone")
-    return Place(str(literal), int(port), literal)
+        return Place(host.rstrip(".").lower(), port, None)
+    if "%" in host:
+        raise ValueError(f"{text!r} is not HOST:PORT; an IPv6 address has no zone here")
+    return Place(str(literal), port, literal)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class Closing(Enum):
 
 
 def closing(state: MessageState) -> Closing:
-    """Exhaustive: a state without an answer is an error of types, here and nowhere else."""
+    """When a message in this state is closed. mypy reports a state without a case."""
     match state:
         case MessageState.PREPARED | MessageState.CHECK_FAILED:
             return Closing.NOT_YET

@@ -120,7 +120,7 @@ class Ack(Consume):
     attempt: int = 0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Nack(Consume):
     """The try failed. hangs: its handler ran longer than its consumer allows, the owner is alerted."""
 
@@ -132,7 +132,7 @@ class Nack(Consume):
     hangs: bool = False
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Extend(Consume):
     """The handler needs longer."""
 
@@ -140,7 +140,7 @@ class Extend(Consume):
     extend_ms: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class GiveBack(Consume):
     """The copy never reached the consumer."""
 
@@ -148,7 +148,7 @@ class GiveBack(Consume):
     after_ms: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class SignAgain(Consume):
     """A consumer refused a copy without a signature. since_ms: no copy that was handed over later lacks one."""
 
@@ -156,7 +156,7 @@ class SignAgain(Consume):
     since_ms: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Reactivate(Consume):
     """An operator wants a failed delivery tried again."""
 

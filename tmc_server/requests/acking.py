@@ -52,7 +52,14 @@ class Acking:
             validation.between(retry_after_ms, "retry_after_ms", 0, DAY_MS)
         error = error[: validation.ERROR_CHARACTERS]
         return target.shard, Nack(
-            target.number, subscription.number, attempt, subscription.policy, error, reject, retry_after_ms, hangs
+            target.number,
+            subscription.number,
+            attempt=attempt,
+            policy=subscription.policy,
+            error=error,
+            reject=reject,
+            retry_after_ms=retry_after_ms,
+            hangs=hangs,
         )
 
     def sign_again(self, caller: Caller, message_id: str, attempt: int) -> Item:
@@ -60,13 +67,13 @@ class Acking:
         target, subscription = self._target(caller, message_id)
         validation.between(attempt, "attempt", 1, 2**31 - 1)
         since_ms = subscription.keys.since_ms if subscription.keys is not None else 0
-        return target.shard, SignAgain(target.number, subscription.number, attempt, since_ms)
+        return target.shard, SignAgain(target.number, subscription.number, attempt=attempt, since_ms=since_ms)
 
     def extend(self, caller: Caller, message_id: str, attempt: int, extend_ms: int) -> Item:
         target, subscription = self._target(caller, message_id)
         validation.between(attempt, "attempt", 1, 2**31 - 1)
         validation.between(extend_ms, "extend_ms", 1, DAY_MS)
-        return target.shard, Extend(target.number, subscription.number, attempt, extend_ms)
+        return target.shard, Extend(target.number, subscription.number, attempt=attempt, extend_ms=extend_ms)
 
     def admit(self, caller: Caller, count: int) -> None:
         """Before any of so many items is looked at: invalid ones cost as much as valid ones. Raises InvalidField, RateLimited."""

@@ -382,7 +382,7 @@ class Administering:
         if consumer is None or topic is None:
             raise SubscriptionUnknown("There is no such subscription: list them to see topic, app and tag.")
         subscription = catalog.consumable(topic.number, consumer, validation.tag(tag) or topic.default_tag)
-        operation = Reactivate(parsed.number, subscription.number, actor, reason)
+        operation = Reactivate(parsed.number, subscription.number, actor=actor, reason=reason)
         (answer,) = await perform_each(self._performer, 0, [(parsed.shard, operation)])
         if isinstance(answer, TmcError):
             raise answer

@@ -72,7 +72,7 @@ class Signing:
             self._alarm("forged copies", found.number, detail, _ALARM_MINUTES)
 
     async def keys(self, actor: str, topic: str, app: str, tag: str) -> DeliveryKeys:
-        """Of any subscription, forwarding ones included. Audited. Raises SubscriptionUnknown."""
+        """Of any subscription, forwarding ones too. Audited. Raises SubscriptionUnknown, InvalidField: an unsigned topic."""
         number = self._number(topic, app, tag)
         await self._change(self._editor.make_delivery_keys, actor, [number])
         return self._keys_of(number)
@@ -80,7 +80,7 @@ class Signing:
     async def rotate(self, actor: str, topic: str, app: str, tag: str, drop_previous: bool) -> DeliveryKeys:
         """Sign with a new key; first every server tells it, so that no consumer meets a key which it cannot ask for.
 
-        Raises SubscriptionUnknown, RotationOpen.
+        Raises SubscriptionUnknown, RotationOpen; InvalidField: its topic is unsigned.
         """
         number = self._number(topic, app, tag)
         if self._current.subscriptions[number].keys is None:

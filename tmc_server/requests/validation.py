@@ -19,7 +19,7 @@ ERROR_CHARACTERS = 500
 
 _APP = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _TOPIC = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
-_HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]", re.ASCII)
+_HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+", re.ASCII)
 _HEADER = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -45,14 +45,15 @@ def check_target(value: str, field: str = "check_target") -> str:
 
 def address(value: str, field: str) -> str:
     """host:port, or nothing."""
+    if not value:
+        return value
     try:
-        if not value or (
-            len(value) <= 255 and _HOST.fullmatch(value.rpartition(":")[0]) and HostPort.parse(value).port
-        ):
-            return value
+        place = HostPort.parse(value)
     except ValueError:
-        pass
-    raise InvalidField(field, "be host:port")
+        raise InvalidField(field, "be host:port") from None
+    if len(value) > 255 or not place.port or not _HOST.fullmatch(place.host):
+        raise InvalidField(field, "be host:port")
+    return value
 
 
 def topic(value: str, field: str = "topic") -> str:

@@ -1,1 +1,1 @@
-"""SQL: tables, engines, group commit, catalog. The rest of the server reaches it through domain/ports.py."""
+"""SQL: tables, engines, group commit, catalog. The rest of the server reaches it through the ports of the domain."""

@@ -195,9 +195,10 @@ class Database:
             self._exclusive.refuse_beside_another()
 
     def close(self) -> None:
-        self._exclusive.close()
+        self._exclusive.let_go()
         self.engine.dispose()
         self.readers.dispose()
+        self._exclusive.close()
 
 
 def repeated(run: Callable[[], Result], tries: int = 5) -> Result:

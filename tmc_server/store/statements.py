@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from tmc_server.domain import consumption as c
 from tmc_server.domain import message as m
 from tmc_server.store.dialects import dialect_of
-from tmc_server.store.tables import alert, audit, failed, lease, retention, shard_tables, tombstone
+from tmc_server.store.tables import FAMILY, alert, audit, failed, lease, retention, shard_tables, tombstone
 
 
 def _in(column: sa.Column[Any], name: str = "ids") -> sa.ColumnElement[bool]:
@@ -23,18 +23,17 @@ def _in(column: sa.Column[Any], name: str = "ids") -> sa.ColumnElement[bool]:
 
 
 _IDS = re.compile(r"\(__\[POSTCOMPILE_ids[^\]]*\]\)")
-_PRIMARY = "FORCE INDEX (PRIMARY)"
 CHECK_COLUMNS = ("check_attempt", "checked", "unreached_ms", "check_answer")  # begin at their defaults
 
 
 def _by_primary(statement: Any, table: sa.Table) -> Any:
     """Lock by primary key only: a plan over the due index takes locks in another order and deadlocks against acks."""
-    for dialect in ("mysql", "mariadb"):
-        statement = (
-            statement.with_hint(table, _PRIMARY, dialect)
-            if isinstance(statement, sa.Select)
-            else (statement.with_hint(_PRIMARY, dialect_name=dialect))
-        )
+    for name in FAMILY:
+        hint = dialect_of(name).through_index("PRIMARY")
+        if isinstance(statement, sa.Select):
+            statement = statement.with_hint(table, hint, name)
+        else:
+            statement = statement.with_hint(hint, dialect_name=name)
     return statement
 
 

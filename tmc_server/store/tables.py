@@ -23,12 +23,12 @@ _OPTIONS: dict[str, Any] = {
     for family in ("mysql", "mariadb")
     for name, value in {"engine": "InnoDB", "charset": "utf8mb4", "collate": "utf8mb4_bin"}.items()
 }
-_FAMILY = ("mysql", "mariadb")
+FAMILY = ("mysql", "mariadb")
 
 
 def binary(length: int) -> TypeEngine[bytes]:
     """Bytes of one exact length."""
-    return sa.LargeBinary(length).with_variant(mysql.BINARY(length), *_FAMILY)
+    return sa.LargeBinary(length).with_variant(mysql.BINARY(length), *FAMILY)
 
 
 def _text(length: int) -> sa.String:
@@ -43,7 +43,7 @@ def _serial() -> sa.Column[int]:
     return sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True)
 
 
-_BODY: TypeEngine[bytes] = sa.LargeBinary().with_variant(mysql.MEDIUMBLOB(), *_FAMILY)
+_BODY: TypeEngine[bytes] = sa.LargeBinary().with_variant(mysql.MEDIUMBLOB(), *FAMILY)
 
 meta = sa.Table(
     "tmc_meta",

@@ -1,4 +1,4 @@
-"""Kinds of databases behind one protocol: a further one is a module here and a line in `_DIALECTS`."""
+"""Kinds of databases behind one protocol. docs/decisions/0019-the-house.md says what a further one needs."""
 
 from __future__ import annotations
 

@@ -10,8 +10,6 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-Value = int | str | bytes | None
-
 
 class Failure(Enum):
     """What an error of the driver means."""
@@ -48,9 +46,16 @@ class ExclusiveLock(Protocol):
         """Take it; repeat this to see that it still holds. Raises DatabaseTaken and errors of the driver."""
 
     def refuse_beside_another(self) -> None:
-        """Start beside other servers: not while one of them holds the lock. Raises DatabaseTaken and errors of the driver."""
+        """Start beside other servers: not while one of them holds the lock, which a kind with one writer always takes.
 
-    def close(self) -> None: ...
+        Raises DatabaseTaken and errors of the driver.
+        """
+
+    def let_go(self) -> None:
+        """Before the connections are closed: give back what the lock has of them."""
+
+    def close(self) -> None:
+        """After the connections are closed: let others in."""
 
 
 class Dialect(Protocol):
@@ -86,7 +91,7 @@ class Dialect(Protocol):
     def through_index(self, index: str) -> str:
         """What follows a table's name to have it read through this index, whatever the statistics say."""
 
-    def literal(self, value: Value) -> str:
+    def literal(self, value: int | bytes) -> str:
         """A value as SQL text, with nothing in it that could be mistaken."""
 
     def insert(

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from tmc_server.errors import StoreUnavailable
-from tmc_server.store.dialects.contract import DatabaseTaken, Failure, Finding, Value
+from tmc_server.store.dialects.contract import DatabaseTaken, Failure, Finding
 
 LOCK_WAIT_S = 2
 _MIGRATION_WAIT_S = 120
@@ -55,7 +55,9 @@ class ErrorNumber(IntEnum):
     CR_SERVER_LOST = 2013
     CR_SERVER_LOST_EXTENDED = 2055
     ER_QUERY_TIMEOUT = 3024
+    ER_MYSQL_ACCOUNT_LOCKED = 3118
     ER_CLIENT_INTERACTION_TIMEOUT = 4031
+    ER_ACCOUNT_LOCKED = 4151  # MariaDB's
 
 
 _FAILURES = {
@@ -166,18 +168,14 @@ class MySQL:
     def through_index(self, index: str) -> str:
         return f"FORCE INDEX ({index})"
 
-    def literal(self, value: Value) -> str:
-        if value is None:
-            return "NULL"
-        if isinstance(value, int):
-            return str(int(value))
-        return f"x'{value.hex()}'" if isinstance(value, bytes) else f"_utf8mb4 x'{value.encode().hex()}'"
+    def literal(self, value: int | bytes) -> str:
+        return f"x'{value.hex()}'" if isinstance(value, bytes) else str(int(value))
 
     def insert(
         self, connection: sa.Connection, head: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]
     ) -> None:
         """The driver would format every value by several calls of Python."""
-        literal = self.literal
+        literal = _literal
         written = (f"({','.join([literal(values[name]) for name in columns])})" for values in rows)
         connection.exec_driver_sql(head + ",".join(written))
 
@@ -207,6 +205,9 @@ class NamedLock:
                 raise DatabaseTaken(f"A server with built-in delivery uses {self._where}: stop it first.")
 
     def close(self) -> None:
+        """It went with its connection."""
+
+    def let_go(self) -> None:
         if self._held is not None:
             self._held.invalidate()
             self._held.close()
@@ -217,7 +218,7 @@ class NamedLock:
         try:
             return bool(self._held.exec_driver_sql("SELECT 1").scalar_one())
         except sa.exc.DBAPIError:
-            self.close()
+            self.let_go()
             return False
 
 
@@ -260,6 +261,14 @@ def _ping_after_rest(connection: Any, record: sa.pool.ConnectionPoolEntry, _prox
             connection.ping()
         except Exception as exc:
             raise sa.exc.DisconnectionError from exc
+
+
+def _literal(value: int | str | bytes | None) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, int):
+        return str(int(value))
+    return f"x'{value.hex()}'" if isinstance(value, bytes) else f"_utf8mb4 x'{value.encode().hex()}'"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

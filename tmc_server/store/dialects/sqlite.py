@@ -11,7 +11,7 @@ from typing import IO, Any
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from tmc_server.store.dialects.contract import DatabaseTaken, Failure, Finding, Value
+from tmc_server.store.dialects.contract import DatabaseTaken, Failure, Finding
 
 # Our own writers take turns: who locks the file is somebody else.
 _AWAY = ("is locked", "disk I/O error", "disk is full", "readonly database", "unable to open")
@@ -66,14 +66,8 @@ class SQLite:
     def through_index(self, index: str) -> str:
         return f"INDEXED BY {index}"
 
-    def literal(self, value: Value) -> str:
-        if value is None:
-            return "NULL"
-        if isinstance(value, int):
-            return str(int(value))
-        if isinstance(value, bytes):
-            return f"x'{value.hex()}'"
-        return f"CAST(x'{value.encode().hex()}' AS TEXT)"
+    def literal(self, value: int | bytes) -> str:
+        return f"x'{value.hex()}'" if isinstance(value, bytes) else str(int(value))
 
     def insert(
         self, connection: sa.Connection, head: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]
@@ -105,6 +99,9 @@ class FileLock:
 
     def refuse_beside_another(self) -> None:
         self.hold()
+
+    def let_go(self) -> None:
+        """The lock is a file of its own: it is held until no connection is open."""
 
     def close(self) -> None:
         if self._handle is not None:
