@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tmc_server.domain.catalog import Catalog
+from tmc_server.domain.numbers import SubscriptionNumber
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 400, 1000)
@@ -97,12 +98,12 @@ class Metrics:
         self.oldest_seconds = gauge("oldest_seconds", "age of the oldest, per state", "state", "topic", "app")
         self.duty_failures = gauge("duty_failures", "runs of a duty that failed in a row", "duty")
 
-    def pair(self, catalog: Catalog, topic: int, subscription: int) -> tuple[str, str]:
+    def pair(self, catalog: Catalog, topic: int, subscription: SubscriptionNumber) -> tuple[str, str]:
         """Label values for a topic and a subscriber, by number; within the limit on series."""
         return self.names.of(*_names_of(catalog, topic, subscription))
 
 
-def _names_of(catalog: Catalog, topic: int, subscription: int) -> tuple[str, str]:
+def _names_of(catalog: Catalog, topic: int, subscription: SubscriptionNumber) -> tuple[str, str]:
     """app "": it is about no subscriber."""
     known, subscribed = catalog.topics.get(topic), catalog.subscriptions.get(subscription)
     return known.name if known else str(topic), catalog.apps[subscribed.app].id if subscribed else ""

@@ -85,7 +85,9 @@ def test_text_compares_by_bytes(mariadb: MariaDB) -> None:
 
 
 def test_two_inits_at_once_and_one_afterwards(mariadb: MariaDB) -> None:
-    databases = [Database(mariadb.url("tmc_twice")) for _ in range(2)]
+    databases = [
+        Database(mariadb.url("tmc_twice"), patient=True) for _ in range(2)
+    ]  # as `tmc init`: one waits for the other
     threads = [in_thread(lambda db=database: migrate(ShardMap(db, [db] * 32))) for database in databases]
     for thread, result in threads:
         thread.join(60)

@@ -223,6 +223,21 @@ def test_signatures_say_what_they_take(room: str) -> None:
     assert untyped == set()
 
 
+def test_numbers_that_mean_different_things_have_different_types() -> None:
+    """mypy then refuses a shard where a message number is expected. In domain.checks an attempt is the number of a check."""
+    types = {"shard": "Shard", "subscription": "SubscriptionNumber", "attempt": "Attempt"}
+    plain = {
+        f"{module}:{node.lineno} {name}"
+        for module, path in _modules()
+        if module.startswith("tmc_server.")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None
+        for name in [node.arg if isinstance(node, ast.arg) else ast.unparse(node.target)]
+        if name in types and ast.unparse(node.annotation) == "int"
+    }
+    assert {each.rpartition(":")[0] for each in plain} == {"tmc_server.domain.checks"}, plain
+
+
 def test_every_rpc_has_a_right_and_every_right_an_rpc() -> None:
     methods = {f"{name}/{method.name}" for name, service in SERVICES.items() for method in service.methods}
     assert methods == set(RIGHTS)

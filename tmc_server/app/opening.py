@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from tmc_server.config import Config
+from tmc_server.domain.numbers import Shard
 from tmc_server.errors import Retryable, StoreUnavailable
 from tmc_server.store.activation import CatalogActivation
 from tmc_server.store.catalog import CatalogStore, CatalogWatch
@@ -27,7 +28,7 @@ class OpenStore:
     """places: identity of the database by shard.  is_alone: no other server may use these databases."""
 
     shards: ShardMap
-    places: Mapping[int, str]
+    places: Mapping[Shard, str]
     catalog: CatalogStore
     nodes: NodeSlots
     watch: CatalogWatch

@@ -18,6 +18,7 @@ from tmc_server.delivery.routing import RoutingOutlet
 from tmc_server.delivery.stream import StreamOutlet
 from tmc_server.domain.catalog import Forward
 from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.alerts import AlertOutbox
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import BrokerAddress, Outlet, SharedProgress
@@ -45,8 +46,8 @@ class Outlets:
         self._alerts = alerts
         self._progress = progress
         self.answers = CopyAnswers(loop, catalog)
-        self._alarms: dict[tuple[str, int, int], str] = {}
-        self._told: set[tuple[str, int, int]] = set()
+        self._alarms: dict[tuple[str, SubscriptionNumber, int], str] = {}
+        self._told: set[tuple[str, SubscriptionNumber, int]] = set()
         self.streams: StreamOutlet | None = None
         known: dict[str, Outlet] = {}
         self.broker: BrokerAddress | None = None
@@ -109,7 +110,7 @@ class Outlets:
         if examine is not None:
             examine(forward)
 
-    def alarm(self, kind: str, subscription: int, detail: str, every_minutes: int = 1) -> None:
+    def alarm(self, kind: str, subscription: SubscriptionNumber, detail: str, every_minutes: int = 1) -> None:
         """Alert the owner of a subscription, once in that time over all servers. From any thread; written by a duty."""
         minute = int(time.time() // 60)
         self._alarms.setdefault((kind, subscription, minute - minute % every_minutes), detail)
@@ -126,12 +127,12 @@ class Outlets:
         self._told = {key for key in self._told if key[2] >= int(time.time() // 60) - 2 * _EPISODE_MINUTES}
         return False
 
-    def abandoned(self, subscription: int, look: QueueLook) -> None:
+    def abandoned(self, subscription: SubscriptionNumber, look: QueueLook) -> None:
         """Nobody reads a queue that holds copies."""
         detail = f"{look.messages} messages wait in a queue that nobody reads"
         self.alarm("no consumer", subscription, detail, _EPISODE_MINUTES)
 
-    def unforwardable(self, subscription: int, kind: str) -> None:
+    def unforwardable(self, subscription: SubscriptionNumber, kind: str) -> None:
         """This server looks after what is due and has no such forwarder."""
         detail = f"no forwarder {kind!r} is installed on the server that looks after these messages: they wait"
         self.alarm("no forwarder", subscription, detail, _EPISODE_MINUTES)

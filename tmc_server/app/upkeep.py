@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tmc_server.app.outlets import Outlets
 from tmc_server.domain.catalog import Catalog
+from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.duties.periodic import Periodic
 from tmc_server.duties.rescuing import Rescuing
 from tmc_server.errors import Retryable
@@ -97,9 +98,9 @@ class CatalogFollowing:
         self,
         watch: CatalogWatch,
         outlets: Outlets,
-        places: Mapping[int, str],
+        places: Mapping[Shard, str],
         die: Callable[[], None],
-        finish: Callable[[frozenset[int]], None],
+        finish: Callable[[frozenset[SubscriptionNumber]], None],
     ) -> None:
         self._watch = watch
         self._outlets = outlets

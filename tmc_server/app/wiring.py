@@ -18,6 +18,7 @@ from tmc_server.app.upkeep import Beating, Bell, CatalogFollowing, ShardKeeping,
 from tmc_server.archives.local import LocalArchive
 from tmc_server.config import Config
 from tmc_server.delivery.window import UNCERTAIN_MS
+from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.alerts import AlertSink
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.alerting import Alerting, Grouping
@@ -166,7 +167,7 @@ def wire(
     doors = Periodic("doors", edge.doorkeeper.sweep, _DOORS_S)
     edge.doorkeeper.wake = doors.wake
 
-    def finish(subscriptions: frozenset[int]) -> None:
+    def finish(subscriptions: frozenset[SubscriptionNumber]) -> None:
         if outlets.streams is not None:
             loop.call_soon_threadsafe(outlets.streams.finish, subscriptions)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from tmc_server.domain.manifest import Manifest, ManifestUnreadable, removal_folder
+from tmc_server.domain.numbers import MessageNumber, Shard
 from tmc_server.domain.ports.retention import ListUnreadable
 
 
@@ -35,8 +37,8 @@ class LocalArchive:
                 raise ListUnreadable(f"{path}: {exc}") from exc
         return self._known[path.name]
 
-    def numbers(self, run: str, shard: int) -> Sequence[int]:
-        found = array("q")
+    def numbers(self, run: str, shard: Shard) -> Sequence[MessageNumber]:
+        found = array("q")  # eight bytes each, where a list of ints has forty
         try:
             for path in sorted((self._folder / removal_folder(run, shard)).glob("part-*")):
                 found.extend(int(line) for line in path.read_text().split())
@@ -48,4 +50,4 @@ class LocalArchive:
             raise ListUnreadable(
                 f"The list of run {run}, shard {shard} has {len(found)} numbers instead of {expected}."
             )
-        return array("q", sorted(found))
+        return cast("Sequence[MessageNumber]", array("q", sorted(found)))

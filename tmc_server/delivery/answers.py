@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from tmc_server.domain.numbers import Shard
 from tmc_server.domain.operations import Ack, GiveBack, Nack, Operation
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import Copy
@@ -47,19 +48,19 @@ class CopyAnswers:
 
         self._start([(copy.shard, nack(copy)) for copy in copies])
 
-    def _start(self, operations: list[tuple[int, Operation]]) -> None:
+    def _start(self, operations: list[tuple[Shard, Operation]]) -> None:
         try:
             self._loop.call_soon_threadsafe(self._spawn, operations)
         except RuntimeError:  # the loop is closed: the rows come again at their due time
             log.debug("%d answers came after the end", len(operations))
 
-    def _spawn(self, operations: list[tuple[int, Operation]]) -> None:
+    def _spawn(self, operations: list[tuple[Shard, Operation]]) -> None:
         for start in range(0, len(operations), _AT_ONCE):
             task = self._loop.create_task(self._perform(operations[start : start + _AT_ONCE]))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _perform(self, operations: list[tuple[int, Operation]]) -> None:
+    async def _perform(self, operations: list[tuple[Shard, Operation]]) -> None:
         while operations:
             assert self.performer is not None
             try:

@@ -18,6 +18,7 @@ from tmc_server.delivery.window import Destination, Window
 from tmc_server.domain.catalog import FORWARD_KEY
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ids import MessageId
+from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import Copy, ForwardAnswers
 from tmc_server.metrics import METRICS
@@ -41,7 +42,7 @@ class KafkaForwarder:
         self._catalog = catalog
         self._answers = answers
         self._window = Window(window, 64 << 20, wake)
-        self._destinations: dict[int, Destination] = {}
+        self._destinations: dict[SubscriptionNumber, Destination] = {}
         self._settings = {
             "bootstrap.servers": os.environ.get("TMC_KAFKA_BOOTSTRAP", ""),
             "enable.idempotence": True,
@@ -71,12 +72,12 @@ class KafkaForwarder:
         while not self._stopping.is_set():
             self._producer.poll(0.1)
 
-    def reserve(self, subscription: int, wanted: int) -> int:
+    def reserve(self, subscription: SubscriptionNumber, wanted: int) -> int:
         if self._producer is None or self._stopping.is_set():
             return 0
         return self._window.reserve(self._destination(subscription), wanted)
 
-    def release(self, subscription: int, count: int) -> None:
+    def release(self, subscription: SubscriptionNumber, count: int) -> None:
         self._window.release(self._destination(subscription), count)
 
     def deliver(self, copies: Sequence[Copy]) -> None:
@@ -116,11 +117,11 @@ class KafkaForwarder:
     def _settle(self, copy: Copy) -> None:
         self._window.release(self._destination(copy.subscription), 1)
 
-    def drained_until(self, subscription: int, tried_ms: int) -> None:
+    def drained_until(self, subscription: SubscriptionNumber, tried_ms: int) -> None:
         """Nothing waits here for a consumer of ours."""
 
-    def look(self, subscription: int) -> QueueLook | None:
+    def look(self, subscription: SubscriptionNumber) -> QueueLook | None:
         return QueueLook() if self._producer is not None else None
 
-    def _destination(self, subscription: int) -> Destination:
+    def _destination(self, subscription: SubscriptionNumber) -> Destination:
         return self._destinations.setdefault(subscription, Destination(f"kafka for subscription {subscription}"))

@@ -28,6 +28,7 @@ from tmc_server.delivery.rabbitmq_properties import Digests, properties_of, sign
 from tmc_server.delivery.window import ALERT_AFTER, CONFIRM_TIMEOUT_S, Destination, Failure, Window
 from tmc_server.domain.catalog import FORWARD_KEY, Catalog
 from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import Copy, ForwardAnswers, SharedProgress
 from tmc_server.domain.queue_names import queue_of
@@ -55,7 +56,7 @@ class Queues(Protocol):
         """Declare it again soon: it is missing, or, silent, there and answers nothing. Does not block."""
 
 
-Alarm = Callable[[str, int, str], None]
+Alarm = Callable[[str, SubscriptionNumber, str], None]
 """(kind, subscription, detail): tell the owner of a subscription."""
 
 
@@ -104,7 +105,7 @@ class RabbitOutlet:
         self._alarm = alarm
         self._progress = progress
         self._window = Window(window, window_bytes, wake)
-        self._routes: dict[int, _Route] = {}
+        self._routes: dict[SubscriptionNumber, _Route] = {}
         self._destinations: dict[str, Destination] = {}
         self._lock = threading.Lock()
         self._incoming: deque[Copy] = deque()
@@ -120,7 +121,7 @@ class RabbitOutlet:
 
     # -- domain.ports.delivery.Outlet, from any thread ---------------------------------------------------------------------
 
-    def reserve(self, subscription: int, wanted: int) -> int:
+    def reserve(self, subscription: SubscriptionNumber, wanted: int) -> int:
         if self._blocked or self._connection is None or self._stopping.is_set():
             return 0
         route = self._route(subscription)
@@ -133,7 +134,7 @@ class RabbitOutlet:
             return 0
         return self._window.reserve(route.destination, wanted)
 
-    def release(self, subscription: int, count: int) -> None:
+    def release(self, subscription: SubscriptionNumber, count: int) -> None:
         self._window.release(self._route(subscription).destination, count)
 
     def deliver(self, copies: Sequence[Copy]) -> None:
@@ -149,10 +150,10 @@ class RabbitOutlet:
                 self.release(copy.subscription, 1)
             self._answers.give_back(copies, after_ms=1000)
 
-    def drained_until(self, subscription: int, tried_ms: int) -> None:
+    def drained_until(self, subscription: SubscriptionNumber, tried_ms: int) -> None:
         self._window.passed(self._route(subscription).destination, tried_ms)
 
-    def look(self, subscription: int) -> QueueLook | None:
+    def look(self, subscription: SubscriptionNumber) -> QueueLook | None:
         if self._connection is None or self._blocked:
             return None
         route = self._route(subscription)
@@ -466,7 +467,13 @@ class RabbitOutlet:
             self._heal(destination, copies[0].subscription, failure, why, silent, any(sent.unroutable for sent in lost))
 
     def _heal(
-        self, destination: Destination, subscription: int, failure: Failure, why: str, silent: bool, missing: bool
+        self,
+        destination: Destination,
+        subscription: SubscriptionNumber,
+        failure: Failure,
+        why: str,
+        silent: bool,
+        missing: bool,
     ) -> None:
         """A queue that is missing is declared at once, one that refuses when it does not stop refusing; each pause."""
         persists = failure.pauses >= ALERT_AFTER
@@ -505,7 +512,7 @@ class RabbitOutlet:
             for sent in late:
                 self._settle(sent)
 
-    def _route(self, subscription: int) -> _Route:
+    def _route(self, subscription: SubscriptionNumber) -> _Route:
         route = self._routes.get(subscription)
         if route is None:
             catalog = self._catalog.current

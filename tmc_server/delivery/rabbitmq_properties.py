@@ -8,9 +8,10 @@ from tmc_common import signatures
 from tmc_common.headers import to_wire
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ids import MessageId
+from tmc_server.domain.numbers import MessageNumber, Shard
 from tmc_server.domain.ports.delivery import Copy
 
-Digests = dict[tuple[int, int], bytes]
+Digests = dict[tuple[Shard, MessageNumber], bytes]
 """SHA-256 of bodies, by the shard and number of their messages: subscriptions of one message share it."""
 
 

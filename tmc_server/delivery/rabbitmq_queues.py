@@ -13,6 +13,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from tmc_common.amqp import answered_within, connect
+from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.queue_names import queue_of
 
@@ -34,7 +35,7 @@ class RabbitQueues:
         url: str,
         catalog: CatalogSource,
         kind: str,
-        alarm: Callable[[str, int, str], None],
+        alarm: Callable[[str, SubscriptionNumber, str], None],
         on_declared: Callable[[], None] = lambda: None,
     ) -> None:
         """on_declared: a queue is there that was not before."""
@@ -107,7 +108,7 @@ class RabbitQueues:
                 self._drop()
                 log.debug("the broker does not answer: %r", exc)
 
-    def _declare(self, name: str, subscription: int) -> None:
+    def _declare(self, name: str, subscription: SubscriptionNumber) -> None:
         channel = self._open()
         if name in self._missing:
             self._missing.discard(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import Copy, Outlet
 
@@ -20,22 +21,22 @@ class RoutingOutlet:
         catalog: CatalogSource,
         consumers: Outlet,
         forwarders: Mapping[str, Outlet],
-        on_missing: Callable[[int, str], None],
+        on_missing: Callable[[SubscriptionNumber, str], None],
     ) -> None:
         self._catalog = catalog
         self._consumers = consumers
         self._forwarders = forwarders
         self._on_missing = on_missing
 
-    def _outlet(self, subscription: int) -> Outlet | None:
+    def _outlet(self, subscription: SubscriptionNumber) -> Outlet | None:
         forward = self._catalog.current.subscriptions[subscription].forward
         return self._consumers if forward is None else self._forwarders.get(forward.kind)
 
-    def reserve(self, subscription: int, wanted: int) -> int:
+    def reserve(self, subscription: SubscriptionNumber, wanted: int) -> int:
         outlet = self._outlet(subscription)
         return outlet.reserve(subscription, wanted) if outlet is not None else 0
 
-    def release(self, subscription: int, count: int) -> None:
+    def release(self, subscription: SubscriptionNumber, count: int) -> None:
         outlet = self._outlet(subscription)
         if outlet is not None:
             outlet.release(subscription, count)
@@ -49,12 +50,12 @@ class RoutingOutlet:
         for outlet, part in by_outlet.values():
             outlet.deliver(part)
 
-    def drained_until(self, subscription: int, tried_ms: int) -> None:
+    def drained_until(self, subscription: SubscriptionNumber, tried_ms: int) -> None:
         outlet = self._outlet(subscription)
         if outlet is not None:
             outlet.drained_until(subscription, tried_ms)
 
-    def look(self, subscription: int) -> QueueLook | None:
+    def look(self, subscription: SubscriptionNumber) -> QueueLook | None:
         outlet = self._outlet(subscription)
         if outlet is not None:
             return outlet.look(subscription)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.ports.delivery import Copy
 from tmc_server.errors import ShuttingDown
 from tmc_server.metrics import METRICS
@@ -47,7 +48,7 @@ class ConsumerStream:
     unwritten, unwritten_bytes: handed over and not yet taken by the connection.
     """
 
-    def __init__(self, outlet: StreamOutlet, subscriptions: Iterable[int], limits: StreamLimits) -> None:
+    def __init__(self, outlet: StreamOutlet, subscriptions: Iterable[SubscriptionNumber], limits: StreamLimits) -> None:
         self._outlet = outlet
         self._limits = limits
         self.subscriptions = frozenset(subscriptions)
@@ -173,11 +174,13 @@ class StreamOutlet:
         self._wake = wake
         self._limits = limits
         self._lock = threading.Lock()
-        self._streams: dict[int, deque[ConsumerStream]] = {}
-        self._granted: dict[int, deque[ConsumerStream]] = {}  # one entry per reserved copy
-        self._unwritten: dict[int, set[tuple[int, int]]] = {}  # by subscription: shard, number
+        self._streams: dict[SubscriptionNumber, deque[ConsumerStream]] = {}
+        self._granted: dict[SubscriptionNumber, deque[ConsumerStream]] = {}  # one entry per reserved copy
+        self._unwritten: dict[
+            SubscriptionNumber, set[tuple[Shard, MessageNumber]]
+        ] = {}  # by subscription: shard, number
 
-    def open(self, subscriptions: Iterable[int]) -> ConsumerStream:
+    def open(self, subscriptions: Iterable[SubscriptionNumber]) -> ConsumerStream:
         """A consumer connected. It gets nothing before it gives credit."""
         stream = ConsumerStream(self, subscriptions, self._limits)
         with self._lock:
@@ -221,7 +224,7 @@ class StreamOutlet:
         if unsent:
             self._give_back(unsent)
 
-    def finish(self, subscriptions: Collection[int] | None = None) -> None:
+    def finish(self, subscriptions: Collection[SubscriptionNumber] | None = None) -> None:
         """End all streams, or those that read one of these subscriptions. On the loop."""
         with self._lock:
             groups = self._streams if subscriptions is None else self._streams.keys() & set(subscriptions)
@@ -229,7 +232,7 @@ class StreamOutlet:
         for stream in streams:
             stream.finish()
 
-    def reserve(self, subscription: int, wanted: int) -> int:
+    def reserve(self, subscription: SubscriptionNumber, wanted: int) -> int:
         with self._lock:
             streams = self._streams.get(subscription)
             if not streams:
@@ -247,7 +250,7 @@ class StreamOutlet:
                 count += take
             return count
 
-    def release(self, subscription: int, count: int) -> None:
+    def release(self, subscription: SubscriptionNumber, count: int) -> None:
         with self._lock:
             for _ in range(count):
                 stream = self._granted[subscription].popleft()
@@ -267,10 +270,10 @@ class StreamOutlet:
                     too_many.append(copy)
         self._loop.call_soon_threadsafe(self._push, batches, too_many)
 
-    def drained_until(self, subscription: int, tried_ms: int) -> None:
+    def drained_until(self, subscription: SubscriptionNumber, tried_ms: int) -> None:
         """Copies go to consumers that have credit; whether one waits here is known by its message."""
 
-    def look(self, subscription: int) -> QueueLook | None:
+    def look(self, subscription: SubscriptionNumber) -> QueueLook | None:
         """No queue holds a copy that a consumer has not asked for; those that are not written yet are named."""
         with self._lock:
             return QueueLook(

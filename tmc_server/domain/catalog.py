@@ -12,6 +12,7 @@ from enum import IntEnum
 from functools import cached_property
 
 from tmc_server.domain.checks import CheckPolicy
+from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.domain.placement import shards_of
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import CredentialsInvalid, SubscriptionUnknown, TopicUnknown
@@ -109,7 +110,7 @@ class Subscription:
     keys: None: its topic is not signed, or it was registered by a server that knew of no signatures and nobody has asked yet.
     """
 
-    number: int
+    number: SubscriptionNumber
     topic: int
     app: int
     tag: str
@@ -136,8 +137,8 @@ class Catalog:
     version: int = 0
     apps: Mapping[int, App] = field(default_factory=dict)
     topics: Mapping[int, Topic] = field(default_factory=dict)
-    subscriptions: Mapping[int, Subscription] = field(default_factory=dict)
-    shard_map: Mapping[int, str] = field(default_factory=dict)
+    subscriptions: Mapping[SubscriptionNumber, Subscription] = field(default_factory=dict)
+    shard_map: Mapping[Shard, str] = field(default_factory=dict)
 
     @cached_property
     def app_by_id(self) -> Mapping[str, App]:
@@ -162,23 +163,23 @@ class Catalog:
         return {s.name: s for s in in_turn}
 
     @cached_property
-    def other_lives(self) -> Mapping[int, Sequence[int]]:
+    def other_lives(self) -> Mapping[SubscriptionNumber, Sequence[SubscriptionNumber]]:
         """By subscription number: the other numbers its name has had, newest first. Only those that have any."""
-        numbers: dict[tuple[int, int, str], list[int]] = {}
+        numbers: dict[tuple[int, int, str], list[SubscriptionNumber]] = {}
         for number in sorted(self.subscriptions, reverse=True):
             numbers.setdefault(self.subscriptions[number].name, []).append(number)
         return {n: [other for other in same if other != n] for same in numbers.values() if len(same) > 1 for n in same}
 
     @cached_property
-    def superseded(self) -> frozenset[int]:
+    def superseded(self) -> frozenset[SubscriptionNumber]:
         """Numbers of removed subscriptions whose names were registered again."""
         latest = self.subscription_by_name
         return frozenset(n for n, s in self.subscriptions.items() if s.is_removed and not latest[s.name].is_removed)
 
     @cached_property
-    def subscriptions_on(self) -> Mapping[int, Sequence[Subscription]]:
+    def subscriptions_on(self) -> Mapping[Shard, Sequence[Subscription]]:
         """By shard: whose rows it may hold."""
-        found: dict[int, list[Subscription]] = {}
+        found: dict[Shard, list[Subscription]] = {}
         for number, subscriptions in self.subscriptions_of.items():
             topic = self.topics[number]
             for shard in shards_of(topic.table_index, topic.spread):
@@ -186,9 +187,9 @@ class Catalog:
         return found
 
     @cached_property
-    def topics_on(self) -> Mapping[int, Sequence[Topic]]:
+    def topics_on(self) -> Mapping[Shard, Sequence[Topic]]:
         """By shard: whose messages it may hold."""
-        found: dict[int, list[Topic]] = {}
+        found: dict[Shard, list[Topic]] = {}
         for topic in sorted(self.topics.values(), key=lambda t: t.number):
             for shard in shards_of(topic.table_index, topic.spread):
                 found.setdefault(shard, []).append(topic)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from typing import assert_never
 
+from tmc_server.domain.numbers import NO_ATTEMPT, Attempt, MessageNumber, Shard
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import AttemptStale, ConsumptionClosed, TmcError
 
@@ -94,7 +95,7 @@ class Row:
     """What a decision needs to know of a consumption, and what it may change."""
 
     state: ConsumptionState
-    attempt: int
+    attempt: Attempt
     tried: int
     due_ms: int | None
 
@@ -103,7 +104,7 @@ Decision = Row | TmcError | None
 """The row afterwards; None: nothing to change, the answer is the same as the first time; or why it is refused."""
 
 
-def _transition(row: Row, event: ConsumptionEvent, attempt: int | None = None) -> Transition | TmcError:
+def _transition(row: Row, event: ConsumptionEvent, attempt: Attempt | None = None) -> Transition | TmcError:
     transition = TRANSITIONS.get((row.state, event))
     if transition is None:
         return ConsumptionClosed(f"The delivery is {row.state.name} already: nothing was changed.")
@@ -119,7 +120,7 @@ def decide_ack(row: Row, now: int) -> Decision:
 
 
 def decide_nack(
-    row: Row, attempt: int, policy: RetryPolicy, now: int, retry_after_ms: int | None = None, reject: bool = False
+    row: Row, attempt: Attempt, policy: RetryPolicy, now: int, retry_after_ms: int | None = None, reject: bool = False
 ) -> Decision:
     """The try failed: due again by the policy (or when the consumer says), FAILED when rejected or when it was the last."""
     exhausted = row.tried > policy.max_retry
@@ -132,7 +133,7 @@ def decide_nack(
     return replace(row, due_ms=now + wait_ms)
 
 
-def decide_extend(row: Row, attempt: int, extend_ms: int, now: int) -> Decision:
+def decide_extend(row: Row, attempt: Attempt, extend_ms: int, now: int) -> Decision:
     """The handler needs longer: the next try comes no sooner than now + extend_ms, and never sooner than planned."""
     transition = _transition(row, ConsumptionEvent.EXTEND, attempt)
     return (
@@ -140,7 +141,7 @@ def decide_extend(row: Row, attempt: int, extend_ms: int, now: int) -> Decision:
     )
 
 
-def decide_give_back(row: Row, attempt: int, after_ms: int, now: int) -> Decision:
+def decide_give_back(row: Row, attempt: Attempt, after_ms: int, now: int) -> Decision:
     """The copy never reached the consumer: uncounted, due after the back-off; a later try or an ack makes it void."""
     transition = _transition(row, ConsumptionEvent.GIVE_BACK, attempt)
     return (
@@ -148,7 +149,7 @@ def decide_give_back(row: Row, attempt: int, after_ms: int, now: int) -> Decisio
     )
 
 
-def decide_sign_again(row: Row, attempt: int, tried_ms: int, since_ms: int, now: int) -> Decision:
+def decide_sign_again(row: Row, attempt: Attempt, tried_ms: int, since_ms: int, now: int) -> Decision:
     """A copy without a signature was refused: it comes again, uncounted, if it is from before there were signatures.
 
     tried_ms: when the row's newest copy was handed over, 0: it is answered. Anything else is a stranger's copy: AttemptStale.
@@ -172,7 +173,7 @@ def decide_due(row: Row, policy: RetryPolicy, subscribed: bool, now: int) -> Row
     if row.tried > policy.max_retry:
         return replace(row, state=TRANSITIONS[row.state, ConsumptionEvent.EXHAUST].to, due_ms=None)
     tried = row.tried + 1
-    return replace(row, attempt=row.attempt + 1, tried=tried, due_ms=now + policy.delay_after_ms(tried))
+    return replace(row, attempt=Attempt(row.attempt + 1), tried=tried, due_ms=now + policy.delay_after_ms(tried))
 
 
 _LONGEST_HOLD_MS = 300_000
@@ -195,7 +196,7 @@ class QueueLook:
     messages: int = 0
     passed_ms: int = 0
     still_ms: int = 0
-    unwritten: Set[tuple[int, int]] = frozenset()
+    unwritten: Set[tuple[Shard, MessageNumber]] = frozenset()
 
     def may_hold_copy(self, tried_ms: int | None, now: int) -> bool:
         """May the copy of a try made at tried_ms still wait in the queue? None: that try is answered, or never got there.
@@ -231,4 +232,4 @@ def first_try(policy: RetryPolicy, now: int) -> Row:
 
 def untried(due_ms: int) -> Row:
     """A row that the redelivering duty picks up at its due time."""
-    return Row(ConsumptionState.SCHEDULED, attempt=0, tried=0, due_ms=due_ms)
+    return Row(ConsumptionState.SCHEDULED, attempt=NO_ATTEMPT, tried=0, due_ms=due_ms)

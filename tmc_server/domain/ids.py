@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tmc_server.domain.numbers import MessageNumber, Shard
 from tmc_server.domain.placement import SHARDS
 from tmc_server.errors import NoIdentity
 
@@ -30,8 +31,8 @@ class MessageId:
 
     topic: int
     app: int
-    shard: int
-    number: int
+    shard: Shard
+    number: MessageNumber
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.app}-{self.shard:02d}-{self.number}"
@@ -45,12 +46,12 @@ class MessageId:
         topic, app, shard, number = map(int, match.groups())
         if shard >= SHARDS or number >= 1 << 63 or max(topic, app) >= 1 << 31:
             return None
-        return cls(topic, app, shard, number)
+        return cls(topic, app, Shard(shard), MessageNumber(number))
 
 
-def first_number(ms: int) -> int:
+def first_number(ms: int) -> MessageNumber:
     """The least message number that can be made in that millisecond since the Unix epoch; the last one for times beyond it."""
-    return min(max(0, ms - EPOCH_MS) << 22, _LAST_NUMBER)
+    return MessageNumber(min(max(0, ms - EPOCH_MS) << 22, _LAST_NUMBER))
 
 
 class IdGenerator:
@@ -90,7 +91,7 @@ class IdGenerator:
             )
         return now
 
-    def next(self) -> int:
+    def next(self) -> MessageNumber:
         """Raises NoIdentity when the lease is over, or when no number can carry the clock's time."""
         with self._lock:
             now = self.check_clock()
@@ -102,9 +103,9 @@ class IdGenerator:
                 self._sequence += 1
             if self._last_ms >= self._until_ms:
                 raise NoIdentity
-            return (self._last_ms - EPOCH_MS) << 22 | self._slot << 12 | self._sequence
+            return MessageNumber((self._last_ms - EPOCH_MS) << 22 | self._slot << 12 | self._sequence)
 
 
-def created_ms(number: int) -> int:
+def created_ms(number: MessageNumber) -> int:
     """The time inside a message number, milliseconds since the Unix epoch."""
     return (number >> 22) + EPOCH_MS

@@ -13,6 +13,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from tmc_server.domain.numbers import Shard
+
 FORMAT = 2
 _CHECKED_SINCE = 2  # manifests of format 1 have no checksum
 _NEWER = "This manifest was written by a newer version: update this one."
@@ -26,7 +28,7 @@ class ManifestUnreadable(Exception):
 class ArchivedShard:
     """What a run took from one shard. low, high: its message numbers, both included. digest: over all columns, hexadecimal."""
 
-    shard: int
+    shard: Shard
     low: int
     high: int
     messages: int
@@ -108,6 +110,6 @@ def intent_name(run: str) -> str:
     return f"intents/{run}.json"
 
 
-def removal_folder(run: str, shard: int) -> str:
+def removal_folder(run: str, shard: Shard) -> str:
     """Path of the folder with the message numbers of one shard, one in a line, inside an archive."""
     return f"removal/{run}/shard={shard}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tmc_server.domain.catalog import Topic
 from tmc_server.domain.message import MessageState
+from tmc_server.domain.numbers import NO_ATTEMPT, Attempt, MessageNumber, SubscriptionNumber
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import TmcError
 
@@ -22,7 +23,7 @@ class Stored:
     changed: this operation made it so; False: it was so before.
     """
 
-    number: int | None
+    number: MessageNumber | None
     state: MessageState
     changed: bool = field(default=True, compare=False)
 
@@ -69,7 +70,7 @@ class Operation:
 class Prepare(Operation):
     """Insert a message. publish: COMMITTED at once, with consumption rows."""
 
-    number: int
+    number: MessageNumber
     topic: Topic
     producer: int
     producer_tag: str
@@ -99,7 +100,7 @@ class Decide(Operation):
     commit: bool
     topic: Topic
     producer_tag: str
-    number: int | None
+    number: MessageNumber | None
     key: str = ""
     attempt_id: bytes = b""
     only_this_tag: bool = False
@@ -109,22 +110,22 @@ class Decide(Operation):
 class Consume(Operation):
     """The base of everything about one consumption."""
 
-    number: int
-    subscription: int
+    number: MessageNumber
+    subscription: SubscriptionNumber
 
 
 @dataclass(slots=True, eq=False)
 class Ack(Consume):
     """The effect is done. attempt: of the copy that was handled, 0: not known."""
 
-    attempt: int = 0
+    attempt: Attempt = NO_ATTEMPT
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Nack(Consume):
     """The try failed. hangs: its handler ran longer than its consumer allows, the owner is alerted."""
 
-    attempt: int
+    attempt: Attempt
     policy: RetryPolicy
     error: str
     reject: bool = False
@@ -136,7 +137,7 @@ class Nack(Consume):
 class Extend(Consume):
     """The handler needs longer."""
 
-    attempt: int
+    attempt: Attempt
     extend_ms: int
 
 
@@ -144,7 +145,7 @@ class Extend(Consume):
 class GiveBack(Consume):
     """The copy never reached the consumer."""
 
-    attempt: int
+    attempt: Attempt
     after_ms: int
 
 
@@ -152,7 +153,7 @@ class GiveBack(Consume):
 class SignAgain(Consume):
     """A consumer refused a copy without a signature. since_ms: no copy that was handed over later lacks one."""
 
-    attempt: int
+    attempt: Attempt
     since_ms: int
 
 

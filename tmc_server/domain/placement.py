@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from zlib import crc32
 
+from tmc_server.domain.numbers import Shard
+
 SHARDS = 32
 
 
-def shard_of(table_index: int, spread: int, key: str) -> int:
+def shard_of(table_index: int, spread: int, key: str) -> Shard:
     """table_index: the topic's first shard, 0..31.  spread: over how many shards its keys go, 1..32."""
-    return (table_index + crc32(key.encode()) % spread) % SHARDS
+    return Shard((table_index + crc32(key.encode()) % spread) % SHARDS)
 
 
-def shards_of(table_index: int, spread: int) -> list[int]:
+def shards_of(table_index: int, spread: int) -> list[Shard]:
     """All shards that may hold messages of a topic."""
-    return sorted((table_index + i) % SHARDS for i in range(spread))
+    return sorted(Shard((table_index + i) % SHARDS) for i in range(spread))
 
 
 def table_index_for(name: str) -> int:

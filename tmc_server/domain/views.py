@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
+from tmc_server.domain.numbers import Attempt, MessageNumber, Shard, SubscriptionNumber
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckView:
     """Where the checks of a message stand. due_ms None: it is not asked for any more."""
 
-    attempt: int
+    attempt: Attempt
     checked: int
     due_ms: int | None
     unreached_ms: int | None
@@ -25,8 +26,8 @@ class CheckView:
 class MessageView:
     """Times in milliseconds since the epoch; decided_ms None: not decided. body None: not asked for."""
 
-    shard: int
-    number: int
+    shard: Shard
+    number: MessageNumber
     topic: int
     producer: int
     producer_tag: str
@@ -47,11 +48,11 @@ class MessageView:
 class ConsumptionView:
     """One delivery duty."""
 
-    shard: int
-    number: int
-    subscription: int
+    shard: Shard
+    number: MessageNumber
+    subscription: SubscriptionNumber
     state: ConsumptionState
-    attempt: int
+    attempt: Attempt
     tried: int
     due_ms: int | None
     created_ms: int
@@ -62,8 +63,8 @@ class ConsumptionView:
 class AttemptView:
     """One failed try."""
 
-    subscription: int
-    attempt: int
+    subscription: SubscriptionNumber
+    attempt: Attempt
     at_ms: int
     error: str
 

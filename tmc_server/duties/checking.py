@@ -22,6 +22,7 @@ from tmc_server.domain.checks import (
     CheckReason,
     CheckTarget,
 )
+from tmc_server.domain.numbers import Shard
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.checks import Asking, Checked, DueChecks, Pending, Settled
 from tmc_server.duties.pacing import WORKERS, Pacing, Service, ServiceName, in_turn
@@ -43,7 +44,7 @@ class _Page:
     """What goes to one service in one go."""
 
     work: DueChecks
-    shard: int
+    shard: Shard
     app: App
     target: CheckTarget
     service: Service
@@ -80,7 +81,7 @@ class Checking:
         self._lock = threading.Lock()
         self._pacing = Pacing()
         # By shard and topic: whose messages were due when it was last looked at, and when that was.
-        self._seen: dict[tuple[int, int], tuple[float, list[Service]]] = {}
+        self._seen: dict[tuple[Shard, int], tuple[float, list[Service]]] = {}
 
     def run_once(self) -> bool:
         """Begin as many pages as services have room for. Returns: something was begun or moved, there may be more."""
@@ -93,9 +94,9 @@ class Checking:
             moved |= self._turn(catalog, shard, topic)
         return moved or more
 
-    def _in_turn(self, catalog: Catalog) -> tuple[list[tuple[int, int]], bool]:
+    def _in_turn(self, catalog: Catalog) -> tuple[list[tuple[Shard, int]], bool]:
         """Shards and topics with due messages that may be asked about, fair between the topics' owners."""
-        waiting: dict[int, list[tuple[int, int]]] = {}
+        waiting: dict[int, list[tuple[Shard, int]]] = {}
         for shard, number in self._work.due():
             topic = catalog.topics.get(number)
             if topic is not None and not self._all_busy(shard, number):
@@ -109,7 +110,7 @@ class Checking:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _turn(self, catalog: Catalog, shard: int, topic: int) -> bool:
+    def _turn(self, catalog: Catalog, shard: Shard, topic: int) -> bool:
         moved = False
         seen: list[Service] = []
         resting: dict[int, tuple[int, list[Pending]]] = {}  # by service: for how many milliseconds
@@ -131,14 +132,14 @@ class Checking:
             moved |= bool(self._work.hold(shard, pending, held_ms, f"{CheckReason.NOT_ASKED.name}: its service rests"))
         return moved
 
-    def _all_busy(self, shard: int, topic: int) -> bool:
+    def _all_busy(self, shard: Shard, topic: int) -> bool:
         """A moment ago only messages of services were due here that have as many pages as they may."""
         looked, seen = self._seen.get((shard, topic), _UNSEEN)
         recent = self._monotonic() - looked < _LOOK_AGAIN_S
         return bool(seen) and recent and not any(self._pacing.may_begin(service) for service in seen)
 
     def _by_service(
-        self, catalog: Catalog, shard: int, topic: int
+        self, catalog: Catalog, shard: Shard, topic: int
     ) -> tuple[list[tuple[ServiceName, CheckTarget, list[Pending]]], bool]:
         """What is due, each service's own part, the app first that has waited longest; and whether more is behind it.
 
@@ -167,7 +168,7 @@ class Checking:
                 name, _longest_page(target), target.concurrency, registered=registered, now=self._monotonic()
             )
 
-    def _begin(self, shard: int, app: App, target: CheckTarget, service: Service, pending: Sequence[Pending]) -> bool:
+    def _begin(self, shard: Shard, app: App, target: CheckTarget, service: Service, pending: Sequence[Pending]) -> bool:
         until_ms = _claim_ms(target)
         claimed = self._work.claim(shard, pending[: min(service.size, _longest_page(target))], until_ms)
         if not claimed:

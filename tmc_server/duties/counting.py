@@ -13,6 +13,7 @@ from typing import Protocol
 
 from prometheus_client import Gauge
 
+from tmc_server.domain.numbers import Shard
 from tmc_server.domain.placement import shards_of
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.reading import Standing, StandingReader
@@ -24,7 +25,7 @@ _COUNT_ALL_EVERY = 30
 class OpenCounter(Protocol):
     """Counts in the tables. Blocks."""
 
-    def count(self, shards: Sequence[int], topic: int, limit: int) -> int: ...
+    def count(self, shards: Sequence[Shard], topic: int, limit: int) -> int: ...
 
 
 class Counting:
@@ -78,13 +79,13 @@ class Gauging:
         self._catalog = catalog
         self._budget_s = budget_s
         self._monotonic = monotonic
-        self._found: dict[int, tuple[int, Sequence[Standing]]] = {}  # by shard: when, what
+        self._found: dict[Shard, tuple[int, Sequence[Standing]]] = {}  # by shard: when, what
         self._shown: dict[tuple[Gauge, tuple[str, ...]], float] = {}
 
     def run_once(self) -> bool:
         """Count, and show. Returns False: nothing is left to do."""
         until = self._monotonic() + self._budget_s
-        held: set[int] = set()
+        held: set[Shard] = set()
         failure: Exception | None = None
         for reader in self._readers:
             shards = reader.shards()
@@ -99,7 +100,7 @@ class Gauging:
             raise failure
         return False
 
-    def _count(self, reader: StandingReader, shards: Sequence[int], until: float) -> None:
+    def _count(self, reader: StandingReader, shards: Sequence[Shard], until: float) -> None:
         empty = [shard for shard in shards if shard in self._found and not any(map(_stands, self._found[shard][1]))]
         others = sorted(set(shards) - set(empty), key=lambda shard: self._found.get(shard, (0,))[0])
         for turn in [empty, *([shard] for shard in others)]:

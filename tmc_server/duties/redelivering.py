@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.domain.ports.delivery import Claimed, DueWork, Outlet
 from tmc_server.errors import StoreUnavailable
 from tmc_server.metrics import METRICS
@@ -26,13 +27,13 @@ class Redelivering:
         work: Sequence[DueWork],
         outlet: Outlet,
         page: int = 200,
-        on_abandoned: Callable[[int, QueueLook], None] = lambda _subscription, _look: None,
+        on_abandoned: Callable[[SubscriptionNumber, QueueLook], None] = lambda _subscription, _look: None,
     ) -> None:
         self._work = work
         self._outlet = outlet
         self._page = page
         self._on_abandoned = on_abandoned
-        self._passes: Counter[tuple[int, int]] = Counter()
+        self._passes: Counter[tuple[Shard, SubscriptionNumber]] = Counter()
 
     def run_once(self) -> bool:
         """One pass over all due subscriptions. Returns: something moved, there may be more."""
@@ -46,7 +47,7 @@ class Redelivering:
         total = Claimed()
         failure: Exception | None = None
         for work in self._work:
-            looks: dict[int, QueueLook | None] = {}
+            looks: dict[SubscriptionNumber, QueueLook | None] = {}
             for shard, subscription in work.due():
                 try:
                     if subscription not in looks:
@@ -62,7 +63,7 @@ class Redelivering:
             raise failure
         return total
 
-    def _turn(self, work: DueWork, shard: int, subscription: int, look: QueueLook | None) -> Claimed:
+    def _turn(self, work: DueWork, shard: Shard, subscription: SubscriptionNumber, look: QueueLook | None) -> Claimed:
         if look is None:
             return Claimed()  # its broker is away: nothing is sent, counted or given up meanwhile
         claimed = work.claim(shard, subscription, self._page, look, exhausted_only=False)
@@ -72,7 +73,9 @@ class Redelivering:
             self._on_abandoned(subscription, look)
         return claimed
 
-    def _look_for_exhausted(self, work: DueWork, shard: int, subscription: int, look: QueueLook) -> Claimed:
+    def _look_for_exhausted(
+        self, work: DueWork, shard: Shard, subscription: SubscriptionNumber, look: QueueLook
+    ) -> Claimed:
         """Nobody has room for this subscription: rows at their limit still have to become FAILED."""
         turn = self._passes[shard, subscription]
         self._passes[shard, subscription] = (turn + 1) % _EXHAUSTED_EVERY

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from tmc_server.domain.manifest import Manifest
+from tmc_server.domain.numbers import NO_MESSAGE, MessageNumber, Shard
 from tmc_server.domain.ports.retention import ClosedWork, ListUnreadable, Position, RemovalLists
 from tmc_server.metrics import METRICS
 
@@ -20,6 +21,8 @@ log = logging.getLogger("tmc.retention")
 _BATCH = 500  # messages of one transaction
 _FORGET = 2000
 _CLOCKS_APART_MS = 3_600_000
+
+_DONE = MessageNumber(-1)  # the position behind a run whose list is worked off
 
 
 class Retention:
@@ -38,13 +41,13 @@ class Retention:
         self._keep_ms = keep_ms
         self._rate = rate
         self._sleep = sleep
-        self._after: dict[int, int] = {}  # by shard: how far this sweep has come, where age decides
+        self._after: dict[Shard, MessageNumber] = {}  # by shard: how far this sweep has come, where age decides
         self._batch = max(1, min(_BATCH, rate // 2))
         self._busy = False
         self._wrong = ""
         self._future: set[str] = set()  # runs whose manifests end in the future
-        self._open: int | None = None  # the shard whose list is half worked off
-        self._cached: tuple[tuple[str, int], Sequence[int]] = (("", 0), ())
+        self._open: Shard | None = None  # the shard whose list is half worked off
+        self._cached: tuple[tuple[str, int], Sequence[MessageNumber]] = (("", 0), ())
 
     def run_once(self) -> bool:
         """Some batches. Returns: there may be more."""
@@ -77,16 +80,16 @@ class Retention:
             self._future.add(run.run)
             log.error("run %s ends in the future: nothing is removed before that; is its manifest damaged?", run.run)
 
-    def _turns(self, held: Sequence[int]) -> Sequence[int]:
+    def _turns(self, held: Sequence[Shard]) -> Sequence[Shard]:
         """A list that was read is worked off before another one is read."""
         return [self._open] if self._open is not None and self._open in held else held
 
-    def _turn(self, work: ClosedWork, shard: int, before_ms: int, runs: Sequence[Manifest]) -> bool:
+    def _turn(self, work: ClosedWork, shard: Shard, before_ms: int, runs: Sequence[Manifest]) -> bool:
         if self._lists is None:
             return self._by_age(work, shard, before_ms)
         at = work.position(shard)
         for run in runs:
-            if run.run < at.run or (run.run == at.run and at.number < 0):
+            if run.run < at.run or (run.run == at.run and at.number == _DONE):
                 continue
             if run.before_ms > before_ms:  # in their order: a later run would make this one look done
                 self._warn_of_the_future(run, before_ms + self._keep_ms)
@@ -98,23 +101,23 @@ class Retention:
                 return False
         return False
 
-    def _by_age(self, work: ClosedWork, shard: int, before_ms: int) -> bool:
-        numbers = work.old(shard, self._after.get(shard, 0), before_ms, self._batch)
-        self._after[shard] = numbers[-1] if numbers else 0  # the next sweep begins at the beginning
+    def _by_age(self, work: ClosedWork, shard: Shard, before_ms: int) -> bool:
+        numbers = work.old(shard, self._after.get(shard, NO_MESSAGE), before_ms, self._batch)
+        self._after[shard] = numbers[-1] if numbers else NO_MESSAGE  # the next sweep begins at the beginning
         if numbers:
             self._count(work.remove(shard, numbers, before_ms))
         return bool(numbers)
 
-    def _by_list(self, work: ClosedWork, shard: int, run: Manifest, after: int) -> bool:
-        """Position -1: this run is done."""
+    def _by_list(self, work: ClosedWork, shard: Shard, run: Manifest, after: int) -> bool:
+        """Removes one batch of a run's list."""
         if all(each.shard != shard for each in run.shards):
-            work.remove(shard, (), 0, Position(run.run, -1))
+            work.remove(shard, (), 0, Position(run.run, _DONE))
             return True
         listed = self._listed(run.run, shard)
         start = bisect_right(listed, after)
         numbers = listed[start : start + self._batch]
         end = start + len(numbers) >= len(listed)
-        removed = work.remove(shard, numbers, run.before_ms, Position(run.run, -1 if end else numbers[-1]))
+        removed = work.remove(shard, numbers, run.before_ms, Position(run.run, _DONE if end else numbers[-1]))
         self._open = None if end else shard
         self._count(removed)
         if removed < len(numbers):
@@ -127,7 +130,7 @@ class Retention:
             )
         return True
 
-    def _listed(self, run: str, shard: int) -> Sequence[int]:
+    def _listed(self, run: str, shard: Shard) -> Sequence[MessageNumber]:
         if self._cached[0] != (run, shard):
             assert self._lists is not None
             self._cached = ((run, shard), self._lists.numbers(run, shard))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.ids import MessageId
+from tmc_server.domain.numbers import NO_ATTEMPT, Attempt, SubscriptionNumber
 from tmc_server.domain.operations import Ack, Answer, Done, Extend, Nack, SignAgain
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.work import Performer
@@ -31,7 +32,7 @@ class Acking:
         tag = caller.tag or (topic.default_tag if topic is not None else "")
         return parsed, catalog.consumable(parsed.topic, caller.app, tag)
 
-    def ack(self, caller: Caller, message_id: str, attempt: int = 0) -> Item:
+    def ack(self, caller: Caller, message_id: str, attempt: Attempt = NO_ATTEMPT) -> Item:
         target, subscription = self._target(caller, message_id)
         validation.between(attempt, "attempt", 0, 2**31 - 1)
         return target.shard, Ack(target.number, subscription.number, attempt)
@@ -40,7 +41,7 @@ class Acking:
         self,
         caller: Caller,
         message_id: str,
-        attempt: int,
+        attempt: Attempt,
         error: str,
         reject: bool,
         retry_after_ms: int | None,
@@ -62,14 +63,14 @@ class Acking:
             hangs=hangs,
         )
 
-    def sign_again(self, caller: Caller, message_id: str, attempt: int) -> Item:
+    def sign_again(self, caller: Caller, message_id: str, attempt: Attempt) -> Item:
         """A copy was refused since it has no signature."""
         target, subscription = self._target(caller, message_id)
         validation.between(attempt, "attempt", 1, 2**31 - 1)
         since_ms = subscription.keys.since_ms if subscription.keys is not None else 0
         return target.shard, SignAgain(target.number, subscription.number, attempt=attempt, since_ms=since_ms)
 
-    def extend(self, caller: Caller, message_id: str, attempt: int, extend_ms: int) -> Item:
+    def extend(self, caller: Caller, message_id: str, attempt: Attempt, extend_ms: int) -> Item:
         target, subscription = self._target(caller, message_id)
         validation.between(attempt, "attempt", 1, 2**31 - 1)
         validation.between(extend_ms, "extend_ms", 1, DAY_MS)
@@ -93,6 +94,6 @@ class Acking:
                 counter.labels(self._topic_name(subscription), caller.app.id).inc(times)
         return answers
 
-    def _topic_name(self, subscription: int) -> str:
+    def _topic_name(self, subscription: SubscriptionNumber) -> str:
         catalog = self._catalog.current
         return catalog.topics[catalog.subscriptions[subscription].topic].name

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tmc_server.domain.catalog import App
+from tmc_server.domain.numbers import Shard
 from tmc_server.domain.operations import Answer, Operation
 from tmc_server.domain.ports.work import Performer
 from tmc_server.errors import RateLimited, TmcError
@@ -28,7 +29,7 @@ class Caller:
     operator: str = ""
 
 
-Item = tuple[int, Operation] | TmcError
+Item = tuple[Shard, Operation] | TmcError
 """One item of a batch: the shard and what to do there, or why it was refused before it got that far."""
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tmc_server.domain.ids import MessageId
+from tmc_server.domain.numbers import Shard
 from tmc_server.domain.operations import Answer, Decide, Stored
 from tmc_server.domain.placement import shard_of
 from tmc_server.domain.ports.catalog import CatalogSource
@@ -63,7 +64,7 @@ class Deciding:
         return answers
 
 
-def id_of(item: tuple[int, Decide], caller: Caller, answer: Stored) -> str:
+def id_of(item: tuple[Shard, Decide], caller: Caller, answer: Stored) -> str:
     """The public id; "" when an attempt was rolled back that was never stored."""
     shard, operation = item
     if answer.number is None:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from tmc_server.domain.ids import IdGenerator, MessageId
 from tmc_server.domain.message import digest_of
+from tmc_server.domain.numbers import Shard
 from tmc_server.domain.operations import Answer, Prepare, Stored
 from tmc_server.domain.placement import shard_of
 from tmc_server.domain.ports.catalog import CatalogSource
@@ -141,7 +142,7 @@ def _tags(items: Sequence[Item]) -> set[str]:
     return {item[1].producer_tag for item in items if isinstance(item, tuple) and isinstance(item[1], Prepare)}
 
 
-def id_of(item: tuple[int, Prepare], answer: Stored) -> str:
+def id_of(item: tuple[Shard, Prepare], answer: Stored) -> str:
     """The public id of a stored message."""
     shard, operation = item
     assert answer.number is not None

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tmc_server.domain.catalog import Catalog, DeliveryKeys, Subscription
+from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, ChangeEverywhere
 from tmc_server.errors import InvalidField, SubscriptionUnknown
 from tmc_server.metrics import METRICS
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller
 
-Alarm = Callable[[str, int, str, int], None]
+Alarm = Callable[[str, SubscriptionNumber, str, int], None]
 """(kind, subscription, detail, minutes): tell the owner of a subscription, once in that time."""
 
 _MOST_COPIES = 2**53
@@ -92,7 +93,7 @@ class Signing:
         await self._change(self._editor.sign_with, actor, announced.number, announced.keys.other)
         return self._keys_of(number)
 
-    def _number(self, topic: str, app: str, tag: str) -> int:
+    def _number(self, topic: str, app: str, tag: str) -> SubscriptionNumber:
         validation.topic(topic)
         validation.app_id(app, "app")
         validation.tag(tag)
@@ -107,7 +108,7 @@ class Signing:
             raise InvalidField("topic", "be one whose copies are signed: this one was registered as unsigned")
         return found.number
 
-    def _keys_of(self, number: int) -> DeliveryKeys:
+    def _keys_of(self, number: SubscriptionNumber) -> DeliveryKeys:
         keys = self._current.subscriptions[number].keys
         if keys is None:
             raise SubscriptionUnknown("This subscription was removed meanwhile.")

@@ -11,6 +11,7 @@ from tmc_server.domain.catalog import Catalog, Topic
 from tmc_server.domain.checks import CheckAnswer, CheckPolicy, CheckReason, CheckTarget, Verdict
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.message import MessageState
+from tmc_server.domain.numbers import MessageNumber, Shard
 from tmc_server.domain.placement import shards_of
 from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, ChangeEverywhere, CheckChange
 from tmc_server.domain.ports.checks import Asking, CheckDesk, Checked
@@ -172,8 +173,8 @@ def _parsed(message_id: str) -> MessageId:
     return found
 
 
-def _by_shard(found: Sequence[tuple[int, int]]) -> Mapping[int, list[int]]:
-    shards: dict[int, list[int]] = {}
+def _by_shard(found: Sequence[tuple[Shard, MessageNumber]]) -> Mapping[Shard, list[MessageNumber]]:
+    shards: dict[Shard, list[MessageNumber]] = {}
     for shard, number in found:
         shards.setdefault(shard, []).append(number)
     return shards

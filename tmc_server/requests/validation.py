@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from tmc_common.addresses import HostPort
 from tmc_server.domain.catalog import FORWARD_KEY, REPLAY_OF
 from tmc_server.domain.ids import MessageId
+from tmc_server.domain.numbers import MessageNumber, Shard
 from tmc_server.domain.retry import DAY_MS, RetryKind, RetryPolicy
 from tmc_server.errors import InvalidField, MessageUnknown
 
@@ -139,14 +140,14 @@ def page_size(value: int) -> int:
     return between(value or 100, "page_size", 1, 1000)
 
 
-def page_token(value: str) -> tuple[int, int]:
+def page_token(value: str) -> tuple[Shard, MessageNumber]:
     """(shard, last number) from where the next page goes on; ("" = from the beginning)."""
     if not value:
-        return (0, -1)
+        return Shard(0), MessageNumber(-1)
     match = re.fullmatch(r"([0-9]{1,2})-([0-9]{1,19})", value, re.ASCII)
     if match is None or int(match[1]) > 31 or int(match[2]) >= 1 << 63:
         raise InvalidField("page_token", "be one that the center gave you")
-    return int(match[1]), int(match[2])
+    return Shard(int(match[1])), MessageNumber(int(match[2]))
 
 
 def policy(kind: int, interval_ms: int | None, max_retry: int | None, cap_ms: int | None) -> RetryPolicy:

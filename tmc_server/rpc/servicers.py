@@ -9,6 +9,7 @@ from typing import Any
 
 from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
 from tmc_server.domain.message import MessageState
+from tmc_server.domain.numbers import Attempt, SubscriptionNumber
 from tmc_server.domain.operations import Answer, Stored
 from tmc_server.domain.ports.catalog import CheckChange
 from tmc_server.domain.ports.delivery import BrokerAddress, Copy, DeliveryStream, DeliveryStreams
@@ -210,16 +211,16 @@ class ConsumptionServicer:
         self._ensure_topic = ensure_topic
 
     def _ack_item(self, caller: Caller) -> Callable[[consumption_pb2.AckRequest], Item]:
-        return lambda request: self._acking.ack(caller, request.message_id, request.attempt)
+        return lambda request: self._acking.ack(caller, request.message_id, Attempt(request.attempt))
 
     def _nack_item(self, caller: Caller) -> Callable[[consumption_pb2.NackRequest], Item]:
         def make(request: consumption_pb2.NackRequest) -> Item:
             if request.unsigned:
-                return self._acking.sign_again(caller, request.message_id, request.attempt)
+                return self._acking.sign_again(caller, request.message_id, Attempt(request.attempt))
             return self._acking.nack(
                 caller,
                 request.message_id,
-                request.attempt,
+                Attempt(request.attempt),
                 request.error,
                 request.reject,
                 request.retry_after_ms if request.HasField("retry_after_ms") else None,
@@ -229,7 +230,9 @@ class ConsumptionServicer:
         return make
 
     def _extend_item(self, caller: Caller) -> Callable[[consumption_pb2.ExtendRequest], Item]:
-        return lambda request: self._acking.extend(caller, request.message_id, request.attempt, request.extend_ms)
+        return lambda request: self._acking.extend(
+            caller, request.message_id, Attempt(request.attempt), request.extend_ms
+        )
 
     async def _one(self, caller: Caller, make: Callable[[Any], Item], request: Any, response: Any) -> Any:
         self._acking.admit(caller, 1)
@@ -303,7 +306,7 @@ class ConsumptionServicer:
                 stream.put_back(batch.result())  # taken, but the call ended before they were written
             stream.close()
 
-    def _subscriptions(self, caller: Caller, first: consumption_pb2.SubscribeRequest) -> list[int]:
+    def _subscriptions(self, caller: Caller, first: consumption_pb2.SubscribeRequest) -> list[SubscriptionNumber]:
         validation.between(len(first.topics), "topics", 1, validation.MAX_ITEMS)
         numbers = []
         for name in first.topics:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 
+from tmc_server.domain.numbers import Shard
 from tmc_server.domain.operations import Consume, Decide, Operation, Prepare
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import Copy, Outlet
@@ -49,7 +50,7 @@ class ShardWriter:
         self._take_back = take_back
 
     @contextmanager
-    def transaction(self, connection: sa.Connection, shard: int) -> Iterator[Transaction]:
+    def transaction(self, connection: sa.Connection, shard: Shard) -> Iterator[Transaction]:
         """Commits at the end, then delivers; any exception rolls back and gives the outlet's room back."""
         open_tx: Transaction | None = None
         committing = False
@@ -98,7 +99,7 @@ class ShardWriter:
             if left:
                 self._outlet.release(subscription, left)
 
-    def run(self, connection: sa.Connection, shard: int, operations: Sequence[Operation]) -> None:
+    def run(self, connection: sa.Connection, shard: Shard, operations: Sequence[Operation]) -> None:
         """Answer every operation. Messages before consumptions: everybody takes locks in this order."""
         for operation in operations:
             operation.answer = None

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain.catalog import App, Catalog, DeliveryKeys, Forward, QueueMode, Subscription, TagKeys, Topic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
+from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.catalog import CheckChange, NewApp, NewSubscription, NewTopic, TopicChange
 from tmc_server.domain.retry import RetryKind, RetryPolicy
 from tmc_server.errors import (
@@ -254,7 +255,7 @@ class CatalogStore:
             where = new.forward or Forward("", "", "")
             if row is None:
                 # Never a number that was removed: a copy that still knows that removal would cancel this one's deliveries.
-                number = _next(connection, subscription.c.subscription_no)
+                number = SubscriptionNumber(_next(connection, subscription.c.subscription_no))
                 places = {"forward_kind": where.kind, "forward_target": where.target, "forward_key": where.key}
                 fresh = {"effective_ms": self._effective(now), "removed_ms": None, "live": 1}
                 own_key = _new_delivery_key() if topic_row.signed else ""
@@ -271,7 +272,7 @@ class CatalogStore:
             return _subscription_row(connection, number)
 
     @_repeating
-    def make_delivery_keys(self, actor: str, numbers: Collection[int]) -> None:
+    def make_delivery_keys(self, actor: str, numbers: Collection[SubscriptionNumber]) -> None:
         """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "make delivery keys", f"subscriptions {sorted(numbers)}"[:255]) as (connection, now):
             signed = sa.select(topic.c.topic_no).where(topic.c.signed == 1)
@@ -301,7 +302,7 @@ class CatalogStore:
             return _subscription_row(connection, row.subscription_no)
 
     @_repeating
-    def sign_with(self, actor: str, number: int, announced: bytes) -> Subscription:
+    def sign_with(self, actor: str, number: SubscriptionNumber, announced: bytes) -> Subscription:
         """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "sign with new key", f"subscription {number}") as (connection, _):
             row = connection.execute(sa.select(subscription).filter_by(subscription_no=number)).one()
@@ -324,7 +325,7 @@ class CatalogStore:
             return _subscription_row(connection, row.subscription_no)
 
     @_repeating
-    def finish_removal(self, actor: str, number: int) -> Subscription:
+    def finish_removal(self, actor: str, number: SubscriptionNumber) -> Subscription:
         """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "finish removal", f"subscription {number}") as (connection, now):
             leaving = subscription.update().filter_by(subscription_no=number, live=1)
@@ -332,7 +333,9 @@ class CatalogStore:
             return _subscription_row(connection, number)
 
     @_repeating
-    def confirm(self, topics: Collection[int], subscriptions: Collection[int], effective_ms: int) -> None:
+    def confirm(
+        self, topics: Collection[int], subscriptions: Collection[SubscriptionNumber], effective_ms: int
+    ) -> None:
         """See domain.ports.catalog.CatalogEditor. Nothing is decided by these times: no audit row, and nobody is waited for."""
         with self._database.transaction() as connection:
             connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1))
@@ -481,7 +484,7 @@ def _keys_of_the_last_life(connection: sa.Connection, name: Mapping[str, Any]) -
     return {column: getattr(last, column) for column in ("delivery_key", "other_key", "signed_ms")}
 
 
-def _subscription_row(connection: sa.Connection, number: int) -> Subscription:
+def _subscription_row(connection: sa.Connection, number: SubscriptionNumber) -> Subscription:
     return _subscription(connection.execute(sa.select(subscription).filter_by(subscription_no=number)).one())
 
 

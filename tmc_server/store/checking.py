@@ -11,6 +11,7 @@ from typing import Any
 
 from tmc_server.domain.checks import DECIDED_BY_CHECK, CheckAnswer, CheckState, Undecided, Verdict, decide_undecided
 from tmc_server.domain.message import UNDECIDED, MessageEvent, MessageState
+from tmc_server.domain.numbers import NO_ATTEMPT, NO_SUBSCRIPTION, Attempt, MessageNumber, Shard
 from tmc_server.domain.ports.checks import Checked, Pending, Settled
 from tmc_server.store.messages import write_decisions
 from tmc_server.store.transaction import Transaction
@@ -19,7 +20,7 @@ _ANSWER = 500
 _OPPOSITE = {MessageState.COMMITTED: Verdict.ROLLBACK, MessageState.ROLLED_BACK: Verdict.COMMIT}
 
 
-def pending_of(shard: int, row: Any) -> Pending:
+def pending_of(shard: Shard, row: Any) -> Pending:
     """A row of `due_checks` or `asked_messages`."""
     state = CheckState(attempt=row.check_attempt, checked=row.checked, unreached_ms=row.unreached_ms, due_ms=row.due_ms)
     return Pending(
@@ -69,7 +70,7 @@ def settle(tx: Transaction, answers: Sequence[Checked], tell_overdue: bool) -> S
     """Each answer counts for the check it belongs to, and for no other. tell_overdue: see domain.ports.checks.DueChecks."""
     rows = {row.id: row for row in tx.rows(tx.sql.lock_messages, ids=sorted(each.pending.number for each in answers))}
     tx.reach("locked")
-    moved: dict[MessageEvent, list[int]] = {MessageEvent.SUBMIT: [], MessageEvent.ROLLBACK: []}
+    moved: dict[MessageEvent, list[MessageNumber]] = {MessageEvent.SUBMIT: [], MessageEvent.ROLLBACK: []}
     undecided: list[tuple[Checked, Undecided]] = []
     contradicted: list[Checked] = []
     overtaken = 0
@@ -91,8 +92,8 @@ def settle(tx: Transaction, answers: Sequence[Checked], tell_overdue: bool) -> S
     failed = _write_undecided(tx, undecided)
     overdue = next((checked for checked, after in undecided if after.overdue), None) if tell_overdue else None
     if overdue is not None:  # one message stands for all that wait for the same service
-        tx.alert_once([_alert(overdue, "producer not reached", attempt=0)])
-    tx.alert_once(_alert(checked, "contradiction", attempt=0) for checked in contradicted)
+        tx.alert_once([_alert(overdue, "producer not reached", attempt=NO_ATTEMPT)])
+    tx.alert_once(_alert(checked, "contradiction", attempt=NO_ATTEMPT) for checked in contradicted)
     return Settled(
         committed=len(moved[MessageEvent.SUBMIT]),
         rolled_back=len(moved[MessageEvent.ROLLBACK]),
@@ -123,7 +124,7 @@ def _outcome(tx: Transaction, checked: Checked) -> Undecided:
 def _write_undecided(tx: Transaction, undecided: Sequence[tuple[Checked, Undecided]]) -> int:
     """Returns: how many are CHECK_FAILED now."""
     failed = MessageState.CHECK_FAILED
-    groups: dict[tuple[tuple[str, Any], ...], list[int]] = {}  # most of a page gets the same values
+    groups: dict[tuple[tuple[str, Any], ...], list[MessageNumber]] = {}  # most of a page gets the same values
     for checked, after in undecided:
         values = {
             "old_attempt": checked.pending.state.attempt,
@@ -152,11 +153,11 @@ def _write_undecided(tx: Transaction, undecided: Sequence[tuple[Checked, Undecid
         ],
     )
     given_up = [checked for checked, after in undecided if after.failed]
-    by_topic: dict[int, list[int]] = {}
+    by_topic: dict[int, list[MessageNumber]] = {}
     for checked in given_up:
         by_topic.setdefault(checked.pending.topic, []).append(checked.pending.number)
     for topic, numbers in sorted(by_topic.items()):
-        tx.note_failed(topic, 0, numbers)
+        tx.note_failed(topic, NO_SUBSCRIPTION, numbers)
     tx.alert_once(_alert(checked, "check failed") for checked in given_up)
     return len(given_up)
 
@@ -166,7 +167,7 @@ def _told(answer: CheckAnswer) -> str:
     return f"{verdict}{answer.reason.name}: {answer.detail or answer.reason.value}"[:_ANSWER]
 
 
-def _alert(checked: Checked, kind: str, attempt: int | None = None) -> dict[str, Any]:
+def _alert(checked: Checked, kind: str, attempt: Attempt | None = None) -> dict[str, Any]:
     pending = checked.pending
     return {
         "kind": kind,

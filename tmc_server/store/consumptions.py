@@ -8,13 +8,14 @@ from typing import Any
 from tmc_server.domain import consumption as duty
 from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.consumption import ConsumptionState, Decision, QueueLook, Row
+from tmc_server.domain.numbers import Attempt, MessageNumber, SubscriptionNumber
 from tmc_server.domain.operations import DONE, LOCKED, Ack, Consume, Extend, GiveBack, Nack, Reactivate, SignAgain
 from tmc_server.domain.ports.delivery import Claimed, Copy
 from tmc_server.errors import CatalogStale, MessageGone, SubscriptionUnknown, TmcError
 from tmc_server.store.messages import parse_headers
 from tmc_server.store.transaction import Transaction
 
-_Pair = tuple[int, int]  # subscription, message number
+_Pair = tuple[SubscriptionNumber, MessageNumber]  # subscription, message number
 
 
 def consume(tx: Transaction, operations: Sequence[Consume]) -> None:
@@ -48,7 +49,7 @@ def consume(tx: Transaction, operations: Sequence[Consume]) -> None:
     _alert_hanging(tx, [operation for operation in accepted if isinstance(operation, Nack) and operation.hangs])
 
 
-def _missing(tx: Transaction, number: int) -> TmcError:
+def _missing(tx: Transaction, number: MessageNumber) -> TmcError:
     if tx.catalog_is_stale:  # it may have got the message by a subscription that this copy lacks
         return CatalogStale()
     return MessageGone() if tx.is_gone(number) else SubscriptionUnknown()
@@ -91,7 +92,7 @@ def _lock_any_life(
 
 def _lock(tx: Transaction, operations: Sequence[Consume]) -> tuple[dict[_Pair, Row], dict[_Pair, int], set[_Pair]]:
     """Returns: the rows, when their last copies were handed over, and who of the missing ones is only locked."""
-    wanted: dict[int, set[int]] = {}
+    wanted: dict[SubscriptionNumber, set[MessageNumber]] = {}
     for operation in operations:
         wanted.setdefault(operation.subscription, set()).add(operation.number)
     rows: dict[_Pair, Row] = {}
@@ -134,7 +135,7 @@ def _decide(operation: Consume, row: Row, tried_ms: int, now: int) -> Decision:
 
 def _write(tx: Transaction, before: dict[_Pair, Row], after: dict[_Pair, Row], answered: set[_Pair]) -> None:
     """answered: these are written in any case, their copies are known to be out of the queue."""
-    acked: dict[int, list[int]] = {}
+    acked: dict[SubscriptionNumber, list[MessageNumber]] = {}
     changed: list[dict[str, Any]] = []
     for (subscription, number), row in after.items():
         old = before[subscription, number]
@@ -198,8 +199,8 @@ def _journal(tx: Transaction, accepted: Sequence[Consume]) -> None:
 def _note_failures(
     tx: Transaction, before: dict[_Pair, Row], after: dict[_Pair, Row], errors: Mapping[_Pair, str]
 ) -> None:
-    failed: dict[int, list[int]] = {}
-    recovered: dict[int, list[int]] = {}
+    failed: dict[SubscriptionNumber, list[MessageNumber]] = {}
+    recovered: dict[SubscriptionNumber, list[MessageNumber]] = {}
     for (subscription, number), row in after.items():
         was_failed = before[subscription, number].state is ConsumptionState.FAILED
         is_failed = row.state is ConsumptionState.FAILED
@@ -243,7 +244,7 @@ def _given_up(row: Row, error: str) -> str:
     return f"given up after try {row.attempt}: {error}"[:500]
 
 
-def _topic_of(tx: Transaction, subscription: int) -> int:
+def _topic_of(tx: Transaction, subscription: SubscriptionNumber) -> int:
     known = tx.catalog.subscriptions.get(subscription)
     return known.topic if known is not None else 0
 
@@ -259,7 +260,7 @@ def claim_due(
     """
     claims = _Claims(tx, subscription, lease)
     subscribed = not subscription.is_removed  # for ever: its number never comes back, so no copy is too old to say so
-    groups: dict[tuple[Row, Row], list[int]] = {}
+    groups: dict[tuple[Row, Row], list[MessageNumber]] = {}
     waiting: dict[Row, list[Any]] = {}
     for found in due:
         old = _row(found)
@@ -299,7 +300,7 @@ class _Claims:
         values = {"ids": ids, "old_attempt": row.attempt, "new_due_ms": held.due_ms}
         return Claimed(held=tx.connection.execute(tx.sql.hold, {**self._guard, **values}).rowcount)
 
-    def take(self, old: Row, new: Row, numbers: list[int]) -> Claimed:
+    def take(self, old: Row, new: Row, numbers: list[MessageNumber]) -> Claimed:
         mine = self._claim(old, new, numbers)
         if new.state is ConsumptionState.SCHEDULED:
             _load_copies(self._tx, self._subscription.number, mine, new.attempt)
@@ -310,7 +311,7 @@ class _Claims:
             return Claimed(failed=len(mine))
         return Claimed(cancelled=len(mine))
 
-    def _claim(self, old: Row, new: Row, numbers: list[int]) -> list[int]:
+    def _claim(self, old: Row, new: Row, numbers: list[MessageNumber]) -> list[MessageNumber]:
         tx = self._tx
         goes_out = new.state is ConsumptionState.SCHEDULED
         values = _new_values(new, tx.now) | {
@@ -329,7 +330,9 @@ class _Claims:
         return [row.message_id for row in rows if _row(row) == new]
 
 
-def _load_copies(tx: Transaction, subscription: int, numbers: list[int], attempt: int) -> None:
+def _load_copies(
+    tx: Transaction, subscription: SubscriptionNumber, numbers: list[MessageNumber], attempt: Attempt
+) -> None:
     for row in tx.rows(tx.sql.bodies, ids=numbers) if numbers else ():
         tx.copies.append(
             Copy(

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.domain.ports.alerts import Alert
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import Claimed
@@ -45,13 +46,15 @@ class DueConsumptions:
         self._catalog = catalog
         self._look = DueIndex(writer.database, leases, catalog, earliest_delivery)
 
-    def held_shards(self) -> Mapping[int, int]:
+    def held_shards(self) -> Mapping[Shard, int]:
         return {shard: lease.epoch for shard, lease in self._leases.held().items()}
 
-    def due(self) -> list[tuple[int, int]]:
+    def due(self) -> list[tuple[Shard, SubscriptionNumber]]:
         return self._look.due()
 
-    def claim(self, shard: int, subscription: int, limit: int, look: QueueLook, exhausted_only: bool) -> Claimed:
+    def claim(
+        self, shard: Shard, subscription: SubscriptionNumber, limit: int, look: QueueLook, exhausted_only: bool
+    ) -> Claimed:
         known = self._catalog.current.subscriptions[subscription]
         lease = self._leases.held().get(shard)
         if lease is None:
@@ -74,7 +77,7 @@ class DueConsumptions:
 
         return repeated(run)
 
-    def rescue(self, shard: int, incarnation: int, since_ms: int) -> int | None:
+    def rescue(self, shard: Shard, incarnation: int, since_ms: int) -> int | None:
         lease = self._leases.held().get(shard)
         if lease is None:
             return None
@@ -85,7 +88,7 @@ class DueConsumptions:
                 rescued += found
         return rescued
 
-    def _rescue_page(self, shard: int, which: Mapping[str, int], guard: Mapping[str, int]) -> int:
+    def _rescue_page(self, shard: Shard, which: Mapping[str, int], guard: Mapping[str, int]) -> int:
         """Read without locks, then change by primary key: a range over the due index would deadlock against acks."""
         sql, database = statements_of(shard), self._writer.database
         with database.transaction() as connection:
@@ -121,7 +124,7 @@ class SqlAlertOutbox:
                 for row in connection.execute(_UNSENT, {"limit": limit})
             ]
 
-    def add(self, kind: str, topic: int, subscription: int, episode: int, detail: str) -> None:
+    def add(self, kind: str, topic: int, subscription: SubscriptionNumber, episode: int, detail: str) -> None:
         values = {"kind": kind, "topic_no": topic, "shard": 0, "message_id": 0, "subscription_no": subscription}
 
         def write() -> None:
@@ -277,7 +280,7 @@ class OpenCounts:
     def __init__(self, databases: Sequence[Database]) -> None:
         self._databases = databases  # by shard
 
-    def count(self, shards: Sequence[int], topic: int, limit: int) -> int:
+    def count(self, shards: Sequence[Shard], topic: int, limit: int) -> int:
         total = 0
         for shard in shards:
             with self._databases[shard].reading() as connection:

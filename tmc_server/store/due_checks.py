@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from tmc_server.domain.ids import first_number
 from tmc_server.domain.message import MessageEvent, MessageState, decide
+from tmc_server.domain.numbers import NO_SUBSCRIPTION, MessageNumber, Shard
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.checks import Checked, Pending, Settled
 from tmc_server.errors import CatalogStale, MessageUnknown, TmcError
@@ -30,26 +31,26 @@ class DueMessages:
         self._leases = leases
         self._look = DueIndex(writer.database, leases, catalog, earliest_check)
 
-    def due(self) -> list[tuple[int, int]]:
+    def due(self) -> list[tuple[Shard, int]]:
         return self._look.due()
 
-    def read(self, shard: int, topic: int, limit: int) -> list[Pending]:
+    def read(self, shard: Shard, topic: int, limit: int) -> list[Pending]:
         database, sql = self._writer.database, statements_of(shard)
         with database.reading() as connection:
             which = {"topic": topic, "now": database.now(connection), "limit": limit}
             return [pending_of(shard, row) for row in connection.execute(sql.due_checks, which)]
 
-    def claim(self, shard: int, pending: Sequence[Pending], until_ms: int) -> list[Pending]:
+    def claim(self, shard: Shard, pending: Sequence[Pending], until_ms: int) -> list[Pending]:
         return self._leased(shard, [], lambda tx, lease: claim(tx, pending, until_ms, lease))
 
-    def hold(self, shard: int, pending: Sequence[Pending], pause_ms: int, detail: str) -> int:
+    def hold(self, shard: Shard, pending: Sequence[Pending], pause_ms: int, detail: str) -> int:
         return self._leased(shard, 0, lambda tx, lease: hold(tx, pending, pause_ms, detail, lease))
 
-    def settle(self, shard: int, answers: Sequence[Checked], tell_overdue: bool) -> Settled:
+    def settle(self, shard: Shard, answers: Sequence[Checked], tell_overdue: bool) -> Settled:
         return in_transaction(self._writer, shard, lambda tx: settle(tx, answers, tell_overdue))
 
     def _leased(
-        self, shard: int, nothing: Result, change: Callable[[Transaction, Mapping[str, int]], Result]
+        self, shard: Shard, nothing: Result, change: Callable[[Transaction, Mapping[str, int]], Result]
     ) -> Result:
         lease = self._leases.held().get(shard)
         if lease is None:
@@ -58,7 +59,7 @@ class DueMessages:
         return in_transaction(self._writer, shard, lambda tx: change(tx, guard))
 
 
-def in_transaction(writer: ShardWriter, shard: int, change: Callable[[Transaction], Result]) -> Result:
+def in_transaction(writer: ShardWriter, shard: Shard, change: Callable[[Transaction], Result]) -> Result:
     """Run a change on a connection of its own, again while it loses against others."""
 
     def run() -> Result:
@@ -74,7 +75,7 @@ class UndecidedMessages:
     def __init__(self, writers: Sequence[ShardWriter]) -> None:
         self._writers = writers
 
-    def begin(self, shard: int, number: int, until_ms: int) -> Pending | None:
+    def begin(self, shard: Shard, number: MessageNumber, until_ms: int) -> Pending | None:
         def change(tx: Transaction) -> Pending | None:
             if not tx.execute(tx.sql.begin_check, ids=[number], until=tx.now + until_ms).rowcount:
                 return None
@@ -82,16 +83,16 @@ class UndecidedMessages:
 
         return in_transaction(self._writers[shard], shard, change)
 
-    def settle(self, shard: int, answers: Sequence[Checked]) -> Settled:
+    def settle(self, shard: Shard, answers: Sequence[Checked]) -> Settled:
         return in_transaction(self._writers[shard], shard, lambda tx: settle(tx, answers, tell_overdue=False))
 
-    def reactivate(self, actor: str, shard: int, numbers: Sequence[int], reason: str) -> int:
+    def reactivate(self, actor: str, shard: Shard, numbers: Sequence[MessageNumber], reason: str) -> int:
         def change(tx: Transaction) -> int:
             done: int = tx.execute(tx.sql.reactivate_checks, ids=sorted(numbers), now=tx.now).rowcount
             if done:
                 asked = [row for row in tx.rows(tx.sql.asked_messages, ids=sorted(numbers)) if row.due_ms is not None]
                 for topic in sorted({row.topic_no for row in asked}):
-                    tx.note_recovered(topic, 0, [row.id for row in asked if row.topic_no == topic])
+                    tx.note_recovered(topic, NO_SUBSCRIPTION, [row.id for row in asked if row.topic_no == topic])
                 subject = f"message {numbers[0]}" if len(numbers) == 1 else f"{done} messages of shard {shard}"
                 tx.note(actor, "reactivate check", subject, reason)
             return done
@@ -99,9 +100,9 @@ class UndecidedMessages:
         return in_transaction(self._writers[shard], shard, change)
 
     def failed_checks(
-        self, shards: Sequence[int], topic: int, from_ms: int, to_ms: int, limit: int
-    ) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
+        self, shards: Sequence[Shard], topic: int, from_ms: int, to_ms: int, limit: int
+    ) -> list[tuple[Shard, MessageNumber]]:
+        found: list[tuple[Shard, MessageNumber]] = []
         which = {"topic": topic, "first": first_number(from_ms), "last": first_number(to_ms) if to_ms else 1 << 62}
         for shard in shards:
             if len(found) < limit:
@@ -111,7 +112,7 @@ class UndecidedMessages:
                     found += [(shard, row.id) for row in rows]
         return found
 
-    def decide(self, actor: str, shard: int, number: int, commit: bool, reason: str) -> None:
+    def decide(self, actor: str, shard: Shard, number: MessageNumber, commit: bool, reason: str) -> None:
         def change(tx: Transaction) -> TmcError | None:
             rows = {row.id: row for row in tx.rows(tx.sql.lock_message_waiting, ids=[number])}
             if number not in rows:
@@ -123,7 +124,7 @@ class UndecidedMessages:
             if isinstance(outcome, TmcError):
                 return outcome
             if outcome.changes:
-                others: dict[MessageEvent, list[int]] = {MessageEvent.SUBMIT: [], MessageEvent.ROLLBACK: []}
+                others: dict[MessageEvent, list[MessageNumber]] = {MessageEvent.SUBMIT: [], MessageEvent.ROLLBACK: []}
                 write_decisions(tx, rows, others | {event: [number]}, decided_by=f"decided by {actor}")
                 tx.note(actor, f"decide {event.value.lower()}", f"message {number}", reason)
             return None

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from tmc_server.domain.numbers import Shard
 from tmc_server.domain.placement import SHARDS
 from tmc_server.errors import RowLocked, StoreUnavailable
 from tmc_server.store.dialects import dialect_of
@@ -227,8 +228,8 @@ class ShardMap:
         """Each database once."""
         return list(dict.fromkeys([self.catalog, *self.shards]))
 
-    def shards_in(self, database: Database) -> list[int]:
-        return [shard for shard, holder in enumerate(self.shards) if holder is database]
+    def shards_in(self, database: Database) -> list[Shard]:
+        return [Shard(shard) for shard, holder in enumerate(self.shards) if holder is database]
 
     def close(self) -> None:
         for database in self.databases:

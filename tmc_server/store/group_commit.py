@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from tmc_server.domain.numbers import Shard
 from tmc_server.domain.operations import AGAIN, LOCKED, Operation
 from tmc_server.errors import InternalFault, QueueFull, RowLocked, ShuttingDown, StoreUnavailable, TmcError
 from tmc_server.metrics import METRICS
@@ -189,8 +190,8 @@ class GroupCommit:
         self._limits = limits
         self._loop = loop
         self._on_death = on_death
-        self._queues: dict[int, FairQueue] = {}
-        self._ready: deque[int] = deque()  # shards with work and without a lane, longest waiting first
+        self._queues: dict[Shard, FairQueue] = {}
+        self._ready: deque[Shard] = deque()  # shards with work and without a lane, longest waiting first
         self._condition = threading.Condition()
         self._stopping = False
         self._closed = False
@@ -223,7 +224,7 @@ class GroupCommit:
             operation.answer = ShuttingDown()
             self._finish(operation)
 
-    def perform(self, operations: Sequence[tuple[int, Operation]]) -> Awaitable[object]:
+    def perform(self, operations: Sequence[tuple[Shard, Operation]]) -> Awaitable[object]:
         """See domain.ports.work.Performer."""
         self.check(operations)
         ticket = _Ticket(self._loop.create_future(), len(operations))
@@ -234,7 +235,7 @@ class GroupCommit:
         self._enqueue(operations)
         return asyncio.shield(ticket.future)
 
-    def check(self, operations: Sequence[tuple[int, Operation]]) -> None:
+    def check(self, operations: Sequence[tuple[Shard, Operation]]) -> None:
         """Is there room for all of these? Raises QueueFull, ShuttingDown."""
         if self._stopping:
             raise ShuttingDown
@@ -246,7 +247,7 @@ class GroupCommit:
             if queue is not None and not queue.has_room(app, len(operations)):
                 raise QueueFull
 
-    def _enqueue(self, operations: Sequence[tuple[int, Operation]]) -> None:
+    def _enqueue(self, operations: Sequence[tuple[Shard, Operation]]) -> None:
         if self._closed:
             for _, operation in operations:
                 operation.answer = ShuttingDown()
@@ -282,13 +283,13 @@ class GroupCommit:
         except BaseException:  # a lane answers whatever its work throws; this is a fault of the lane itself
             log.exception("a lane died")
             _answer(operations, ShuttingDown())
-            self._loop.call_soon_threadsafe(self._hand_over, 0, operations)
+            self._loop.call_soon_threadsafe(self._hand_over, Shard(0), operations)
             self._loop.call_soon_threadsafe(self._on_death)
         finally:
             if connection is not None:
                 connection.close()
 
-    def _take(self) -> tuple[int, list[Operation]] | None:
+    def _take(self) -> tuple[Shard, list[Operation]] | None:
         with self._condition:
             while not self._ready:
                 if self._stopping:
@@ -298,7 +299,7 @@ class GroupCommit:
             limits = self._limits
             return shard, self._queues[shard].take(limits.batch_operations, limits.batch_bytes)
 
-    def _put_back(self, shard: int) -> None:
+    def _put_back(self, shard: Shard) -> None:
         with self._condition:
             queue = self._queues[shard]
             if queue.count:
@@ -308,7 +309,7 @@ class GroupCommit:
                 queue.busy = False
 
     def _run(
-        self, connection: sa.Connection | None, shard: int, operations: Sequence[Operation]
+        self, connection: sa.Connection | None, shard: Shard, operations: Sequence[Operation]
     ) -> sa.Connection | None:
         """Answer all operations, whatever happens. Returns the connection to go on with."""
         conflicts = lost = 0
@@ -341,7 +342,7 @@ class GroupCommit:
                 return self._by_halves(None, shard, operations, fault)
 
     def _by_halves(
-        self, connection: sa.Connection | None, shard: int, operations: Sequence[Operation], error: TmcError
+        self, connection: sa.Connection | None, shard: Shard, operations: Sequence[Operation], error: TmcError
     ) -> sa.Connection | None:
         """Find out which operation spoils the batch; `error` is the answer to the last one left."""
         if len(operations) == 1:
@@ -352,7 +353,7 @@ class GroupCommit:
         return self._run(connection, shard, operations[middle:])
 
     def _one_by_one(
-        self, connection: sa.Connection | None, shard: int, operations: Sequence[Operation]
+        self, connection: sa.Connection | None, shard: Shard, operations: Sequence[Operation]
     ) -> sa.Connection | None:
         """Somebody holds a row that one of these has to wait for: by halves each would wait again and again."""
         if len(operations) == 1:
@@ -362,9 +363,9 @@ class GroupCommit:
             connection = self._run(connection, shard, [operation])
         return connection
 
-    def _hand_over(self, shard: int, operations: Sequence[Operation]) -> None:
+    def _hand_over(self, shard: Shard, operations: Sequence[Operation]) -> None:
         """On the loop: give the answers to the callers that still wait."""
-        again: list[tuple[int, Operation]] = []
+        again: list[tuple[Shard, Operation]] = []
         for operation in operations:
             if operation.answer is AGAIN:
                 operation.again = True  # what it wrote is committed: now it may look
@@ -410,11 +411,11 @@ class ShardedGroupCommit:
         self._commits = commits
         self._of_shard = of_shard
 
-    def perform(self, operations: Sequence[tuple[int, Operation]]) -> Awaitable[object]:
+    def perform(self, operations: Sequence[tuple[Shard, Operation]]) -> Awaitable[object]:
         """See domain.ports.work.Performer."""
         if len(self._commits) == 1:
             return self._commits[0].perform(operations)
-        parts: dict[int, list[tuple[int, Operation]]] = {}
+        parts: dict[int, list[tuple[Shard, Operation]]] = {}
         for shard, operation in operations:
             parts.setdefault(self._of_shard[shard], []).append((shard, operation))
         for index, part in parts.items():

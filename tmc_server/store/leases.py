@@ -13,6 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tmc_server.domain.numbers import Shard
 from tmc_server.store.engines import Database, StoreConflict, repeated
 from tmc_server.store.tables import lease
 
@@ -41,7 +42,7 @@ class ShardLeases:
     def __init__(
         self,
         database: Database,
-        shards: Sequence[int],
+        shards: Sequence[Shard],
         identity: Callable[[], int | None],
         alive: Callable[[], Collection[int]],
         lease_ms: int,
@@ -53,11 +54,11 @@ class ShardLeases:
         self._alive = alive
         self._lease_ms = lease_ms
         self._monotonic = monotonic
-        self._held: Mapping[int, ShardLease] = {}
+        self._held: Mapping[Shard, ShardLease] = {}
         self._renewed = float("-inf")
         self._releasing = False
 
-    def held(self) -> Mapping[int, ShardLease]:
+    def held(self) -> Mapping[Shard, ShardLease]:
         """By shard. Nothing once the lease may be over by this server's own clock."""
         return self._held if self._monotonic() - self._renewed < self._lease_ms / 1000 else {}
 
@@ -78,7 +79,7 @@ class ShardLeases:
         self._held = held
         return held != before
 
-    def _turn(self, me: int, renew: bool) -> tuple[dict[int, ShardLease], bool]:
+    def _turn(self, me: int, renew: bool) -> tuple[dict[Shard, ShardLease], bool]:
         """Returns: what is held, and whether all of it was taken or renewed just now."""
         now, rows = self._read()
         if len(rows) < len(self._shards):
@@ -121,13 +122,13 @@ class ShardLeases:
         orphans = [row for row in turned[max(0, share_left) :] if row.expires_ms <= now - ORPHAN_MS]
         return sorted(within + orphans, key=lambda row: row.shard)
 
-    def _read(self) -> tuple[int, dict[int, Any]]:
+    def _read(self) -> tuple[int, dict[Shard, Any]]:
         """The time and the rows by shard."""
         with self._database.reading() as connection:
             found = connection.execute(sa.select(lease).where(lease.c.shard.in_(self._shards)))
             return self._database.now(connection), {row.shard: row for row in found}
 
-    def _create(self, missing: Sequence[int]) -> None:
+    def _create(self, missing: Sequence[Shard]) -> None:
         rows = [{"shard": shard, "owner": 0, "epoch": 0, "expires_ms": 0} for shard in missing]
         try:
             with self._database.transaction() as connection:
@@ -136,7 +137,7 @@ class ShardLeases:
             raise StoreConflict("another server made the same rows at the same moment") from exc
 
     @staticmethod
-    def _free(connection: sa.Connection, me: int, shards: Sequence[int], now: int) -> None:
+    def _free(connection: sa.Connection, me: int, shards: Sequence[Shard], now: int) -> None:
         mine = lease.update().where(lease.c.shard.in_(shards), lease.c.owner == me)
         connection.execute(mine.values(owner=0, expires_ms=now))
 
@@ -148,6 +149,6 @@ class ShardLeases:
         if me is not None:
             repeated(lambda: self._release(me, sorted(held)))
 
-    def _release(self, me: int, shards: Sequence[int]) -> None:
+    def _release(self, me: int, shards: Sequence[Shard]) -> None:
         with self._database.transaction() as connection:
             self._free(connection, me, shards, self._database.now(connection))

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from tmc_server.domain import consumption as duty
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.message import TRANSITIONS, UNDECIDED, Decided, MessageEvent, MessageState, decide
+from tmc_server.domain.numbers import NO_SUBSCRIPTION, Attempt, MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.operations import AGAIN, LOCKED, Answer, Decide, Prepare, Stored
 from tmc_server.domain.ports.delivery import Copy
 from tmc_server.errors import (
@@ -40,7 +41,7 @@ _Attempt = tuple[bytes, int, str, str]  # attempt id, topic, tag, message key
 class _Holder:
     """The live message that holds a key."""
 
-    number: int
+    number: MessageNumber
     producer: int
     attempt_id: bytes
     digest: bytes
@@ -95,7 +96,7 @@ def _as_holder(operation: Prepare) -> _Holder:
     return _Holder(operation.number, operation.producer, operation.attempt_id, operation.digest, _target(operation))
 
 
-def _answer_to_loser(operation: Prepare, holder: _Holder, shard: int) -> Answer:
+def _answer_to_loser(operation: Prepare, holder: _Holder, shard: Shard) -> Answer:
     message_id = str(MessageId(operation.topic.number, holder.producer, shard, holder.number))
     if holder.attempt_id == operation.attempt_id:
         if holder.digest != operation.digest:
@@ -181,7 +182,7 @@ def _refuse_tombstoned(tx: Transaction, inserted: Sequence[Prepare]) -> None:
 class _Submitted:
     """A message that was just committed and needs its consumption rows."""
 
-    number: int
+    number: MessageNumber
     topic: int
     producer: int
     key: str
@@ -226,7 +227,7 @@ def settle(tx: Transaction, operations: Sequence[Decide]) -> None:
     missing = [number for number in named if number not in rows]
     locked = {row.id for row in tx.rows(tx.sql.existing_messages, ids=missing)} if missing else set()
     states = {number: MessageState(row.state) for number, row in rows.items()}
-    moved: dict[MessageEvent, list[int]] = {MessageEvent.SUBMIT: [], MessageEvent.ROLLBACK: []}
+    moved: dict[MessageEvent, list[MessageNumber]] = {MessageEvent.SUBMIT: [], MessageEvent.ROLLBACK: []}
     for operation in operations:
         number = meant[operation]
         row = rows.get(number) if number is not None else None
@@ -250,10 +251,10 @@ def _is_hidden(row: Any, operation: Decide) -> bool:
 
 def _decide_one(
     operation: Decide,
-    states: dict[int, MessageState],
-    moved: dict[MessageEvent, list[int]],
+    states: dict[MessageNumber, MessageState],
+    moved: dict[MessageEvent, list[MessageNumber]],
     row: Any,
-    shard: int,
+    shard: Shard,
 ) -> None:
     event = MessageEvent.SUBMIT if operation.commit else MessageEvent.ROLLBACK
     outcome = decide(states[row.id], event)
@@ -268,16 +269,19 @@ def _decide_one(
 
 
 def write_decisions(
-    tx: Transaction, rows: dict[int, Any], moved: dict[MessageEvent, list[int]], decided_by: str = ""
+    tx: Transaction,
+    rows: dict[MessageNumber, Any],
+    moved: dict[MessageEvent, list[MessageNumber]],
+    decided_by: str = "",
 ) -> None:
     """Submit and roll back locked rows (of `lock_messages`), by number. decided_by: "": the producer."""
     submitted, rolled_back = moved[MessageEvent.SUBMIT], moved[MessageEvent.ROLLBACK]
-    recovered: dict[int, list[int]] = {}
+    recovered: dict[int, list[MessageNumber]] = {}
     for number in (*submitted, *rolled_back):
         if rows[number].state == MessageState.CHECK_FAILED:
             recovered.setdefault(rows[number].topic_no, []).append(number)
     for topic, numbers in sorted(recovered.items()):
-        tx.note_recovered(topic, 0, numbers)
+        tx.note_recovered(topic, NO_SUBSCRIPTION, numbers)
     if submitted:
         tx.change(tx.sql.submit, len(submitted), ids=sorted(submitted), now=tx.now)
         _schedule(tx, [_Submitted.stored(rows[number]) for number in sorted(submitted)])
@@ -289,7 +293,7 @@ def write_decisions(
         _bury(tx, [(row.attempt_id, row.topic_no, row.producer_tag, row.message_key) for row in buried])
 
 
-def _number_of(tx: Transaction, operation: Decide) -> int | None:
+def _number_of(tx: Transaction, operation: Decide) -> MessageNumber | None:
     """The message that is meant. Once its tombstone is committed the look waits for a Prepare that is under way."""
     if operation.number is not None:
         return operation.number
@@ -301,7 +305,7 @@ def _number_of(tx: Transaction, operation: Decide) -> int | None:
         key=operation.key,
         attempt=operation.attempt_id,
     )
-    return int(found[0].id) if found else None
+    return MessageNumber(found[0].id) if found else None
 
 
 def _answer_unknown_attempt(tx: Transaction, operation: Decide) -> Answer:
@@ -334,7 +338,7 @@ def _tombstoned(tx: Transaction, attempts: Sequence[_Attempt]) -> set[_Attempt]:
     return {(row.attempt_id, row.topic_no, row.producer_tag, row.message_key) for row in rows} & set(attempts)
 
 
-def _alert_contradictions(tx: Transaction, meant: Mapping[Decide, int | None]) -> None:
+def _alert_contradictions(tx: Transaction, meant: Mapping[Decide, MessageNumber | None]) -> None:
     tx.alert_once(
         {
             "kind": "contradiction",
@@ -383,7 +387,7 @@ def _schedule(tx: Transaction, messages: Sequence[_Submitted]) -> None:
     tx.insert(tx.sql.insert_consumptions, rows)
 
 
-def _copy(message: _Submitted, shard: int, subscription: int, attempt: int) -> Copy:
+def _copy(message: _Submitted, shard: Shard, subscription: SubscriptionNumber, attempt: Attempt) -> Copy:
     return Copy(
         shard=shard,
         number=message.number,

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
+from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.ports.servers import ServerView, ShardPlace
 from tmc_server.domain.views import AttemptView, CheckView, ConsumptionView, MessageDetail, MessageView
 from tmc_server.store.engines import ShardMap
@@ -24,13 +25,15 @@ class Reader:
     def __init__(self, shards: ShardMap) -> None:
         self._shards = shards
 
-    def message(self, shard: int, number: int) -> MessageView | None:
+    def message(self, shard: Shard, number: MessageNumber) -> MessageView | None:
         table = shard_tables(shard).message
         with self._shards.shards[shard].reading() as connection:
             row = connection.execute(sa.select(table).where(table.c.id == number)).one_or_none()
         return None if row is None else _message(shard, row)
 
-    def message_by_key(self, shard: int, topic: int, key: str, tag: str | None, live_only: bool) -> MessageView | None:
+    def message_by_key(
+        self, shard: Shard, topic: int, key: str, tag: str | None, live_only: bool
+    ) -> MessageView | None:
         """The newest message of that key. tag None: of any environment."""
         table = shard_tables(shard).message
         query = sa.select(table).where(table.c.topic_no == topic, table.c.message_key == key)
@@ -63,12 +66,12 @@ class Reader:
 
     def messages(
         self,
-        shards: Sequence[int],
+        shards: Sequence[Shard],
         topic: int,
         state: MessageState | None,
         from_ms: int,
         to_ms: int,
-        after: tuple[int, int],
+        after: tuple[Shard, MessageNumber],
         limit: int,
     ) -> list[MessageView]:
         """Up to `limit` after (shard, number), in the order of shard and number; without bodies."""
@@ -93,10 +96,10 @@ class Reader:
 
     def consumptions(
         self,
-        shards: Sequence[int],
-        subscriptions: Sequence[int],
+        shards: Sequence[Shard],
+        subscriptions: Sequence[SubscriptionNumber],
         state: ConsumptionState | None,
-        after: tuple[int, int],
+        after: tuple[Shard, MessageNumber],
         limit: int,
     ) -> list[ConsumptionView]:
         """Up to about `limit` after (shard, number): a message's rows stay together on one page."""
@@ -121,7 +124,9 @@ class Reader:
             found += [_consumption(shard, row) for row in rows]
         return found
 
-    def consumption(self, shard: int, number: int, subscription: int) -> ConsumptionView | None:
+    def consumption(
+        self, shard: Shard, number: MessageNumber, subscription: SubscriptionNumber
+    ) -> ConsumptionView | None:
         table = shard_tables(shard).consumption
         query = sa.select(table).where(table.c.message_id == number, table.c.subscription_no == subscription)
         with self._shards.shards[shard].reading() as connection:
@@ -133,7 +138,7 @@ class Reader:
         with catalog.reading() as connection:
             now = catalog.now(connection)
             runs = server_runs(connection)
-        shards: dict[int, list[int]] = {}
+        shards: dict[int, list[Shard]] = {}
         for database in self._shards.databases:
             if self._shards.shards_in(database):
                 with database.reading() as connection:
@@ -148,7 +153,7 @@ class Reader:
             return stored_map(connection)
 
 
-def _message(shard: int, row: Any) -> MessageView:
+def _message(shard: Shard, row: Any) -> MessageView:
     values = row._mapping
     return MessageView(
         shard=shard,
@@ -177,7 +182,7 @@ def _message(shard: int, row: Any) -> MessageView:
     )
 
 
-def _consumption(shard: int, row: Any) -> ConsumptionView:
+def _consumption(shard: Shard, row: Any) -> ConsumptionView:
     return ConsumptionView(
         shard=shard,
         number=row.message_id,

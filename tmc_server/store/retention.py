@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_server.domain.ids import first_number
+from tmc_server.domain.numbers import NO_MESSAGE, MessageNumber, Shard
 from tmc_server.domain.ports.retention import Position
 from tmc_server.store.engines import Database, StoreConflict, repeated
 from tmc_server.store.leases import ShardLeases
@@ -27,24 +28,26 @@ class ClosedMessages:
         self._database = database
         self._leases = leases
 
-    def held_shards(self) -> Sequence[int]:
+    def held_shards(self) -> Sequence[Shard]:
         return sorted(self._leases.held())
 
     def now(self) -> int:
         with self._database.reading() as connection:
             return self._database.now(connection)
 
-    def position(self, shard: int) -> Position:
+    def position(self, shard: Shard) -> Position:
         with self._database.reading() as connection:
             row = connection.execute(statements_of(shard).retained).one_or_none()
-            return Position(row.run, row.position) if row is not None else Position("", 0)
+            return Position(row.run, row.position) if row is not None else Position("", NO_MESSAGE)
 
-    def old(self, shard: int, after: int, before_ms: int, limit: int) -> Sequence[int]:
+    def old(self, shard: Shard, after: MessageNumber, before_ms: int, limit: int) -> Sequence[MessageNumber]:
         which = {"after": after, "last": first_number(before_ms), "before": before_ms, "limit": limit}
         with self._database.reading() as connection:
             return list(connection.execute(statements_of(shard).removable, which).scalars())
 
-    def remove(self, shard: int, numbers: Sequence[int], before_ms: int, then: Position | None = None) -> int:
+    def remove(
+        self, shard: Shard, numbers: Sequence[MessageNumber], before_ms: int, then: Position | None = None
+    ) -> int:
         sql = statements_of(shard)
 
         def run() -> int:
@@ -64,7 +67,7 @@ class ClosedMessages:
 
         return repeated(run)
 
-    def _lock(self, connection: sa.Connection, shard: int) -> Any:
+    def _lock(self, connection: sa.Connection, shard: Shard) -> Any:
         """The shard's row, made at its first use."""
         sql = statements_of(shard)
         found = connection.execute(sql.lock_retention).one_or_none()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tmc_server.domain.catalog import Catalog
+from tmc_server.domain.numbers import Shard
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.store.engines import Database
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.statements import statements_of
 
 Part = TypeVar("Part")
-Parts = Callable[[Catalog, int], Sequence[str]]
+Parts = Callable[[Catalog, Shard], Sequence[str]]
 _UNION = 400  # parts of one statement
 
 
@@ -27,9 +28,9 @@ class DueIndex:
         self._looked_for: tuple[int, tuple[int, ...]] = (-1, ())
         self._looks: list[str] = []
 
-    def due(self) -> list[tuple[int, int]]:
+    def due(self) -> list[tuple[Shard, Any]]:
         """(shard, number) with something due by the database's clock."""
-        found: list[tuple[int, int]] = []
+        found: list[tuple[Shard, Any]] = []
         looks = self._statements()
         if looks:
             with self._database.reading() as connection:
@@ -50,19 +51,19 @@ class DueIndex:
         return self._looks
 
 
-def earliest_delivery(catalog: Catalog, shard: int) -> list[str]:
+def earliest_delivery(catalog: Catalog, shard: Shard) -> list[str]:
     """By subscription."""
     table = statements_of(shard).tables.consumption.name
     return [_earliest(shard, table, "subscription_no", s.number) for s in catalog.subscriptions_on.get(shard, ())]
 
 
-def earliest_check(catalog: Catalog, shard: int) -> list[str]:
+def earliest_check(catalog: Catalog, shard: Shard) -> list[str]:
     """By topic."""
     table = statements_of(shard).tables.message.name
     return [_earliest(shard, table, "topic_no", topic.number) for topic in catalog.topics_on.get(shard, ())]
 
 
-def _earliest(shard: int, table: str, column: str, number: int) -> str:
+def _earliest(shard: Shard, table: str, column: str, number: int) -> str:
     earliest = f"(SELECT MIN(due_ms) FROM {table} WHERE {column} = {int(number)})"
     return f"SELECT {int(shard)} AS shard, {int(number)} AS number, {earliest} AS due_ms"
 

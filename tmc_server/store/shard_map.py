@@ -13,6 +13,7 @@ from itertools import groupby
 
 import sqlalchemy as sa
 
+from tmc_server.domain.numbers import Shard
 from tmc_server.domain.ports.servers import ShardPlace
 from tmc_server.store.engines import Database, ShardMap, repeated
 from tmc_server.store.tables import audit, database_identity, meta, server, shard_map, shard_tables
@@ -53,10 +54,10 @@ def stored_map(connection: sa.Connection) -> list[ShardPlace]:
     return [ShardPlace(row.shard, row.identity, row.place) for row in rows]
 
 
-def configured_map(shards: ShardMap) -> dict[int, str | None]:
+def configured_map(shards: ShardMap) -> dict[Shard, str | None]:
     """Identities by shard, as this configuration puts them."""
     identities = {database: identity_of(database) for database in shards.databases}
-    return {shard: identities[holder] for shard, holder in enumerate(shards.shards)}
+    return {Shard(shard): identities[holder] for shard, holder in enumerate(shards.shards)}
 
 
 def known_map(shards: ShardMap) -> list[ShardPlace]:
@@ -85,7 +86,7 @@ def _short(identity: str | None) -> str:
     return identity[:8] if identity else "a new one"
 
 
-def check(shards: ShardMap) -> dict[int, str]:
+def check(shards: ShardMap) -> dict[Shard, str]:
     """Compare the configuration with the catalog. Returns: identities by shard. Raises ShardsElsewhere."""
     if len(known_map(shards)) != len(shards.shards):
         raise ShardsElsewhere("The catalog has no shard map yet: run tmc init.")
@@ -119,7 +120,7 @@ def _store(shards: ShardMap, only_first: bool) -> None:
             raise ShardsElsewhere(f"Stop all servers before a shard is moved; alive are {', '.join(alive)}.")
         connection.execute(shard_map.delete())
         places = [
-            {"shard": shard, "identity": here[shard], "place": place_of(holder)[:255]}
+            {"shard": shard, "identity": here[Shard(shard)], "place": place_of(holder)[:255]}
             for shard, holder in enumerate(shards.shards)
         ]
         connection.execute(shard_map.insert(), places)
@@ -128,7 +129,7 @@ def _store(shards: ShardMap, only_first: bool) -> None:
             connection.execute(audit.insert().values(at_ms=now, **row))
 
 
-def not_copied(shards: ShardMap) -> list[int]:
+def not_copied(shards: ShardMap) -> list[Shard]:
     """Shards whose tables are not in the database that this configuration puts them into."""
     missing = []
     for database in shards.databases:

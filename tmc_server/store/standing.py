@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tmc_server.domain.ids import created_ms, first_number
+from tmc_server.domain.numbers import NO_SUBSCRIPTION, Shard, SubscriptionNumber
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.reading import Standing
 from tmc_server.store.engines import Database
@@ -33,11 +34,11 @@ class StandingCounts:
         self._catalog = catalog
         self._limit = limit
 
-    def shards(self) -> Sequence[int]:
+    def shards(self) -> Sequence[Shard]:
         return sorted(self._leases.held())
 
-    def count(self, shards: Sequence[int]) -> tuple[int, Mapping[int, Sequence[Standing]]]:
-        found: dict[tuple[int, int, int, int], Any] = {}
+    def count(self, shards: Sequence[Shard]) -> tuple[int, Mapping[Shard, Sequence[Standing]]]:
+        found: dict[tuple[int, Shard, int, SubscriptionNumber], Any] = {}
         with self._database.reading() as connection:
             now = int(self._database.now(connection))
             for parts in chunks([part for shard in shards for part in self._parts(shard, now)], _UNION):
@@ -45,7 +46,9 @@ class StandingCounts:
                     found[row[0], row[1], row[2], row[3]] = row[4:]
         return now, {shard: self._standings(shard, found) for shard in shards}
 
-    def _standings(self, shard: int, found: Mapping[tuple[int, int, int, int], Any]) -> Sequence[Standing]:
+    def _standings(
+        self, shard: Shard, found: Mapping[tuple[int, Shard, int, SubscriptionNumber], Any]
+    ) -> Sequence[Standing]:
         made = []
         for kind, topic, subscription in self._groups(shard):
             counted = found.get((kind, shard, topic, subscription))
@@ -66,20 +69,22 @@ class StandingCounts:
                 )
         return made
 
-    def _groups(self, shard: int) -> list[tuple[int, int, int]]:
+    def _groups(self, shard: Shard) -> list[tuple[int, int, SubscriptionNumber]]:
         catalog = self._catalog.current
-        return [(_MESSAGES, topic.number, 0) for topic in catalog.topics_on.get(shard, ())] + [
+        return [(_MESSAGES, topic.number, NO_SUBSCRIPTION) for topic in catalog.topics_on.get(shard, ())] + [
             (_DELIVERIES, each.topic, each.number) for each in catalog.subscriptions_on.get(shard, ())
         ]
 
-    def _parts(self, shard: int, now: int) -> list[str]:
+    def _parts(self, shard: Shard, now: int) -> list[str]:
         topics = self._catalog.current.topics
         parts = []
         for kind, topic, subscription in self._groups(shard):
             if kind == _MESSAGES:
                 late = f"id < {first_number(now - topics[topic].transaction_time_ms)}"
                 parts.append(
-                    self._open(shard, kind, topic, 0, shard_tables(shard).message.name, "topic_no", "id", late)
+                    self._open(
+                        shard, kind, topic, NO_SUBSCRIPTION, shard_tables(shard).message.name, "topic_no", "id", late
+                    )
                 )
             else:
                 late = f"due_ms <= {now} OR tried > 0"
@@ -89,7 +94,15 @@ class StandingCounts:
         return parts
 
     def _open(
-        self, shard: int, kind: int, topic: int, subscription: int, table: str, by: str, id_: str, late: str
+        self,
+        shard: Shard,
+        kind: int,
+        topic: int,
+        subscription: SubscriptionNumber,
+        table: str,
+        by: str,
+        id_: str,
+        late: str,
     ) -> str:
         """Through the due index, whatever the statistics say: a plan over the table would read what is closed."""
         index = self._database.dialect.through_index(f"{table}_due")
@@ -103,7 +116,7 @@ class StandingCounts:
             f" FROM ({some}) AS some_{kind}"
         )
 
-    def _failed(self, shard: int, topic: int, subscription: int) -> str:
+    def _failed(self, shard: Shard, topic: int, subscription: SubscriptionNumber) -> str:
         some = (
             f"SELECT failed_ms FROM {failed.name} WHERE shard = {shard} AND topic_no = {topic}"
             f" AND subscription_no = {subscription} LIMIT {self._limit}"

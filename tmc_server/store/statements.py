@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain import consumption as c
 from tmc_server.domain import message as m
+from tmc_server.domain.numbers import Shard
 from tmc_server.store.dialects import dialect_of
 from tmc_server.store.tables import FAMILY, alert, audit, failed, lease, retention, shard_tables, tombstone
 
@@ -85,7 +86,7 @@ class ByIds:
 class ShardStatements:
     """Named after what they do; parameters in the comments."""
 
-    def __init__(self, shard: int) -> None:
+    def __init__(self, shard: Shard) -> None:
         self.shard = shard
         self.tables = shard_tables(shard)
         self._for_messages(self.tables.message)
@@ -502,6 +503,6 @@ class ShardStatements:
 
 
 @cache
-def statements_of(shard: int) -> ShardStatements:
+def statements_of(shard: Shard) -> ShardStatements:
     """The statements of one shard; built at first use."""
     return ShardStatements(shard)

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
+from tmc_server.domain.numbers import Shard
 from tmc_server.domain.placement import SHARDS
 
 METADATA = sa.MetaData()
@@ -356,7 +357,7 @@ DATABASE_TABLES = (lease, retention, tombstone, alert, notice, failed, audit, da
 class ShardTables:
     """The tables of one shard."""
 
-    shard: int
+    shard: Shard
     message: sa.Table
     consumption: sa.Table
     attempt: sa.Table
@@ -366,11 +367,11 @@ class ShardTables:
         return (self.message, self.consumption, self.attempt)
 
 
-_shards: dict[int, ShardTables] = {}
+_shards: dict[Shard, ShardTables] = {}
 _building = threading.Lock()
 
 
-def shard_tables(shard: int) -> ShardTables:
+def shard_tables(shard: Shard) -> ShardTables:
     """shard: 0 <= shard < 32. Built at first use, by one thread: a table can be defined once only."""
     if shard not in _shards:
         with _building:
@@ -379,7 +380,7 @@ def shard_tables(shard: int) -> ShardTables:
     return _shards[shard]
 
 
-def _build(shard: int) -> ShardTables:
+def _build(shard: Shard) -> ShardTables:
     if not 0 <= shard < SHARDS:
         raise ValueError(f"no shard {shard}")
     nn = f"{shard:02d}"

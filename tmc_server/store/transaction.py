@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ids import first_number
+from tmc_server.domain.numbers import MessageNumber, SubscriptionNumber
 from tmc_server.domain.ports.delivery import Copy, Outlet
 from tmc_server.store.statements import ByIds, InsertRows, ShardStatements
 
@@ -43,9 +44,11 @@ class Transaction:
     incarnation: int | None
     reach: Hook = no_hook
     copies: list[Copy] = field(default_factory=list)
-    reserved: Counter[int] = field(default_factory=Counter)
-    drained_until: Counter[int] = field(default_factory=Counter)
-    failed: Counter[tuple[int, int]] = field(default_factory=Counter)  # by topic and subscription; 0: a check's
+    reserved: Counter[SubscriptionNumber] = field(default_factory=Counter)
+    drained_until: Counter[SubscriptionNumber] = field(default_factory=Counter)
+    failed: Counter[tuple[int, SubscriptionNumber]] = field(
+        default_factory=Counter
+    )  # by topic and subscription; 0: a check's
     _horizon: int | None = None
 
     def rows(self, statement: sa.Executable | ByIds, **parameters: Any) -> Sequence[sa.Row[Any]]:
@@ -57,7 +60,7 @@ class Transaction:
             return statement.run(self.connection, **parameters)
         return self.connection.execute(statement, parameters)
 
-    def is_gone(self, number: int) -> bool:
+    def is_gone(self, number: MessageNumber) -> bool:
         """Whether a message that is not there may have been removed by the retention duty: it is older than the horizon."""
         if self._horizon is None:
             found = self.rows(self.sql.retained)
@@ -86,7 +89,7 @@ class Transaction:
         row = {"at_ms": self.now, "actor": actor, "action": action, "subject": subject, "reason": reason}
         self.insert(self.sql.insert_audit, [row])
 
-    def note_failed(self, topic: int, subscription: int, numbers: Sequence[int]) -> None:
+    def note_failed(self, topic: int, subscription: SubscriptionNumber, numbers: Sequence[MessageNumber]) -> None:
         """These wait for a human now: FAILED deliveries, or CHECK_FAILED messages under subscription 0."""
         rows = [
             {
@@ -101,11 +104,11 @@ class Transaction:
         self.insert(self.sql.insert_failed, rows)
         self.failed[topic, subscription] += len(rows)
 
-    def note_recovered(self, topic: int, subscription: int, numbers: Sequence[int]) -> None:
+    def note_recovered(self, topic: int, subscription: SubscriptionNumber, numbers: Sequence[MessageNumber]) -> None:
         """They were FAILED or CHECK_FAILED, and are not any more."""
         self.execute(self.sql.delete_failed, topic=topic, subscription=subscription, ids=sorted(numbers))
 
-    def reserve(self, subscription: int, wanted: int) -> int:
+    def reserve(self, subscription: SubscriptionNumber, wanted: int) -> int:
         """Room at the outlet, given back by itself when the transaction fails."""
         granted = self.outlet.reserve(subscription, wanted) if self.incarnation is not None else 0
         self.reserved[subscription] += granted

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tmc_server.domain.catalog import Catalog
+from tmc_server.domain.numbers import Attempt, MessageNumber, Shard, SubscriptionNumber
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,22 +21,22 @@ class Alert:
     id: int
     kind: str
     topic: int
-    shard: int
-    number: int
-    subscription: int
-    attempt: int
+    shard: Shard
+    number: MessageNumber
+    subscription: SubscriptionNumber
+    attempt: Attempt
     detail: str
     created_ms: int
     count: int = 1
     first_ms: int = 0
     last_ms: int = 0
-    samples: Sequence[tuple[int, int]] = ()
+    samples: Sequence[tuple[Shard, MessageNumber]] = ()
 
 
 class AlertOutbox(Protocol):
     """Alerts written with the changes they tell of, and the notices made of them. Shared by all servers. All block."""
 
-    def add(self, kind: str, topic: int, subscription: int, episode: int, detail: str) -> None:
+    def add(self, kind: str, topic: int, subscription: SubscriptionNumber, episode: int, detail: str) -> None:
         """An alert about a subscription as a whole; one per episode."""
 
     def group(self, sinks: Sequence[str], limit: int) -> int:

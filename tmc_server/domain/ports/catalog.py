@@ -8,6 +8,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
 from tmc_server.domain.checks import CheckPolicy
+from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.retry import RetryPolicy
 
 P = ParamSpec("P")
@@ -131,10 +132,10 @@ class CatalogEditor(Protocol):
         Raises TopicUnknown, AppUnknown, SubscriptionUnknown.
         """
 
-    def finish_removal(self, actor: str, number: int) -> Subscription:
+    def finish_removal(self, actor: str, number: SubscriptionNumber) -> Subscription:
         """Remove it for good, unless its removal was taken back. Returns: it, with removed_ms when it is gone."""
 
-    def make_delivery_keys(self, actor: str, numbers: Collection[int]) -> None:
+    def make_delivery_keys(self, actor: str, numbers: Collection[SubscriptionNumber]) -> None:
         """For those subscriptions of signed topics that have none. The others keep theirs."""
 
     def announce_delivery_key(
@@ -145,10 +146,12 @@ class CatalogEditor(Protocol):
         Raises TopicUnknown, AppUnknown, SubscriptionUnknown (or it has no key), RotationOpen: it has a further one.
         """
 
-    def sign_with(self, actor: str, number: int, announced: bytes) -> Subscription:
+    def sign_with(self, actor: str, number: SubscriptionNumber, announced: bytes) -> Subscription:
         """The announced key signs, the one before is accepted; nothing changes if another one was announced meanwhile."""
 
-    def confirm(self, topics: Collection[int], subscriptions: Collection[int], effective_ms: int) -> None:
+    def confirm(
+        self, topics: Collection[int], subscriptions: Collection[SubscriptionNumber], effective_ms: int
+    ) -> None:
         """Write down since when every server knows these, by number; those that have a time keep it."""
 
 

@@ -10,6 +10,7 @@ from tmc_common.addresses import HostPort
 from tmc_server.domain.catalog import App
 from tmc_server.domain.checks import CheckAnswer, CheckState, CheckTarget, Question
 from tmc_server.domain.ids import MessageId
+from tmc_server.domain.numbers import MessageNumber, Shard
 
 
 class Instances(Protocol):
@@ -92,8 +93,8 @@ class Asking(Protocol):
 class Pending:
     """A PREPARED message whose check is due, as read. state: before or after the claim, as the caller knows."""
 
-    shard: int
-    number: int
+    shard: Shard
+    number: MessageNumber
     topic: int
     producer: int
     producer_tag: str
@@ -142,22 +143,22 @@ class Settled:
 class DueChecks(Protocol):
     """Messages of one database whose checks are due, as far as this server holds their shards. All block."""
 
-    def due(self) -> list[tuple[int, int]]:
+    def due(self) -> list[tuple[Shard, int]]:
         """(shard, topic number) with at least one message that is due by the database's clock."""
 
-    def read(self, shard: int, topic: int, limit: int) -> list[Pending]:
+    def read(self, shard: Shard, topic: int, limit: int) -> list[Pending]:
         """The messages that are due longest. No locks."""
 
-    def claim(self, shard: int, pending: Sequence[Pending], until_ms: int) -> list[Pending]:
+    def claim(self, shard: Shard, pending: Sequence[Pending], until_ms: int) -> list[Pending]:
         """Begin a check of each: its number is one higher, and it is not due before so many milliseconds are over.
 
         Returns those that are ours now, as they are afterwards.
         """
 
-    def hold(self, shard: int, pending: Sequence[Pending], pause_ms: int, detail: str) -> int:
+    def hold(self, shard: Shard, pending: Sequence[Pending], pause_ms: int, detail: str) -> int:
         """Their service cannot be asked now: due again later, uncounted. Returns: how many."""
 
-    def settle(self, shard: int, answers: Sequence[Checked], tell_overdue: bool) -> Settled:
+    def settle(self, shard: Shard, answers: Sequence[Checked], tell_overdue: bool) -> Settled:
         """Write down what came of claimed checks: decisions with their consumption rows, alerts with their cause.
 
         tell_overdue: alert the owner that the service cannot be reached.
@@ -167,18 +168,18 @@ class DueChecks(Protocol):
 class CheckDesk(Protocol):
     """What operators do with undecided messages; each change with its audit row. All block."""
 
-    def begin(self, shard: int, number: int, until_ms: int) -> Pending | None:
+    def begin(self, shard: Shard, number: MessageNumber, until_ms: int) -> Pending | None:
         """Begin a check now, whether it is due or not. None: the message is decided, or there is none."""
 
-    def settle(self, shard: int, answers: Sequence[Checked]) -> Settled: ...
+    def settle(self, shard: Shard, answers: Sequence[Checked]) -> Settled: ...
 
-    def reactivate(self, actor: str, shard: int, numbers: Sequence[int], reason: str) -> int:
+    def reactivate(self, actor: str, shard: Shard, numbers: Sequence[MessageNumber], reason: str) -> int:
         """CHECK_FAILED -> PREPARED, due at once. Returns: how many."""
 
     def failed_checks(
-        self, shards: Sequence[int], topic: int, from_ms: int, to_ms: int, limit: int
-    ) -> list[tuple[int, int]]:
+        self, shards: Sequence[Shard], topic: int, from_ms: int, to_ms: int, limit: int
+    ) -> list[tuple[Shard, MessageNumber]]:
         """(shard, number) of CHECK_FAILED messages, oldest first in each shard."""
 
-    def decide(self, actor: str, shard: int, number: int, commit: bool, reason: str) -> None:
+    def decide(self, actor: str, shard: Shard, number: MessageNumber, commit: bool, reason: str) -> None:
         """Raises MessageUnknown, AlreadyCommitted, AlreadyRolledBack."""

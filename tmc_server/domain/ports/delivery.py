@@ -8,16 +8,17 @@ from typing import Protocol
 
 from tmc_server.domain.catalog import Forward
 from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.numbers import Attempt, MessageNumber, Shard, SubscriptionNumber
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
     """One copy of a message for one subscription, ready to be handed over. shard, number, subscription name its row."""
 
-    shard: int
-    number: int
-    subscription: int
-    attempt: int
+    shard: Shard
+    number: MessageNumber
+    subscription: SubscriptionNumber
+    attempt: Attempt
     topic: int
     producer: int
     key: str
@@ -29,19 +30,19 @@ class Copy:
 class Outlet(Protocol):
     """Where copies leave the center. Called from lane and duty threads; must not block and must not raise."""
 
-    def reserve(self, subscription: int, wanted: int) -> int:
+    def reserve(self, subscription: SubscriptionNumber, wanted: int) -> int:
         """How many copies (0..wanted) may be handed over now. Each must be followed by `deliver` or `release`."""
 
-    def release(self, subscription: int, count: int) -> None:
+    def release(self, subscription: SubscriptionNumber, count: int) -> None:
         """Give reserved room back: the transaction did not commit."""
 
     def deliver(self, copies: Sequence[Copy]) -> None:
         """Hand over reserved copies after their rows were committed. What cannot be delivered comes back as GiveBack."""
 
-    def drained_until(self, subscription: int, tried_ms: int) -> None:
+    def drained_until(self, subscription: SubscriptionNumber, tried_ms: int) -> None:
         """A consumer answered for a try made at tried_ms: whatever was handed over before it is out of the queue too."""
 
-    def look(self, subscription: int) -> QueueLook | None:
+    def look(self, subscription: SubscriptionNumber) -> QueueLook | None:
         """What waits for this subscription where copies go. None: unknown now. Blocks; for duty threads only."""
 
 
@@ -118,7 +119,7 @@ class DeliveryStream(Protocol):
 class DeliveryStreams(Protocol):
     """Built-in delivery as the RPC sees it."""
 
-    def open(self, subscriptions: Iterable[int]) -> DeliveryStream:
+    def open(self, subscriptions: Iterable[SubscriptionNumber]) -> DeliveryStream:
         """A consumer connected. On the loop."""
 
 
@@ -157,19 +158,21 @@ class Claimed:
 class DueWork(Protocol):
     """Due consumptions of the shards of one database that this server holds, for the redelivering duty. All block."""
 
-    def due(self) -> list[tuple[int, int]]:
+    def due(self) -> list[tuple[Shard, SubscriptionNumber]]:
         """(shard, subscription number) with at least one row that is due by the database's clock."""
 
-    def claim(self, shard: int, subscription: int, limit: int, look: QueueLook, exhausted_only: bool) -> Claimed:
+    def claim(
+        self, shard: Shard, subscription: SubscriptionNumber, limit: int, look: QueueLook, exhausted_only: bool
+    ) -> Claimed:
         """Move up to `limit` due rows on and deliver copies of what was claimed, as far as the outlet has room.
 
         exhausted_only: look only for rows whose budget is used up.
         """
 
-    def held_shards(self) -> Mapping[int, int]:
+    def held_shards(self) -> Mapping[Shard, int]:
         """Epoch of the lease by shard."""
 
-    def rescue(self, shard: int, incarnation: int, since_ms: int) -> int | None:
+    def rescue(self, shard: Shard, incarnation: int, since_ms: int) -> int | None:
         """Make due, uncounted, what a server run that is gone handed over since then.
 
         Returns: how many rows; None: the lease of the shard is over, nothing was done.

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
+from tmc_server.domain.numbers import NO_SUBSCRIPTION, MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.ports.servers import ServerView, ShardPlace
 from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView
 
@@ -15,30 +16,32 @@ from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView
 class RowReader(Protocol):
     """Look-ups; nothing locks or changes a row. All block."""
 
-    def message(self, shard: int, number: int) -> MessageView | None: ...
+    def message(self, shard: Shard, number: MessageNumber) -> MessageView | None: ...
     def message_by_key(
-        self, shard: int, topic: int, key: str, tag: str | None, live_only: bool
+        self, shard: Shard, topic: int, key: str, tag: str | None, live_only: bool
     ) -> MessageView | None: ...
     def detail(self, message: MessageView) -> MessageDetail: ...
     def messages(
         self,
-        shards: Sequence[int],
+        shards: Sequence[Shard],
         topic: int,
         state: MessageState | None,
         from_ms: int,
         to_ms: int,
-        after: tuple[int, int],
+        after: tuple[Shard, MessageNumber],
         limit: int,
     ) -> list[MessageView]: ...
     def consumptions(
         self,
-        shards: Sequence[int],
-        subscriptions: Sequence[int],
+        shards: Sequence[Shard],
+        subscriptions: Sequence[SubscriptionNumber],
         state: ConsumptionState | None,
-        after: tuple[int, int],
+        after: tuple[Shard, MessageNumber],
         limit: int,
     ) -> list[ConsumptionView]: ...
-    def consumption(self, shard: int, number: int, subscription: int) -> ConsumptionView | None: ...
+    def consumption(
+        self, shard: Shard, number: MessageNumber, subscription: SubscriptionNumber
+    ) -> ConsumptionView | None: ...
     def servers(self) -> Sequence[ServerView]: ...
     def shard_places(self) -> Sequence[ShardPlace]: ...
 
@@ -52,7 +55,7 @@ class Standing:
     """
 
     topic: int
-    subscription: int = 0
+    subscription: SubscriptionNumber = NO_SUBSCRIPTION
     open: int = 0
     late: int = 0
     failed: int = 0
@@ -64,8 +67,8 @@ class Standing:
 class StandingReader(Protocol):
     """Counts in the shards of one database that this server holds. Blocks."""
 
-    def shards(self) -> Sequence[int]:
+    def shards(self) -> Sequence[Shard]:
         """Those that are held now."""
 
-    def count(self, shards: Sequence[int]) -> tuple[int, Mapping[int, Sequence[Standing]]]:
+    def count(self, shards: Sequence[Shard]) -> tuple[int, Mapping[Shard, Sequence[Standing]]]:
         """Returns: the time by the database's clock, and what is there, by shard."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tmc_server.domain.manifest import Manifest
+from tmc_server.domain.numbers import MessageNumber, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,21 +15,23 @@ class Position:
     """How far the lists of an archive were worked off. run: "": none yet.  number: the last one looked at; 0: none."""
 
     run: str
-    number: int
+    number: MessageNumber
 
 
 class ClosedWork(Protocol):
     """Closed messages of the shards of one database that this server holds, for the retention duty. All block."""
 
-    def held_shards(self) -> Sequence[int]: ...
+    def held_shards(self) -> Sequence[Shard]: ...
     def now(self) -> int:
         """Milliseconds by the database's clock."""
 
-    def position(self, shard: int) -> Position: ...
-    def old(self, shard: int, after: int, before_ms: int, limit: int) -> Sequence[int]:
+    def position(self, shard: Shard) -> Position: ...
+    def old(self, shard: Shard, after: MessageNumber, before_ms: int, limit: int) -> Sequence[MessageNumber]:
         """Numbers above `after` of messages closed before that moment, ascending, at most `limit`."""
 
-    def remove(self, shard: int, numbers: Sequence[int], before_ms: int, then: Position | None = None) -> int:
+    def remove(
+        self, shard: Shard, numbers: Sequence[MessageNumber], before_ms: int, then: Position | None = None
+    ) -> int:
         """Remove these, as far as they are closed and were before that moment, with all that belongs to them; keep `then`.
 
         One commit. Returns: how many messages went; who was not closed stays, and is nobody's error.
@@ -44,7 +47,7 @@ class RemovalLists(Protocol):
     def runs(self) -> Sequence[Manifest]:
         """Published runs in the order of their names."""
 
-    def numbers(self, run: str, shard: int) -> Sequence[int]:
+    def numbers(self, run: str, shard: Shard) -> Sequence[MessageNumber]:
         """Of one run and shard, ascending."""
 
 

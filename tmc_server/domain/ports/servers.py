@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tmc_server.domain.numbers import Shard
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRun:
@@ -36,13 +38,13 @@ class ServerView:
 
     run: ServerRun
     alive: bool
-    shards: Sequence[int]
+    shards: Sequence[Shard]
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPlace:
     """Where the catalog says a shard is. place: address of its database when that was stored, without credentials."""
 
-    shard: int
+    shard: Shard
     identity: str
     place: str

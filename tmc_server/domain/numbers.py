@@ -1,0 +1,22 @@
+"""Numbers that mean different things have different types: mypy refuses one where another is expected. All are plain ints."""
+
+from __future__ import annotations
+
+from typing import NewType
+
+Shard = NewType("Shard", int)
+"""0 to 31: which of the sharded tables hold a message."""
+
+MessageNumber = NewType("MessageNumber", int)
+"""The 63-bit number of a message, see ids."""
+
+SubscriptionNumber = NewType("SubscriptionNumber", int)
+"""Given by the catalog from 1 on, never twice; 0 where there is none."""
+
+Attempt = NewType("Attempt", int)
+"""Which attempt of a delivery, from 1 on; 0: none yet, or not known."""
+
+NO_SUBSCRIPTION = SubscriptionNumber(0)
+NO_ATTEMPT = Attempt(0)
+NO_MESSAGE = MessageNumber(0)
+"""Less than every message's."""
