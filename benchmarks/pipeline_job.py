@@ -35,7 +35,9 @@ def main(job: str, path: str) -> None:
         else:
             ledgers = Ledgers(spark, FETCH[settings.spark.profile])
             folder = HadoopFolder(spark, settings.reconcile.path)
-            found = Reconciliation(spark, center, archive, ledgers, folder, 60_000)
+            found = Reconciliation(
+                spark=spark, center=center, archive=archive, ledgers=ledgers, folder=folder, tolerance_ms=60_000
+            )
             told = dict(found.run(settings.producers, settings.consumers).verdicts)
         print(json.dumps({"seconds": time.monotonic() - began, **told}), flush=True)
 

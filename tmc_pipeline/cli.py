@@ -266,13 +266,13 @@ def reconcile(
 
         settings = job.settings
         summary = Reconciliation(
-            job.spark,
-            job.center,
-            job.archive if settings.archive.path else None,
-            Ledgers(job.spark, FETCH[settings.spark.profile]),
-            HadoopFolder(job.spark, settings.reconcile.path),
-            round(settings.reconcile.tolerance_minutes * 60_000),
-            skip_missing,
+            spark=job.spark,
+            center=job.center,
+            archive=job.archive if settings.archive.path else None,
+            ledgers=Ledgers(job.spark, FETCH[settings.spark.profile]),
+            folder=HadoopFolder(job.spark, settings.reconcile.path),
+            tolerance_ms=round(settings.reconcile.tolerance_minutes * 60_000),
+            skip_missing=skip_missing,
         ).run(settings.producers, settings.consumers)
         for verdict, count in summary.verdicts.items():
             job.figures.set("messages", "messages of the last reconciliation", count, verdict=verdict)

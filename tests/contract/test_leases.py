@@ -24,12 +24,12 @@ class Servers:
     def join(self, incarnation: int) -> ShardLeases:
         clock = self.store.clock
         return ShardLeases(
-            self.store.database,
-            SHARDS,
-            lambda: incarnation,
-            lambda: self.alive,
-            LEASE_MS,
-            lambda: clock() / 1000,
+            database=self.store.database,
+            shards=SHARDS,
+            identity=lambda: incarnation,
+            alive=lambda: self.alive,
+            lease_ms=LEASE_MS,
+            monotonic=lambda: clock() / 1000,
         )
 
     def turn(self, *which: int) -> list[int]:

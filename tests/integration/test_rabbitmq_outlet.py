@@ -57,13 +57,13 @@ class Bench:
         if declare:
             self.queues.run_once()
         self.outlet = RabbitOutlet(
-            url or broker.url,
-            self.catalog,
-            self.queues,
-            self.answers,
-            lambda: self.woken.append(1),
-            alarm,
-            progress or ProgressInMemory().of_server(1),
+            url=url or broker.url,
+            catalog=self.catalog,
+            queues=self.queues,
+            answers=self.answers,
+            wake=lambda: self.woken.append(1),
+            alarm=alarm,
+            progress=progress or ProgressInMemory().of_server(1),
         )
         self.outlet.start()
 

@@ -40,12 +40,12 @@ class Jobs:
 
     def run_reconcile(self, tolerance_ms: int = 60_000) -> Summary:
         return Reconciliation(
-            self.spark,
-            self.tables,
-            self.archive,
-            Ledgers(self.spark, FETCH),
-            HadoopFolder(self.spark, self.settings.reconcile.path),
-            tolerance_ms,
+            spark=self.spark,
+            center=self.tables,
+            archive=self.archive,
+            ledgers=Ledgers(self.spark, FETCH),
+            folder=HadoopFolder(self.spark, self.settings.reconcile.path),
+            tolerance_ms=tolerance_ms,
         ).run(self.settings.producers, self.settings.consumers)
 
     def details(self, summary: Summary) -> list[Any]:

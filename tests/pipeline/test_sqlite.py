@@ -50,7 +50,9 @@ def test_a_center_on_sqlite(spark: SparkSession, tmp_path: Path) -> None:
     assert (row.id, bytes(row.body), row.topic, len(row.attempts)) == (acked[0], b"\x00\xff" * 5, "order.paid", 1)
     source = LedgerSource.model_validate({"app": "coupons", "url": effects})
     folder = HadoopFolder(spark, f"{tmp_path}/reconcile")
-    found = Reconciliation(spark, tables, archive, Ledgers(spark, FETCH), folder, ahead_ms).run([], [source])
+    found = Reconciliation(
+        spark=spark, center=tables, archive=archive, ledgers=Ledgers(spark, FETCH), folder=folder, tolerance_ms=ahead_ms
+    ).run([], [source])
     assert found.verdicts | {"agreed": 2, "lost": 1, "pending": 1} == found.verdicts
     assert (
         Report(spark, tables, archive, HadoopFolder(spark, f"{tmp_path}/report")).run(0, store.clock() + 1000).messages

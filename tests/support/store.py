@@ -189,7 +189,14 @@ class StoreUnderTest:
         return Decide(False, self.topic, "default", number)
 
     def decide_attempt(self, prepared: Prepare, commit: bool) -> Decide:
-        return Decide(commit, self.topic, "default", None, prepared.key, prepared.attempt_id)
+        return Decide(
+            commit=commit,
+            topic=self.topic,
+            producer_tag="default",
+            number=None,
+            key=prepared.key,
+            attempt_id=prepared.attempt_id,
+        )
 
     def ack_of(self, number: int, attempt: int = 0) -> Ack:
         return Ack(number, self.subscription.number, attempt)

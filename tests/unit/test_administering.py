@@ -36,7 +36,16 @@ def test_changes_that_are_awaited_hold_up_no_read_and_end_with_the_server() -> N
     async def main() -> list[object]:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(2))
-        administering = Administering(Mock(), Mock(), reader, Mock(), Mock(), activation, Mock(), Mock())
+        administering = Administering(
+            editor=Mock(),
+            catalog=Mock(),
+            reader=reader,
+            performer=Mock(),
+            refresh=Mock(),
+            activation=activation,
+            instances=Mock(),
+            forwarding=Mock(),
+        )
         stored = asyncio.Semaphore(0)
         changes = [
             asyncio.create_task(administering.change(lambda: loop.call_soon_threadsafe(stored.release)))
@@ -59,6 +68,15 @@ def test_changes_that_are_awaited_hold_up_no_read_and_end_with_the_server() -> N
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_stopping_needs_no_change_before_and_may_be_repeated(times: int) -> None:
-    administering = Administering(Mock(), Mock(), Mock(), Mock(), Mock(), _Activation(), Mock(), Mock())
+    administering = Administering(
+        editor=Mock(),
+        catalog=Mock(),
+        reader=Mock(),
+        performer=Mock(),
+        refresh=Mock(),
+        activation=_Activation(),
+        instances=Mock(),
+        forwarding=Mock(),
+    )
     for _ in range(times):
         administering.stop()

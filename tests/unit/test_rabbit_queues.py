@@ -89,13 +89,13 @@ def test_a_broker_that_resets_what_it_accepts_is_away_for_the_publisher(
     catalog = SomeCatalog("coupons")
     queues = RabbitQueues(resetting, catalog, "quorum", lambda *_: None)
     outlet = RabbitOutlet(
-        resetting,
-        catalog,
-        queues,
-        RecordedAnswers(),
-        lambda: None,
-        lambda *_: None,
-        ProgressInMemory().of_server(1),
+        url=resetting,
+        catalog=catalog,
+        queues=queues,
+        answers=RecordedAnswers(),
+        wake=lambda: None,
+        alarm=lambda *_: None,
+        progress=ProgressInMemory().of_server(1),
     )
     outlet.start()
     eventually(lambda: "the broker is away" in caplog.text)

@@ -417,6 +417,18 @@ def test_records_with_more_than_three_fields_are_built_by_keyword() -> None:
     assert {f"{module}.{name}" for module, name, record in records if by_position(record) > 3} == _BY_POSITION
 
 
+def test_no_object_is_made_of_six_values_in_a_row() -> None:
+    by_position = {
+        f"{module}:{node.lineno} {ast.unparse(node.func)}"
+        for module, path in _modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and len(node.args) >= 6
+        if ast.unparse(node.func).split(".")[-1][0].isupper() and ast.unparse(node.func) != "sa.Table"
+        if "protocol" not in path.parts
+    }
+    assert by_position == set()
+
+
 def test_an_apps_alert_addresses_cannot_change_places() -> None:
     by_position = [1, "orders", "orders", "orders", "orders@example.org", "+49 30 1234", (), "TOKEN"]
     make: Any = App

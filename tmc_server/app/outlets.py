@@ -79,16 +79,16 @@ class Outlets:
         self._exchanges = RabbitExchanges(url)
         self.queues = RabbitQueues(url, self._catalog, limits.queue_type, self.alarm, wake)
         return RabbitOutlet(
-            url,
-            self._catalog,
-            self.queues,
-            self.answers,
-            wake,
-            self.alarm,
-            self._progress,
-            limits.window,
-            limits.window_bytes,
-            config.delivery.signatures,
+            url=url,
+            catalog=self._catalog,
+            queues=self.queues,
+            answers=self.answers,
+            wake=wake,
+            alarm=self.alarm,
+            progress=self._progress,
+            window=limits.window,
+            window_bytes=limits.window_bytes,
+            signatures=config.delivery.signatures,
         )
 
     def _make_forwarders(self, wake: Callable[[], None]) -> dict[str, Outlet]:

@@ -33,7 +33,7 @@ from tmc_server.requests.acking import Acking
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.caller import Allowance, Budget, RateLimiter
 from tmc_server.requests.deciding import Deciding
-from tmc_server.requests.first_use import FirstUse
+from tmc_server.requests.first_use import FirstUse, topics_exist
 from tmc_server.requests.preparing import Preparing
 from tmc_server.requests.signing import Signing
 from tmc_server.requests.undecided import Undecided
@@ -99,7 +99,14 @@ def wire(
     redelivery, asking = Bell(), Bell()
     outboxes = {database: SqlAlertOutbox(database) for database in store.shard_databases}
     progress = SqlQueueProgress(store.shards.catalog, store.nodes.incarnation)
-    outlets = Outlets(config, loop, store.watch, next(iter(outboxes.values())), progress, redelivery.ring)
+    outlets = Outlets(
+        config=config,
+        loop=loop,
+        catalog=store.watch,
+        alerts=next(iter(outboxes.values())),
+        progress=progress,
+        wake=redelivery.ring,
+    )
     surroundings = Surroundings(config, store.shards.catalog)
     checks = Checks(config, surroundings.instances)
     writers = {
@@ -120,45 +127,45 @@ def wire(
     first_use = _first_use(config, store) if dev else None
     rate = RateLimiter(config.limits.items_per_second)
     administering = Administering(
-        store.catalog,
-        store.watch,
-        Reader(store.shards),
-        commit,
-        store.watch.run_once,
-        store.activation,
-        surroundings.instances,
-        outlets,
+        editor=store.catalog,
+        catalog=store.watch,
+        reader=Reader(store.shards),
+        performer=commit,
+        refresh=store.watch.run_once,
+        activation=store.activation,
+        instances=surroundings.instances,
+        forwarding=outlets,
     )
     signing = Signing(store.catalog, store.watch, administering.change, outlets.alarm, config.delivery.signatures)
     preparing = Preparing(
-        store.watch,
-        store.nodes.ids,
-        commit,
-        rate,
-        counting,
-        config.limits.body_bytes,
-        surroundings.senders,
-        *([first_use.topic_to_produce] if first_use else []),
+        catalog=store.watch,
+        ids=store.nodes.ids,
+        performer=commit,
+        rate=rate,
+        gauge=counting,
+        body_bytes=config.limits.body_bytes,
+        senders=surroundings.senders,
+        ensure_topic=first_use.topic_to_produce if first_use else topics_exist,
     )
     undecided = Undecided(
-        store.catalog,
-        store.watch,
-        UndecidedMessages([writers[database] for database in store.shards.shards]),
-        Reader(store.shards),
-        checks.asking,
-        administering.change,
+        editor=store.catalog,
+        catalog=store.watch,
+        desk=UndecidedMessages([writers[database] for database in store.shards.shards]),
+        reader=Reader(store.shards),
+        asking=checks.asking,
+        change=administering.change,
     )
     servicers = {
         "tmc.v1.MessageService": MessageServicer(
             preparing, Deciding(store.watch, commit, rate, counting), administering
         ),
         "tmc.v1.ConsumptionService": ConsumptionServicer(
-            Acking(store.watch, commit, rate),
-            administering,
-            signing,
-            outlets.streams,
-            outlets.broker,
-            *([first_use.topic_to_consume] if first_use else []),
+            acking=Acking(store.watch, commit, rate),
+            administering=administering,
+            signing=signing,
+            streams=outlets.streams,
+            broker=outlets.broker,
+            ensure_topic=first_use.topic_to_consume if first_use else topics_exist,
         ),
         "tmc.v1.AdminService": AdminServicer(administering, undecided, signing),
     }
@@ -247,7 +254,14 @@ def _group_commit(
 def _first_use(config: Config, store: OpenStore) -> FirstUse:
     policy = RetryPolicy(interval_ms=config.dev.retry_interval_ms)
     watch = store.watch
-    return FirstUse(store.catalog, watch, watch.run_once, policy, config.dev.transaction_time_ms, log.info)
+    return FirstUse(
+        editor=store.catalog,
+        catalog=watch,
+        refresh=watch.run_once,
+        policy=policy,
+        transaction_time_ms=config.dev.transaction_time_ms,
+        say=log.info,
+    )
 
 
 def _edge(config: Config, store: OpenStore, first_use: FirstUse | None) -> Edge:

@@ -43,7 +43,14 @@ class Deciding:
         validation.attempt_id(attempt_id)
         found = catalog.producible(topic, caller.app)
         shard = shard_of(found.table_index, found.spread, key)
-        return shard, Decide(commit, found, caller.tag or found.default_tag, None, key, attempt_id)
+        return shard, Decide(
+            commit=commit,
+            topic=found,
+            producer_tag=caller.tag or found.default_tag,
+            number=None,
+            key=key,
+            attempt_id=attempt_id,
+        )
 
     def admit(self, caller: Caller, count: int) -> None:
         """Before any of so many items is looked at: invalid ones cost as much as valid ones. Raises InvalidField, RateLimited."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tmc_server.domain.ids import IdGenerator, MessageId
@@ -18,6 +18,7 @@ from tmc_server.errors import InvalidField, OpenLimit
 from tmc_server.metrics import METRICS, count_each
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller, Item, RateLimiter, perform_each
+from tmc_server.requests.first_use import EnsureTopic, topics_exist
 
 
 class OpenGauge(Protocol):
@@ -39,7 +40,7 @@ class Preparing:
         gauge: OpenGauge,
         body_bytes: int,
         senders: SeenSenders,
-        ensure_topic: Callable[[Caller, str], None] = lambda _caller, _name: None,
+        ensure_topic: EnsureTopic = topics_exist,
     ) -> None:
         self._catalog = catalog
         self._ids = ids

@@ -18,6 +18,7 @@ from tmc_server.requests import deciding, preparing, validation
 from tmc_server.requests.acking import Acking
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.caller import Caller, Item
+from tmc_server.requests.first_use import EnsureTopic, topics_exist
 from tmc_server.requests.signing import Signing
 from tmc_server.requests.undecided import Undecided
 from tmc_server.rpc import convert
@@ -200,7 +201,7 @@ class ConsumptionServicer:
         signing: Signing,
         streams: DeliveryStreams | None,
         broker: BrokerAddress | None = None,
-        ensure_topic: Callable[[Caller, str], None] = lambda _caller, _name: None,
+        ensure_topic: EnsureTopic = topics_exist,
     ) -> None:
         self._acking = acking
         self._turns = Turns()

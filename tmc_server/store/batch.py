@@ -61,14 +61,14 @@ class ShardWriter:
                 # Only now: whatever is in this batch was called for before this look at the copy and its age.
                 catalog, stale = self._catalog.in_use()
                 open_tx = Transaction(
-                    connection,
-                    now,
-                    statements_of(shard),
-                    catalog,
-                    stale,
-                    self._outlet,
-                    self._incarnation(),
-                    self.hook,
+                    connection=connection,
+                    now=now,
+                    sql=statements_of(shard),
+                    catalog=catalog,
+                    catalog_is_stale=stale,
+                    outlet=self._outlet,
+                    incarnation=self._incarnation(),
+                    reach=self.hook,
                 )
                 yield open_tx
                 committing = True
