@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import itertools
+from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.clock import ManualClock
-from tmc_server.domain import consumption, message, retry
+from tmc_server.domain import consumption, message, operations, retry
 from tmc_server.domain.consumption import ConsumptionState as C
 from tmc_server.domain.consumption import Row
 from tmc_server.domain.ids import EPOCH_MS, IdGenerator, MessageId, created_ms
@@ -19,6 +21,7 @@ from tmc_server.domain.message import Decided, MessageEvent, MessageState, diges
 from tmc_server.domain.placement import SHARDS, shard_of, shards_of
 from tmc_server.domain.retry import RetryKind, RetryPolicy
 from tmc_server.errors import AlreadyCommitted, AlreadyRolledBack, AttemptStale, ConsumptionClosed, NoIdentity
+from tmc_server.store import consumptions
 
 M, ME, CE = MessageState, MessageEvent, consumption.ConsumptionEvent
 # Every transition there is, written out: what is not here is forbidden.
@@ -55,6 +58,21 @@ def test_there_are_these_transitions_and_no_others() -> None:
         (source, event, found.to, found.own_try) for (source, event), found in consumption.TRANSITIONS.items()
     }
     assert of_consumptions == CONSUMPTION_TRANSITIONS
+
+
+def test_an_ack_is_true_in_every_state_in_which_a_delivery_is_open() -> None:
+    """What is closed takes it without a change; an open one that did so would come again."""
+    assert set(consumption.sources(CE.ACK)) == set(consumption.OPEN)
+
+
+def test_every_operation_on_a_consumption_has_its_decision() -> None:
+    decided = {
+        ast.unparse(case.pattern).removesuffix("()")
+        for node in ast.walk(ast.parse(Path(consumptions.__file__).read_text()))
+        if isinstance(node, ast.Match)
+        for case in node.cases
+    }
+    assert decided == {each.__name__ for each in operations.Consume.__subclasses__()}
 
 
 def test_every_state_is_open_or_closed() -> None:

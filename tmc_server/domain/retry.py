@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import assert_never
 
 DAY_MS = 86_400_000
 
@@ -40,6 +41,10 @@ class RetryPolicy:
         [10, 30, 60, 100]
         """
         tried = max(tried, 1)
-        if self.kind is RetryKind.LINEAR:
-            return min(self.interval_ms * tried, self.cap_ms)
-        return min(self.interval_ms << min(tried - 1, 40), self.cap_ms)
+        match self.kind:
+            case RetryKind.LINEAR:
+                return min(self.interval_ms * tried, self.cap_ms)
+            case RetryKind.EXPONENTIAL:
+                return min(self.interval_ms << min(tried - 1, 40), self.cap_ms)
+            case _:
+                assert_never(self.kind)

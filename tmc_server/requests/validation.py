@@ -154,7 +154,7 @@ def policy(kind: int, interval_ms: int | None, max_retry: int | None, cap_ms: in
     """None and 0 for kind mean the default."""
     usual = RetryPolicy()
     if kind not in (0, *map(int, RetryKind)):
-        raise InvalidField("retry.kind", "be LINEAR or EXPONENTIAL")
+        raise InvalidField("retry.kind", f"be {' or '.join(each.name for each in RetryKind)}")
     return RetryPolicy(
         kind=RetryKind(kind) if kind else usual.kind,
         interval_ms=between(usual.interval_ms if interval_ms is None else interval_ms, "retry.interval_ms", 10, DAY_MS),
