@@ -20,6 +20,14 @@ class HostPort(NamedTuple):
         """The host as a URL has it."""
         return f"[{self.host}]" if ":" in self.host else self.host
 
+    @property
+    def is_unspecified(self) -> bool:
+        """0.0.0.0 or [::]: every address of this machine, and none that others could call."""
+        try:
+            return ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            return False
+
     @classmethod
     def parse(cls, text: str) -> HostPort:
         """host:port, an IPv6 address in brackets. Raises ValueError."""

@@ -358,8 +358,8 @@ class Config(Section):
             raise ValueError("delivery.kind rabbitmq needs [rabbitmq] url")
         if self.discovery.kind == "consul" and not self.consul.agent:
             raise ValueError("discovery.kind consul needs [consul] agent")
-        host = HostPort.parse(self.server.listen).host
-        if self.consul.agent and not self.consul.advertise and host in ("0.0.0.0", "::"):  # noqa: S104
+        listen = HostPort.parse(self.server.listen)
+        if self.consul.agent and not self.consul.advertise and listen.is_unspecified:
             raise ValueError("listen names no address that callers could use: set [consul] advertise to host:port")
         if self.server.workers > 1 and self.delivery.kind == "builtin":
             raise ValueError("built-in delivery is for one process: set server.workers to 1, or delivery.kind rabbitmq")

@@ -163,7 +163,7 @@ def _aborted(life: Life) -> Life:
 
 def _calls(life: Life, without: str) -> Iterator[tuple[str, Life]]:
     if life.is_gone:
-        return  # late callers are told so, nothing changes
+        return  # late callers learn that, nothing changes
     if Call.PREPARE in life.sent and life.state is None and (not life.is_rolled_back or without == "tombstone"):
         yield "Prepare arrives", replace(life, state=MessageState.PREPARED)
     if Call.SUBMIT in life.sent and life.state is not None:

@@ -125,7 +125,7 @@ class ChecksServer:
         tag: str = "",
         advertise: str = "",
     ) -> None:
-        host = HostPort.parse(address).host
+        place = HostPort.parse(address)
         self._server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix="tmc-checks"),
             interceptors=[TokenFirst(checks)],
@@ -135,10 +135,10 @@ class ChecksServer:
         check_pb2_grpc.add_CheckServiceServicer_to_server(CheckServicer(checks), self._server)  # type: ignore[no-untyped-call]
         add = self._server.add_insecure_port if credentials is None else self._server.add_secure_port
         self.port: int = add(address, *([credentials] if credentials is not None else []))
-        self.address = str(HostPort(host, self.port))
+        self.address = str(HostPort(place.host, self.port))
         self._agent, self._service, self._tag = agent, service, tag
         self.advertised = advertise or self.address
-        if not advertise and host in ("0.0.0.0", "::"):  # noqa: S104
+        if not advertise and place.is_unspecified:
             raise ValueError("this address means nothing to the center: say advertise='HOST:PORT' that it can reach")
         self._running, self._connection, self._token = checks.running, checks.connection, checks.token
         self._stopping = threading.Event()

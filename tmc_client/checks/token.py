@@ -43,7 +43,7 @@ class CheckToken:
     def is_right(self, shown: str) -> bool:
         """Compare in constant time. Raises TmcError: it is not known yet, and the center does not say.
 
-        Whoever shows a wrong one waits for the center at most every five seconds: strangers cannot keep our threads.
+        A caller with a wrong one waits for the center at most every five seconds: strangers cannot keep our threads.
         """
         if self._matches(shown):
             return True

@@ -94,8 +94,8 @@ class MySQL:
         connection.exec_driver_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
         try:
             yield
-        except BaseException:
-            connection.invalidate()  # these connections are put away without a rollback
+        except BaseException:  # a cancelled thread, too: these connections are put away without a rollback
+            connection.invalidate()
             raise
         connection.exec_driver_sql("COMMIT")
 
