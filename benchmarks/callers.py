@@ -41,8 +41,8 @@ def batched(address: str, orders_key: str, coupons_key: str, stop: float, size: 
             for i in range(size)
         ]
         prepared = messages.PrepareMany(message_pb2.PrepareManyRequest(items=prepares), metadata=producer, timeout=30)
-        decides = [message_pb2.DecideRequest(message_id=result.message_id) for result in prepared.results]
-        submitted = messages.SubmitMany(message_pb2.DecideManyRequest(items=decides), metadata=producer, timeout=30)
+        submits = [message_pb2.SubmitRequest(message_id=result.message_id) for result in prepared.results]
+        submitted = messages.SubmitMany(message_pb2.SubmitManyRequest(items=submits), metadata=producer, timeout=30)
         acks = [consumption_pb2.AckRequest(message_id=result.message_id) for result in submitted.results]
         acked = consumptions.AckMany(consumption_pb2.AckManyRequest(items=acks), metadata=consumer, timeout=30)
         assert not any(result.HasField("error") for result in acked.results)

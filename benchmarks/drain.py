@@ -24,7 +24,7 @@ import tmc_client as tmc
 from tests.support.cluster import Cluster
 from tests.support.eventually import eventually
 from tests.support.mariadb import free_port
-from tmc_client.producer import request_of
+from tmc_client.producer import prepare_request
 from tmc_common.protocol import admin_pb2
 
 ROOT = Path(__file__).parents[1]
@@ -185,7 +185,9 @@ def late_ms(drain: Drain, n: int, seconds: float) -> list[int]:
     until, ledger_id = time.monotonic() + seconds, bytes.fromhex(drain.ledger_id)
     numbers = []
     while time.monotonic() < until:
-        request = request_of(f"drain.{n}", b"x" * 256, f"late-{time.monotonic_ns()}", None, NO_DELAY, None, ledger_id)
+        request = prepare_request(
+            f"drain.{n}", b"x" * 256, f"late-{time.monotonic_ns()}", None, NO_DELAY, None, ledger_id
+        )
         prepared = center.producer.prepare(request, center.timeout).result(10)
         numbers.append(int(prepared.message_id.rpartition("-")[2]))
         time.sleep(0.005)

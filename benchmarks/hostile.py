@@ -35,8 +35,8 @@ def rss_mb(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_MB
 
 
-def a_message() -> message_pb2.PrepareRequest:
-    return message_pb2.PrepareRequest(topic=TOPIC, key=os.urandom(8).hex(), body=b"x" * 256, attempt_id=os.urandom(16))
+def a_message() -> message_pb2.PublishRequest:
+    return message_pb2.PublishRequest(topic=TOPIC, key=os.urandom(8).hex(), body=b"x" * 256, attempt_id=os.urandom(16))
 
 
 class Tenant:
@@ -66,7 +66,7 @@ class Tenant:
                 self.answers["refused"] += count
             answered.set()
 
-        request = message_pb2.PrepareManyRequest(items=items)
+        request = message_pb2.PublishManyRequest(items=items)
         self.messages.PublishMany.future(request, metadata=self.metadata, timeout=30).add_done_callback(note)
         return answered
 

@@ -85,8 +85,8 @@ def batches(address: str, key: str, name: str, threads: str, count: str, folder:
                 message_pb2.PrepareRequest(topic=TOPIC, key=one, body=BODY, attempt_id=os.urandom(16)) for one in keys
             ]
             made = stub.PrepareMany(message_pb2.PrepareManyRequest(items=prepares), metadata=metadata, timeout=60)
-            decides = [message_pb2.DecideRequest(message_id=result.message_id) for result in made.results]
-            done = stub.SubmitMany(message_pb2.DecideManyRequest(items=decides), metadata=metadata, timeout=60)
+            submits = [message_pb2.SubmitRequest(message_id=result.message_id) for result in made.results]
+            done = stub.SubmitMany(message_pb2.SubmitManyRequest(items=submits), metadata=metadata, timeout=60)
             assert not any(result.HasField("error") for result in done.results), done.results[0]
             committed.extend(keys)
 

@@ -80,6 +80,21 @@ def _call(
     _show(_ask(context, method, request, response_class, timeout))
 
 
+def _all_pages(context: typer.Context, method: str, request: Any, response_class: type[Message]) -> Any:
+    """A whole listing in one answer. request: of the first page."""
+    request.page_size = 1_000
+    whole = _ask(context, method, request, response_class)
+    while whole.next_page_token:
+        request.page_token = whole.next_page_token
+        whole.ClearField("next_page_token")
+        whole.MergeFrom(_ask(context, method, request, response_class))
+    return whole
+
+
+def _list(context: typer.Context, method: str, request: Any, response_class: type[Message]) -> None:
+    _show(_all_pages(context, method, request, response_class))
+
+
 def _show(answer: Message) -> None:
     shown = _as_dict(answer)
     if "body" in shown.get("message", {}):
@@ -153,7 +168,7 @@ def enable_app(context: typer.Context, id: str, reason: Annotated[str, typer.Opt
 @app.command()
 def list_apps(context: typer.Context) -> None:
     """List apps."""
-    _call(context, "ListApps", admin_pb2.ListAppsRequest(), admin_pb2.ListAppsResponse)
+    _list(context, "ListApps", admin_pb2.ListAppsRequest(), admin_pb2.ListAppsResponse)
 
 
 @app.command()
@@ -192,7 +207,7 @@ def update_topic(
     context: typer.Context, name: str, transaction_time_ms: int | None = None, open_limit: int | None = None
 ) -> None:
     """Change the named settings of a topic. Tag, shards and queue mode cannot be changed."""
-    topics = _ask(context, "ListTopics", admin_pb2.ListTopicsRequest(), admin_pb2.ListTopicsResponse).topics
+    topics = _all_pages(context, "ListTopics", admin_pb2.ListTopicsRequest(), admin_pb2.ListTopicsResponse).topics
     before = next((each for each in topics if each.name == name), None)
     request = admin_pb2.UpdateTopicRequest(name=name, transaction_time_ms=transaction_time_ms, open_limit=open_limit)
     _change(context, "UpdateTopic", request, before, admin_pb2.Topic)
@@ -201,7 +216,7 @@ def update_topic(
 @app.command()
 def list_topics(context: typer.Context) -> None:
     """List topics."""
-    _call(context, "ListTopics", admin_pb2.ListTopicsRequest(), admin_pb2.ListTopicsResponse)
+    _list(context, "ListTopics", admin_pb2.ListTopicsRequest(), admin_pb2.ListTopicsResponse)
 
 
 @app.command()
@@ -236,13 +251,13 @@ def subscribe(
 
 def _subscription(context: typer.Context, topic: str, app: str, tag: str) -> admin_pb2.Subscription | None:
     """The one that is there. tag "": the topic's default, as the center takes it."""
-    topics = _ask(context, "ListTopics", admin_pb2.ListTopicsRequest(), admin_pb2.ListTopicsResponse).topics
+    topics = _all_pages(context, "ListTopics", admin_pb2.ListTopicsRequest(), admin_pb2.ListTopicsResponse).topics
     known = next((each for each in topics if each.name == topic), None)
     if known is None:
         return None
     wanted = (app, tag or known.default_tag)
     request = admin_pb2.ListSubscriptionsRequest(topic=topic)
-    found = _ask(context, "ListSubscriptions", request, admin_pb2.ListSubscriptionsResponse).subscriptions
+    found = _all_pages(context, "ListSubscriptions", request, admin_pb2.ListSubscriptionsResponse).subscriptions
     return next((each for each in found if (each.app, each.tag) == wanted and not each.removed_ms), None)
 
 
@@ -299,7 +314,7 @@ def unsubscribe(context: typer.Context, topic: str, app: str, tag: str = "") -> 
 def list_subscriptions(context: typer.Context, topic: str = "") -> None:
     """List the subscriptions of one topic, or all."""
     request = admin_pb2.ListSubscriptionsRequest(topic=topic)
-    _call(context, "ListSubscriptions", request, admin_pb2.ListSubscriptionsResponse)
+    _list(context, "ListSubscriptions", request, admin_pb2.ListSubscriptionsResponse)
 
 
 @app.command()
@@ -327,7 +342,7 @@ def get_message(
     context: typer.Context, id: Annotated[str, typer.Argument()] = "", topic: str = "", key: str = ""
 ) -> None:
     """Show a message with its deliveries and failed attempts, by id or by --topic and --key."""
-    request = admin_pb2.AdminGetMessageRequest(message_id=id, topic=topic, key=key)
+    request = admin_pb2.AdminServiceGetMessageRequest(message_id=id, topic=topic, key=key)
     _call(context, "GetMessage", request, admin_pb2.MessageDetail)
 
 
@@ -385,14 +400,20 @@ def reactivate(
 @app.command()
 def list_servers(context: typer.Context) -> None:
     """List servers, alive and gone, and the shards each one holds."""
-    _call(context, "ListServers", admin_pb2.ListServersRequest(), admin_pb2.ListServersResponse)
+    _list(context, "ListServers", admin_pb2.ListServersRequest(), admin_pb2.ListServersResponse)
+
+
+@app.command()
+def shard_map(context: typer.Context) -> None:
+    """Show which database holds which shard."""
+    _call(context, "GetShardMap", admin_pb2.GetShardMapRequest(), admin_pb2.GetShardMapResponse)
 
 
 @app.command()
 def list_instances(context: typer.Context, app: str, tag: str = "default") -> None:
     """List the addresses at which a producer's service would be checked now."""
     request = admin_pb2.ListInstancesRequest(app=app, tag=tag)
-    _call(context, "ListInstances", request, admin_pb2.ListInstancesResponse)
+    _list(context, "ListInstances", request, admin_pb2.ListInstancesResponse)
 
 
 @app.command()

@@ -15,7 +15,15 @@ from tmc_client import errors, sender
 from tmc_client.center import DEFAULT_TIMEOUT
 from tmc_client.codecs import Topic
 from tmc_client.connection import Tls
-from tmc_client.producer import Prepared, duration, prepared_of, reference, request_of
+from tmc_client.producer import (
+    Prepared,
+    duration,
+    prepare_request,
+    prepared_of,
+    publish_request,
+    rollback_request,
+    submit_request,
+)
 from tmc_common.protocol import message_pb2
 
 if TYPE_CHECKING:
@@ -66,7 +74,7 @@ class AsyncCenter:
         timeout: timedelta | None = None,
     ) -> Prepared:
         """Store a message that nobody receives before it is submitted."""
-        request = request_of(topic, body, key, headers, delay, attempt_id)
+        request = prepare_request(topic, body, key, headers, delay, attempt_id)
         limit = duration("timeout", timeout or self.blocking.timeout)
         return prepared_of(request, await self._call(sender.PREPARE, request, limit))
 
@@ -82,7 +90,7 @@ class AsyncCenter:
         timeout: timedelta | None = None,
     ) -> str:
         """Prepare and submit in one commit. Returns: message id."""
-        request = request_of(topic, body, key, headers, delay, attempt_id)
+        request = publish_request(topic, body, key, headers, delay, attempt_id)
         limit = duration("timeout", timeout or self.blocking.timeout)
         result: str = (await self._call(sender.PUBLISH, request, limit)).message_id
         return result
@@ -90,13 +98,13 @@ class AsyncCenter:
     async def submit(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
         """The local transaction committed: deliver."""
         limit = duration("timeout", timeout or self.blocking.timeout)
-        result: str = (await self._call(sender.SUBMIT, reference(message), limit)).message_id
+        result: str = (await self._call(sender.SUBMIT, submit_request(message), limit)).message_id
         return result
 
     async def rollback(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
         """The local transaction did not commit: forget the message."""
         limit = duration("timeout", timeout or self.blocking.timeout)
-        result: str = (await self._call(sender.ROLLBACK, reference(message), limit)).message_id
+        result: str = (await self._call(sender.ROLLBACK, rollback_request(message), limit)).message_id
         return result
 
     def transaction(

@@ -17,7 +17,7 @@ from tmc_client import errors, wire
 from tmc_client.checks.running import RunningServers
 from tmc_client.codecs import Topic
 from tmc_client.connection import Connection, Identity, Tls, watch_forks
-from tmc_client.producer import Prepared, Producer, duration, prepared_of, request_of, wait
+from tmc_client.producer import Prepared, Producer, duration, prepare_request, prepared_of, publish_request, wait
 from tmc_client.sender import Sender
 from tmc_common.protocol import message_pb2
 
@@ -76,7 +76,7 @@ class Center:
         attempt_id: 16 bytes to repeat an earlier try with; by default a new attempt.
         Raises: KeyInProgress, KeyCommitted for another attempt with this key; Unavailable; any TmcError.
         """
-        request = request_of(topic, body, key, headers, delay, attempt_id)
+        request = prepare_request(topic, body, key, headers, delay, attempt_id)
         limit = duration("timeout", timeout or self.timeout)
         return prepared_of(request, wait(self.producer.prepare(request, limit), limit))
 
@@ -92,7 +92,7 @@ class Center:
         timeout: timedelta | None = None,
     ) -> str:
         """Prepare and submit in one commit, for messages that belong to no local transaction. Returns: message id."""
-        request = request_of(topic, body, key, headers, delay, attempt_id)
+        request = publish_request(topic, body, key, headers, delay, attempt_id)
         limit = duration("timeout", timeout or self.timeout)
         result: str = wait(self.producer.publish(request, limit), limit).message_id
         return result

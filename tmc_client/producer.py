@@ -16,6 +16,7 @@ from tmc_client.sender import Sender
 from tmc_common.protocol import message_pb2
 
 T = TypeVar("T")
+Request = TypeVar("Request", message_pb2.PrepareRequest, message_pb2.PublishRequest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ def new_attempt_id() -> bytes:
     return os.urandom(16)
 
 
-def request_of(
+def prepare_request(
     topic: Topic[Any] | str,
     body: object,
     key: str,
@@ -42,7 +43,31 @@ def request_of(
     attempt_id: bytes | None,
     ledger_id: bytes = b"",
 ) -> message_pb2.PrepareRequest:
-    """Build the wire form of a message. Raises CodecError, InvalidRequest."""
+    """The wire form of a message to prepare. Raises CodecError, InvalidRequest."""
+    content = _content(topic, body, key, headers, delay, attempt_id)
+    return _made(message_pb2.PrepareRequest, {**content, "ledger_id": ledger_id})
+
+
+def publish_request(
+    topic: Topic[Any] | str,
+    body: object,
+    key: str,
+    headers: Mapping[str, str] | None,
+    delay: timedelta,
+    attempt_id: bytes | None,
+) -> message_pb2.PublishRequest:
+    """The wire form of a message to publish. Raises CodecError, InvalidRequest."""
+    return _made(message_pb2.PublishRequest, _content(topic, body, key, headers, delay, attempt_id))
+
+
+def _content(
+    topic: Topic[Any] | str,
+    body: object,
+    key: str,
+    headers: Mapping[str, str] | None,
+    delay: timedelta,
+    attempt_id: bytes | None,
+) -> dict[str, Any]:
     if not isinstance(key, str):
         raise errors.InvalidRequest(f"key={key!r} is no str: write key={str(key)!r}.", field="key")
     delay = duration("delay", delay)
@@ -50,17 +75,20 @@ def request_of(
         if not (isinstance(name, str) and isinstance(value, str)):
             raise errors.InvalidRequest(f"Header {name!r}: {value!r} is no str: write {str(value)!r}.", field="headers")
     data, content_type = codecs.encode(body)
+    return {
+        "topic": str(topic),
+        "key": key,
+        "body": data,
+        "content_type": content_type,
+        "headers": tracing.injected(headers or {}),
+        "attempt_id": attempt_id or new_attempt_id(),
+        "delay_ms": round(delay.total_seconds() * 1000),
+    }
+
+
+def _made(request_class: type[Request], fields: Mapping[str, Any]) -> Request:
     try:
-        return message_pb2.PrepareRequest(
-            topic=str(topic),
-            key=key,
-            body=data,
-            content_type=content_type,
-            headers=tracing.injected(headers or {}),
-            attempt_id=attempt_id or new_attempt_id(),
-            delay_ms=round(delay.total_seconds() * 1000),
-            ledger_id=ledger_id,
-        )
+        return request_class(**fields)
     except (TypeError, ValueError) as exc:
         raise errors.InvalidRequest(f"This message cannot be sent: {exc}") from exc
 
@@ -84,13 +112,21 @@ def wait(future: Future[T], timeout: timedelta) -> T:
         ) from exc
 
 
-def reference(message: Prepared | str) -> message_pb2.DecideRequest:
+def submit_request(message: Prepared | str) -> message_pb2.SubmitRequest:
+    return message_pb2.SubmitRequest(**_name_of(message))
+
+
+def rollback_request(message: Prepared | str) -> message_pb2.RollbackRequest:
+    return message_pb2.RollbackRequest(**_name_of(message))
+
+
+def _name_of(message: Prepared | str) -> dict[str, Any]:
     """How a decision names its message: by id, or by key and attempt when the id never arrived."""
     if isinstance(message, str):
-        return message_pb2.DecideRequest(message_id=message)
+        return {"message_id": message}
     if message.message_id:
-        return message_pb2.DecideRequest(message_id=message.message_id)
-    return message_pb2.DecideRequest(topic=message.topic, key=message.key, attempt_id=message.attempt_id)
+        return {"message_id": message.message_id}
+    return {"topic": message.topic, "key": message.key, "attempt_id": message.attempt_id}
 
 
 def prepared_of(request: message_pb2.PrepareRequest, result: Any) -> Prepared:
@@ -107,11 +143,11 @@ class Producer:
     def prepare(self, request: message_pb2.PrepareRequest, timeout: timedelta) -> Future[Any]:
         return self._send(sender.PREPARE, request, timeout.total_seconds())
 
-    def publish(self, request: message_pb2.PrepareRequest, timeout: timedelta) -> Future[Any]:
+    def publish(self, request: message_pb2.PublishRequest, timeout: timedelta) -> Future[Any]:
         return self._send(sender.PUBLISH, request, timeout.total_seconds())
 
     def submit(self, message: Prepared | str, timeout: timedelta) -> Future[Any]:
-        return self._send(sender.SUBMIT, reference(message), timeout.total_seconds())
+        return self._send(sender.SUBMIT, submit_request(message), timeout.total_seconds())
 
     def rollback(self, message: Prepared | str, timeout: timedelta) -> Future[Any]:
-        return self._send(sender.ROLLBACK, reference(message), timeout.total_seconds())
+        return self._send(sender.ROLLBACK, rollback_request(message), timeout.total_seconds())

@@ -65,9 +65,9 @@ def _consumption(name: str, request: Any, response: Any) -> Kind:
 
 
 PREPARE = _message("PrepareMany", message_pb2.PrepareManyRequest, message_pb2.PrepareManyResponse)
-PUBLISH = _message("PublishMany", message_pb2.PrepareManyRequest, message_pb2.PrepareManyResponse)
-SUBMIT = _message("SubmitMany", message_pb2.DecideManyRequest, message_pb2.DecideManyResponse)
-ROLLBACK = _message("RollbackMany", message_pb2.DecideManyRequest, message_pb2.DecideManyResponse)
+PUBLISH = _message("PublishMany", message_pb2.PublishManyRequest, message_pb2.PublishManyResponse)
+SUBMIT = _message("SubmitMany", message_pb2.SubmitManyRequest, message_pb2.SubmitManyResponse)
+ROLLBACK = _message("RollbackMany", message_pb2.RollbackManyRequest, message_pb2.RollbackManyResponse)
 ACK = _consumption("AckMany", consumption_pb2.AckManyRequest, consumption_pb2.AckManyResponse)
 NACK = _consumption("NackMany", consumption_pb2.NackManyRequest, consumption_pb2.NackManyResponse)
 EXTEND = _consumption("ExtendMany", consumption_pb2.ExtendManyRequest, consumption_pb2.ExtendManyResponse)

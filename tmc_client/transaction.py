@@ -24,7 +24,7 @@ from tmc_client import errors
 from tmc_client.codecs import Topic
 from tmc_client.ledger import fenced, ledger_id_of, rows_for
 from tmc_client.one_transaction import OneTransaction
-from tmc_client.producer import Prepared, Producer, duration, prepared_of, request_of, wait
+from tmc_client.producer import Prepared, Producer, duration, prepare_request, prepared_of, wait
 from tmc_client.tables import ledger, ledger_info, raise_if_lacking
 from tmc_common.protocol import message_pb2
 
@@ -97,7 +97,7 @@ class Block:
         if self._closed_because:
             raise errors.InvalidRequest(f"tx.send() {self._closed_because}")
         self._watch.check()
-        self.requests.append(request_of(topic, body, key, headers, delay, None))
+        self.requests.append(prepare_request(topic, body, key, headers, delay, None))
 
     def position(self) -> int:
         """See one_transaction.Recorder."""

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from tmc_client import Center
-from tmc_client.producer import request_of, wait
+from tmc_client.producer import publish_request, wait
 from tmc_pipeline.archive import Archive, subscriber_names
 from tmc_pipeline.errors import ArchiveDamaged, CannotRun, translated
 from tmc_server.domain.catalog import REPLAY_OF
@@ -152,6 +152,6 @@ def replay(message: dict[str, Any], center: Center) -> str:
     headers = {**message["headers"], REPLAY_OF: old}
     attempt = hashlib.sha256(f"replay of {old}".encode()).digest()[:16]
     body = base64.b64decode(message["body_base64"])
-    request = request_of(message["topic"], body, f"replay.{old}", headers, timedelta(0), attempt)
+    request = publish_request(message["topic"], body, f"replay.{old}", headers, timedelta(0), attempt)
     request.content_type = message["content_type"]
     return str(wait(center.producer.publish(request, _PATIENCE), _PATIENCE).message_id)

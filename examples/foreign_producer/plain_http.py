@@ -42,9 +42,12 @@ class Orders:
             state = "paid" if paid else "cancelled"
             self._database.execute("INSERT INTO orders VALUES (?, ?)", (number, state))
         if submit:
-            decide = message_pb2.DecideRequest(message_id=prepared.message_id)
-            call = self._center.Submit if paid else self._center.Rollback
-            call(decide, metadata=self._metadata, timeout=5)
+            if paid:
+                submit_request = message_pb2.SubmitRequest(message_id=prepared.message_id)
+                self._center.Submit(submit_request, metadata=self._metadata, timeout=5)
+            else:
+                rollback = message_pb2.RollbackRequest(message_id=prepared.message_id)
+                self._center.Rollback(rollback, metadata=self._metadata, timeout=5)
         return prepared.message_id
 
     def outcome(self, key: str) -> str:

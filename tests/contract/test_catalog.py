@@ -10,11 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.clock import ManualClock
-from tests.support.store import POLICY, StoreUnderTest, in_thread
+from tests.support.store import DONE, POLICY, StoreUnderTest, in_thread
 from tmc_server.domain.catalog import DeliveryKeys, Subscription
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
-from tmc_server.domain.operations import DONE, Stored
 from tmc_server.domain.ports.catalog import NewApp, NewSubscription, NewTopic
 from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.errors import (
@@ -127,7 +126,7 @@ class TestChanges:
         assert store.messages_with_key(publish.key) == []
         server.watch.run_once()
         assert store.perform(store.submit_of(operation.number), writer=server.writer) == [
-            Stored(operation.number, MessageState.COMMITTED)
+            store.stored(operation.number, MessageState.COMMITTED)
         ]
 
     def test_prepares_and_rollbacks_go_on_with_an_old_copy(self, center: Center) -> None:
@@ -136,7 +135,7 @@ class TestChanges:
         operation = store.a_prepare()
         store.perform(operation, writer=center.registrar.writer)
         assert store.perform(store.rollback_of(operation.number), writer=center.registrar.writer) == [
-            Stored(operation.number, MessageState.ROLLED_BACK)
+            store.stored(operation.number, MessageState.ROLLED_BACK)
         ]
 
     def test_a_clock_that_is_set_back_hides_no_subscription(self, center: Center) -> None:

@@ -141,7 +141,7 @@ def _check_answers(
             assert state is MessageState.ROLLED_BACK, story
             assert store.row(message.number) is None, story
         if name == "prepare again" and isinstance(answer, Stored):
-            assert answer.number == message.number, story
+            assert answer.message_id == message.message_id, story
         if name == "ack" and not hasattr(answer, "reason"):
             assert store.consumption_state(message.number) is ConsumptionState.ACKED, story
     assert len(store.messages_with_key(message.key)) == 1, story

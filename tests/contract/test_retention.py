@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from tests.support.store import POLICY, StoreUnderTest
+from tests.support.store import DONE, POLICY, StoreUnderTest
 from tmc_server.archives.local import LocalArchive
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.manifest import ArchivedShard, Manifest, manifest_name, removal_folder
 from tmc_server.domain.message import MessageState
-from tmc_server.domain.operations import DONE, Stored
+from tmc_server.domain.operations import Stored
 from tmc_server.domain.ports.catalog import NewApp, NewSubscription
 from tmc_server.domain.ports.retention import Position
 from tmc_server.duties.retention import Retention
@@ -186,9 +187,7 @@ def test_two_subscribers_one_of_them_late(kept: Kept) -> None:
     kept.archive("r1", [number])
     kept.sweep(by_age=True)
     assert kept.left() == [number]  # the second one has not acked
-    ack = store.ack_of(number)
-    ack.subscription = late.number
-    assert store.perform(ack) == [DONE]
+    assert store.perform(replace(store.ack_of(number), subscription=late.number)) == [DONE]
     kept.sweep(by_age=True)
     assert kept.left() == [number]  # it was closed just now
     store.clock.advance(DAY_MS / 1000 + 1)

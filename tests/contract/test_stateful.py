@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from tests.support.store import POLICY, StoreUnderTest
+from tests.support.store import DONE, POLICY, StoreUnderTest
 from tmc_server.domain.consumption import ConsumptionState as C
 from tmc_server.domain.message import MessageState as M
-from tmc_server.domain.operations import DONE, Prepare, Stored
+from tmc_server.domain.operations import Prepare
 from tmc_server.errors import TmcError
 
 
@@ -48,7 +48,7 @@ class Lives(RuleBasedStateMachine):
         if life.state is M.ROLLED_BACK:
             assert isinstance(answer, TmcError)
         else:
-            assert answer == Stored(life.operation.number, life.state)
+            assert answer == self.store.stored(life.operation.number, life.state)
 
     @rule(life=messages, by_attempt=st.booleans(), room=st.sampled_from([0, 1]))
     def submit(self, life: Life, by_attempt: bool, room: int) -> None:
@@ -63,7 +63,7 @@ class Lives(RuleBasedStateMachine):
         if life.state is M.ROLLED_BACK:
             assert isinstance(answer, TmcError)
             return
-        assert answer == Stored(life.operation.number, M.COMMITTED)
+        assert answer == self.store.stored(life.operation.number, M.COMMITTED)
         if life.state is M.PREPARED:
             life.state, life.duty = M.COMMITTED, C.SCHEDULED
             if room and not life.operation.delay_ms:
@@ -87,7 +87,7 @@ class Lives(RuleBasedStateMachine):
         if life.state is M.COMMITTED:
             assert isinstance(answer, TmcError)
             return
-        assert answer == Stored(life.operation.number, M.ROLLED_BACK)
+        assert answer == self.store.stored(life.operation.number, M.ROLLED_BACK)
         life.state = M.ROLLED_BACK
 
     @rule(life=messages)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.store import INCARNATION, POLICY, StoreUnderTest
+from tests.support.store import DONE, INCARNATION, POLICY, StoreUnderTest
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
-from tmc_server.domain.operations import DONE, Stored
+from tmc_server.domain.operations import Stored
 from tmc_server.domain.ports.catalog import NewApp, NewSubscription
 from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.errors import (
@@ -30,7 +30,7 @@ from tmc_server.store.engines import StoreConflict
 class TestPreparing:
     def test_a_prepared_message_is_stored_and_nobody_gets_it(self, store: StoreUnderTest) -> None:
         operation = store.a_prepare(body=b"\x00\xff body")
-        assert store.perform(operation) == [Stored(operation.number, MessageState.PREPARED)]
+        assert store.perform(operation) == [store.stored(operation.number, MessageState.PREPARED)]
         row = store.message_row(operation.number)
         assert row.body == b"\x00\xff body"
         assert row.due_ms == store.clock() + store.topic.transaction_time_ms
@@ -38,13 +38,13 @@ class TestPreparing:
 
     def test_the_same_attempt_again_gets_the_stored_answer(self, store: StoreUnderTest) -> None:
         first = store.prepared()
-        assert store.perform(store.again(first)) == [Stored(first.number, MessageState.PREPARED)]
+        assert store.perform(store.again(first)) == [store.stored(first.number, MessageState.PREPARED)]
         assert len(store.messages_with_key(first.key)) == 1
 
     def test_the_same_attempt_after_submit_says_committed(self, store: StoreUnderTest) -> None:
         first = store.prepared()
         store.perform(store.submit_of(first.number))
-        assert store.perform(store.again(first)) == [Stored(first.number, MessageState.COMMITTED)]
+        assert store.perform(store.again(first)) == [store.stored(first.number, MessageState.COMMITTED)]
 
     def test_the_same_attempt_with_another_body_is_refused_and_changes_nothing(self, store: StoreUnderTest) -> None:
         first = store.prepared()
@@ -69,18 +69,18 @@ class TestPreparing:
         first = store.prepared()
         store.perform(store.rollback_of(first.number))
         second = store.a_prepare(key=first.key)
-        assert store.perform(second) == [Stored(second.number, MessageState.PREPARED)]
+        assert store.perform(second) == [store.stored(second.number, MessageState.PREPARED)]
 
     def test_twins_in_one_batch_one_wins_the_other_is_told(self, store: StoreUnderTest) -> None:
         first, twin = store.a_prepare(key="double-click"), store.a_prepare(key="double-click")
         answers = store.perform(first, twin)
-        assert answers[0] == Stored(first.number, MessageState.PREPARED)
+        assert answers[0] == store.stored(first.number, MessageState.PREPARED)
         assert isinstance(answers[1], KeyInProgress)
 
     def test_repeats_in_one_batch_get_one_answer(self, store: StoreUnderTest) -> None:
         first = store.a_prepare()
         answers = store.perform(first, store.again(first), store.again(first))
-        assert answers == [Stored(first.number, MessageState.PREPARED)] * 3
+        assert answers == [store.stored(first.number, MessageState.PREPARED)] * 3
         assert len(store.messages_with_key(first.key)) == 1
 
     def test_a_taken_key_does_not_hurt_its_neighbors(self, store: StoreUnderTest) -> None:
@@ -89,7 +89,7 @@ class TestPreparing:
         loser = store.a_prepare(key=taken.key)
         answers = store.perform(*neighbors[:75], loser, *neighbors[75:])
         assert isinstance(answers.pop(75), KeyInProgress)
-        assert answers == [Stored(n.number, MessageState.PREPARED) for n in neighbors]
+        assert answers == [store.stored(n.number, MessageState.PREPARED) for n in neighbors]
 
     @pytest.mark.parametrize(("one", "other"), [("a", "A"), ("a", "ä"), ("straße", "strasse"), ("\u00e9", "e\u0301")])
     def test_keys_that_look_alike_are_different_keys(self, store: StoreUnderTest, one: str, other: str) -> None:
@@ -99,7 +99,7 @@ class TestPreparing:
     def test_the_same_key_in_another_environment_is_another_message(self, store: StoreUnderTest) -> None:
         first = store.prepared()
         other = store.a_prepare(key=first.key, producer_tag="staging")
-        assert store.perform(other) == [Stored(other.number, MessageState.PREPARED)]
+        assert store.perform(other) == [store.stored(other.number, MessageState.PREPARED)]
 
 
 class TestDeciding:
@@ -119,7 +119,7 @@ class TestDeciding:
         operation = store.prepared()
         for _ in range(2):
             assert store.perform(store.submit_of(operation.number)) == [
-                Stored(operation.number, MessageState.COMMITTED)
+                store.stored(operation.number, MessageState.COMMITTED)
             ]
         assert store.redeliver(room=10) == Claimed(delivered=1)
 
@@ -137,7 +137,7 @@ class TestDeciding:
     def test_opposite_decisions_in_one_batch_the_first_one_counts(self, store: StoreUnderTest) -> None:
         operation = store.prepared()
         answers = store.perform(store.rollback_of(operation.number), store.submit_of(operation.number))
-        assert answers[0] == Stored(operation.number, MessageState.ROLLED_BACK)
+        assert answers[0] == store.stored(operation.number, MessageState.ROLLED_BACK)
         assert isinstance(answers[1], AlreadyRolledBack)
         assert store.row(operation.number) is None
 
@@ -147,8 +147,8 @@ class TestDeciding:
 
     def test_a_number_with_a_foreign_topic_is_unknown(self, store: StoreUnderTest) -> None:
         operation = store.prepared()
-        forged = store.submit_of(operation.number)
-        forged.topic = replace(store.topic, number=99, name="mine", table_index=5)
+        mine = replace(store.topic, number=99, name="mine", table_index=5)
+        forged = replace(store.submit_of(operation.number), topic=mine)
         (answer,) = store.perform(forged)
         assert isinstance(answer, MessageUnknown)
         assert store.state_of(operation.number) is MessageState.PREPARED
@@ -156,13 +156,16 @@ class TestDeciding:
     def test_decisions_by_attempt_find_their_message(self, store: StoreUnderTest) -> None:
         one, two = store.prepared(), store.prepared()
         answers = store.perform(store.decide_attempt(one, commit=True), store.decide_attempt(two, commit=False))
-        assert answers == [Stored(one.number, MessageState.COMMITTED), Stored(two.number, MessageState.ROLLED_BACK)]
+        assert answers == [
+            store.stored(one.number, MessageState.COMMITTED),
+            store.stored(two.number, MessageState.ROLLED_BACK),
+        ]
 
     def test_a_twin_cannot_roll_back_the_other(self, store: StoreUnderTest) -> None:
         owner, twin = store.prepared(), None
         twin = store.a_prepare(key=owner.key)
         store.perform(twin)
-        assert store.perform(store.decide_attempt(twin, commit=False)) == [Stored(None, MessageState.ROLLED_BACK)]
+        assert store.perform(store.decide_attempt(twin, commit=False)) == [store.stored(None, MessageState.ROLLED_BACK)]
         assert store.state_of(owner.number) is MessageState.PREPARED
 
     def test_submit_of_an_unknown_attempt_is_refused(self, store: StoreUnderTest) -> None:
@@ -171,7 +174,7 @@ class TestDeciding:
 
     def test_a_rollback_that_overtakes_its_prepare_stops_it(self, store: StoreUnderTest) -> None:
         late = store.a_prepare()
-        assert store.perform(store.decide_attempt(late, commit=False)) == [Stored(None, MessageState.ROLLED_BACK)]
+        assert store.perform(store.decide_attempt(late, commit=False)) == [store.stored(None, MessageState.ROLLED_BACK)]
         (answer,) = store.perform(late)
         assert isinstance(answer, AlreadyRolledBack)
         assert store.messages_with_key(late.key) == []
@@ -188,7 +191,7 @@ class TestDeciding:
                 raise StoreConflict("lost against another transaction")
 
         rollback = store.decide_attempt(late, commit=False)
-        assert store.perform(rollback, writer=store.new_writer(lose)) == [Stored(None, MessageState.ROLLED_BACK)]
+        assert store.perform(rollback, writer=store.new_writer(lose)) == [store.stored(None, MessageState.ROLLED_BACK)]
         assert left == [0]
         assert isinstance(store.perform(late)[0], AlreadyRolledBack)
 
@@ -196,7 +199,7 @@ class TestDeciding:
         one = store.a_prepare()
         other = store.a_prepare(attempt_id=one.attempt_id)
         store.perform(store.decide_attempt(one, commit=False))
-        assert store.perform(other) == [Stored(other.number, MessageState.PREPARED)]
+        assert store.perform(other) == [store.stored(other.number, MessageState.PREPARED)]
 
     def test_the_prepare_of_a_rolled_back_attempt_is_refused(self, store: StoreUnderTest) -> None:
         first = store.prepared()
@@ -206,8 +209,8 @@ class TestDeciding:
 
     def test_publish_is_prepare_and_submit_in_one(self, store: StoreUnderTest) -> None:
         operation = store.a_prepare(publish=True)
-        assert store.perform(operation) == [Stored(operation.number, MessageState.COMMITTED)]
-        assert store.perform(store.again(operation)) == [Stored(operation.number, MessageState.COMMITTED)]
+        assert store.perform(operation) == [store.stored(operation.number, MessageState.COMMITTED)]
+        assert store.perform(store.again(operation)) == [store.stored(operation.number, MessageState.COMMITTED)]
         assert store.redeliver(room=10) == Claimed(delivered=1)
 
 

@@ -24,7 +24,7 @@ from tests.support.mariadb import free_port
 from tests.support.rogue import RogueGrpc
 from tmc_client.checks.answers import CheckToken
 from tmc_client.ledger import ledger_id_of, rows_for
-from tmc_client.producer import request_of
+from tmc_client.producer import prepare_request
 from tmc_client.tables import ledger
 from tmc_common.protocol import admin_pb2, check_pb2, check_pb2_grpc, types_pb2
 
@@ -44,7 +44,7 @@ def prepared_with(center: tmc.Center, engine: sa.Engine, topic: str, key: str, *
     """A service died after Prepare: with its local transaction committed, or without."""
     with engine.begin() as connection:
         ledger_id = ledger_id_of(connection)
-    request = request_of(topic, {}, key, None, tmc.center.timedelta(0), None, ledger_id)
+    request = prepare_request(topic, {}, key, None, tmc.center.timedelta(0), None, ledger_id)
     result = center.producer.prepare(request, center.timeout).result(10)
     message = tmc.Prepared(message_id=result.message_id, topic=topic, key=key, attempt_id=request.attempt_id)
     if committed:
@@ -415,7 +415,7 @@ class TestOperators:
         operator.set_check(target, retry=retry)
         messages = [orders.prepare("web.paid", {}, key=f"limit-{number}") for number in range(3)]
         eventually(lambda: {state_of(orders, message) for message in messages} == {CHECK_FAILED})
-        detail = operator("GetMessage", admin_pb2.AdminGetMessageRequest(message_id=messages[0].message_id))
+        detail = operator("GetMessage", admin_pb2.AdminServiceGetMessageRequest(message_id=messages[0].message_id))
         assert (detail.check.attempt, detail.check.checked, detail.check.due_ms) == (3, 3, 0)
         assert len(detail.failed_attempts) == 3
         reactivate = admin_pb2.ReactivateChecksRequest(topic="web.paid", reason="mended", limit=2, dry_run=True)
@@ -456,7 +456,7 @@ class TestOperators:
         ):
             assert operator.refused(method, request).startswith("NOT_FOUND")
         with pytest.raises(tmc.InvalidRequest, match="check_target"):
-            request = request_of("web.paid", {}, "named", None, tmc.center.timedelta(0), None)
+            request = prepare_request("web.paid", {}, "named", None, tmc.center.timedelta(0), None)
             request.check_target = "nobody"
             orders.producer.prepare(request, orders.timeout).result(10)
 

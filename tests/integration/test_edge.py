@@ -15,7 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.integration.test_api import BAD, Api, a_connection, a_message, refusal
+from tests.integration.test_api import BAD, Api, a_connection, a_message, a_publish, refusal
 from tests.support.center import RunningCenter
 from tests.support.dose import LONG
 from tests.support.eventually import eventually
@@ -191,7 +191,7 @@ class TestStreams:
             api("AdminService/DropOldAppKey", admin_pb2.DropOldAppKeyRequest(id="coupons"))
             eventually(lambda: first.ended)
             assert first.ended == ("UNAUTHENTICATED", "CREDENTIALS_INVALID")
-            api("MessageService/Publish", a_message(key="after the drop"))
+            api("MessageService/Publish", a_publish(key="after the drop"))
             eventually(lambda: "after the drop" in second.keys)
             assert second.ended is None
             assert "after the drop" not in first.keys
@@ -217,7 +217,7 @@ class TestStreams:
         refused = api("ConsumptionService/DescribeSubscriptions", b"", stranger)
         assert refused == ("UNAUTHENTICATED", "CREDENTIALS_INVALID", "")
         assert _disabled(api) == ["coupons"]
-        api("MessageService/Publish", a_message(key="while it is disabled"))
+        api("MessageService/Publish", a_publish(key="while it is disabled"))
         api("AdminService/EnableApp", admin_pb2.EnableAppRequest(**request))
         again = _Consumer(center, channel, "coupons")
         try:
@@ -263,13 +263,13 @@ def test_generated_hostile_calls_end_in_documented_statuses_and_change_no_row_of
 ) -> None:
     """Every RPC, with no key, a wrong one, a stranger's own, and an app's with bytes that are no request."""
     api, dice = Api(center, channel), random.Random(11)
-    victim = api("MessageService/Publish", a_message(key="victim"))
+    victim = api("MessageService/Publish", a_publish(key="victim"))
     prepared = api("MessageService/Prepare", a_message(key="victim-prepared"))
     ids = [victim.message_id, prepared.message_id]
 
     def rows() -> list[str]:
         return [
-            str(api("AdminService/GetMessage", admin_pb2.AdminGetMessageRequest(message_id=message_id)).message)
+            str(api("AdminService/GetMessage", admin_pb2.AdminServiceGetMessageRequest(message_id=message_id)).message)
             for message_id in ids
         ]
 
@@ -301,9 +301,9 @@ def test_generated_hostile_calls_end_in_documented_statuses_and_change_no_row_of
                     dice.randbytes(dice.randrange(200)),
                     b"\x0a\xff" + dice.randbytes(9),
                     b"\x9b\x06" * dice.randrange(300),
-                    message_pb2.DecideRequest(message_id=dice.choice(ids)).SerializeToString(),
-                    message_pb2.DecideManyRequest(
-                        items=[message_pb2.DecideRequest(topic="order.paid", key="victim-prepared")] * 3
+                    message_pb2.SubmitRequest(message_id=dice.choice(ids)).SerializeToString(),
+                    message_pb2.RollbackManyRequest(
+                        items=[message_pb2.RollbackRequest(topic="order.paid", key="victim-prepared")] * 3
                     ).SerializeToString(),
                     consumption_pb2.NackRequest(message_id=ids[0], attempt=1, reject=True).SerializeToString(),
                     a_message(key="victim").SerializeToString(),

@@ -506,10 +506,10 @@ class FakeCenter:
 
     def submit(self, message: Any, _timeout: timedelta) -> Future[Any]:
         self.submitted.add(message.key)
-        return _done(message_pb2.DecideResult(message_id=message.message_id))
+        return _done(message_pb2.SubmitResult(message_id=message.message_id))
 
     def rollback(self, _message: Any, _timeout: timedelta) -> Future[Any]:
-        return _done(message_pb2.DecideResult())
+        return _done(message_pb2.RollbackResult())
 
 
 def _done(result: Any) -> Future[Any]:

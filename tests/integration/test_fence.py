@@ -69,11 +69,11 @@ class Center:
         return _done(message_pb2.PrepareResult(message_id=message_id))
 
     def submit(self, message: Any, _timeout: timedelta) -> Future[Any]:
-        return _done(message_pb2.DecideResult(message_id=message.message_id))
+        return _done(message_pb2.SubmitResult(message_id=message.message_id))
 
     def rollback(self, message: Any, _timeout: timedelta) -> Future[Any]:
         self.rolled_back.append(message.attempt_id)
-        return _done(message_pb2.DecideResult())
+        return _done(message_pb2.RollbackResult())
 
 
 def _done(result: Any) -> Future[Any]:

@@ -11,9 +11,9 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.eventually import eventually
-from tests.support.store import StoreUnderTest
+from tests.support.store import DONE, StoreUnderTest
 from tmc_server.domain.message import MessageState
-from tmc_server.domain.operations import DONE, Operation, Stored
+from tmc_server.domain.operations import Operation, Stored
 from tmc_server.errors import InternalFault, QueueFull, RowLocked, ShuttingDown, StoreUnavailable
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.group_commit import GroupCommit, Limits
@@ -52,28 +52,25 @@ def _run(
     return asyncio.run(main())
 
 
-async def _perform(commit: GroupCommit, store: StoreUnderTest, *operations: Operation) -> list[Any]:
-    await asyncio.wait_for(commit.perform([(store.shard, operation) for operation in operations]), 120)
-    return [operation.answer for operation in operations]
+async def _perform(commit: GroupCommit, *operations: Operation) -> list[Any]:
+    return await asyncio.wait_for(commit.perform(operations), 120)
 
 
 def test_waiting_operations_share_a_transaction(store: StoreUnderTest) -> None:
     gate = _Gate()
     operations = [store.a_prepare() for _ in range(100)]
 
-    async def story(commit: GroupCommit) -> None:
-        first = asyncio.ensure_future(_perform(commit, store, operations[0]))
+    async def story(commit: GroupCommit) -> Any:
+        first = asyncio.ensure_future(_perform(commit, operations[0]))
         await asyncio.to_thread(gate.inside.wait, 10)
-        rest = [asyncio.ensure_future(_perform(commit, store, operation)) for operation in operations[1:]]
+        rest = [asyncio.ensure_future(_perform(commit, operation)) for operation in operations[1:]]
         await asyncio.sleep(0)
         gate.open.set()
-        await asyncio.gather(first, *rest)
+        return await asyncio.gather(first, *rest)
 
     with store.counting() as counter:
-        _run(store, story, store.new_writer(gate))
-    assert [operation.answer for operation in operations] == [
-        Stored(o.number, MessageState.PREPARED) for o in operations
-    ]
+        answers = _run(store, story, store.new_writer(gate))
+    assert answers == [[store.stored(each.number, MessageState.PREPARED)] for each in operations]
     assert counter.commits == 2
 
 
@@ -81,12 +78,12 @@ def test_a_full_queue_refuses_and_changes_nothing(store: StoreUnderTest) -> None
     gate = _Gate()
 
     async def story(commit: GroupCommit) -> None:
-        first = asyncio.ensure_future(_perform(commit, store, store.a_prepare()))
+        first = asyncio.ensure_future(_perform(commit, store.a_prepare()))
         await asyncio.to_thread(gate.inside.wait, 10)
-        rest = [asyncio.ensure_future(_perform(commit, store, store.a_prepare())) for _ in range(5)]
+        rest = [asyncio.ensure_future(_perform(commit, store.a_prepare())) for _ in range(5)]
         await asyncio.sleep(0)
         with pytest.raises(QueueFull):
-            await commit.perform([(store.shard, store.a_prepare(key="refused"))])
+            await commit.perform([store.a_prepare(key="refused")])
         gate.open.set()
         await asyncio.gather(first, *rest)
 
@@ -97,24 +94,21 @@ def test_a_full_queue_refuses_and_changes_nothing(store: StoreUnderTest) -> None
 def test_a_neighbor_is_not_refused_by_a_queue_that_a_greedy_app_has_filled(store: StoreUnderTest) -> None:
     """Both queue for the same shard; the newest operations of the greedy one make room and are told so."""
     gate = _Gate()
-    greedy, polite = [store.a_prepare() for _ in range(10)], [store.a_prepare() for _ in range(3)]
-    for app, operations in ((1, greedy), (2, polite)):
-        for operation in operations:
-            operation.app = app
+    greedy, polite = [store.a_prepare(app=1) for _ in range(10)], [store.a_prepare(app=2) for _ in range(3)]
 
-    async def story(commit: GroupCommit) -> None:
-        first = asyncio.ensure_future(_perform(commit, store, store.a_prepare()))
+    async def story(commit: GroupCommit) -> Any:
+        first = asyncio.ensure_future(_perform(commit, store.a_prepare()))
         await asyncio.to_thread(gate.inside.wait, 10)
-        filled = asyncio.ensure_future(_perform(commit, store, *greedy))
+        filled = asyncio.ensure_future(_perform(commit, *greedy))
         await asyncio.sleep(0)
-        beside = asyncio.ensure_future(_perform(commit, store, *polite))
+        beside = asyncio.ensure_future(_perform(commit, *polite))
         await asyncio.sleep(0)
         gate.open.set()
-        await asyncio.gather(first, filled, beside)
+        return await asyncio.gather(first, filled, beside)
 
-    _run(store, story, store.new_writer(gate), Limits(lanes=1, queue=10))
-    assert [type(operation.answer) for operation in polite] == [Stored] * 3
-    assert [type(operation.answer) for operation in greedy] == [Stored] * 7 + [QueueFull] * 3
+    _, of_greedy, of_polite = _run(store, story, store.new_writer(gate), Limits(lanes=1, queue=10))
+    assert [type(answer) for answer in of_polite] == [Stored] * 3
+    assert [type(answer) for answer in of_greedy] == [Stored] * 7 + [QueueFull] * 3
     assert [len(store.messages_with_key(operation.key)) for operation in greedy] == [1] * 7 + [0] * 3
 
 
@@ -124,15 +118,15 @@ def test_a_cancelled_caller_does_not_hurt_its_neighbors(store: StoreUnderTest) -
     died: list[int] = []
 
     async def story(commit: GroupCommit) -> None:
-        first = asyncio.ensure_future(_perform(commit, store, store.a_prepare()))
+        first = asyncio.ensure_future(_perform(commit, store.a_prepare()))
         await asyncio.to_thread(gate.inside.wait, 10)
-        gone = asyncio.ensure_future(_perform(commit, store, cancelled))
-        stays = asyncio.ensure_future(_perform(commit, store, neighbor))
+        gone = asyncio.ensure_future(_perform(commit, cancelled))
+        stays = asyncio.ensure_future(_perform(commit, neighbor))
         await asyncio.sleep(0)
         gone.cancel()
         gate.open.set()
         await asyncio.gather(first, stays)
-        await _perform(commit, store, later)
+        await _perform(commit, later)
 
     _run(store, story, store.new_writer(gate), died=died)
     assert died == []
@@ -141,23 +135,22 @@ def test_a_cancelled_caller_does_not_hurt_its_neighbors(store: StoreUnderTest) -
 
 
 def test_one_poisoned_operation_fails_alone(store: StoreUnderTest) -> None:
-    poison = store.a_prepare(key="poison")
-    poison.content_type = None  # type: ignore[assignment]
+    poison = store.a_prepare(key="poison", content_type=None)
     healthy = [store.a_prepare() for _ in range(199)]
 
     async def story(commit: GroupCommit) -> list[Any]:
-        return await _perform(commit, store, *healthy[:99], poison, *healthy[99:])
+        return await _perform(commit, *healthy[:99], poison, *healthy[99:])
 
     answers = _run(store, story)
     assert isinstance(answers.pop(99), InternalFault)
-    assert answers == [Stored(o.number, MessageState.PREPARED) for o in healthy]
+    assert answers == [store.stored(o.number, MessageState.PREPARED) for o in healthy]
 
 
 def test_after_stop_nothing_is_taken(store: StoreUnderTest) -> None:
     async def story(commit: GroupCommit) -> None:
         await asyncio.to_thread(commit.stop)
         with pytest.raises(ShuttingDown):
-            await commit.perform([(store.shard, store.a_prepare())])
+            await commit.perform([store.a_prepare()])
 
     _run(store, story)
 
@@ -171,9 +164,9 @@ def test_a_lane_that_dies_is_told_and_nobody_waits_for_it(store: StoreUnderTest)
         raise SystemExit
 
     async def story(commit: GroupCommit) -> None:
-        tasks = [asyncio.ensure_future(_perform(commit, store, store.a_prepare()))]
+        tasks = [asyncio.ensure_future(_perform(commit, store.a_prepare()))]
         await asyncio.to_thread(gate.inside.wait, 10)
-        tasks += [asyncio.ensure_future(_perform(commit, store, store.a_prepare())) for _ in range(5)]
+        tasks += [asyncio.ensure_future(_perform(commit, store.a_prepare())) for _ in range(5)]
         await asyncio.sleep(0)
         gate.open.set()
         await asyncio.to_thread(eventually, lambda: died)
@@ -196,7 +189,7 @@ def test_what_comes_back_after_the_end_is_answered(store: StoreUnderTest) -> Non
 
     async def story(commit: GroupCommit) -> list[Any]:
         stopped.append(commit)
-        future = asyncio.ensure_future(_perform(commit, store, rollback))
+        future = asyncio.ensure_future(_perform(commit, rollback))
         await asyncio.sleep(0)
         await asyncio.to_thread(commit.stop)
         return await future
@@ -231,16 +224,19 @@ class TestOnMariaDB:
 
         async def story(commit: GroupCommit) -> None:
             decisions = [make(number) for number in numbers]
-            tasks = [asyncio.ensure_future(_perform(commit, store, decision)) for decision in decisions]
+            tasks = [asyncio.ensure_future(_perform(commit, decision)) for decision in decisions]
             others = [task for i, task in enumerate(tasks) if i != 77]
             await asyncio.wait_for(asyncio.gather(*others), 20)
             assert not tasks[77].done()
             foreign.rollback()
             await tasks[77]
+            answers = [answer for task in tasks for answer in task.result()]
             expected = (
-                [Stored(number, MessageState.COMMITTED) for number in numbers] if what == "submit" else [DONE] * 200
+                [store.stored(number, MessageState.COMMITTED) for number in numbers]
+                if what == "submit"
+                else [DONE] * 200
             )
-            assert [decision.answer for decision in decisions] == expected
+            assert answers == expected
 
         try:
             _run(store, story)
@@ -266,7 +262,7 @@ class TestOnMariaDB:
         )
 
         async def story(commit: GroupCommit) -> list[Any]:
-            return await _perform(commit, store, *others[:25], blocked, *others[25:])
+            return await _perform(commit, *others[:25], blocked, *others[25:])
 
         try:
             answers = _run(store, story)
@@ -274,7 +270,7 @@ class TestOnMariaDB:
             foreign.rollback()
             foreign.close()
         assert isinstance(answers.pop(25), RowLocked)
-        assert answers == [Stored(o.number, MessageState.PREPARED) for o in others]
+        assert answers == [store.stored(o.number, MessageState.PREPARED) for o in others]
 
     def test_a_row_that_stays_locked_is_told_so(self, store: StoreUnderTest) -> None:
         operation = store.prepared()
@@ -282,7 +278,7 @@ class TestOnMariaDB:
         foreign.exec_driver_sql(f"SELECT * FROM tmc_message_{store.shard:02d} FOR UPDATE").fetchall()
 
         async def story(commit: GroupCommit) -> list[Any]:
-            return await _perform(commit, store, store.submit_of(operation.number))
+            return await _perform(commit, store.submit_of(operation.number))
 
         try:
             (answer,) = _run(store, story)
@@ -314,7 +310,7 @@ class TestOnMariaDB:
 
         async def story(commit: GroupCommit) -> list[Any]:
             sa.event.listen(store.database.engine, "commit", lose_once)
-            return await _perform(commit, store, store.submit_of(operation.number), store.a_prepare(key="beside"))
+            return await _perform(commit, store.submit_of(operation.number), store.a_prepare(key="beside"))
 
         try:
             answers = _run(store, story, writer)
@@ -326,7 +322,7 @@ class TestOnMariaDB:
         delivered = store.delivered_attempts(operation.number)
         assert delivered == ([] if when == "commit sent" else [1])
         assert store.outlet.reserved == 0
-        assert answers[0] == Stored(operation.number, MessageState.COMMITTED)
+        assert answers[0] == store.stored(operation.number, MessageState.COMMITTED)
         assert isinstance(answers[1], Stored)
         assert store.row(operation.number) is not None
         assert len(store.messages_with_key("beside")) == 1
@@ -339,7 +335,7 @@ class TestOnMariaDB:
         writer = ShardWriter(away, store.watch, store.outlet, lambda: 7)
 
         async def story(commit: GroupCommit) -> list[Any]:
-            return await _perform(commit, store, *(store.a_prepare() for _ in range(10)))
+            return await _perform(commit, *(store.a_prepare() for _ in range(10)))
 
         answers = _run(store, story, writer)
         assert all(isinstance(answer, StoreUnavailable) for answer in answers)
@@ -354,11 +350,11 @@ class TestOnMariaDB:
             backward = [store.ack_of(number) for number in reversed(numbers)]
             other = GroupCommit(store.new_writer(), Limits(lanes=2), asyncio.get_running_loop(), lambda: None)
             other.start()
-            await asyncio.gather(
-                *(_perform(commit, store, operation) for operation in forward),
-                *(_perform(other, store, operation) for operation in backward),
+            answers = await asyncio.gather(
+                *(_perform(other, operation) for operation in backward),
+                *(_perform(commit, operation) for operation in forward),
             )
             await asyncio.to_thread(other.stop)
-            return [operation.answer for operation in backward]
+            return [answer for each in answers[: len(backward)] for answer in each]
 
         assert _run(store, story) == [DONE] * 50

@@ -46,7 +46,7 @@ def test_a_consumer_that_never_reads_is_cut_and_another_one_gets_everything(
             center.subscribed()
             eventually(lambda: made and made[0].credit == 10_000)
             items = [
-                message_pb2.PrepareRequest(
+                message_pb2.PublishRequest(
                     topic="slow.topic", key=str(number), body=bytes(200_000), attempt_id=os.urandom(16)
                 )
                 for number in range(60)
@@ -54,7 +54,7 @@ def test_a_consumer_that_never_reads_is_cut_and_another_one_gets_everything(
             publish = message_pb2_grpc.MessageServiceStub(channel).PublishMany
             peak = 0
             for item in items:
-                publish(message_pb2.PrepareManyRequest(items=[item]), metadata=center.as_app("orders"))
+                publish(message_pb2.PublishManyRequest(items=[item]), metadata=center.as_app("orders"))
                 peak = max(peak, made[0].unwritten_bytes)
             assert 0 < peak <= _LIMITS.bytes
             eventually(lambda: not made[0].open)

@@ -16,8 +16,8 @@ def publish_many(address: str, key: str, topic: str, count: int, size: int = 500
         stub = message_pb2_grpc.MessageServiceStub(channel)
         for start in range(0, count, size):
             items = [
-                message_pb2.PrepareRequest(topic=topic, key=f"m-{number}", body=b"x", attempt_id=os.urandom(16))
+                message_pb2.PublishRequest(topic=topic, key=f"m-{number}", body=b"x", attempt_id=os.urandom(16))
                 for number in range(start, min(count, start + size))
             ]
-            answer = stub.PublishMany(message_pb2.PrepareManyRequest(items=items), metadata=metadata, timeout=30)
+            answer = stub.PublishMany(message_pb2.PublishManyRequest(items=items), metadata=metadata, timeout=30)
             assert not any(result.HasField("error") for result in answer.results), answer.results[0]

@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,21 @@ from tests.support.clock import ManualClock
 from tests.support.mariadb import MariaDB
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
 from tmc_server.domain.consumption import ConsumptionState, QueueLook
-from tmc_server.domain.ids import IdGenerator
+from tmc_server.domain.ids import IdGenerator, MessageId
 from tmc_server.domain.message import MessageState, digest_of
+from tmc_server.domain.numbers import NO_SUBSCRIPTION
 from tmc_server.domain.operations import (
-    AGAIN,
-    LOCKED,
     Ack,
     Answer,
     Decide,
+    Done,
     Extend,
     GiveBack,
     Nack,
     Operation,
     Prepare,
     Reactivate,
+    Stored,
 )
 from tmc_server.domain.placement import shard_of
 from tmc_server.domain.ports.catalog import NewApp, NewSubscription, NewTopic
@@ -48,6 +49,7 @@ from tmc_server.store.due_checks import DueMessages, UndecidedMessages
 from tmc_server.store.engines import Database, ShardMap, repeated
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.migrate import migrate
+from tmc_server.store.outcomes import Wait
 from tmc_server.store.tables import METADATA, meta, shard_tables
 from tmc_server.store.transaction import Hook, no_hook
 
@@ -88,6 +90,9 @@ class RecordingOutlet:
     def look(self, subscription: int) -> QueueLook | None:
         return self.looks_like
 
+
+DONE = Done(NO_SUBSCRIPTION)
+"""Equal to every Done."""
 
 INCARNATION = 7
 POLICY = RetryPolicy(interval_ms=10_000, max_retry=3)
@@ -156,9 +161,10 @@ class StoreUnderTest:
         """A message of `order.paid`; every call is a new attempt unless attempt_id says otherwise."""
         delay_ms = changes.pop("delay_ms", 0)
         values: dict[str, Any] = {
+            "shard": self.shard,
+            "app": self.orders.number,
             "number": self.ids.next(),
             "topic": self.topic,
-            "producer": self.orders.number,
             "producer_tag": "default",
             "key": key or f"key-{next(self._numbers)}",
             "attempt_id": os.urandom(16),
@@ -183,51 +189,61 @@ class StoreUnderTest:
         )
 
     def submit_of(self, number: int) -> Decide:
-        return Decide(True, self.topic, "default", number)
+        return self._decide(commit=True, number=number)
 
     def rollback_of(self, number: int) -> Decide:
-        return Decide(False, self.topic, "default", number)
+        return self._decide(commit=False, number=number)
 
     def decide_attempt(self, prepared: Prepare, commit: bool) -> Decide:
-        return Decide(
-            commit=commit,
-            topic=self.topic,
-            producer_tag="default",
-            number=None,
-            key=prepared.key,
-            attempt_id=prepared.attempt_id,
-        )
+        return self._decide(commit=commit, number=None, key=prepared.key, attempt_id=prepared.attempt_id)
+
+    def _decide(self, **fields: Any) -> Decide:
+        return Decide(shard=self.shard, app=self.orders.number, topic=self.topic, producer_tag="default", **fields)
+
+    def _delivery(self, number: int) -> dict[str, Any]:
+        return {"shard": self.shard, "app": 0, "number": number, "subscription": self.subscription.number}
 
     def ack_of(self, number: int, attempt: int = 0) -> Ack:
-        return Ack(number, self.subscription.number, attempt)
+        return Ack(**self._delivery(number), attempt=attempt)
 
     def nack_of(self, number: int, attempt: int, **changes: Any) -> Nack:
-        return Nack(number, self.subscription.number, attempt=attempt, policy=POLICY, error="broken", **changes)
+        return Nack(**self._delivery(number), attempt=attempt, policy=POLICY, error="broken", **changes)
 
     def extend_of(self, number: int, attempt: int, extend_ms: int = 60_000) -> Extend:
-        return Extend(number, self.subscription.number, attempt=attempt, extend_ms=extend_ms)
+        return Extend(**self._delivery(number), attempt=attempt, extend_ms=extend_ms)
 
     def give_back_of(self, number: int, attempt: int, after_ms: int = 0) -> GiveBack:
-        return GiveBack(number, self.subscription.number, attempt=attempt, after_ms=after_ms)
+        return GiveBack(**self._delivery(number), attempt=attempt, after_ms=after_ms)
 
     def reactivate_of(self, number: int) -> Reactivate:
-        return Reactivate(number, self.subscription.number, actor="operator", reason="test")
+        return Reactivate(**self._delivery(number), actor="operator", reason="test")
+
+    def stored(self, number: int | None, state: MessageState) -> Stored:
+        """The answer about a message of `orders`."""
+        message_id = MessageId(self.topic.number, self.orders.number, self.shard, number) if number else None
+        return Stored(message_id=message_id, state=state)
 
     # -- doing ----------------------------------------------------------------------------------------------------
 
     def perform(self, *operations: Operation, writer: ShardWriter | None = None) -> list[Answer]:
         """Run them as one batch, as a lane would; tombstones and locked rows included."""
         pending: list[Operation] = list(operations)
+        answers: dict[Operation, Answer] = {}
+        buried: set[Operation] = set()
         with self.database.engine.connect() as connection:
             for _ in range(2000):
                 if not pending:
                     break
-                batch = list(pending)
-                repeated(lambda batch=batch: (writer or self.writer).run(connection, self.shard, batch))  # type: ignore[misc]
-                for operation in pending:
-                    operation.again = operation.again or operation.answer is AGAIN
-                pending = [operation for operation in pending if operation.answer in (AGAIN, LOCKED)]
-        return [operation.answer for operation in operations]  # type: ignore[misc]
+                batch, pending = pending, []
+                outcomes = repeated(partial((writer or self.writer).run, connection, self.shard, batch, buried))
+                for operation, outcome in zip(batch, outcomes, strict=True):
+                    if isinstance(outcome, Wait):
+                        pending.append(operation)
+                        if outcome is Wait.BURIED:
+                            buried.add(operation)
+                    else:
+                        answers[operation] = outcome
+        return [answers[operation] for operation in operations]
 
     def prepared(self, **changes: Any) -> Prepare:
         operation = self.a_prepare(**changes)

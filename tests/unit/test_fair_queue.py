@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from tmc_server.domain.operations import Operation
-from tmc_server.store.group_commit import FairQueue
+from tmc_server.store.fair_queue import FairQueue
 
 GREEDY, POLITE, THIRD = 1, 2, 3
 SMALL = 4096  # four of these are a turn
 
 
-@dataclass(slots=True, eq=False)
-class _Sized(Operation):
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    app: int
     name: str
-    bytes: int = field(default=SMALL)
-
-    @property
-    def size(self) -> int:
-        return self.bytes
+    size: int = SMALL
 
 
-def _operation(app: int, name: str, size: int = SMALL) -> _Sized:
-    operation = _Sized(name, size)
-    operation.app = app
-    return operation
+def _entry(app: int, name: str, size: int = SMALL) -> _Entry:
+    return _Entry(app=app, name=name, size=size)
 
 
-def _filled(*apps: tuple[int, int], limit: int = 1000, limit_bytes: int = 1 << 30, size: int = SMALL) -> FairQueue:
+def _filled(
+    *apps: tuple[int, int], limit: int = 1000, limit_bytes: int = 1 << 30, size: int = SMALL
+) -> FairQueue[_Entry]:
     """(app, number of operations) pairs, in this order."""
-    queue = FairQueue(limit, limit_bytes)
+    queue: FairQueue[_Entry] = FairQueue(limit, limit_bytes)
     for app, count in apps:
         for number in range(count):
-            assert queue.add(_operation(app, f"{app}.{number}", size)) == []
+            assert queue.add(_entry(app, f"{app}.{number}", size)) == []
     return queue
 
 
-def _names(operations: list[Operation]) -> list[str]:
-    return [operation.name for operation in operations if isinstance(operation, _Sized)]
+def _names(entries: list[_Entry]) -> list[str]:
+    return [entry.name for entry in entries]
 
 
 def test_one_app_alone_gets_whole_batches_in_its_order() -> None:
@@ -78,10 +74,10 @@ def test_a_turn_that_the_end_of_a_batch_cut_off_goes_on_in_the_next() -> None:
 
 
 def test_large_operations_wait_until_their_app_has_saved_enough_turns() -> None:
-    queue = FairQueue(1000, 1 << 30)
-    queue.add(_operation(GREEDY, "large", 3 * 16_384))
+    queue: FairQueue[_Entry] = FairQueue(1000, 1 << 30)
+    queue.add(_entry(GREEDY, "large", 3 * 16_384))
     for number in range(12):
-        queue.add(_operation(POLITE, f"2.{number}"))
+        queue.add(_entry(POLITE, f"2.{number}"))
     assert _names(queue.take(100, 1 << 20)) == [
         *(f"2.{i}" for i in range(8)),
         "large",
@@ -91,7 +87,7 @@ def test_large_operations_wait_until_their_app_has_saved_enough_turns() -> None:
 
 def test_a_batch_ends_before_the_operation_that_would_make_it_too_large() -> None:
     queue = _filled((GREEDY, 3), size=1000)
-    queue.add(_operation(GREEDY, "larger than any batch", 5000))
+    queue.add(_entry(GREEDY, "larger than any batch", 5000))
     assert _names(queue.take(100, 2500)) == ["1.0", "1.1"]
     assert _names(queue.take(100, 2500)) == ["1.2"]
     assert _names(queue.take(100, 2500)) == ["larger than any batch"]
@@ -109,12 +105,12 @@ def test_a_polite_app_is_let_into_a_full_queue_and_the_newest_of_the_greedy_one_
     left: list[str] = []
     for number in range(5):
         assert queue.has_room(POLITE, 1)
-        left += _names(queue.add(_operation(POLITE, f"2.{number}")))
+        left += _names(queue.add(_entry(POLITE, f"2.{number}")))
     assert left == ["1.9", "1.8", "1.7", "1.6", "1.5"]
     assert not queue.has_room(POLITE, 1)  # it holds its share
     assert not queue.has_room(GREEDY, 1)
     assert queue.has_room(THIRD, 3)
-    left = [name for number in range(3) for name in _names(queue.add(_operation(THIRD, f"3.{number}")))]
+    left = [name for number in range(3) for name in _names(queue.add(_entry(THIRD, f"3.{number}")))]
     assert sorted(left) == ["1.3", "1.4", "2.4"]
     assert queue.count == 10
 
@@ -123,11 +119,11 @@ def test_room_is_shared_by_bytes_too() -> None:
     queue = _filled((GREEDY, 11), limit_bytes=10_000, size=1000)
     assert not queue.has_room(GREEDY, 1)
     assert queue.has_room(POLITE, 1)
-    assert _names(queue.add(_operation(POLITE, "2.0", 2000))) == ["1.10", "1.9", "1.8"]
+    assert _names(queue.add(_entry(POLITE, "2.0", 2000))) == ["1.10", "1.9", "1.8"]
     assert queue.bytes == 10_000
 
 
 def test_a_greedy_app_pushes_nobody_out() -> None:
     queue = _filled((POLITE, 2), (GREEDY, 8), limit=10)
-    assert queue.add(_operation(GREEDY, "tried again", 4096)) == []
+    assert queue.add(_entry(GREEDY, "tried again", 4096)) == []
     assert len(queue.lines[POLITE].waiting) == 2

@@ -61,18 +61,18 @@ class ScriptedCenter:
         return call
 
 
-def _decide(message_id: str) -> message_pb2.DecideRequest:
-    return message_pb2.DecideRequest(message_id=message_id)
+def _submit(message_id: str) -> message_pb2.SubmitRequest:
+    return message_pb2.SubmitRequest(message_id=message_id)
 
 
 def test_what_waits_while_a_call_is_in_flight_goes_together() -> None:
     center = ScriptedCenter()
     made = Sender(center)  # type: ignore[arg-type]
     center.gate.clear()
-    futures = [made.send(SUBMIT, _decide("0"), 10)]
+    futures = [made.send(SUBMIT, _submit("0"), 10)]
     assert center.entered.wait(5)
-    futures += [made.send(SUBMIT, _decide(str(i)), 10) for i in range(1, 50)]
-    futures += [made.send(ROLLBACK, _decide(str(i)), 10) for i in range(3)]
+    futures += [made.send(SUBMIT, _submit(str(i)), 10) for i in range(1, 50)]
+    futures += [made.send(ROLLBACK, message_pb2.RollbackRequest(message_id=str(i)), 10) for i in range(3)]
     center.gate.set()
     wait_all(futures, 10)
     assert [future.result().message_id for future in futures[:50]] == [str(i) for i in range(50)]
@@ -89,7 +89,7 @@ def test_acks_and_extends_do_not_wait_behind_a_producers_call() -> None:
     center.gate.clear()
     center.held = "SubmitMany"
     made = Sender(center)  # type: ignore[arg-type]
-    stuck = made.send(SUBMIT, _decide("0"), 30)
+    stuck = made.send(SUBMIT, _submit("0"), 30)
     assert center.entered.wait(20)
     ack = made.send(ACK, consumption_pb2.AckRequest(message_id="1", attempt=1), 30)
     extend = made.send(EXTEND, consumption_pb2.ExtendRequest(message_id="2", attempt=1, extend_ms=1000), 30)
@@ -108,7 +108,7 @@ def test_an_unavailable_center_is_asked_again_with_the_same_items() -> None:
     center = ScriptedCenter()
     center.script = [_Refused(grpc.StatusCode.UNAVAILABLE), _Refused(grpc.StatusCode.UNAVAILABLE)]
     made = Sender(center)  # type: ignore[arg-type]
-    assert made.send(SUBMIT, _decide("x"), 20).result(20).message_id == "x"
+    assert made.send(SUBMIT, _submit("x"), 20).result(20).message_id == "x"
     assert center.batches == [("SubmitMany", ["x"])] * 3
     made.close()
 
@@ -118,9 +118,9 @@ def test_a_transient_item_error_repeats_that_item_alone(reason: str) -> None:
     center = ScriptedCenter()
     center.gate.clear()
     made = Sender(center)  # type: ignore[arg-type]
-    first = made.send(SUBMIT, _decide("first"), 20)
+    first = made.send(SUBMIT, _submit("first"), 20)
     assert center.entered.wait(5)
-    futures = [made.send(SUBMIT, _decide(name), 20) for name in ("a", "bad", "b")]
+    futures = [made.send(SUBMIT, _submit(name), 20) for name in ("a", "bad", "b")]
     center.script = [None, types_pb2.ItemError(code=14, reason=types_pb2.Reason.Value(reason), message="later")]
     center.gate.set()
     assert [future.result(20).message_id for future in (first, *futures)] == ["first", "a", "bad", "b"]
@@ -142,7 +142,7 @@ def test_a_final_item_error_reaches_its_caller_only(reason: str, kind: type[erro
     center.script = [types_pb2.ItemError(code=3, reason=types_pb2.Reason.Value(reason), message="no", field="key")]
     made = Sender(center)  # type: ignore[arg-type]
     with pytest.raises(kind) as caught:
-        made.send(SUBMIT, _decide("bad"), 10).result(10)
+        made.send(SUBMIT, _submit("bad"), 10).result(10)
     assert (caught.value.reason, caught.value.field, str(caught.value)) == (reason, "key", "no")
     made.close()
 
@@ -152,7 +152,7 @@ def test_a_deadline_ends_the_repeats() -> None:
     center.script = [_Refused(grpc.StatusCode.UNAVAILABLE)] * 1000
     made = Sender(center)  # type: ignore[arg-type]
     with pytest.raises(errors.DeadlineExceeded):
-        made.send(SUBMIT, _decide("x"), 0.2).result(10)
+        made.send(SUBMIT, _submit("x"), 0.2).result(10)
     made.close()
 
 
@@ -161,8 +161,8 @@ def test_a_fault_of_the_sdk_leaves_nobody_waiting() -> None:
     center.script = [ValueError("boom")]
     made = Sender(center)  # type: ignore[arg-type]
     with pytest.raises(errors.CenterFault):
-        made.send(SUBMIT, _decide("x"), 5).result(10)
-    assert made.send(SUBMIT, _decide("y"), 5).result(10).message_id == "y"
+        made.send(SUBMIT, _submit("x"), 5).result(10)
+    assert made.send(SUBMIT, _submit("y"), 5).result(10).message_id == "y"
     made.close()
 
 
@@ -170,9 +170,9 @@ def test_cancelled_futures_are_skipped() -> None:
     center = ScriptedCenter()
     center.gate.clear()
     made = Sender(center)  # type: ignore[arg-type]
-    first = made.send(SUBMIT, _decide("0"), 10)
+    first = made.send(SUBMIT, _submit("0"), 10)
     assert center.entered.wait(5)
-    gone, stays = made.send(SUBMIT, _decide("gone"), 10), made.send(SUBMIT, _decide("stays"), 10)
+    gone, stays = made.send(SUBMIT, _submit("gone"), 10), made.send(SUBMIT, _submit("stays"), 10)
     assert gone.cancel()
     center.gate.set()
     assert first.result(5)
@@ -184,11 +184,11 @@ def test_cancelled_futures_are_skipped() -> None:
 def test_close_finishes_what_is_queued_and_refuses_the_rest() -> None:
     center = ScriptedCenter()
     made = Sender(center)  # type: ignore[arg-type]
-    futures = [made.send(SUBMIT, _decide(str(i)), 5) for i in range(20)]
+    futures = [made.send(SUBMIT, _submit(str(i)), 5) for i in range(20)]
     made.close()
     assert all(future.done() for future in futures)
     with pytest.raises(errors.Unavailable):
-        made.send(SUBMIT, _decide("late"), 5)
+        made.send(SUBMIT, _submit("late"), 5)
 
 
 class _TooLarge(_Refused):
@@ -200,9 +200,9 @@ def test_a_large_item_travels_alone() -> None:
     center = ScriptedCenter()
     center.gate.clear()
     made = Sender(center)  # type: ignore[arg-type]
-    futures = [made.send(SUBMIT, _decide("first"), 20)]
+    futures = [made.send(SUBMIT, _submit("first"), 20)]
     assert center.entered.wait(5)
-    futures += [made.send(SUBMIT, _decide(name), 20) for name in ("a", "x" * (2 << 20), "b")]
+    futures += [made.send(SUBMIT, _submit(name), 20) for name in ("a", "x" * (2 << 20), "b")]
     center.gate.set()
     wait_all(futures, 20)
     assert [len(ids) for _, ids in center.batches] == [1, 1, 1, 1]
@@ -212,9 +212,9 @@ def test_what_the_transport_finds_too_large_fails_alone() -> None:
     center = ScriptedCenter()
     center.gate.clear()
     made = Sender(center)  # type: ignore[arg-type]
-    first = made.send(SUBMIT, _decide("first"), 20)
+    first = made.send(SUBMIT, _submit("first"), 20)
     assert center.entered.wait(5)
-    futures = [made.send(SUBMIT, _decide(name), 20) for name in ("a", "b", "c", "d")]
+    futures = [made.send(SUBMIT, _submit(name), 20) for name in ("a", "b", "c", "d")]
     center.script = [None, _TooLarge(), _TooLarge(), None, _TooLarge(), None]  # abcd, ab, a, b, cd... and so on
     center.gate.set()
     assert first.result(5)
@@ -232,7 +232,7 @@ def test_a_long_deadline_does_not_hold_the_thread_for_as_long() -> None:
         )
     )
     made = Sender(center)  # type: ignore[arg-type]
-    made.send(SUBMIT, _decide("x"), 120).result(10)
+    made.send(SUBMIT, _submit("x"), 120).result(10)
     assert timeouts == [sender._CALL_S]
     made.close()
 
@@ -243,10 +243,10 @@ def test_callers_that_were_answered_together_ask_together_again(monkeypatch: pyt
 
     def give_way(_seconds: float) -> None:  # in each turn one of the callers gets to ask again
         if center.batches and again:
-            futures.append(calls.send(SUBMIT, _decide(again.pop(0)), 30))
+            futures.append(calls.send(SUBMIT, _submit(again.pop(0)), 30))
 
     monkeypatch.setattr(sender.time, "sleep", give_way)
-    calls.send(SUBMIT, _decide("a"), 30).result(20)
+    calls.send(SUBMIT, _submit("a"), 30).result(20)
     calls.close()
     assert [future.result(20).message_id for future in futures] == ["b", "c", "d"]
     assert [ids for _, ids in center.batches] == [["a"], ["b", "c", "d"]]

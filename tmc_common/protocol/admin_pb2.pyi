@@ -140,14 +140,20 @@ class EnableAppResponse(_message.Message):
     def __init__(self, effective_ms: _Optional[int] = ...) -> None: ...
 
 class ListAppsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListAppsResponse(_message.Message):
-    __slots__ = ("apps",)
+    __slots__ = ("apps", "next_page_token")
     APPS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     apps: _containers.RepeatedCompositeFieldContainer[App]
-    def __init__(self, apps: _Optional[_Iterable[_Union[App, _Mapping]]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, apps: _Optional[_Iterable[_Union[App, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Topic(_message.Message):
     __slots__ = ("name", "number", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "effective_ms", "queue_mode", "unsigned")
@@ -208,14 +214,20 @@ class UpdateTopicRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ...) -> None: ...
 
 class ListTopicsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListTopicsResponse(_message.Message):
-    __slots__ = ("topics",)
+    __slots__ = ("topics", "next_page_token")
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedCompositeFieldContainer[Topic]
-    def __init__(self, topics: _Optional[_Iterable[_Union[Topic, _Mapping]]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, topics: _Optional[_Iterable[_Union[Topic, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Subscription(_message.Message):
     __slots__ = ("number", "topic", "app", "tag", "retry", "effective_ms", "removed_ms", "forward", "queue")
@@ -268,16 +280,22 @@ class RemoveSubscriptionRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ...) -> None: ...
 
 class ListSubscriptionsRequest(_message.Message):
-    __slots__ = ("topic",)
+    __slots__ = ("topic", "page_size", "page_token")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     topic: str
-    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+    page_size: int
+    page_token: str
+    def __init__(self, topic: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListSubscriptionsResponse(_message.Message):
-    __slots__ = ("subscriptions",)
+    __slots__ = ("subscriptions", "next_page_token")
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     subscriptions: _containers.RepeatedCompositeFieldContainer[Subscription]
-    def __init__(self, subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class GetDeliveryKeysRequest(_message.Message):
     __slots__ = ("topic", "app", "tag")
@@ -309,7 +327,7 @@ class DeliveryKeys(_message.Message):
     previous: str
     def __init__(self, key: _Optional[str] = ..., previous: _Optional[str] = ...) -> None: ...
 
-class AdminGetMessageRequest(_message.Message):
+class AdminServiceGetMessageRequest(_message.Message):
     __slots__ = ("message_id", "topic", "key")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -569,16 +587,30 @@ class ReactivateConsumptionRequest(_message.Message):
     def __init__(self, message_id: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ListServersRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListServersResponse(_message.Message):
+    __slots__ = ("servers", "next_page_token")
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    servers: _containers.RepeatedCompositeFieldContainer[Server]
+    next_page_token: str
+    def __init__(self, servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class GetShardMapRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class ListServersResponse(_message.Message):
-    __slots__ = ("servers", "shard_map")
-    SERVERS_FIELD_NUMBER: _ClassVar[int]
-    SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
-    servers: _containers.RepeatedCompositeFieldContainer[Server]
-    shard_map: _containers.RepeatedCompositeFieldContainer[ShardPlace]
-    def __init__(self, servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., shard_map: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ...) -> None: ...
+class GetShardMapResponse(_message.Message):
+    __slots__ = ("shards",)
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    shards: _containers.RepeatedCompositeFieldContainer[ShardPlace]
+    def __init__(self, shards: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ...) -> None: ...
 
 class ShardPlace(_message.Message):
     __slots__ = ("shard", "database", "address")
@@ -609,15 +641,21 @@ class Server(_message.Message):
     def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., started_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ..., alive: bool = ..., shards: _Optional[_Iterable[int]] = ..., catalog_version: _Optional[int] = ...) -> None: ...
 
 class ListInstancesRequest(_message.Message):
-    __slots__ = ("app", "tag")
+    __slots__ = ("app", "tag", "page_size", "page_token")
     APP_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     app: str
     tag: str
-    def __init__(self, app: _Optional[str] = ..., tag: _Optional[str] = ...) -> None: ...
+    page_size: int
+    page_token: str
+    def __init__(self, app: _Optional[str] = ..., tag: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListInstancesResponse(_message.Message):
-    __slots__ = ("addresses",)
+    __slots__ = ("addresses", "next_page_token")
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., next_page_token: _Optional[str] = ...) -> None: ...

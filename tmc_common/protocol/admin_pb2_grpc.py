@@ -27,7 +27,8 @@ if _version_not_supported:
 
 
 class AdminServiceStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """Registers, shows and repairs. Every call demands "authorization: Bearer ADMIN_TOKEN".
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -112,7 +113,7 @@ class AdminServiceStub(object):
                 _registered_method=True)
         self.GetMessage = channel.unary_unary(
                 '/tmc.v1.AdminService/GetMessage',
-                request_serializer=tmc_dot_v1_dot_admin__pb2.AdminGetMessageRequest.SerializeToString,
+                request_serializer=tmc_dot_v1_dot_admin__pb2.AdminServiceGetMessageRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.MessageDetail.FromString,
                 _registered_method=True)
         self.ListMessages = channel.unary_unary(
@@ -134,6 +135,11 @@ class AdminServiceStub(object):
                 '/tmc.v1.AdminService/ListServers',
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ListServersRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.ListServersResponse.FromString,
+                _registered_method=True)
+        self.GetShardMap = channel.unary_unary(
+                '/tmc.v1.AdminService/GetShardMap',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.GetShardMapRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.GetShardMapResponse.FromString,
                 _registered_method=True)
         self.ListInstances = channel.unary_unary(
                 '/tmc.v1.AdminService/ListInstances',
@@ -173,7 +179,8 @@ class AdminServiceStub(object):
 
 
 class AdminServiceServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """Registers, shows and repairs. Every call demands "authorization: Bearer ADMIN_TOKEN".
+    """
 
     def RegisterApp(self, request, context):
         """Register a service. Its key is in the answer and nowhere else afterwards.
@@ -183,7 +190,8 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AddAppKey(self, request, context):
-        """Make a second key; both work until the older one is dropped. With a tag: the first or second key of one environment.
+        """Make a second key; both work until the older one is dropped. With a tag: the first or second key of one
+        environment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -197,7 +205,8 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListApps(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """All apps, page by page.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -210,7 +219,8 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DisableApp(self, request, context):
-        """Refuse every call of an app and end its streams. Its messages and subscriptions stay, see docs/operating.md. Audited.
+        """Refuse every call of an app and end its streams. Its messages and subscriptions stay, see docs/operating.md.
+        Audited.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -224,20 +234,22 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RegisterTopic(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Register a topic of the app that produces it. Registering it again with the same settings is fine.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateTopic(self, request, context):
-        """Change settings of a topic; what is not set stays.
+        """Change settings of a topic; what is not set stays as it is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTopics(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """All topics, page by page.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -250,15 +262,16 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RemoveSubscription(self, request, context):
-        """Messages submitted after its answer do not reach it; open deliveries are cancelled. Until it is answered, registering
-        the subscription again takes the removal back without a gap: then removed_ms is 0 in the answer.
+        """Messages submitted after its answer do not reach it; open deliveries are cancelled. Until it is answered,
+        registering the subscription again takes the removal back without a gap: then removed_ms is 0 in the answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSubscriptions(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The subscriptions of a topic or of all, page by page; those that were removed are among them.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -278,25 +291,28 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetMessage(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """One message by id, or the newest one of a topic and key, with its deliveries and failed attempts.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListMessages(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The messages of a topic, page by page.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListConsumptions(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The deliveries of a topic, page by page.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReactivateConsumption(self, request, context):
-        """FAILED -> SCHEDULED: as many tries again as its policy gives; attempt numbers go on.
+        """FAILED -> SCHEDULED: with the full number of attempts of its policy; attempt numbers continue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -304,6 +320,13 @@ class AdminServiceServicer(object):
 
     def ListServers(self, request, context):
         """The servers of this center, with the shards each of them looks after.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetShardMap(self, request, context):
+        """Which database holds which shard, as the catalog says.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -317,14 +340,16 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetTopicCheck(self, request, context):
-        """How the messages of a topic are checked. Tried out before it is stored: what cannot work is refused, with the reason.
+        """How the messages of a topic are checked. Tried out before it is stored: what cannot work is refused, with the
+        reason.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTopicCheck(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """How the messages of a topic are checked.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -437,7 +462,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
             ),
             'GetMessage': grpc.unary_unary_rpc_method_handler(
                     servicer.GetMessage,
-                    request_deserializer=tmc_dot_v1_dot_admin__pb2.AdminGetMessageRequest.FromString,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.AdminServiceGetMessageRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.MessageDetail.SerializeToString,
             ),
             'ListMessages': grpc.unary_unary_rpc_method_handler(
@@ -459,6 +484,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListServers,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.ListServersRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.ListServersResponse.SerializeToString,
+            ),
+            'GetShardMap': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetShardMap,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.GetShardMapRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.GetShardMapResponse.SerializeToString,
             ),
             'ListInstances': grpc.unary_unary_rpc_method_handler(
                     servicer.ListInstances,
@@ -504,7 +534,8 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService(object):
-    """Missing associated documentation comment in .proto file."""
+    """Registers, shows and repairs. Every call demands "authorization: Bearer ADMIN_TOKEN".
+    """
 
     @staticmethod
     def RegisterApp(request,
@@ -926,7 +957,7 @@ class AdminService(object):
             request,
             target,
             '/tmc.v1.AdminService/GetMessage',
-            tmc_dot_v1_dot_admin__pb2.AdminGetMessageRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.AdminServiceGetMessageRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.MessageDetail.FromString,
             options,
             channel_credentials,
@@ -1036,6 +1067,33 @@ class AdminService(object):
             '/tmc.v1.AdminService/ListServers',
             tmc_dot_v1_dot_admin__pb2.ListServersRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.ListServersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetShardMap(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/GetShardMap',
+            tmc_dot_v1_dot_admin__pb2.GetShardMapRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.GetShardMapResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class CheckServiceStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """Implemented by producers, called by the center.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -47,10 +48,12 @@ class CheckServiceStub(object):
 
 
 class CheckServiceServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """Implemented by producers, called by the center.
+    """
 
     def Check(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What became of the local transaction of one message?
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -84,7 +87,8 @@ def add_CheckServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CheckService(object):
-    """Missing associated documentation comment in .proto file."""
+    """Implemented by producers, called by the center.
+    """
 
     @staticmethod
     def Check(request,

@@ -65,11 +65,17 @@ class NackManyRequest(_message.Message):
     items: _containers.RepeatedCompositeFieldContainer[NackRequest]
     def __init__(self, items: _Optional[_Iterable[_Union[NackRequest, _Mapping]]] = ...) -> None: ...
 
+class NackResult(_message.Message):
+    __slots__ = ("error",)
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    error: _types_pb2.ItemError
+    def __init__(self, error: _Optional[_Union[_types_pb2.ItemError, _Mapping]] = ...) -> None: ...
+
 class NackManyResponse(_message.Message):
     __slots__ = ("results",)
     RESULTS_FIELD_NUMBER: _ClassVar[int]
-    results: _containers.RepeatedCompositeFieldContainer[AckResult]
-    def __init__(self, results: _Optional[_Iterable[_Union[AckResult, _Mapping]]] = ...) -> None: ...
+    results: _containers.RepeatedCompositeFieldContainer[NackResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[NackResult, _Mapping]]] = ...) -> None: ...
 
 class ExtendRequest(_message.Message):
     __slots__ = ("message_id", "attempt", "extend_ms")
@@ -91,11 +97,17 @@ class ExtendManyRequest(_message.Message):
     items: _containers.RepeatedCompositeFieldContainer[ExtendRequest]
     def __init__(self, items: _Optional[_Iterable[_Union[ExtendRequest, _Mapping]]] = ...) -> None: ...
 
+class ExtendResult(_message.Message):
+    __slots__ = ("error",)
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    error: _types_pb2.ItemError
+    def __init__(self, error: _Optional[_Union[_types_pb2.ItemError, _Mapping]] = ...) -> None: ...
+
 class ExtendManyResponse(_message.Message):
     __slots__ = ("results",)
     RESULTS_FIELD_NUMBER: _ClassVar[int]
-    results: _containers.RepeatedCompositeFieldContainer[AckResult]
-    def __init__(self, results: _Optional[_Iterable[_Union[AckResult, _Mapping]]] = ...) -> None: ...
+    results: _containers.RepeatedCompositeFieldContainer[ExtendResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[ExtendResult, _Mapping]]] = ...) -> None: ...
 
 class SubscribeRequest(_message.Message):
     __slots__ = ("topics", "credit")

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ConsumptionServiceStub(object):
-    """The subscription is told by the caller's app and tag and by the topic inside the message id.
+    """The subscription is known from the caller's app and tag and by the topic inside the message id.
     """
 
     def __init__(self, channel):
@@ -83,7 +83,7 @@ class ConsumptionServiceStub(object):
 
 
 class ConsumptionServiceServicer(object):
-    """The subscription is told by the caller's app and tag and by the topic inside the message id.
+    """The subscription is known from the caller's app and tag and by the topic inside the message id.
     """
 
     def Ack(self, request, context):
@@ -94,33 +94,36 @@ class ConsumptionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AckMany(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Up to 1,000 at once; each item succeeds or fails on its own.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Nack(self, request, context):
-        """The handler failed: try again by the subscription's policy, later, or never.
+        """The handler failed: retry by the subscription's policy, later, or never.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def NackMany(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Up to 1,000 at once; each item succeeds or fails on its own.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Extend(self, request, context):
-        """The handler needs longer: push the next try away.
+        """The handler needs longer: put off the next attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExtendMany(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Up to 1,000 at once; each item succeeds or fails on its own.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -204,7 +207,7 @@ def add_ConsumptionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ConsumptionService(object):
-    """The subscription is told by the caller's app and tag and by the topic inside the message id.
+    """The subscription is known from the caller's app and tag and by the topic inside the message id.
     """
 
     @staticmethod

@@ -25,15 +25,18 @@ _sym_db = _symbol_database.Default()
 from tmc_common.protocol import types_pb2 as tmc_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14tmc/v1/message.proto\x12\x06tmc.v1\x1a\x12tmc/v1/types.proto\"\x85\x02\n\x0ePrepareRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x04 \x01(\t\x12\x34\n\x07headers\x18\x05 \x03(\x0b\x32#.tmc.v1.PrepareRequest.HeadersEntry\x12\x12\n\nattempt_id\x18\x06 \x01(\x0c\x12\x10\n\x08\x64\x65lay_ms\x18\x07 \x01(\x03\x12\x11\n\tledger_id\x18\x08 \x01(\x0c\x12\x14\n\x0c\x63heck_target\x18\t \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"J\n\x0fPrepareResponse\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\";\n\x12PrepareManyRequest\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.tmc.v1.PrepareRequest\"j\n\rPrepareResult\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\x12 \n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.tmc.v1.ItemError\"=\n\x13PrepareManyResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.tmc.v1.PrepareResult\"S\n\rDecideRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x12\n\nattempt_id\x18\x04 \x01(\x0c\"I\n\x0e\x44\x65\x63ideResponse\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\"9\n\x11\x44\x65\x63ideManyRequest\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.tmc.v1.DecideRequest\"i\n\x0c\x44\x65\x63ideResult\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\x12 \n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.tmc.v1.ItemError\";\n\x12\x44\x65\x63ideManyResponse\x12%\n\x07results\x18\x01 \x03(\x0b\x32\x14.tmc.v1.DecideResult\"C\n\x11GetMessageRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\"\xe7\x02\n\x07Message\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x10\n\x08producer\x18\x04 \x01(\t\x12\x14\n\x0cproducer_tag\x18\x05 \x01(\t\x12#\n\x05state\x18\x06 \x01(\x0e\x32\x14.tmc.v1.MessageState\x12\x0c\n\x04\x62ody\x18\x07 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x08 \x01(\t\x12-\n\x07headers\x18\t \x03(\x0b\x32\x1c.tmc.v1.Message.HeadersEntry\x12\x10\n\x08\x64\x65lay_ms\x18\n \x01(\x03\x12\x12\n\ncreated_ms\x18\x0b \x01(\x03\x12\x12\n\ndecided_ms\x18\x0c \x01(\x03\x12\x12\n\nattempt_id\x18\r \x01(\t\x12\x0e\n\x06\x64igest\x18\x0e \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x17\n\x15\x44\x65scribeChecksRequest\"-\n\x16\x44\x65scribeChecksResponse\x12\x13\n\x0b\x63heck_token\x18\x01 \x01(\t2\xa3\x05\n\x0eMessageService\x12:\n\x07Prepare\x12\x16.tmc.v1.PrepareRequest\x1a\x17.tmc.v1.PrepareResponse\x12\x46\n\x0bPrepareMany\x12\x1a.tmc.v1.PrepareManyRequest\x1a\x1b.tmc.v1.PrepareManyResponse\x12\x37\n\x06Submit\x12\x15.tmc.v1.DecideRequest\x1a\x16.tmc.v1.DecideResponse\x12\x43\n\nSubmitMany\x12\x19.tmc.v1.DecideManyRequest\x1a\x1a.tmc.v1.DecideManyResponse\x12\x39\n\x08Rollback\x12\x15.tmc.v1.DecideRequest\x1a\x16.tmc.v1.DecideResponse\x12\x45\n\x0cRollbackMany\x12\x19.tmc.v1.DecideManyRequest\x1a\x1a.tmc.v1.DecideManyResponse\x12:\n\x07Publish\x12\x16.tmc.v1.PrepareRequest\x1a\x17.tmc.v1.PrepareResponse\x12\x46\n\x0bPublishMany\x12\x1a.tmc.v1.PrepareManyRequest\x1a\x1b.tmc.v1.PrepareManyResponse\x12\x38\n\nGetMessage\x12\x19.tmc.v1.GetMessageRequest\x1a\x0f.tmc.v1.Message\x12O\n\x0e\x44\x65scribeChecks\x12\x1d.tmc.v1.DescribeChecksRequest\x1a\x1e.tmc.v1.DescribeChecksResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14tmc/v1/message.proto\x12\x06tmc.v1\x1a\x12tmc/v1/types.proto\"\x85\x02\n\x0ePrepareRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x04 \x01(\t\x12\x34\n\x07headers\x18\x05 \x03(\x0b\x32#.tmc.v1.PrepareRequest.HeadersEntry\x12\x12\n\nattempt_id\x18\x06 \x01(\x0c\x12\x10\n\x08\x64\x65lay_ms\x18\x07 \x01(\x03\x12\x11\n\tledger_id\x18\x08 \x01(\x0c\x12\x14\n\x0c\x63heck_target\x18\t \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"J\n\x0fPrepareResponse\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\";\n\x12PrepareManyRequest\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.tmc.v1.PrepareRequest\"j\n\rPrepareResult\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\x12 \n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.tmc.v1.ItemError\"=\n\x13PrepareManyResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.tmc.v1.PrepareResult\"\xdc\x01\n\x0ePublishRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x04 \x01(\t\x12\x34\n\x07headers\x18\x05 \x03(\x0b\x32#.tmc.v1.PublishRequest.HeadersEntry\x12\x12\n\nattempt_id\x18\x06 \x01(\x0c\x12\x10\n\x08\x64\x65lay_ms\x18\x07 \x01(\x03\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"J\n\x0fPublishResponse\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\";\n\x12PublishManyRequest\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.tmc.v1.PublishRequest\"j\n\rPublishResult\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\x12 \n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.tmc.v1.ItemError\"=\n\x13PublishManyResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.tmc.v1.PublishResult\"S\n\rSubmitRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x12\n\nattempt_id\x18\x04 \x01(\x0c\"I\n\x0eSubmitResponse\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\"9\n\x11SubmitManyRequest\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.tmc.v1.SubmitRequest\"i\n\x0cSubmitResult\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\x12 \n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.tmc.v1.ItemError\";\n\x12SubmitManyResponse\x12%\n\x07results\x18\x01 \x03(\x0b\x32\x14.tmc.v1.SubmitResult\"U\n\x0fRollbackRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x12\n\nattempt_id\x18\x04 \x01(\x0c\"K\n\x10RollbackResponse\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\"=\n\x13RollbackManyRequest\x12&\n\x05items\x18\x01 \x03(\x0b\x32\x17.tmc.v1.RollbackRequest\"k\n\x0eRollbackResult\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.tmc.v1.MessageState\x12 \n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.tmc.v1.ItemError\"?\n\x14RollbackManyResponse\x12\'\n\x07results\x18\x01 \x03(\x0b\x32\x16.tmc.v1.RollbackResult\"C\n\x11GetMessageRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\"\xe7\x02\n\x07Message\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x10\n\x08producer\x18\x04 \x01(\t\x12\x14\n\x0cproducer_tag\x18\x05 \x01(\t\x12#\n\x05state\x18\x06 \x01(\x0e\x32\x14.tmc.v1.MessageState\x12\x0c\n\x04\x62ody\x18\x07 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x08 \x01(\t\x12-\n\x07headers\x18\t \x03(\x0b\x32\x1c.tmc.v1.Message.HeadersEntry\x12\x10\n\x08\x64\x65lay_ms\x18\n \x01(\x03\x12\x12\n\ncreated_ms\x18\x0b \x01(\x03\x12\x12\n\ndecided_ms\x18\x0c \x01(\x03\x12\x12\n\nattempt_id\x18\r \x01(\t\x12\x0e\n\x06\x64igest\x18\x0e \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x17\n\x15\x44\x65scribeChecksRequest\"-\n\x16\x44\x65scribeChecksResponse\x12\x13\n\x0b\x63heck_token\x18\x01 \x01(\t2\xab\x05\n\x0eMessageService\x12:\n\x07Prepare\x12\x16.tmc.v1.PrepareRequest\x1a\x17.tmc.v1.PrepareResponse\x12\x46\n\x0bPrepareMany\x12\x1a.tmc.v1.PrepareManyRequest\x1a\x1b.tmc.v1.PrepareManyResponse\x12\x37\n\x06Submit\x12\x15.tmc.v1.SubmitRequest\x1a\x16.tmc.v1.SubmitResponse\x12\x43\n\nSubmitMany\x12\x19.tmc.v1.SubmitManyRequest\x1a\x1a.tmc.v1.SubmitManyResponse\x12=\n\x08Rollback\x12\x17.tmc.v1.RollbackRequest\x1a\x18.tmc.v1.RollbackResponse\x12I\n\x0cRollbackMany\x12\x1b.tmc.v1.RollbackManyRequest\x1a\x1c.tmc.v1.RollbackManyResponse\x12:\n\x07Publish\x12\x16.tmc.v1.PublishRequest\x1a\x17.tmc.v1.PublishResponse\x12\x46\n\x0bPublishMany\x12\x1a.tmc.v1.PublishManyRequest\x1a\x1b.tmc.v1.PublishManyResponse\x12\x38\n\nGetMessage\x12\x19.tmc.v1.GetMessageRequest\x1a\x0f.tmc.v1.Message\x12O\n\x0e\x44\x65scribeChecks\x12\x1d.tmc.v1.DescribeChecksRequest\x1a\x1e.tmc.v1.DescribeChecksResponseB&\n\x06tmc.v1B\x0cMessageProtoP\x01Z\x0ctmc/v1;tmcv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tmc.v1.message_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\006tmc.v1B\014MessageProtoP\001Z\014tmc/v1;tmcv1'
   _globals['_PREPAREREQUEST_HEADERSENTRY']._loaded_options = None
   _globals['_PREPAREREQUEST_HEADERSENTRY']._serialized_options = b'8\001'
+  _globals['_PUBLISHREQUEST_HEADERSENTRY']._loaded_options = None
+  _globals['_PUBLISHREQUEST_HEADERSENTRY']._serialized_options = b'8\001'
   _globals['_MESSAGE_HEADERSENTRY']._loaded_options = None
   _globals['_MESSAGE_HEADERSENTRY']._serialized_options = b'8\001'
   _globals['_PREPAREREQUEST']._serialized_start=53
@@ -48,26 +51,48 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREPARERESULT']._serialized_end=559
   _globals['_PREPAREMANYRESPONSE']._serialized_start=561
   _globals['_PREPAREMANYRESPONSE']._serialized_end=622
-  _globals['_DECIDEREQUEST']._serialized_start=624
-  _globals['_DECIDEREQUEST']._serialized_end=707
-  _globals['_DECIDERESPONSE']._serialized_start=709
-  _globals['_DECIDERESPONSE']._serialized_end=782
-  _globals['_DECIDEMANYREQUEST']._serialized_start=784
-  _globals['_DECIDEMANYREQUEST']._serialized_end=841
-  _globals['_DECIDERESULT']._serialized_start=843
-  _globals['_DECIDERESULT']._serialized_end=948
-  _globals['_DECIDEMANYRESPONSE']._serialized_start=950
-  _globals['_DECIDEMANYRESPONSE']._serialized_end=1009
-  _globals['_GETMESSAGEREQUEST']._serialized_start=1011
-  _globals['_GETMESSAGEREQUEST']._serialized_end=1078
-  _globals['_MESSAGE']._serialized_start=1081
-  _globals['_MESSAGE']._serialized_end=1440
+  _globals['_PUBLISHREQUEST']._serialized_start=625
+  _globals['_PUBLISHREQUEST']._serialized_end=845
+  _globals['_PUBLISHREQUEST_HEADERSENTRY']._serialized_start=268
+  _globals['_PUBLISHREQUEST_HEADERSENTRY']._serialized_end=314
+  _globals['_PUBLISHRESPONSE']._serialized_start=847
+  _globals['_PUBLISHRESPONSE']._serialized_end=921
+  _globals['_PUBLISHMANYREQUEST']._serialized_start=923
+  _globals['_PUBLISHMANYREQUEST']._serialized_end=982
+  _globals['_PUBLISHRESULT']._serialized_start=984
+  _globals['_PUBLISHRESULT']._serialized_end=1090
+  _globals['_PUBLISHMANYRESPONSE']._serialized_start=1092
+  _globals['_PUBLISHMANYRESPONSE']._serialized_end=1153
+  _globals['_SUBMITREQUEST']._serialized_start=1155
+  _globals['_SUBMITREQUEST']._serialized_end=1238
+  _globals['_SUBMITRESPONSE']._serialized_start=1240
+  _globals['_SUBMITRESPONSE']._serialized_end=1313
+  _globals['_SUBMITMANYREQUEST']._serialized_start=1315
+  _globals['_SUBMITMANYREQUEST']._serialized_end=1372
+  _globals['_SUBMITRESULT']._serialized_start=1374
+  _globals['_SUBMITRESULT']._serialized_end=1479
+  _globals['_SUBMITMANYRESPONSE']._serialized_start=1481
+  _globals['_SUBMITMANYRESPONSE']._serialized_end=1540
+  _globals['_ROLLBACKREQUEST']._serialized_start=1542
+  _globals['_ROLLBACKREQUEST']._serialized_end=1627
+  _globals['_ROLLBACKRESPONSE']._serialized_start=1629
+  _globals['_ROLLBACKRESPONSE']._serialized_end=1704
+  _globals['_ROLLBACKMANYREQUEST']._serialized_start=1706
+  _globals['_ROLLBACKMANYREQUEST']._serialized_end=1767
+  _globals['_ROLLBACKRESULT']._serialized_start=1769
+  _globals['_ROLLBACKRESULT']._serialized_end=1876
+  _globals['_ROLLBACKMANYRESPONSE']._serialized_start=1878
+  _globals['_ROLLBACKMANYRESPONSE']._serialized_end=1941
+  _globals['_GETMESSAGEREQUEST']._serialized_start=1943
+  _globals['_GETMESSAGEREQUEST']._serialized_end=2010
+  _globals['_MESSAGE']._serialized_start=2013
+  _globals['_MESSAGE']._serialized_end=2372
   _globals['_MESSAGE_HEADERSENTRY']._serialized_start=268
   _globals['_MESSAGE_HEADERSENTRY']._serialized_end=314
-  _globals['_DESCRIBECHECKSREQUEST']._serialized_start=1442
-  _globals['_DESCRIBECHECKSREQUEST']._serialized_end=1465
-  _globals['_DESCRIBECHECKSRESPONSE']._serialized_start=1467
-  _globals['_DESCRIBECHECKSRESPONSE']._serialized_end=1512
-  _globals['_MESSAGESERVICE']._serialized_start=1515
-  _globals['_MESSAGESERVICE']._serialized_end=2190
+  _globals['_DESCRIBECHECKSREQUEST']._serialized_start=2374
+  _globals['_DESCRIBECHECKSREQUEST']._serialized_end=2397
+  _globals['_DESCRIBECHECKSRESPONSE']._serialized_start=2399
+  _globals['_DESCRIBECHECKSRESPONSE']._serialized_end=2444
+  _globals['_MESSAGESERVICE']._serialized_start=2447
+  _globals['_MESSAGESERVICE']._serialized_end=3130
 # @@protoc_insertion_point(module_scope)

@@ -66,7 +66,62 @@ class PrepareManyResponse(_message.Message):
     results: _containers.RepeatedCompositeFieldContainer[PrepareResult]
     def __init__(self, results: _Optional[_Iterable[_Union[PrepareResult, _Mapping]]] = ...) -> None: ...
 
-class DecideRequest(_message.Message):
+class PublishRequest(_message.Message):
+    __slots__ = ("topic", "key", "body", "content_type", "headers", "attempt_id", "delay_ms")
+    class HeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    key: str
+    body: bytes
+    content_type: str
+    headers: _containers.ScalarMap[str, str]
+    attempt_id: bytes
+    delay_ms: int
+    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., body: _Optional[bytes] = ..., content_type: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., attempt_id: _Optional[bytes] = ..., delay_ms: _Optional[int] = ...) -> None: ...
+
+class PublishResponse(_message.Message):
+    __slots__ = ("message_id", "state")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    state: _types_pb2.MessageState
+    def __init__(self, message_id: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.MessageState, str]] = ...) -> None: ...
+
+class PublishManyRequest(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[PublishRequest]
+    def __init__(self, items: _Optional[_Iterable[_Union[PublishRequest, _Mapping]]] = ...) -> None: ...
+
+class PublishResult(_message.Message):
+    __slots__ = ("message_id", "state", "error")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    state: _types_pb2.MessageState
+    error: _types_pb2.ItemError
+    def __init__(self, message_id: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.MessageState, str]] = ..., error: _Optional[_Union[_types_pb2.ItemError, _Mapping]] = ...) -> None: ...
+
+class PublishManyResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[PublishResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[PublishResult, _Mapping]]] = ...) -> None: ...
+
+class SubmitRequest(_message.Message):
     __slots__ = ("message_id", "topic", "key", "attempt_id")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -78,7 +133,7 @@ class DecideRequest(_message.Message):
     attempt_id: bytes
     def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ..., attempt_id: _Optional[bytes] = ...) -> None: ...
 
-class DecideResponse(_message.Message):
+class SubmitResponse(_message.Message):
     __slots__ = ("message_id", "state")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -86,13 +141,13 @@ class DecideResponse(_message.Message):
     state: _types_pb2.MessageState
     def __init__(self, message_id: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.MessageState, str]] = ...) -> None: ...
 
-class DecideManyRequest(_message.Message):
+class SubmitManyRequest(_message.Message):
     __slots__ = ("items",)
     ITEMS_FIELD_NUMBER: _ClassVar[int]
-    items: _containers.RepeatedCompositeFieldContainer[DecideRequest]
-    def __init__(self, items: _Optional[_Iterable[_Union[DecideRequest, _Mapping]]] = ...) -> None: ...
+    items: _containers.RepeatedCompositeFieldContainer[SubmitRequest]
+    def __init__(self, items: _Optional[_Iterable[_Union[SubmitRequest, _Mapping]]] = ...) -> None: ...
 
-class DecideResult(_message.Message):
+class SubmitResult(_message.Message):
     __slots__ = ("message_id", "state", "error")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -102,11 +157,53 @@ class DecideResult(_message.Message):
     error: _types_pb2.ItemError
     def __init__(self, message_id: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.MessageState, str]] = ..., error: _Optional[_Union[_types_pb2.ItemError, _Mapping]] = ...) -> None: ...
 
-class DecideManyResponse(_message.Message):
+class SubmitManyResponse(_message.Message):
     __slots__ = ("results",)
     RESULTS_FIELD_NUMBER: _ClassVar[int]
-    results: _containers.RepeatedCompositeFieldContainer[DecideResult]
-    def __init__(self, results: _Optional[_Iterable[_Union[DecideResult, _Mapping]]] = ...) -> None: ...
+    results: _containers.RepeatedCompositeFieldContainer[SubmitResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[SubmitResult, _Mapping]]] = ...) -> None: ...
+
+class RollbackRequest(_message.Message):
+    __slots__ = ("message_id", "topic", "key", "attempt_id")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    topic: str
+    key: str
+    attempt_id: bytes
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ..., attempt_id: _Optional[bytes] = ...) -> None: ...
+
+class RollbackResponse(_message.Message):
+    __slots__ = ("message_id", "state")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    state: _types_pb2.MessageState
+    def __init__(self, message_id: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.MessageState, str]] = ...) -> None: ...
+
+class RollbackManyRequest(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[RollbackRequest]
+    def __init__(self, items: _Optional[_Iterable[_Union[RollbackRequest, _Mapping]]] = ...) -> None: ...
+
+class RollbackResult(_message.Message):
+    __slots__ = ("message_id", "state", "error")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    state: _types_pb2.MessageState
+    error: _types_pb2.ItemError
+    def __init__(self, message_id: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.MessageState, str]] = ..., error: _Optional[_Union[_types_pb2.ItemError, _Mapping]] = ...) -> None: ...
+
+class RollbackManyResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[RollbackResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[RollbackResult, _Mapping]]] = ...) -> None: ...
 
 class GetMessageRequest(_message.Message):
     __slots__ = ("message_id", "topic", "key")

@@ -48,33 +48,33 @@ class MessageServiceStub(object):
                 _registered_method=True)
         self.Submit = channel.unary_unary(
                 '/tmc.v1.MessageService/Submit',
-                request_serializer=tmc_dot_v1_dot_message__pb2.DecideRequest.SerializeToString,
-                response_deserializer=tmc_dot_v1_dot_message__pb2.DecideResponse.FromString,
+                request_serializer=tmc_dot_v1_dot_message__pb2.SubmitRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_message__pb2.SubmitResponse.FromString,
                 _registered_method=True)
         self.SubmitMany = channel.unary_unary(
                 '/tmc.v1.MessageService/SubmitMany',
-                request_serializer=tmc_dot_v1_dot_message__pb2.DecideManyRequest.SerializeToString,
-                response_deserializer=tmc_dot_v1_dot_message__pb2.DecideManyResponse.FromString,
+                request_serializer=tmc_dot_v1_dot_message__pb2.SubmitManyRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_message__pb2.SubmitManyResponse.FromString,
                 _registered_method=True)
         self.Rollback = channel.unary_unary(
                 '/tmc.v1.MessageService/Rollback',
-                request_serializer=tmc_dot_v1_dot_message__pb2.DecideRequest.SerializeToString,
-                response_deserializer=tmc_dot_v1_dot_message__pb2.DecideResponse.FromString,
+                request_serializer=tmc_dot_v1_dot_message__pb2.RollbackRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_message__pb2.RollbackResponse.FromString,
                 _registered_method=True)
         self.RollbackMany = channel.unary_unary(
                 '/tmc.v1.MessageService/RollbackMany',
-                request_serializer=tmc_dot_v1_dot_message__pb2.DecideManyRequest.SerializeToString,
-                response_deserializer=tmc_dot_v1_dot_message__pb2.DecideManyResponse.FromString,
+                request_serializer=tmc_dot_v1_dot_message__pb2.RollbackManyRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_message__pb2.RollbackManyResponse.FromString,
                 _registered_method=True)
         self.Publish = channel.unary_unary(
                 '/tmc.v1.MessageService/Publish',
-                request_serializer=tmc_dot_v1_dot_message__pb2.PrepareRequest.SerializeToString,
-                response_deserializer=tmc_dot_v1_dot_message__pb2.PrepareResponse.FromString,
+                request_serializer=tmc_dot_v1_dot_message__pb2.PublishRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_message__pb2.PublishResponse.FromString,
                 _registered_method=True)
         self.PublishMany = channel.unary_unary(
                 '/tmc.v1.MessageService/PublishMany',
-                request_serializer=tmc_dot_v1_dot_message__pb2.PrepareManyRequest.SerializeToString,
-                response_deserializer=tmc_dot_v1_dot_message__pb2.PrepareManyResponse.FromString,
+                request_serializer=tmc_dot_v1_dot_message__pb2.PublishManyRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_message__pb2.PublishManyResponse.FromString,
                 _registered_method=True)
         self.GetMessage = channel.unary_unary(
                 '/tmc.v1.MessageService/GetMessage',
@@ -115,7 +115,8 @@ class MessageServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SubmitMany(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Up to 1,000 at once; each item succeeds or fails on its own.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -128,7 +129,8 @@ class MessageServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RollbackMany(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Up to 1,000 at once; each item succeeds or fails on its own.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -141,7 +143,8 @@ class MessageServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PublishMany(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Up to 1,000 at once; each item succeeds or fails on its own.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -175,33 +178,33 @@ def add_MessageServiceServicer_to_server(servicer, server):
             ),
             'Submit': grpc.unary_unary_rpc_method_handler(
                     servicer.Submit,
-                    request_deserializer=tmc_dot_v1_dot_message__pb2.DecideRequest.FromString,
-                    response_serializer=tmc_dot_v1_dot_message__pb2.DecideResponse.SerializeToString,
+                    request_deserializer=tmc_dot_v1_dot_message__pb2.SubmitRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_message__pb2.SubmitResponse.SerializeToString,
             ),
             'SubmitMany': grpc.unary_unary_rpc_method_handler(
                     servicer.SubmitMany,
-                    request_deserializer=tmc_dot_v1_dot_message__pb2.DecideManyRequest.FromString,
-                    response_serializer=tmc_dot_v1_dot_message__pb2.DecideManyResponse.SerializeToString,
+                    request_deserializer=tmc_dot_v1_dot_message__pb2.SubmitManyRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_message__pb2.SubmitManyResponse.SerializeToString,
             ),
             'Rollback': grpc.unary_unary_rpc_method_handler(
                     servicer.Rollback,
-                    request_deserializer=tmc_dot_v1_dot_message__pb2.DecideRequest.FromString,
-                    response_serializer=tmc_dot_v1_dot_message__pb2.DecideResponse.SerializeToString,
+                    request_deserializer=tmc_dot_v1_dot_message__pb2.RollbackRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_message__pb2.RollbackResponse.SerializeToString,
             ),
             'RollbackMany': grpc.unary_unary_rpc_method_handler(
                     servicer.RollbackMany,
-                    request_deserializer=tmc_dot_v1_dot_message__pb2.DecideManyRequest.FromString,
-                    response_serializer=tmc_dot_v1_dot_message__pb2.DecideManyResponse.SerializeToString,
+                    request_deserializer=tmc_dot_v1_dot_message__pb2.RollbackManyRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_message__pb2.RollbackManyResponse.SerializeToString,
             ),
             'Publish': grpc.unary_unary_rpc_method_handler(
                     servicer.Publish,
-                    request_deserializer=tmc_dot_v1_dot_message__pb2.PrepareRequest.FromString,
-                    response_serializer=tmc_dot_v1_dot_message__pb2.PrepareResponse.SerializeToString,
+                    request_deserializer=tmc_dot_v1_dot_message__pb2.PublishRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_message__pb2.PublishResponse.SerializeToString,
             ),
             'PublishMany': grpc.unary_unary_rpc_method_handler(
                     servicer.PublishMany,
-                    request_deserializer=tmc_dot_v1_dot_message__pb2.PrepareManyRequest.FromString,
-                    response_serializer=tmc_dot_v1_dot_message__pb2.PrepareManyResponse.SerializeToString,
+                    request_deserializer=tmc_dot_v1_dot_message__pb2.PublishManyRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_message__pb2.PublishManyResponse.SerializeToString,
             ),
             'GetMessage': grpc.unary_unary_rpc_method_handler(
                     servicer.GetMessage,
@@ -295,8 +298,8 @@ class MessageService(object):
             request,
             target,
             '/tmc.v1.MessageService/Submit',
-            tmc_dot_v1_dot_message__pb2.DecideRequest.SerializeToString,
-            tmc_dot_v1_dot_message__pb2.DecideResponse.FromString,
+            tmc_dot_v1_dot_message__pb2.SubmitRequest.SerializeToString,
+            tmc_dot_v1_dot_message__pb2.SubmitResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -322,8 +325,8 @@ class MessageService(object):
             request,
             target,
             '/tmc.v1.MessageService/SubmitMany',
-            tmc_dot_v1_dot_message__pb2.DecideManyRequest.SerializeToString,
-            tmc_dot_v1_dot_message__pb2.DecideManyResponse.FromString,
+            tmc_dot_v1_dot_message__pb2.SubmitManyRequest.SerializeToString,
+            tmc_dot_v1_dot_message__pb2.SubmitManyResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -349,8 +352,8 @@ class MessageService(object):
             request,
             target,
             '/tmc.v1.MessageService/Rollback',
-            tmc_dot_v1_dot_message__pb2.DecideRequest.SerializeToString,
-            tmc_dot_v1_dot_message__pb2.DecideResponse.FromString,
+            tmc_dot_v1_dot_message__pb2.RollbackRequest.SerializeToString,
+            tmc_dot_v1_dot_message__pb2.RollbackResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -376,8 +379,8 @@ class MessageService(object):
             request,
             target,
             '/tmc.v1.MessageService/RollbackMany',
-            tmc_dot_v1_dot_message__pb2.DecideManyRequest.SerializeToString,
-            tmc_dot_v1_dot_message__pb2.DecideManyResponse.FromString,
+            tmc_dot_v1_dot_message__pb2.RollbackManyRequest.SerializeToString,
+            tmc_dot_v1_dot_message__pb2.RollbackManyResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -403,8 +406,8 @@ class MessageService(object):
             request,
             target,
             '/tmc.v1.MessageService/Publish',
-            tmc_dot_v1_dot_message__pb2.PrepareRequest.SerializeToString,
-            tmc_dot_v1_dot_message__pb2.PrepareResponse.FromString,
+            tmc_dot_v1_dot_message__pb2.PublishRequest.SerializeToString,
+            tmc_dot_v1_dot_message__pb2.PublishResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -430,8 +433,8 @@ class MessageService(object):
             request,
             target,
             '/tmc.v1.MessageService/PublishMany',
-            tmc_dot_v1_dot_message__pb2.PrepareManyRequest.SerializeToString,
-            tmc_dot_v1_dot_message__pb2.PrepareManyResponse.FromString,
+            tmc_dot_v1_dot_message__pb2.PublishManyRequest.SerializeToString,
+            tmc_dot_v1_dot_message__pb2.PublishManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

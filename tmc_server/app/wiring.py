@@ -37,11 +37,13 @@ from tmc_server.requests.first_use import FirstUse, topics_exist
 from tmc_server.requests.preparing import Preparing
 from tmc_server.requests.signing import Signing
 from tmc_server.requests.undecided import Undecided
+from tmc_server.rpc.admin_service import AdminServicer
 from tmc_server.rpc.authentication import Authentication
 from tmc_server.rpc.calls import Edge
+from tmc_server.rpc.consumption_service import ConsumptionServicer
 from tmc_server.rpc.doorkeeper import Doorkeeper
+from tmc_server.rpc.message_service import MessageServicer
 from tmc_server.rpc.server import GrpcServer, build
-from tmc_server.rpc.servicers import AdminServicer, ConsumptionServicer, MessageServicer
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.due import DueConsumptions, OpenCounts, SqlAlertOutbox
 from tmc_server.store.due_checks import DueMessages, UndecidedMessages

@@ -6,8 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from tmc_server.domain.numbers import Shard
-from tmc_server.domain.operations import Ack, GiveBack, Nack, Operation
+from tmc_server.domain.operations import THE_CENTER, Ack, GiveBack, Nack, Operation
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import Copy
 from tmc_server.domain.ports.work import Performer
@@ -31,12 +30,27 @@ class CopyAnswers:
     def give_back(self, copies: Sequence[Copy], after_ms: int = 0) -> None:
         """They reached nobody: due again after that time, uncounted."""
         self._start(
-            [(c.shard, GiveBack(c.number, c.subscription, attempt=c.attempt, after_ms=after_ms)) for c in copies]
+            [
+                GiveBack(
+                    shard=copy.shard,
+                    app=THE_CENTER,
+                    number=copy.number,
+                    subscription=copy.subscription,
+                    attempt=copy.attempt,
+                    after_ms=after_ms,
+                )
+                for copy in copies
+            ]
         )
 
     def acknowledge(self, copies: Sequence[Copy]) -> None:
         """They were forwarded: done."""
-        self._start([(c.shard, Ack(c.number, c.subscription)) for c in copies])
+        self._start(
+            [
+                Ack(shard=copy.shard, app=THE_CENTER, number=copy.number, subscription=copy.subscription)
+                for copy in copies
+            ]
+        )
 
     def refuse(self, copies: Sequence[Copy], error: str) -> None:
         """Forwarding failed: again by the subscription's policy."""
@@ -44,28 +58,40 @@ class CopyAnswers:
 
         def nack(copy: Copy) -> Nack:
             policy = subscriptions[copy.subscription].policy
-            return Nack(copy.number, copy.subscription, attempt=copy.attempt, policy=policy, error=error[:500])
+            return Nack(
+                shard=copy.shard,
+                app=THE_CENTER,
+                number=copy.number,
+                subscription=copy.subscription,
+                attempt=copy.attempt,
+                policy=policy,
+                error=error[:500],
+            )
 
-        self._start([(copy.shard, nack(copy)) for copy in copies])
+        self._start([nack(copy) for copy in copies])
 
-    def _start(self, operations: list[tuple[Shard, Operation]]) -> None:
+    def _start(self, operations: Sequence[Operation]) -> None:
         try:
             self._loop.call_soon_threadsafe(self._spawn, operations)
         except RuntimeError:  # the loop is closed: the rows come again at their due time
             log.debug("%d answers came after the end", len(operations))
 
-    def _spawn(self, operations: list[tuple[Shard, Operation]]) -> None:
+    def _spawn(self, operations: Sequence[Operation]) -> None:
         for start in range(0, len(operations), _AT_ONCE):
             task = self._loop.create_task(self._perform(operations[start : start + _AT_ONCE]))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _perform(self, operations: list[tuple[Shard, Operation]]) -> None:
+    async def _perform(self, operations: Sequence[Operation]) -> None:
         while operations:
             assert self.performer is not None
             try:
-                await self.performer.perform(operations)
-                operations = [item for item in operations if isinstance(item[1].answer, Retryable)]
+                answers = await self.performer.perform(operations)
+                operations = [
+                    operation
+                    for operation, answer in zip(operations, answers, strict=True)
+                    if isinstance(answer, Retryable)
+                ]
             except ShuttingDown:
                 log.warning("%d copies wait for their next due time: this server stops", len(operations))
                 return

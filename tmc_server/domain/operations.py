@@ -1,4 +1,6 @@
-"""What the store is asked to do, as data: requests build these, group commit carries them, the store answers them.
+"""What the store is asked to do, as data: requests build these, the group commit carries them, the store answers.
+
+An operation never changes. Answers travel beside the operations, in a list of the same order.
 
 Prepare, submit, rollback and ack are idempotent: run again after an uncertain commit they find their own work and answer
 the same. Whatever belongs to one try is guarded by its attempt number: run again, the answer may be that it is done already.
@@ -10,55 +12,47 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tmc_server.domain.catalog import Topic
+from tmc_server.domain.ids import MessageId
 from tmc_server.domain.message import MessageState
-from tmc_server.domain.numbers import NO_ATTEMPT, Attempt, MessageNumber, SubscriptionNumber
+from tmc_server.domain.numbers import NO_ATTEMPT, Attempt, MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import TmcError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """The answer to prepare, publish, submit and rollback. number None: a rollback of what was never stored.
+    """The answer to prepare, publish, submit and rollback. message_id None: a rollback of what was never stored.
 
     changed: this operation made it so; False: it was so before.
     """
 
-    number: MessageNumber | None
+    message_id: MessageId | None
     state: MessageState
     changed: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The answer to everything about a consumption."""
+    """The answer to everything about a consumption. subscription: the one whose row it was, of all lives of its name."""
+
+    subscription: SubscriptionNumber = field(compare=False)
 
 
-class Locked:
-    """Not an answer yet: somebody else holds the row, the operation is tried again shortly."""
+Answer = Stored | Done | TmcError
+
+THE_CENTER = 0
+"""The app number of the center's own operations."""
 
 
-class Again:
-    """Not an answer yet: the operation wrote a tombstone and looks again after the commit."""
-
-
-DONE = Done()
-LOCKED = Locked()
-AGAIN = Again()
-Answer = Stored | Done | Locked | Again | TmcError
-
-
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Operation:
-    """The base. answer: set by the store.  again: its AGAIN was committed.  ticket, tries: for group commit alone.
+    """The base; two operations are never equal.
 
-    app: number of the app that asked, which queues for a shard by itself; 0: the center's own work.
+    shard: where its row is.  app: number of the app that asked; its operations wait in a line of their own.
     """
 
-    answer: Answer | None = field(default=None, init=False)
-    app: int = field(default=0, init=False)
-    again: bool = field(default=False, init=False)
-    ticket: object = field(default=None, init=False)
-    tries: int = field(default=0, init=False)
+    shard: Shard
+    app: int
 
     @property
     def size(self) -> int:
@@ -66,13 +60,12 @@ class Operation:
         return 100
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Prepare(Operation):
-    """Insert a message. publish: COMMITTED at once, with consumption rows."""
+    """Insert a message of the app that asked. publish: COMMITTED at once, with consumption rows."""
 
     number: MessageNumber
     topic: Topic
-    producer: int
     producer_tag: str
     key: str
     attempt_id: bytes
@@ -86,11 +79,16 @@ class Prepare(Operation):
     check_target: str = ""
 
     @property
+    def message_id(self) -> MessageId:
+        """The public id, should it be stored."""
+        return MessageId(self.topic.number, self.app, self.shard, self.number)
+
+    @property
     def size(self) -> int:
         return 1000 + len(self.body) + sum(len(name) + len(text) for name, text in self.headers.items())
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Decide(Operation):
     """Submit (commit=True) or roll back one message, by number or by key and attempt id.
 
@@ -106,7 +104,7 @@ class Decide(Operation):
     only_this_tag: bool = False
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Consume(Operation):
     """The base of everything about one consumption."""
 
@@ -114,14 +112,14 @@ class Consume(Operation):
     subscription: SubscriptionNumber
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Ack(Consume):
     """The effect is done. attempt: of the copy that was handled, 0: not known."""
 
     attempt: Attempt = NO_ATTEMPT
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Nack(Consume):
     """The try failed. hangs: its handler ran longer than its consumer allows, the owner is alerted."""
 
@@ -133,7 +131,7 @@ class Nack(Consume):
     hangs: bool = False
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Extend(Consume):
     """The handler needs longer."""
 
@@ -141,7 +139,7 @@ class Extend(Consume):
     extend_ms: int
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GiveBack(Consume):
     """The copy never reached the consumer."""
 
@@ -149,7 +147,7 @@ class GiveBack(Consume):
     after_ms: int
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SignAgain(Consume):
     """A consumer refused a copy without a signature. since_ms: no copy that was handed over later lacks one."""
 
@@ -157,7 +155,7 @@ class SignAgain(Consume):
     since_ms: int
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Reactivate(Consume):
     """An operator wants a failed delivery tried again."""
 

@@ -58,6 +58,7 @@ _ADMIN_METHODS = (
     "ListConsumptions",
     "ReactivateConsumption",
     "ListServers",
+    "GetShardMap",
     "ListInstances",
     "SetTopicCheck",
     "GetTopicCheck",

@@ -35,7 +35,13 @@ class Acking:
     def ack(self, caller: Caller, message_id: str, attempt: Attempt = NO_ATTEMPT) -> Item:
         target, subscription = self._target(caller, message_id)
         validation.between(attempt, "attempt", 0, 2**31 - 1)
-        return target.shard, Ack(target.number, subscription.number, attempt)
+        return Ack(
+            shard=target.shard,
+            app=caller.app.number,
+            number=target.number,
+            subscription=subscription.number,
+            attempt=attempt,
+        )
 
     def nack(
         self,
@@ -52,9 +58,11 @@ class Acking:
         if retry_after_ms is not None:
             validation.between(retry_after_ms, "retry_after_ms", 0, DAY_MS)
         error = error[: validation.ERROR_CHARACTERS]
-        return target.shard, Nack(
-            target.number,
-            subscription.number,
+        return Nack(
+            shard=target.shard,
+            app=caller.app.number,
+            number=target.number,
+            subscription=subscription.number,
             attempt=attempt,
             policy=subscription.policy,
             error=error,
@@ -68,13 +76,27 @@ class Acking:
         target, subscription = self._target(caller, message_id)
         validation.between(attempt, "attempt", 1, 2**31 - 1)
         since_ms = subscription.keys.since_ms if subscription.keys is not None else 0
-        return target.shard, SignAgain(target.number, subscription.number, attempt=attempt, since_ms=since_ms)
+        return SignAgain(
+            shard=target.shard,
+            app=caller.app.number,
+            number=target.number,
+            subscription=subscription.number,
+            attempt=attempt,
+            since_ms=since_ms,
+        )
 
     def extend(self, caller: Caller, message_id: str, attempt: Attempt, extend_ms: int) -> Item:
         target, subscription = self._target(caller, message_id)
         validation.between(attempt, "attempt", 1, 2**31 - 1)
         validation.between(extend_ms, "extend_ms", 1, DAY_MS)
-        return target.shard, Extend(target.number, subscription.number, attempt=attempt, extend_ms=extend_ms)
+        return Extend(
+            shard=target.shard,
+            app=caller.app.number,
+            number=target.number,
+            subscription=subscription.number,
+            attempt=attempt,
+            extend_ms=extend_ms,
+        )
 
     def admit(self, caller: Caller, count: int) -> None:
         """Before any of so many items is looked at: invalid ones cost as much as valid ones. Raises InvalidField, RateLimited."""
@@ -82,14 +104,13 @@ class Acking:
 
     async def perform(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:
         """Store them. Raises QueueFull, ShuttingDown for all."""
-        answers = await perform_each(self._performer, caller.app.number, items)
-        done = [
-            item[1]
-            for item, answer in zip(items, answers, strict=True)
-            if isinstance(item, tuple) and isinstance(answer, Done)
-        ]
+        answers = await perform_each(self._performer, items)
         for kind, counter in ((Ack, METRICS.acked), (Nack, METRICS.nacked)):
-            numbers = Tally(operation.subscription for operation in done if isinstance(operation, kind))
+            numbers = Tally(
+                answer.subscription
+                for item, answer in zip(items, answers, strict=True)
+                if isinstance(answer, Done) and isinstance(item, kind)
+            )
             for subscription, times in numbers.items():
                 counter.labels(self._topic_name(subscription), caller.app.id).inc(times)
         return answers

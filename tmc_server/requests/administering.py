@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Generic, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
-from tmc_server.domain.operations import Reactivate
+from tmc_server.domain.operations import THE_CENTER, Done, Reactivate
 from tmc_server.domain.placement import shard_of, shards_of, table_index_for
 from tmc_server.domain.ports.catalog import (
     Activation,
@@ -41,7 +41,8 @@ from tmc_server.errors import (
     Unavailable,
 )
 from tmc_server.requests import validation
-from tmc_server.requests.caller import Caller, perform_each
+from tmc_server.requests.caller import Caller
+from tmc_server.requests.listing import Listing
 
 log = logging.getLogger("tmc.admin")
 
@@ -49,17 +50,7 @@ _WAITS = 8  # changes that are awaited at once; the next ones wait for their tur
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-View = TypeVar("View", MessageView, ConsumptionView)
-
-
-@dataclass(frozen=True)
-class Page(Generic[View]):
-    """One page of a listing. next_token "": the last one."""
-
-    rows: Sequence[View]
-    next_token: str
+Placed = TypeVar("Placed", MessageView, ConsumptionView)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,10 +274,11 @@ class Administering:
         gone, removed_ms = await self.change(self._editor.finish_removal, actor, leaving.number)
         return replace(gone, removed_ms=removed_ms) if gone.is_removed else gone
 
-    def subscriptions(self, topic: str) -> list[Subscription]:
+    def subscriptions(self, topic: str) -> Collection[Subscription]:
+        """Of one topic; "": all. Raises TopicUnknown."""
         if not topic:
-            return sorted(self.catalog.subscriptions.values(), key=lambda s: s.number)
-        return list(self.catalog.subscriptions_of.get(self._topic(topic).number, ()))
+            return self.catalog.subscriptions.values()
+        return self.catalog.subscriptions_of.get(self._topic(topic).number, ())
 
     def _topic(self, name: str) -> Topic:
         found = self.catalog.topic_by_name.get(validation.topic(name))
@@ -331,7 +323,7 @@ class Administering:
 
     async def messages(
         self, topic: str, state: int, from_ms: int, to_ms: int, page_size: int, page_token: str
-    ) -> Page[MessageView]:
+    ) -> Listing[MessageView]:
         place = self._topic(topic)
         if state not in (0, *map(int, MessageState)):
             raise InvalidField("state", "be one of the message states")
@@ -350,7 +342,7 @@ class Administering:
 
     async def consumptions(
         self, topic: str, app: str, state: int, page_size: int, page_token: str
-    ) -> Page[ConsumptionView]:
+    ) -> Listing[ConsumptionView]:
         place = self._topic(topic)
         if state not in (0, *map(int, ConsumptionState)):
             raise InvalidField("state", "be one of the consumption states")
@@ -382,15 +374,23 @@ class Administering:
         if consumer is None or topic is None:
             raise SubscriptionUnknown("There is no such subscription: list them to see topic, app and tag.")
         subscription = catalog.consumable(topic.number, consumer, validation.tag(tag) or topic.default_tag)
-        operation = Reactivate(parsed.number, subscription.number, actor=actor, reason=reason)
-        (answer,) = await perform_each(self._performer, 0, [(parsed.shard, operation)])
+        operation = Reactivate(
+            shard=parsed.shard,
+            app=THE_CENTER,
+            number=parsed.number,
+            subscription=subscription.number,
+            actor=actor,
+            reason=reason,
+        )
+        (answer,) = await self._performer.perform([operation])
         if isinstance(answer, TmcError):
             raise answer
-        found = await asyncio.to_thread(self._reader.consumption, parsed.shard, parsed.number, operation.subscription)
+        assert isinstance(answer, Done)
+        found = await asyncio.to_thread(self._reader.consumption, parsed.shard, parsed.number, answer.subscription)
         assert found is not None
         return found
 
 
-def _page(rows: Sequence[View], limit: int) -> Page[View]:
+def _page(rows: Sequence[Placed], limit: int) -> Listing[Placed]:
     token = f"{rows[-1].shard}-{rows[-1].number}" if len(rows) >= limit else ""
-    return Page(rows, token)
+    return Listing(rows=rows, next_token=token)

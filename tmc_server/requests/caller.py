@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tmc_server.domain.catalog import App
-from tmc_server.domain.numbers import Shard
 from tmc_server.domain.operations import Answer, Operation
 from tmc_server.domain.ports.work import Performer
 from tmc_server.errors import RateLimited, TmcError
@@ -29,26 +28,20 @@ class Caller:
     operator: str = ""
 
 
-Item = tuple[Shard, Operation] | TmcError
-"""One item of a batch: the shard and what to do there, or why it was refused before it got that far."""
+Item = Operation | TmcError
+"""One item of a batch: what to do, or why it was refused before it got that far."""
 
 
-async def perform_each(performer: Performer, app: int, items: Sequence[Item]) -> list[Answer]:
-    """Perform what can be performed, in the line of this app in each shard's queue (0: the center's own).
-
-    Returns: one answer per item, in order. Raises only what concerns all of them.
-    """
+async def perform_each(performer: Performer, items: Sequence[Item]) -> list[Answer]:
+    """Perform what can be performed. Returns: one answer per item, in order. Raises only what concerns all of them."""
     runnable = [item for item in items if not isinstance(item, TmcError)]
-    for _, operation in runnable:
-        operation.app = app
-    if runnable:
-        await performer.perform(runnable)
-    return [item if isinstance(item, TmcError) else _answer_of(item[1]) for item in items]
-
-
-def _answer_of(operation: Operation) -> Answer:
-    assert operation.answer is not None, "performed operations have answers"
-    return operation.answer
+    if not runnable:
+        return [item for item in items if isinstance(item, TmcError)]
+    answers = await performer.perform(runnable)
+    if len(answers) == len(items):
+        return answers
+    rest = iter(answers)
+    return [item if isinstance(item, TmcError) else next(rest) for item in items]
 
 
 class RateLimiter:

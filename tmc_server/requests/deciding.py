@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tmc_server.domain.ids import MessageId
-from tmc_server.domain.numbers import Shard
 from tmc_server.domain.operations import Answer, Decide, Stored
 from tmc_server.domain.placement import shard_of
 from tmc_server.domain.ports.catalog import CatalogSource
@@ -28,22 +26,29 @@ class Deciding:
         self._gauge = gauge
 
     def item(self, caller: Caller, *, commit: bool, message_id: str, topic: str, key: str, attempt_id: bytes) -> Item:
-        """One decision and its shard. Raises InvalidField, MessageUnknown, TopicUnknown."""
+        """One decision. Raises InvalidField, MessageUnknown, TopicUnknown."""
         catalog = self._catalog.current
         if message_id:
             parsed = validation.message_id(message_id)
             found = catalog.topics.get(parsed.topic)
             if found is None or found.owner != caller.app.number:
                 raise MessageUnknown
-            operation = Decide(commit, found, caller.tag or found.default_tag, parsed.number)
-            operation.only_this_tag = caller.only_this_tag
-            return parsed.shard, operation
+            return Decide(
+                shard=parsed.shard,
+                app=caller.app.number,
+                commit=commit,
+                topic=found,
+                producer_tag=caller.tag or found.default_tag,
+                number=parsed.number,
+                only_this_tag=caller.only_this_tag,
+            )
         validation.topic(topic)
         validation.key(key)
         validation.attempt_id(attempt_id)
         found = catalog.producible(topic, caller.app)
-        shard = shard_of(found.table_index, found.spread, key)
-        return shard, Decide(
+        return Decide(
+            shard=shard_of(found.table_index, found.spread, key),
+            app=caller.app.number,
             commit=commit,
             topic=found,
             producer_tag=caller.tag or found.default_tag,
@@ -58,22 +63,14 @@ class Deciding:
 
     async def perform(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:
         """Decide them. Raises QueueFull, ShuttingDown for all."""
-        answers = await perform_each(self._performer, caller.app.number, items)
+        answers = await perform_each(self._performer, items)
         decided = [
-            item[1]
+            item
             for item, answer in zip(items, answers, strict=True)
-            if isinstance(item, tuple) and isinstance(item[1], Decide) and isinstance(answer, Stored) and answer.changed
+            if isinstance(item, Decide) and isinstance(answer, Stored) and answer.changed
         ]
         for topic, times in Counter(operation.topic.number for operation in decided).items():
             self._gauge.moved(topic, -times)
         count_each(METRICS.submitted, ((operation.topic.name,) for operation in decided if operation.commit))
         count_each(METRICS.rolled_back, ((operation.topic.name,) for operation in decided if not operation.commit))
         return answers
-
-
-def id_of(item: tuple[Shard, Decide], caller: Caller, answer: Stored) -> str:
-    """The public id; "" when an attempt was rolled back that was never stored."""
-    shard, operation = item
-    if answer.number is None:
-        return ""
-    return str(MessageId(operation.topic.number, caller.app.number, shard, answer.number))

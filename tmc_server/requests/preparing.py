@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from tmc_server.domain.ids import IdGenerator, MessageId
+from tmc_server.domain.ids import IdGenerator
 from tmc_server.domain.message import digest_of
-from tmc_server.domain.numbers import Shard
 from tmc_server.domain.operations import Answer, Prepare, Stored
 from tmc_server.domain.placement import shard_of
 from tmc_server.domain.ports.catalog import CatalogSource
@@ -63,10 +62,10 @@ class Preparing:
         headers: Mapping[str, str],
         attempt_id: bytes,
         delay_ms: int,
-        ledger_id: bytes,
+        ledger_id: bytes = b"",
         check_target: str = "",
     ) -> Item:
-        """One checked message and its shard. Raises InvalidField, TopicUnknown, OpenLimit, NoIdentity."""
+        """One checked message. Raises InvalidField, TopicUnknown, OpenLimit, NoIdentity."""
         validation.topic(topic)
         validation.key(key)
         validation.attempt_id(attempt_id)
@@ -82,24 +81,22 @@ class Preparing:
             raise InvalidField("check_target", "be the name of one of the topic's targets, or empty")
         if not publish and self._gauge.open(found.number) >= found.open_limit:
             raise OpenLimit
-        return (
-            shard_of(found.table_index, found.spread, key),
-            Prepare(
-                number=self._ids.next(),
-                topic=found,
-                producer=caller.app.number,
-                producer_tag=caller.tag or found.default_tag,
-                key=key,
-                attempt_id=attempt_id,
-                digest=digest_of(body, content_type, headers, delay_ms),
-                body=body,
-                content_type=content_type,
-                headers=headers,
-                delay_ms=delay_ms,
-                ledger_id=ledger,
-                publish=publish,
-                check_target=check_target,
-            ),
+        return Prepare(
+            shard=shard_of(found.table_index, found.spread, key),
+            app=caller.app.number,
+            number=self._ids.next(),
+            topic=found,
+            producer_tag=caller.tag or found.default_tag,
+            key=key,
+            attempt_id=attempt_id,
+            digest=digest_of(body, content_type, headers, delay_ms),
+            body=body,
+            content_type=content_type,
+            headers=headers,
+            delay_ms=delay_ms,
+            ledger_id=ledger,
+            publish=publish,
+            check_target=check_target,
         )
 
     def admit(self, caller: Caller, count: int) -> None:
@@ -109,14 +106,11 @@ class Preparing:
     async def perform(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:
         """Store them. Raises QueueFull, ShuttingDown for all."""
         self._note_sender(caller, items)
-        answers = await perform_each(self._performer, caller.app.number, items)
+        answers = await perform_each(self._performer, items)
         fresh = [
-            item[1]
+            item
             for item, answer in zip(items, answers, strict=True)
-            if isinstance(item, tuple)
-            and isinstance(item[1], Prepare)
-            and isinstance(answer, Stored)
-            and answer.number == item[1].number
+            if isinstance(item, Prepare) and isinstance(answer, Stored) and answer.changed
         ]
         prepared = [operation.topic for operation in fresh if not operation.publish]
         for topic, times in Counter(topic.number for topic in prepared).items():
@@ -140,11 +134,4 @@ class Preparing:
 
 def _tags(items: Sequence[Item]) -> set[str]:
     """The environments these messages are from."""
-    return {item[1].producer_tag for item in items if isinstance(item, tuple) and isinstance(item[1], Prepare)}
-
-
-def id_of(item: tuple[Shard, Prepare], answer: Stored) -> str:
-    """The public id of a stored message."""
-    shard, operation = item
-    assert answer.number is not None
-    return str(MessageId(operation.topic.number, operation.producer, shard, answer.number))
+    return {item.producer_tag for item in items if isinstance(item, Prepare)}

@@ -97,7 +97,7 @@ class Undecided:
 
     async def check_now(self, message_id: str) -> CheckReport:
         """Ask about one message, and act on the answer. Raises MessageUnknown."""
-        return await asyncio.to_thread(self._check_now, _parsed(message_id))
+        return await asyncio.to_thread(self._check_now, validation.message_id(message_id))
 
     def _check_now(self, wanted: MessageId) -> CheckReport:
         view = self._existing(wanted)
@@ -120,7 +120,7 @@ class Undecided:
 
     async def reactivate(self, actor: str, message_id: str, reason: str) -> MessageView:
         """CHECK_FAILED -> PREPARED. Raises MessageUnknown, CheckRefused."""
-        wanted = _parsed(message_id)
+        wanted = validation.message_id(message_id)
         reason = validation.line(reason, "reason", validation.ERROR_CHARACTERS, least=1)
         before = await asyncio.to_thread(self._existing, wanted)
         if not await asyncio.to_thread(self._desk.reactivate, actor, wanted.shard, [wanted.number], reason):
@@ -152,7 +152,7 @@ class Undecided:
         """A human decides. Raises MessageUnknown, AlreadyCommitted, AlreadyRolledBack."""
         if verdict not in (Verdict.COMMIT, Verdict.ROLLBACK):
             raise InvalidField("verdict", "be COMMIT or ROLLBACK")
-        wanted = _parsed(message_id)
+        wanted = validation.message_id(message_id)
         reason = validation.line(reason, "reason", validation.ERROR_CHARACTERS, least=1)
         await asyncio.to_thread(self._existing, wanted)
         commit = verdict == Verdict.COMMIT
@@ -164,13 +164,6 @@ class Undecided:
         if found is None or found.topic != wanted.topic:
             raise MessageUnknown(_NO_SUCH)
         return found
-
-
-def _parsed(message_id: str) -> MessageId:
-    found = MessageId.parse(message_id)
-    if found is None:
-        raise MessageUnknown(_NO_SUCH)
-    return found
 
 
 def _by_shard(found: Sequence[tuple[Shard, MessageNumber]]) -> Mapping[Shard, list[MessageNumber]]:

@@ -10,7 +10,7 @@ from tmc_server.domain.catalog import FORWARD_KEY, REPLAY_OF
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import MessageNumber, Shard
 from tmc_server.domain.retry import DAY_MS, RetryKind, RetryPolicy
-from tmc_server.errors import InvalidField, MessageUnknown
+from tmc_server.errors import InvalidField
 
 MAX_ITEMS = 1000
 MAX_DELAY_MS = 365 * DAY_MS
@@ -125,10 +125,9 @@ def between(value: int, field: str, least: int, most: int) -> int:
 
 
 def message_id(value: str) -> MessageId:
-    """A text that is no message id names no message: the same answer as for an unknown one."""
     parsed = MessageId.parse(value)
     if parsed is None:
-        raise MessageUnknown
+        raise InvalidField("message_id", "be one that the center gave you, TOPIC-APP-SHARD-NUMBER")
     return parsed
 
 

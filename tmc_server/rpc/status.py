@@ -14,7 +14,7 @@ from tmc_server import errors
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-DOMAIN = "tmc"
+DOMAIN = "transaction-message-center"
 CODES: dict[type[errors.TmcError], grpc.StatusCode] = {
     errors.InvalidField: grpc.StatusCode.INVALID_ARGUMENT,
     errors.MalformedRequest: grpc.StatusCode.INVALID_ARGUMENT,

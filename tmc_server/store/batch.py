@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -17,12 +17,11 @@ from tmc_server.metrics import METRICS
 from tmc_server.store.consumptions import consume
 from tmc_server.store.engines import Database
 from tmc_server.store.messages import prepare, settle
+from tmc_server.store.outcomes import Outcome
 from tmc_server.store.statements import statements_of
 from tmc_server.store.transaction import Hook, Transaction, no_hook
 
 Kind = TypeVar("Kind", bound=Operation)
-
-
 TakeBack = Callable[[Sequence[Copy]], None]
 
 
@@ -99,17 +98,26 @@ class ShardWriter:
             if left:
                 self._outlet.release(subscription, left)
 
-    def run(self, connection: sa.Connection, shard: Shard, operations: Sequence[Operation]) -> None:
-        """Answer every operation. Messages before consumptions: everybody takes locks in this order."""
-        for operation in operations:
-            operation.answer = None
+    def run(
+        self,
+        connection: sa.Connection,
+        shard: Shard,
+        operations: Sequence[Operation],
+        buried: Collection[Operation] = (),
+    ) -> list[Outcome]:
+        """Run operations of one shard in one transaction. buried: those whose tombstones are committed.
+
+        Returns: one outcome per operation, in order. Messages before consumptions: everybody takes locks in this order.
+        """
+        outcomes: dict[Operation, Outcome] = {}
         with self.transaction(connection, shard) as tx:
             if prepares := _of(Prepare, operations):
-                prepare(tx, prepares)
+                outcomes.update(prepare(tx, prepares))
             if decisions := _of(Decide, operations):
-                settle(tx, decisions)
+                outcomes.update(settle(tx, decisions, buried))
             if consumes := _of(Consume, operations):
-                consume(tx, consumes)
+                outcomes.update(consume(tx, consumes))
+        return [outcomes[operation] for operation in operations]
 
 
 def _of(kind: type[Kind], operations: Sequence[Operation]) -> list[Kind]:

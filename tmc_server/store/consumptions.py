@@ -3,50 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tmc_server.domain import consumption as duty
 from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.consumption import ConsumptionState, Decision, QueueLook, Row
 from tmc_server.domain.numbers import Attempt, MessageNumber, SubscriptionNumber
-from tmc_server.domain.operations import DONE, LOCKED, Ack, Consume, Extend, GiveBack, Nack, Reactivate, SignAgain
+from tmc_server.domain.operations import (
+    Ack,
+    Consume,
+    Done,
+    Extend,
+    GiveBack,
+    Nack,
+    Operation,
+    Reactivate,
+    SignAgain,
+)
 from tmc_server.domain.ports.delivery import Claimed, Copy
 from tmc_server.errors import CatalogStale, MessageGone, SubscriptionUnknown, TmcError
 from tmc_server.store.messages import parse_headers
+from tmc_server.store.outcomes import Outcome, Wait
 from tmc_server.store.transaction import Transaction
 
-_Pair = tuple[SubscriptionNumber, MessageNumber]  # subscription, message number
+_Pair = tuple[SubscriptionNumber, MessageNumber]
+_Accepted = tuple[_Pair, Consume]
 
 
-def consume(tx: Transaction, operations: Sequence[Consume]) -> None:
+def consume(tx: Transaction, operations: Sequence[Consume]) -> dict[Operation, Outcome]:
     """Decide each operation in the order of arrival on the locked rows, then write what changed."""
-    before, tried, locked = _lock_any_life(tx, operations)
-    after = dict(before)
-    accepted: list[Consume] = []
+    outcomes: dict[Operation, Outcome] = {}
+    locked = _lock(tx, _pairs(operations))
+    owned = _any_life(tx, operations, locked)
+    before, after = dict(locked.rows), dict(locked.rows)
+    accepted: list[_Accepted] = []
     for operation in operations:
-        pair = (operation.subscription, operation.number)
+        pair = owned.get(operation, (operation.subscription, operation.number))
         row = after.get(pair)
         if row is None:
-            operation.answer = LOCKED if pair in locked else _missing(tx, operation.number)
+            outcomes[operation] = Wait.LOCKED if pair in locked.held else _missing(tx, operation.number)
             continue
-        decision = _decide(operation, row, tried[pair], tx.now)
-        if isinstance(decision, Row) and decision.state is ConsumptionState.FAILED and _may_go_on(tx, operation):
+        decision = _decide(operation, row, locked.tried_ms[pair], tx.now)
+        if isinstance(decision, Row) and decision.state is ConsumptionState.FAILED and _may_be_spared(tx, operation):
             decision = CatalogStale()
         if isinstance(decision, TmcError):
-            operation.answer = decision
+            outcomes[operation] = decision
             continue
-        operation.answer = DONE
+        outcomes[operation] = Done(pair[0])
         if isinstance(operation, Ack | Nack | Extend) and (operation.attempt or 1) == row.attempt:
-            tx.drained_until[operation.subscription] = max(tx.drained_until[operation.subscription], tried[pair])
+            tx.drained_until[pair[0]] = max(tx.drained_until[pair[0]], locked.tried_ms[pair])
         if decision is not None:
             after[pair] = decision
-            accepted.append(operation)
-    answered = {(o.subscription, o.number) for o in accepted if isinstance(o, Nack | Extend)}
+            accepted.append((pair, operation))
+    answered = {pair for pair, operation in accepted if isinstance(operation, Nack | Extend)}
     _write(tx, before, after, answered)
     _journal(tx, accepted)
-    errors = {(o.subscription, o.number): o.error for o in accepted if isinstance(o, Nack)}
+    errors = {pair: operation.error for pair, operation in accepted if isinstance(operation, Nack)}
     _note_failures(tx, before, after, errors)
-    _alert_hanging(tx, [operation for operation in accepted if isinstance(operation, Nack) and operation.hangs])
+    _alert_hanging(tx, accepted)
+    return outcomes
 
 
 def _missing(tx: Transaction, number: MessageNumber) -> TmcError:
@@ -55,59 +71,64 @@ def _missing(tx: Transaction, number: MessageNumber) -> TmcError:
     return MessageGone() if tx.is_gone(number) else SubscriptionUnknown()
 
 
-def _may_go_on(tx: Transaction, operation: Consume) -> bool:
-    """Given up by a policy that may have been changed: not with a stale copy."""
+def _may_be_spared(tx: Transaction, operation: Consume) -> bool:
+    """It would be given up by a policy that may have been changed: not with a stale copy of the catalog."""
     return tx.catalog_is_stale and not (isinstance(operation, Nack) and operation.reject)
 
 
-def _lock_any_life(
-    tx: Transaction, operations: Sequence[Consume]
-) -> tuple[dict[_Pair, Row], dict[_Pair, int], set[_Pair]]:
-    """As `_lock`, for copies too that were handed over before their subscription was removed and registered again.
+@dataclass(frozen=True, slots=True)
+class _Locked:
+    """rows: those we hold.  tried_ms: when their last copies were handed over.  held: rows that somebody else holds."""
 
-    A caller names topic, app and tag; which life of that name got the message, only the rows know. An operation on a row
-    of another life gets its number.
+    rows: dict[_Pair, Row] = field(default_factory=dict)
+    tried_ms: dict[_Pair, int] = field(default_factory=dict)
+    held: set[_Pair] = field(default_factory=set)
+
+    def has(self, pair: _Pair) -> bool:
+        return pair in self.rows or pair in self.held
+
+
+def _pairs(operations: Sequence[Consume]) -> list[_Pair]:
+    return [(operation.subscription, operation.number) for operation in operations]
+
+
+def _any_life(tx: Transaction, operations: Sequence[Consume], locked: _Locked) -> dict[Consume, _Pair]:
+    """Rows of copies that were handed over before their subscription was removed and registered again; adds them to locked.
+
+    A caller names topic, app and tag; which life of that name got the message, only the rows know.
     """
-    rows, tried, locked = _lock(tx, operations)
+    found: dict[Consume, _Pair] = {}
     others = tx.catalog.other_lives
-    if not others:
-        return rows, tried, locked
-    for operation in operations:
-        mine = operation.subscription
-        for number in (mine, *others.get(mine, ())):
-            pair = (number, operation.number)
-            if number != mine and pair not in rows:
-                operation.subscription = number
-                more = _lock(tx, [operation])
-                rows.update(more[0])
-                tried.update(more[1])
-                locked.update(more[2])
-            if pair in rows or pair in locked:
-                operation.subscription = number
+    for operation in operations if others else ():
+        pair = (operation.subscription, operation.number)
+        if locked.has(pair):
+            continue
+        for life in others.get(operation.subscription, ()):
+            pair = (life, operation.number)
+            if not locked.has(pair):
+                _lock(tx, [pair], locked)
+            if locked.has(pair):
+                found[operation] = pair
                 break
-        else:
-            operation.subscription = mine
-    return rows, tried, locked
+    return found
 
 
-def _lock(tx: Transaction, operations: Sequence[Consume]) -> tuple[dict[_Pair, Row], dict[_Pair, int], set[_Pair]]:
-    """Returns: the rows, when their last copies were handed over, and who of the missing ones is only locked."""
+def _lock(tx: Transaction, pairs: Sequence[_Pair], into: _Locked | None = None) -> _Locked:
+    """Lock the rows that nobody else holds."""
+    locked = _Locked() if into is None else into
     wanted: dict[SubscriptionNumber, set[MessageNumber]] = {}
-    for operation in operations:
-        wanted.setdefault(operation.subscription, set()).add(operation.number)
-    rows: dict[_Pair, Row] = {}
-    tried: dict[_Pair, int] = {}
-    locked: set[_Pair] = set()
+    for subscription, number in pairs:
+        wanted.setdefault(subscription, set()).add(number)
     for subscription, numbers in sorted(wanted.items()):
         for row in tx.rows(tx.sql.lock_consumptions, subscription=subscription, ids=sorted(numbers)):
-            rows[subscription, row.message_id] = _row(row)
-            tried[subscription, row.message_id] = row.tried_ms or 0
-        missing = sorted(number for number in numbers if (subscription, number) not in rows)
+            locked.rows[subscription, row.message_id] = _row(row)
+            locked.tried_ms[subscription, row.message_id] = row.tried_ms or 0
+        missing = sorted(number for number in numbers if (subscription, number) not in locked.rows)
         if missing:
             found = tx.rows(tx.sql.existing_consumptions, subscription=subscription, ids=missing)
-            locked |= {(subscription, row.message_id) for row in found}
+            locked.held.update((subscription, row.message_id) for row in found)
     tx.reach("locked")
-    return rows, tried, locked
+    return locked
 
 
 def _row(row: Any) -> Row:
@@ -164,19 +185,19 @@ def _new_values(row: Row, now: int) -> dict[str, Any]:
     }
 
 
-def _journal(tx: Transaction, accepted: Sequence[Consume]) -> None:
+def _journal(tx: Transaction, accepted: Sequence[_Accepted]) -> None:
     tx.insert(
         tx.sql.insert_attempts,
         [
             {
-                "message_id": nack.number,
-                "subscription_no": nack.subscription,
+                "message_id": number,
+                "subscription_no": subscription,
                 "attempt": nack.attempt,
                 "at_ms": tx.now,
                 "incarnation": tx.incarnation or 0,
                 "error": nack.error,
             }
-            for nack in accepted
+            for (subscription, number), nack in accepted
             if isinstance(nack, Nack)
         ],
     )
@@ -187,10 +208,10 @@ def _journal(tx: Transaction, accepted: Sequence[Consume]) -> None:
                 "at_ms": tx.now,
                 "actor": change.actor,
                 "action": "reactivate consumption",
-                "subject": f"message {change.number} subscription {change.subscription}",
+                "subject": f"message {number} subscription {subscription}",
                 "reason": change.reason,
             }
-            for change in accepted
+            for (subscription, number), change in accepted
             if isinstance(change, Reactivate)
         ],
     )
@@ -226,17 +247,18 @@ def _note_failures(
     )
 
 
-def _alert_hanging(tx: Transaction, nacks: Sequence[Nack]) -> None:
+def _alert_hanging(tx: Transaction, accepted: Sequence[_Accepted]) -> None:
     tx.alert_once(
         {
             "kind": "handler hangs",
-            "topic_no": _topic_of(tx, nack.subscription),
-            "message_id": nack.number,
-            "subscription_no": nack.subscription,
+            "topic_no": _topic_of(tx, subscription),
+            "message_id": number,
+            "subscription_no": subscription,
             "attempt": nack.attempt,
             "detail": nack.error[:500],
         }
-        for nack in nacks
+        for (subscription, number), nack in accepted
+        if isinstance(nack, Nack) and nack.hangs
     )
 
 

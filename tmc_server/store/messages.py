@@ -8,7 +8,7 @@ The tombstone is read after the insert: whichever of the two transactions comes 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from tmc_server.domain import consumption as duty
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.message import TRANSITIONS, UNDECIDED, Decided, MessageEvent, MessageState, decide
 from tmc_server.domain.numbers import NO_SUBSCRIPTION, Attempt, MessageNumber, Shard, SubscriptionNumber
-from tmc_server.domain.operations import AGAIN, LOCKED, Answer, Decide, Prepare, Stored
+from tmc_server.domain.operations import Answer, Decide, Operation, Prepare, Stored
 from tmc_server.domain.ports.delivery import Copy
 from tmc_server.errors import (
     AlreadyCommitted,
@@ -31,6 +31,7 @@ from tmc_server.errors import (
     MessageUnknown,
 )
 from tmc_server.store.engines import StoreConflict
+from tmc_server.store.outcomes import Outcome, Wait
 from tmc_server.store.transaction import Transaction
 
 _Key = tuple[int, str, str]  # topic, tag, message key
@@ -56,36 +57,35 @@ def _attempt_of(operation: Prepare) -> _Attempt:
     return (operation.attempt_id, *_key_of(operation))
 
 
-def prepare(tx: Transaction, operations: Sequence[Prepare]) -> None:
-    """Insert messages; answer each operation with what is stored under its key afterwards."""
-    runnable = []
-    for operation in operations:
-        if operation.publish and tx.catalog_is_stale:
-            operation.answer = CatalogStale()
-        else:
-            runnable.append(operation)
+def prepare(tx: Transaction, operations: Sequence[Prepare]) -> dict[Operation, Outcome]:
+    """Insert messages. Returns: what is stored under each one's key afterwards, or why it is not."""
+    outcomes: dict[Operation, Outcome] = {}
     # Sorted by key: two batches take their locks in the same order and do not deadlock.
     first: dict[_Key, Prepare] = {}
     twins: list[Prepare] = []
-    for operation in sorted(runnable, key=_key_of):
-        if first.setdefault(_key_of(operation), operation) is not operation:
+    for operation in sorted(operations, key=_key_of):
+        if operation.publish and tx.catalog_is_stale:
+            outcomes[operation] = CatalogStale()
+        elif first.setdefault(_key_of(operation), operation) is not operation:
             twins.append(operation)
     holders = _insert(tx, list(first.values()))
-    won = [operation for operation in first.values() if _key_of(operation) not in holders]
-    _refuse_tombstoned(tx, won)
-    for operation in first.values():
-        holder = holders.get(_key_of(operation))
-        if holder is not None:
-            operation.answer = _answer_to_loser(operation, holder, tx.sql.shard)
-        elif operation.answer is None:
-            operation.answer = Stored(operation.number, _target(operation))
+    won = [operation for key, operation in first.items() if key not in holders]
+    refused = _refuse_tombstoned(tx, won)
+    for key, operation in first.items():
+        if key in holders:
+            outcomes[operation] = _answer_to_loser(operation, holders[key])
+        elif operation in refused:
+            outcomes[operation] = AlreadyRolledBack()
+        else:
+            outcomes[operation] = Stored(message_id=operation.message_id, state=_target(operation))
     for twin in twins:
         winner = first[_key_of(twin)]
         holder = holders.get(_key_of(twin)) or _as_holder(winner)
-        stored = isinstance(winner.answer, Stored) or _key_of(twin) in holders
-        twin.answer = _answer_to_loser(twin, holder, tx.sql.shard) if stored else LOCKED
-    published = [operation for operation in won if operation.publish and isinstance(operation.answer, Stored)]
-    _schedule(tx, [_Submitted.published(operation) for operation in published])
+        outcomes[twin] = Wait.LOCKED if winner in refused else _answer_to_loser(twin, holder)
+    _schedule(
+        tx, [_Submitted.published(operation) for operation in won if operation.publish and operation not in refused]
+    )
+    return outcomes
 
 
 def _target(operation: Prepare) -> MessageState:
@@ -93,17 +93,18 @@ def _target(operation: Prepare) -> MessageState:
 
 
 def _as_holder(operation: Prepare) -> _Holder:
-    return _Holder(operation.number, operation.producer, operation.attempt_id, operation.digest, _target(operation))
+    return _Holder(operation.number, operation.app, operation.attempt_id, operation.digest, _target(operation))
 
 
-def _answer_to_loser(operation: Prepare, holder: _Holder, shard: Shard) -> Answer:
-    message_id = str(MessageId(operation.topic.number, holder.producer, shard, holder.number))
+def _answer_to_loser(operation: Prepare, holder: _Holder) -> Answer:
+    held = MessageId(operation.topic.number, holder.producer, operation.shard, holder.number)
+    message_id = str(held)
     if holder.attempt_id == operation.attempt_id:
         if holder.digest != operation.digest:
             return ContentDiffers(message_id=message_id)
         if operation.publish and holder.state in UNDECIDED:
             return KeyInProgress("This attempt was prepared before: submit it instead.", message_id=message_id)
-        return Stored(holder.number, holder.state)
+        return Stored(message_id=held, state=holder.state, changed=holder.number == operation.number)
     if holder.state in UNDECIDED:
         return KeyInProgress(message_id=message_id)
     return KeyCommitted(message_id=message_id)
@@ -147,7 +148,7 @@ def _row_of(operation: Prepare, now: int) -> dict[str, Any]:
     return {
         "id": operation.number,
         "topic_no": topic.number,
-        "producer_no": operation.producer,
+        "producer_no": operation.app,
         "producer_tag": operation.producer_tag,
         "message_key": operation.key,
         "live": 1,
@@ -166,16 +167,16 @@ def _row_of(operation: Prepare, now: int) -> dict[str, Any]:
     }
 
 
-def _refuse_tombstoned(tx: Transaction, inserted: Sequence[Prepare]) -> None:
+def _refuse_tombstoned(tx: Transaction, inserted: Sequence[Prepare]) -> set[Prepare]:
+    """Take out again what was rolled back before it arrived. Returns: these."""
     if not inserted:
-        return
+        return set()
     dead = _tombstoned(tx, [_attempt_of(operation) for operation in inserted])
-    refused = [operation for operation in inserted if _attempt_of(operation) in dead]
+    refused = {operation for operation in inserted if _attempt_of(operation) in dead}
     if refused:
         numbers = sorted(operation.number for operation in refused)
         tx.change(tx.sql.delete_messages, len(numbers), ids=numbers)
-    for operation in refused:
-        operation.answer = AlreadyRolledBack()
+    return refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ class _Submitted:
         return cls(
             operation.number,
             operation.topic.number,
-            operation.producer,
+            operation.app,
             operation.key,
             operation.body,
             operation.content_type,
@@ -218,9 +219,13 @@ class _Submitted:
         )
 
 
-def settle(tx: Transaction, operations: Sequence[Decide]) -> None:
-    """Submit and roll back, in the order of arrival; consumption rows for exactly what was submitted here."""
-    meant = {operation: _number_of(tx, operation) for operation in operations}
+def settle(tx: Transaction, operations: Sequence[Decide], buried: Collection[Operation]) -> dict[Operation, Outcome]:
+    """Submit and roll back, in the order of arrival; consumption rows for exactly what was submitted here.
+
+    buried: operations whose tombstones are committed. Returns: an outcome for each operation.
+    """
+    outcomes: dict[Operation, Outcome] = {}
+    meant = {operation: _number_of(tx, operation, operation in buried) for operation in operations}
     named = sorted({number for number in meant.values() if number is not None})
     rows = {row.id: row for row in tx.rows(tx.sql.lock_messages, ids=named)} if named else {}
     tx.reach("locked")
@@ -228,21 +233,21 @@ def settle(tx: Transaction, operations: Sequence[Decide]) -> None:
     locked = {row.id for row in tx.rows(tx.sql.existing_messages, ids=missing)} if missing else set()
     states = {number: MessageState(row.state) for number, row in rows.items()}
     moved: dict[MessageEvent, list[MessageNumber]] = {MessageEvent.SUBMIT: [], MessageEvent.ROLLBACK: []}
-    for operation in operations:
-        number = meant[operation]
+    for operation, number in meant.items():
         row = rows.get(number) if number is not None else None
         if number in locked:
-            operation.answer = LOCKED
+            outcomes[operation] = Wait.LOCKED
         elif number is None:
-            operation.answer = _answer_unknown_attempt(tx, operation)
+            outcomes[operation] = _unknown_attempt(tx, operation, operation in buried)
         elif row is None or row.topic_no != operation.topic.number or _is_hidden(row, operation):
-            operation.answer = MessageGone() if row is None and tx.is_gone(number) else MessageUnknown()
+            outcomes[operation] = MessageGone() if row is None and tx.is_gone(number) else MessageUnknown()
         elif operation.commit and tx.catalog_is_stale:
-            operation.answer = CatalogStale()
+            outcomes[operation] = CatalogStale()
         else:
-            _decide_one(operation, states, moved, row, tx.sql.shard)
+            outcomes[operation] = _decide_one(operation, states, moved, row)
     write_decisions(tx, rows, moved)
-    _alert_contradictions(tx, meant)
+    _alert_contradictions(tx, meant, outcomes)
+    return outcomes
 
 
 def _is_hidden(row: Any, operation: Decide) -> bool:
@@ -254,18 +259,17 @@ def _decide_one(
     states: dict[MessageNumber, MessageState],
     moved: dict[MessageEvent, list[MessageNumber]],
     row: Any,
-    shard: Shard,
-) -> None:
+) -> Answer:
     event = MessageEvent.SUBMIT if operation.commit else MessageEvent.ROLLBACK
     outcome = decide(states[row.id], event)
+    message_id = MessageId(row.topic_no, row.producer_no, operation.shard, row.id)
     if not isinstance(outcome, Decided):
-        outcome.message_id = str(MessageId(row.topic_no, row.producer_no, shard, row.id))
-        operation.answer = outcome
-        return
+        outcome.message_id = str(message_id)
+        return outcome
     if outcome.changes:
         moved[event].append(row.id)
         states[row.id] = outcome.state
-    operation.answer = Stored(row.id, outcome.state, outcome.changes)
+    return Stored(message_id=message_id, state=outcome.state, changed=outcome.changes)
 
 
 def write_decisions(
@@ -293,11 +297,11 @@ def write_decisions(
         _bury(tx, [(row.attempt_id, row.topic_no, row.producer_tag, row.message_key) for row in buried])
 
 
-def _number_of(tx: Transaction, operation: Decide) -> MessageNumber | None:
+def _number_of(tx: Transaction, operation: Decide, buried: bool) -> MessageNumber | None:
     """The message that is meant. Once its tombstone is committed the look waits for a Prepare that is under way."""
     if operation.number is not None:
         return operation.number
-    statement = tx.sql.by_attempt_waiting if operation.again else tx.sql.by_attempt
+    statement = tx.sql.by_attempt_waiting if buried else tx.sql.by_attempt
     found = tx.rows(
         statement,
         topic=operation.topic.number,
@@ -308,14 +312,14 @@ def _number_of(tx: Transaction, operation: Decide) -> MessageNumber | None:
     return MessageNumber(found[0].id) if found else None
 
 
-def _answer_unknown_attempt(tx: Transaction, operation: Decide) -> Answer:
+def _unknown_attempt(tx: Transaction, operation: Decide, buried: bool) -> Outcome:
     if operation.commit:
         return MessageUnknown()
-    if operation.again:
-        return Stored(None, MessageState.ROLLED_BACK, changed=False)
+    if buried:
+        return Stored(message_id=None, state=MessageState.ROLLED_BACK, changed=False)
     _bury(tx, [(operation.attempt_id, operation.topic.number, operation.producer_tag, operation.key)])
     tx.reach("buried")
-    return AGAIN
+    return Wait.BURIED
 
 
 def _bury(tx: Transaction, attempts: Sequence[_Attempt]) -> None:
@@ -338,7 +342,9 @@ def _tombstoned(tx: Transaction, attempts: Sequence[_Attempt]) -> set[_Attempt]:
     return {(row.attempt_id, row.topic_no, row.producer_tag, row.message_key) for row in rows} & set(attempts)
 
 
-def _alert_contradictions(tx: Transaction, meant: Mapping[Decide, MessageNumber | None]) -> None:
+def _alert_contradictions(
+    tx: Transaction, meant: Mapping[Decide, MessageNumber | None], outcomes: Mapping[Operation, Outcome]
+) -> None:
     tx.alert_once(
         {
             "kind": "contradiction",
@@ -349,7 +355,7 @@ def _alert_contradictions(tx: Transaction, meant: Mapping[Decide, MessageNumber 
             "detail": "submit after rollback" if operation.commit else "rollback after submit",
         }
         for operation, number in meant.items()
-        if isinstance(operation.answer, AlreadyCommitted | AlreadyRolledBack)
+        if isinstance(outcomes[operation], AlreadyCommitted | AlreadyRolledBack)
     )
 
 

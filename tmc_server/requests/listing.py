@@ -1,0 +1,40 @@
+"""Long answers, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from tmc_server.errors import InvalidField
+from tmc_server.requests import validation
+
+Row = TypeVar("Row")
+_AFTER = ">"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing(Generic[Row]):
+    """One page of rows. next_token "": the last one."""
+
+    rows: Sequence[Row]
+    next_token: str
+
+
+def listed(rows: Iterable[Row], key: Callable[[Row], str], page_size: int, page_token: str) -> Listing[Row]:
+    """A page of what is in memory, in the order of its keys. Rows that come and go between two pages move no others.
+
+    Raises InvalidField.
+    """
+    if page_token and not page_token.startswith(_AFTER):
+        raise InvalidField("page_token", "be one that the center gave you")
+    limit = validation.page_size(page_size)
+    after = page_token.removeprefix(_AFTER)
+    ordered = sorted((row for row in rows if not after or key(row) > after), key=key)
+    more = len(ordered) > limit
+    return Listing(rows=ordered[:limit], next_token=f"{_AFTER}{key(ordered[limit - 1])}" if more else "")
+
+
+def in_order(number: int) -> str:
+    """A key that sorts as the number does."""
+    return f"{number:020d}"

@@ -1,0 +1,183 @@
+"""tmc.v1.AdminService: register, show, repair."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tmc_common.protocol import admin_pb2
+from tmc_server.domain.ports.catalog import CheckChange
+from tmc_server.domain.ports.servers import ServerView
+from tmc_server.requests import validation
+from tmc_server.requests.administering import Administering
+from tmc_server.requests.listing import in_order, listed
+from tmc_server.requests.signing import Signing
+from tmc_server.requests.undecided import Undecided
+from tmc_server.rpc import convert
+
+
+class AdminServicer:
+    """Methods take the operator's name and a request."""
+
+    def __init__(self, administering: Administering, undecided: Undecided, signing: Signing) -> None:
+        self._admin = administering
+        self._signing = signing
+        self._undecided = undecided
+
+    async def RegisterApp(self, actor: str, request: admin_pb2.RegisterAppRequest) -> Any:
+        app, key, effective_ms = await self._admin.register_app(actor, convert.new_app_from(request))
+        return admin_pb2.RegisterAppResponse(app=convert.app_to(app), key=key, effective_ms=effective_ms)
+
+    async def AddAppKey(self, actor: str, request: admin_pb2.AddAppKeyRequest) -> Any:
+        key, effective_ms = await self._admin.add_app_key(actor, request.id, request.replace_newest, request.tag)
+        return admin_pb2.AddAppKeyResponse(key=key, effective_ms=effective_ms)
+
+    async def DropOldAppKey(self, actor: str, request: admin_pb2.DropOldAppKeyRequest) -> Any:
+        effective_ms = await self._admin.drop_old_app_key(actor, request.id, request.tag, request.drop_newest)
+        return admin_pb2.DropOldAppKeyResponse(effective_ms=effective_ms)
+
+    async def ListApps(self, _actor: str, request: admin_pb2.ListAppsRequest) -> Any:
+        apps = self._admin.catalog.apps.values()
+        page = listed(apps, lambda app: in_order(app.number), request.page_size, request.page_token)
+        return admin_pb2.ListAppsResponse(apps=map(convert.app_to, page.rows), next_page_token=page.next_token)
+
+    async def RotateCheckToken(self, actor: str, request: admin_pb2.RotateCheckTokenRequest) -> Any:
+        effective_ms = await self._admin.rotate_check_token(actor, request.id, request.reason)
+        return admin_pb2.RotateCheckTokenResponse(effective_ms=effective_ms)
+
+    async def DisableApp(self, actor: str, request: admin_pb2.DisableAppRequest) -> Any:
+        effective_ms = await self._admin.set_app_disabled(actor, request.id, True, request.reason)
+        return admin_pb2.DisableAppResponse(effective_ms=effective_ms)
+
+    async def EnableApp(self, actor: str, request: admin_pb2.EnableAppRequest) -> Any:
+        effective_ms = await self._admin.set_app_disabled(actor, request.id, False, request.reason)
+        return admin_pb2.EnableAppResponse(effective_ms=effective_ms)
+
+    async def RegisterTopic(self, actor: str, request: admin_pb2.RegisterTopicRequest) -> Any:
+        topic = await self._admin.register_topic(actor, convert.topic_settings_from(request))
+        return convert.topic_to(topic, self._admin.catalog)
+
+    async def UpdateTopic(self, actor: str, request: admin_pb2.UpdateTopicRequest) -> Any:
+        topic, effective_ms = await self._admin.update_topic(
+            actor,
+            request.name,
+            request.transaction_time_ms if request.HasField("transaction_time_ms") else None,
+            request.open_limit if request.HasField("open_limit") else None,
+        )
+        return convert.topic_to(replace(topic, effective_ms=effective_ms), self._admin.catalog)
+
+    async def ListTopics(self, _actor: str, request: admin_pb2.ListTopicsRequest) -> Any:
+        catalog = self._admin.catalog
+        topics = catalog.topics.values()
+        page = listed(topics, lambda topic: in_order(topic.number), request.page_size, request.page_token)
+        shown = [convert.topic_to(topic, catalog) for topic in page.rows]
+        return admin_pb2.ListTopicsResponse(topics=shown, next_page_token=page.next_token)
+
+    async def RegisterSubscription(self, actor: str, request: admin_pb2.RegisterSubscriptionRequest) -> Any:
+        change = convert.policy_fields(request.update_mask) if request.HasField("update_mask") else None
+        subscription = await self._admin.register_subscription(
+            actor, convert.new_subscription_from(request), change, request.untried
+        )
+        return convert.subscription_to(subscription, self._admin.catalog)
+
+    async def RemoveSubscription(self, actor: str, request: admin_pb2.RemoveSubscriptionRequest) -> Any:
+        subscription = await self._admin.remove_subscription(actor, request.topic, request.app, request.tag)
+        return convert.subscription_to(subscription, self._admin.catalog)
+
+    async def ListSubscriptions(self, _actor: str, request: admin_pb2.ListSubscriptionsRequest) -> Any:
+        catalog = self._admin.catalog
+        found = self._admin.subscriptions(request.topic)
+        page = listed(found, lambda each: in_order(each.number), request.page_size, request.page_token)
+        shown = [convert.subscription_to(each, catalog) for each in page.rows]
+        return admin_pb2.ListSubscriptionsResponse(subscriptions=shown, next_page_token=page.next_token)
+
+    async def GetDeliveryKeys(self, actor: str, request: admin_pb2.GetDeliveryKeysRequest) -> Any:
+        return convert.delivery_keys_to(await self._signing.keys(actor, request.topic, request.app, request.tag))
+
+    async def RotateDeliveryKey(self, actor: str, request: admin_pb2.RotateDeliveryKeyRequest) -> Any:
+        keys = await self._signing.rotate(actor, request.topic, request.app, request.tag, request.drop_previous)
+        return convert.delivery_keys_to(keys)
+
+    async def GetMessage(self, _actor: str, request: admin_pb2.AdminServiceGetMessageRequest) -> Any:
+        detail = await self._admin.message(request.message_id, request.topic, request.key)
+        return convert.detail_to(detail, self._admin.catalog)
+
+    async def ListMessages(self, _actor: str, request: admin_pb2.ListMessagesRequest) -> Any:
+        page = await self._admin.messages(
+            request.topic, request.state, request.from_ms, request.to_ms, request.page_size, request.page_token
+        )
+        catalog = self._admin.catalog
+        messages = [convert.message_to(view, catalog) for view in page.rows]
+        return admin_pb2.ListMessagesResponse(messages=messages, next_page_token=page.next_token)
+
+    async def ListConsumptions(self, _actor: str, request: admin_pb2.ListConsumptionsRequest) -> Any:
+        page = await self._admin.consumptions(
+            request.topic, request.app, request.state, request.page_size, request.page_token
+        )
+        catalog = self._admin.catalog
+        topic = catalog.topic_by_name[request.topic]
+        rows = [convert.consumption_to(view, topic.number, topic.owner, catalog) for view in page.rows]
+        return admin_pb2.ListConsumptionsResponse(consumptions=rows, next_page_token=page.next_token)
+
+    async def ReactivateConsumption(self, actor: str, request: admin_pb2.ReactivateConsumptionRequest) -> Any:
+        view = await self._admin.reactivate(actor, request.message_id, request.app, request.tag, request.reason)
+        catalog = self._admin.catalog
+        parsed = validation.message_id(request.message_id)
+        return convert.consumption_to(view, parsed.topic, parsed.app, catalog)
+
+    async def ListServers(self, _actor: str, request: admin_pb2.ListServersRequest) -> Any:
+        page = listed(await self._admin.servers(), _alive_first, request.page_size, request.page_token)
+        shown = map(convert.server_to, page.rows)
+        return admin_pb2.ListServersResponse(servers=shown, next_page_token=page.next_token)
+
+    async def GetShardMap(self, _actor: str, _request: Any) -> Any:
+        places = await self._admin.shard_places()
+        return admin_pb2.GetShardMapResponse(shards=map(convert.shard_place_to, places))
+
+    async def ListInstances(self, _actor: str, request: admin_pb2.ListInstancesRequest) -> Any:
+        addresses = await self._admin.instances(request.app, request.tag)
+        page = listed(addresses, str, request.page_size, request.page_token)
+        return admin_pb2.ListInstancesResponse(addresses=page.rows, next_page_token=page.next_token)
+
+    async def SetTopicCheck(self, actor: str, request: admin_pb2.SetTopicCheckRequest) -> Any:
+        retry = convert.policy_from(request.retry) if request.HasField("retry") else None
+        targets = [convert.target_from(target) for target in request.targets]
+        change = None
+        if request.HasField("update_mask"):
+            fields = convert.policy_fields(request.update_mask, "targets")
+            targets = targets if "targets" in request.update_mask.paths else []
+            change = CheckChange(policy=fields, removed_targets=list(request.removed_targets))
+        topic, effective_ms = await self._undecided.set_topic_check(
+            actor, request.topic, targets, retry, request.untried, change
+        )
+        return convert.checks_to(topic, effective_ms)
+
+    async def GetTopicCheck(self, _actor: str, request: admin_pb2.GetTopicCheckRequest) -> Any:
+        return convert.checks_to(self._undecided.topic(request.topic), 0)
+
+    async def CheckNow(self, _actor: str, request: admin_pb2.CheckNowRequest) -> Any:
+        return convert.report_to(await self._undecided.check_now(request.message_id))
+
+    async def ReactivateCheck(self, actor: str, request: admin_pb2.ReactivateCheckRequest) -> Any:
+        view = await self._undecided.reactivate(actor, request.message_id, request.reason)
+        return convert.message_to(view, self._admin.catalog)
+
+    async def ReactivateChecks(self, actor: str, request: admin_pb2.ReactivateChecksRequest) -> Any:
+        matched, more = await self._undecided.reactivate_many(
+            actor,
+            request.topic,
+            request.from_ms,
+            request.to_ms,
+            request.limit if request.HasField("limit") else None,
+            request.dry_run,
+            request.reason,
+        )
+        return admin_pb2.ReactivateChecksResponse(matched=matched, more=more)
+
+    async def DecideMessage(self, actor: str, request: admin_pb2.DecideMessageRequest) -> Any:
+        view = await self._undecided.decide(actor, request.message_id, request.verdict, request.reason)
+        return convert.message_to(view, self._admin.catalog)
+
+
+def _alive_first(server: ServerView) -> str:
+    return f"{0 if server.alive else 1}{in_order(server.run.incarnation)}"

@@ -1,0 +1,162 @@
+"""tmc.v1.MessageService: prepare, submit, roll back, publish."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tmc_common.protocol import message_pb2, types_pb2
+from tmc_server.domain.message import MessageState
+from tmc_server.domain.operations import Answer, Stored
+from tmc_server.errors import TmcError
+from tmc_server.requests.administering import Administering
+from tmc_server.requests.caller import Caller, Item
+from tmc_server.requests.deciding import Deciding
+from tmc_server.requests.preparing import Preparing
+from tmc_server.rpc import convert
+from tmc_server.rpc.items import Turns, only
+from tmc_server.rpc.status import item_error
+
+_STATE: dict[MessageState, Any] = {
+    state: types_pb2.MessageState.Value(f"MESSAGE_STATE_{state.name}") for state in MessageState
+}
+_READS_AT_ONCE = 2  # of one app; all apps share the threads that read
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answers:
+    """The messages that answer an RPC and its batch: of one call, of one item, of all items."""
+
+    one: Any
+    item: Any
+    many: Any
+
+    def to_one(self, stored: Stored) -> Any:
+        return self.one(message_id=_text(stored), state=_STATE[stored.state])
+
+    def to_item(self, answer: Answer) -> Any:
+        if isinstance(answer, Stored):
+            return self.item(message_id=_text(answer), state=_STATE[answer.state])
+        assert isinstance(answer, TmcError)
+        return self.item(error=item_error(answer))
+
+
+_PREPARE = _Answers(
+    one=message_pb2.PrepareResponse, item=message_pb2.PrepareResult, many=message_pb2.PrepareManyResponse
+)
+_PUBLISH = _Answers(
+    one=message_pb2.PublishResponse, item=message_pb2.PublishResult, many=message_pb2.PublishManyResponse
+)
+_SUBMIT = _Answers(one=message_pb2.SubmitResponse, item=message_pb2.SubmitResult, many=message_pb2.SubmitManyResponse)
+_ROLLBACK = _Answers(
+    one=message_pb2.RollbackResponse, item=message_pb2.RollbackResult, many=message_pb2.RollbackManyResponse
+)
+
+
+def _text(stored: Stored) -> str:
+    return str(stored.message_id) if stored.message_id is not None else ""
+
+
+class MessageServicer:
+    """Methods take the caller and a request."""
+
+    def __init__(self, preparing: Preparing, deciding: Deciding, administering: Administering) -> None:
+        self._preparing = preparing
+        self._deciding = deciding
+        self._turns = Turns()
+        self._reading: dict[int, asyncio.Semaphore] = {}
+        self._administering = administering
+
+    async def Prepare(self, caller: Caller, request: message_pb2.PrepareRequest) -> Any:
+        return await self._one(self._preparing, _PREPARE, caller, self._prepare_item(caller), request)
+
+    async def PrepareMany(self, caller: Caller, request: message_pb2.PrepareManyRequest) -> Any:
+        return await self._many(self._preparing, _PREPARE, caller, self._prepare_item(caller), request)
+
+    async def Publish(self, caller: Caller, request: message_pb2.PublishRequest) -> Any:
+        return await self._one(self._preparing, _PUBLISH, caller, self._publish_item(caller), request)
+
+    async def PublishMany(self, caller: Caller, request: message_pb2.PublishManyRequest) -> Any:
+        return await self._many(self._preparing, _PUBLISH, caller, self._publish_item(caller), request)
+
+    async def Submit(self, caller: Caller, request: message_pb2.SubmitRequest) -> Any:
+        return await self._one(self._deciding, _SUBMIT, caller, self._decide_item(caller, commit=True), request)
+
+    async def SubmitMany(self, caller: Caller, request: message_pb2.SubmitManyRequest) -> Any:
+        return await self._many(self._deciding, _SUBMIT, caller, self._decide_item(caller, commit=True), request)
+
+    async def Rollback(self, caller: Caller, request: message_pb2.RollbackRequest) -> Any:
+        return await self._one(self._deciding, _ROLLBACK, caller, self._decide_item(caller, commit=False), request)
+
+    async def RollbackMany(self, caller: Caller, request: message_pb2.RollbackManyRequest) -> Any:
+        return await self._many(self._deciding, _ROLLBACK, caller, self._decide_item(caller, commit=False), request)
+
+    async def DescribeChecks(self, caller: Caller, _request: Any) -> Any:
+        self._preparing.announce(caller)
+        return message_pb2.DescribeChecksResponse(check_token=await self._administering.check_token(caller.app))
+
+    async def GetMessage(self, caller: Caller, request: message_pb2.GetMessageRequest) -> Any:
+        async with self._reading.setdefault(caller.app.number, asyncio.Semaphore(_READS_AT_ONCE)):
+            view = await self._administering.own_message(caller, request.message_id, request.topic, request.key)
+        return convert.message_to(view, self._administering.catalog)
+
+    @staticmethod
+    async def _one(
+        use_case: Preparing | Deciding, answers: _Answers, caller: Caller, make: Callable[[Any], Item], request: Any
+    ) -> Any:
+        use_case.admit(caller, 1)
+        return answers.to_one(only(await use_case.perform(caller, [make(request)])))
+
+    async def _many(
+        self,
+        use_case: Preparing | Deciding,
+        answers: _Answers,
+        caller: Caller,
+        make: Callable[[Any], Item],
+        request: Any,
+    ) -> Any:
+        use_case.admit(caller, len(request.items))
+        items = await self._turns.items(caller, make, request.items)
+        return answers.many(results=map(answers.to_item, await use_case.perform(caller, items)))
+
+    def _prepare_item(self, caller: Caller) -> Callable[[message_pb2.PrepareRequest], Item]:
+        return lambda request: self._preparing.item(
+            caller,
+            publish=False,
+            topic=request.topic,
+            key=request.key,
+            body=request.body,
+            content_type=request.content_type,
+            headers=request.headers,
+            attempt_id=request.attempt_id,
+            delay_ms=request.delay_ms,
+            ledger_id=request.ledger_id,
+            check_target=request.check_target,
+        )
+
+    def _publish_item(self, caller: Caller) -> Callable[[message_pb2.PublishRequest], Item]:
+        return lambda request: self._preparing.item(
+            caller,
+            publish=True,
+            topic=request.topic,
+            key=request.key,
+            body=request.body,
+            content_type=request.content_type,
+            headers=request.headers,
+            attempt_id=request.attempt_id,
+            delay_ms=request.delay_ms,
+        )
+
+    def _decide_item(
+        self, caller: Caller, *, commit: bool
+    ) -> Callable[[message_pb2.SubmitRequest | message_pb2.RollbackRequest], Item]:
+        return lambda request: self._deciding.item(
+            caller,
+            commit=commit,
+            message_id=request.message_id,
+            topic=request.topic,
+            key=request.key,
+            attempt_id=request.attempt_id,
+        )

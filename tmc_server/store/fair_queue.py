@@ -1,0 +1,137 @@
+"""What waits for one shard, shared fairly between apps."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, Protocol, TypeVar
+
+_QUANTUM_BYTES = 16_384  # what an app may add to a batch per turn: about 16 small messages or 160 acks
+
+
+class Queued(Protocol):
+    """app: number of the app whose line it waits in.  size: bytes it adds to the queue and to a batch."""
+
+    @property
+    def app(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+Entry = TypeVar("Entry", bound=Queued)
+
+
+class _Line(Generic[Entry]):
+    """What one app has waiting. credit: bytes it may still add to batches in this turn."""
+
+    __slots__ = ("bytes", "credit", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[Entry] = deque()
+        self.bytes = 0
+        self.credit = _QUANTUM_BYTES
+
+
+class FairQueue(Generic[Entry]):
+    """A line per app, served in turns by bytes (deficit round robin). Not thread-safe.
+
+    limit, limit_bytes: of all lines together. An app's share is its part of them among the apps that have a line.
+    """
+
+    __slots__ = ("busy", "bytes", "count", "limit", "limit_bytes", "lines", "turns")
+
+    def __init__(self, limit: int, limit_bytes: int) -> None:
+        self.limit = limit
+        self.limit_bytes = limit_bytes
+        self.lines: dict[int, _Line[Entry]] = {}
+        self.turns: deque[int] = deque()  # apps with a line, the one whose turn it is first
+        self.count = 0
+        self.bytes = 0
+        self.busy = False  # in the line of ready shards, or being worked on
+
+    def has_room(self, app: int, count: int) -> bool:
+        """May this app add this many? It may take what nobody uses, and its share even of a full queue."""
+        if self.count + count <= self.limit and self.bytes <= self.limit_bytes:
+            return True
+        line = self.lines.get(app)
+        held, held_bytes = (len(line.waiting), line.bytes) if line is not None else (0, 0)
+        apps = len(self.lines) + (line is None)
+        return apps > 1 and held + count <= self.limit // apps and held_bytes <= self.limit_bytes // apps
+
+    def add(self, entry: Entry) -> list[Entry]:
+        """Returns: what had to leave for it, the newest entries of the apps that hold more than their share."""
+        line = self.lines.get(entry.app)
+        if line is None:
+            line = self.lines[entry.app] = _Line()
+            self.turns.append(entry.app)
+        size = entry.size
+        line.waiting.append(entry)
+        line.bytes += size
+        self.count += 1
+        self.bytes += size
+        if self.count <= self.limit and self.bytes <= self.limit_bytes:
+            return []
+        return [] if self._over_share(line) else self._push_out()
+
+    def _over_share(self, line: _Line[Entry]) -> bool:
+        apps = len(self.lines)
+        return len(line.waiting) > self.limit // apps or line.bytes > self.limit_bytes // apps
+
+    def _push_out(self) -> list[Entry]:
+        out: list[Entry] = []
+        while self.count > self.limit or self.bytes > self.limit_bytes:
+            lines = [line for line in self.lines.values() if self._over_share(line)]
+            if not lines:
+                break
+            by_count = self.count > self.limit
+            line = max(lines, key=lambda line: len(line.waiting) if by_count else line.bytes)
+            while self._over_share(line) and (self.count > self.limit or self.bytes > self.limit_bytes):
+                entry = line.waiting.pop()
+                size = entry.size
+                line.bytes -= size
+                self.count -= 1
+                self.bytes -= size
+                out.append(entry)
+            if not line.waiting:
+                self._leave(out[-1].app)
+        return out
+
+    def take(self, most: int, most_bytes: int) -> list[Entry]:
+        """The next batch: apps in turns, each app's entries in their order. What is larger than a batch comes alone."""
+        batch: list[Entry] = []
+        room = most_bytes
+        turns = self.turns
+        while turns and len(batch) < most:
+            line = self.lines[turns[0]]
+            shared = len(turns) > 1
+            waiting = line.waiting
+            while waiting and len(batch) < most:
+                size = waiting[0].size
+                if batch and size > room:
+                    return batch
+                if shared and size > line.credit:
+                    break
+                line.credit -= size if shared else 0
+                line.bytes -= size
+                self.bytes -= size
+                self.count -= 1
+                room -= size
+                batch.append(waiting.popleft())
+            if not waiting:
+                self._leave(turns[0])
+            elif len(batch) < most:  # its turn is over; one that the end of the batch cut off goes on in the next
+                turns.rotate(-1)
+                line.credit += _QUANTUM_BYTES
+        return batch
+
+    def waiting(self) -> list[Entry]:
+        """All of them."""
+        return [entry for line in self.lines.values() for entry in line.waiting]
+
+    def _leave(self, app: int) -> None:
+        """An app without work keeps no credit: it would come back with a burst."""
+        del self.lines[app]
+        if self.turns[0] == app:
+            self.turns.popleft()
+        else:
+            self.turns.remove(app)

@@ -1,0 +1,17 @@
+"""What a batch has to say about each of its operations."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from tmc_server.domain.operations import Answer
+
+
+class Wait(Enum):
+    """Not an answer yet: the group commit keeps the operation and runs it again."""
+
+    LOCKED = "another transaction holds the row: run it again shortly"
+    BURIED = "it wrote a tombstone: run it again once that is committed"
+
+
+Outcome = Answer | Wait
