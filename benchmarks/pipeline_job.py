@@ -10,12 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-from tmc_pipeline.archive import Archive
-from tmc_pipeline.archiving import HOUR_MS, Archiving
+from tmc_pipeline.archive.contents import Archive
+from tmc_pipeline.archive.job import HOUR_MS, Archiving
 from tmc_pipeline.center import CenterTables, databases_of
 from tmc_pipeline.files import HadoopFolder
-from tmc_pipeline.ledgers import Ledgers
-from tmc_pipeline.reconciliation import Reconciliation
+from tmc_pipeline.reconcile.job import Reconciliation
+from tmc_pipeline.reconcile.ledgers import Ledgers
 from tmc_pipeline.session import FETCH, OPENING, session
 from tmc_pipeline.settings import Settings
 

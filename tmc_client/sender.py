@@ -106,11 +106,11 @@ class _Answers:
     def hand_over(self) -> None:
         for loop, answers in self._by_loop.items():
             with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits any more
-                loop.call_soon_threadsafe(_settle, answers)
+                loop.call_soon_threadsafe(_resolve, answers)
         self._by_loop = {}
 
 
-def _settle(answers: list[tuple[asyncio.Future[Any], Any]]) -> None:
+def _resolve(answers: list[tuple[asyncio.Future[Any], Any]]) -> None:
     """On the loop."""
     for future, answer in answers:
         if not future.done():

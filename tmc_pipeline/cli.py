@@ -23,7 +23,7 @@ from tmc_server.settings import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tmc_pipeline.archive import Archive
+    from tmc_pipeline.archive.contents import Archive
     from tmc_pipeline.center import CenterTables
 
 app = typer.Typer(
@@ -63,7 +63,7 @@ class Job:
     @property
     def archive(self) -> Archive:
         """Raises CannotRun: none is configured."""
-        from tmc_pipeline.archive import Archive
+        from tmc_pipeline.archive.contents import Archive
 
         if not self.settings.archive.path:
             raise CannotRun(
@@ -176,7 +176,7 @@ def archive(
         return
     _config_given(config)
     with _job("archive", config, master, profile) as job:
-        from tmc_pipeline.archiving import HOUR_MS, Archiving
+        from tmc_pipeline.archive.job import HOUR_MS, Archiving
 
         wanted = job.settings.archive
         lag_ms, lookback_ms = round(wanted.lag_minutes * 60_000), round(wanted.lookback_hours * HOUR_MS)
@@ -201,7 +201,7 @@ def verify(
     with _refusals("archive verify"):
         from_ms, to_ms = _moment("--since", since), _moment("--until", until)
     with _job("archive_verify", config, master, profile) as job:
-        from tmc_pipeline.verifying import Verifying
+        from tmc_pipeline.archive.verify import Verifying
 
         found = Verifying(job.archive).run(from_ms or 0, to_ms)
         job.figures.set("verified_messages", "messages of the last verification that are as archived", found.messages)
@@ -237,7 +237,7 @@ def restore(
         if bool(ids) == bool(topic and key):
             raise CannotRun("Say which: message ids, or --topic and --key.")
     with _job("restore", config, master, profile) as job:
-        from tmc_pipeline.restoring import Restoring, wanted_ids
+        from tmc_pipeline.archive.restore import Restoring, wanted_ids
 
         restoring = Restoring(job.archive, skip_missing)
         found = list(restoring.by_id(wanted_ids(ids)) if ids else restoring.by_key(topic, key))
@@ -260,8 +260,8 @@ def reconcile(
     """Compare ledgers, center and inboxes; exit code 1 when they do not agree. Writes details and a summary."""
     with _job("reconcile", config, master, profile) as job:
         from tmc_pipeline.files import HadoopFolder
-        from tmc_pipeline.ledgers import Ledgers
-        from tmc_pipeline.reconciliation import Reconciliation
+        from tmc_pipeline.reconcile.job import Reconciliation
+        from tmc_pipeline.reconcile.ledgers import Ledgers
         from tmc_pipeline.session import FETCH
 
         settings = job.settings
@@ -304,7 +304,7 @@ def report(
         from_ms, to_ms = _moment("--since", since), _moment("--until", until)
     with _job("report", config, master, profile) as job:
         from tmc_pipeline.files import HadoopFolder
-        from tmc_pipeline.report import Report
+        from tmc_pipeline.report.job import Report
 
         settings = job.settings
         made = Report(
@@ -339,7 +339,7 @@ def _replay(messages: list[dict[str, Any]], address: str, key: str, authority: s
     import tmc_client
     from tmc_client.center import DEFAULT_TIMEOUT, Center
     from tmc_client.connection import Identity
-    from tmc_pipeline.restoring import replay
+    from tmc_pipeline.archive.restore import replay
 
     if authority and not Path(authority).is_file():
         raise CannotRun(f"There is no file {authority}: check --authority (or TMC_CA).")

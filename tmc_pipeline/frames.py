@@ -121,3 +121,17 @@ def on_disk(frame: DataFrame) -> Iterator[DataFrame]:
         yield kept
     finally:
         kept.unpersist()
+
+
+def with_topic(messages: DataFrame, topics: DataFrame) -> DataFrame:
+    """MESSAGE and more with topic_no -> the same with topic string; topic-NUMBER where the catalog has forgotten it.
+
+    topics: topic_no int, topic string; one row per topic.
+    """
+    named = messages.join(f.broadcast(topics), "topic_no", "left")
+    return named.withColumn("topic", f.coalesce("topic", f.concat(f.lit("topic-"), f.col("topic_no").cast("string"))))
+
+
+def without(messages: DataFrame, known: DataFrame) -> DataFrame:
+    """Rows of `messages` whose (shard, id) is not in `known`."""
+    return messages.join(known.select("shard", "id"), ["shard", "id"], "left_anti")

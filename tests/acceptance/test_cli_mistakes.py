@@ -512,7 +512,7 @@ def test_a_server_waits_for_a_database_that_is_away_and_serves_when_it_is_back(t
         database.stop()
 
 
-def test_a_server_that_waits_ends_when_told_to(tmp_path: Path) -> None:
+def test_a_waiting_server_stops_on_a_signal(tmp_path: Path) -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))  # bound, not listening: refuses
         url = f"mariadb+mysqldb://u:{SECRET}@127.0.0.1:{reserved.getsockname()[1]}/tmc"

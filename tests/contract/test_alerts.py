@@ -66,7 +66,7 @@ def _rejected(store: StoreUnderTest, count: int) -> list[int]:
     return numbers
 
 
-def test_the_first_alert_is_told_at_once_and_the_rest_of_the_minute_in_one_notice(store: StoreUnderTest) -> None:
+def test_the_first_alert_is_sent_at_once_and_the_rest_of_the_minute_in_one_notice(store: StoreUnderTest) -> None:
     sink = Sink()
     server = Server(store, log=sink)
     first = _rejected(store, 1)

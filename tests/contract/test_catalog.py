@@ -576,7 +576,7 @@ class TestNodeSlots:
         assert one.lease.slot != first.slot
         assert one.ids.next() != two.ids.next()
 
-    def test_a_kept_lease_goes_on(self, store: StoreUnderTest) -> None:
+    def test_a_kept_lease_is_extended(self, store: StoreUnderTest) -> None:
         one = _slots(store, "one")
         one.acquire()
         made = [one.ids.next()]

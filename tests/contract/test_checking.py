@@ -15,7 +15,7 @@ from tmc_server.domain.operations import Stored
 from tmc_server.domain.ports.checks import Checked
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import AlreadyCommitted, AlreadyRolledBack
-from tmc_server.store.due_checks import DueMessages
+from tmc_server.store.due_checks import SqlDueChecks
 
 PREPARED, COMMITTED = MessageState.PREPARED, MessageState.COMMITTED
 ROLLED_BACK, CHECK_FAILED = MessageState.ROLLED_BACK, MessageState.CHECK_FAILED
@@ -201,14 +201,14 @@ class TestRaces:
         store.clock.advance(1)
         [new] = store.checks.claim(store.shard, store.checks.read(store.shard, store.topic.number, 10), 1_000)
         before = store.message_row(due_message)
-        settled = store.checks.settle(store.shard, [Checked(old, late)], False)
+        settled = store.checks.record(store.shard, [Checked(old, late)], False)
         assert settled.overtaken == 1
         assert store.message_row(due_message) == before
-        store.checks.settle(store.shard, [Checked(new, COMMIT)], False)
+        store.checks.record(store.shard, [Checked(new, COMMIT)], False)
         assert store.state_of(due_message) is COMMITTED
 
     def test_a_claim_holds_only_with_the_lease(self, store: StoreUnderTest, due_message: int) -> None:
-        asleep = DueMessages(store.writer, store.leases, store.watch)
+        asleep = SqlDueChecks(store.writer, store.leases, store.watch)
         pending = asleep.read(store.shard, store.topic.number, 10)
         with store.database.transaction() as connection:
             connection.exec_driver_sql("UPDATE tmc_lease SET epoch = epoch + 1, owner = 99")
@@ -362,7 +362,7 @@ class TestOperators:
         number = store.prepared().number
         pending = store.desk.begin(store.shard, number, 5_000)
         assert pending is not None
-        store.desk.settle(store.shard, [Checked(pending, COMMIT)])
+        store.desk.record(store.shard, [Checked(pending, COMMIT)])
         assert store.state_of(number) is COMMITTED
         assert store.desk.begin(store.shard, number, 5_000) is None
 
@@ -371,9 +371,9 @@ class TestOperators:
     ) -> None:
         pending = store.desk.begin(store.shard, failed, 5_000)
         assert pending is not None
-        store.desk.settle(store.shard, [Checked(pending, UNKNOWN)])
+        store.desk.record(store.shard, [Checked(pending, UNKNOWN)])
         assert store.state_of(failed) is CHECK_FAILED
         again = store.desk.begin(store.shard, failed, 5_000)
         assert again is not None
-        store.desk.settle(store.shard, [Checked(again, ROLLBACK)])
+        store.desk.record(store.shard, [Checked(again, ROLLBACK)])
         assert store.state_of(failed) is ROLLED_BACK

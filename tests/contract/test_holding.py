@@ -25,7 +25,7 @@ def test_an_hour_without_a_consumer_makes_no_copies_and_no_failures(store: Store
     assert store.redeliver(room=None) == Claimed(delivered=5)
 
 
-def test_the_longer_it_waits_the_seldomer_it_is_looked_at(store: StoreUnderTest) -> None:
+def test_the_longer_a_copy_waits_the_less_often_it_is_looked_at(store: StoreUnderTest) -> None:
     number = store.submitted(room=1)
     submitted_ms = store.clock()
     store.outlet.looks_like = QueueLook(consumers=0, messages=1)

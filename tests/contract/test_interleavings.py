@@ -16,7 +16,7 @@ from tests.support.store import StoreUnderTest, in_thread
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Prepare, Stored
-from tmc_server.store.due import DueConsumptions
+from tmc_server.store.due import SqlDueWork
 
 Run = Callable[[StoreUnderTest, Prepare, Any], Any]
 
@@ -26,7 +26,7 @@ def _perform(make: Callable[[StoreUnderTest, Prepare], Any]) -> Run:
 
 
 def _scan(store: StoreUnderTest, message: Prepare, writer: Any) -> Any:
-    due = DueConsumptions(writer or store.writer, store.leases, store.watch)
+    due = SqlDueWork(writer or store.writer, store.leases, store.watch)
     return store.redeliver(room=None, due=due)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.support.store import StoreUnderTest
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ports.delivery import Claimed
-from tmc_server.store.due import DueConsumptions
+from tmc_server.store.due import SqlDueWork
 from tmc_server.store.leases import ORPHAN_MS, ShardLeases
 
 LEASE_MS = 10_000
@@ -112,7 +112,7 @@ def test_a_server_that_slept_through_its_lease_claims_nothing(store: StoreUnderT
     other.run_once()
     asleep.held = lambda: frozen
     store.outlet.room = None
-    woken = DueConsumptions(store.writer, asleep, store.watch)
+    woken = SqlDueWork(store.writer, asleep, store.watch)
     before = store.row(number)
     assert woken.claim(store.shard, store.subscription.number, 10, QueueLook(), False) == Claimed()
     assert (
@@ -120,7 +120,7 @@ def test_a_server_that_slept_through_its_lease_claims_nothing(store: StoreUnderT
     )
     assert woken.rescue(store.shard, 7, 0) == 0
     assert store.row(number) == before
-    owner = DueConsumptions(store.writer, other, store.watch)
+    owner = SqlDueWork(store.writer, other, store.watch)
     assert owner.claim(store.shard, store.subscription.number, 10, QueueLook(), False) == Claimed(delivered=1)
     assert store.delivered_attempts(number) == [1]
 

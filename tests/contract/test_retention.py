@@ -195,7 +195,7 @@ def test_two_subscribers_one_of_them_late(kept: Kept) -> None:
     assert kept.left() == []
 
 
-def test_late_callers_are_told_that_it_is_gone(kept: Kept) -> None:
+def test_late_calls_get_message_gone(kept: Kept) -> None:
     store = kept.store
     number = _acked(store)
     store.clock.advance(2 * DAY_MS / 1000)
@@ -211,12 +211,12 @@ def test_late_callers_are_told_that_it_is_gone(kept: Kept) -> None:
     assert isinstance(submit, MessageUnknown)
 
 
-def test_where_nothing_was_removed_nobody_is_told_that_it_is_gone(kept: Kept) -> None:
+def test_without_retention_unknown_messages_are_not_called_gone(kept: Kept) -> None:
     (ack,) = kept.store.perform(kept.store.ack_of(5))
     assert isinstance(ack, SubscriptionUnknown)
 
 
-def test_the_next_server_goes_on_where_the_last_one_stopped(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_server_continues_where_the_last_one_stopped(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tmc_server.duties.retention._BATCH", 2)
     numbers = [_acked(kept.store) for _ in range(5)]
     kept.store.clock.advance(1)
@@ -320,7 +320,7 @@ def test_a_manifest_that_is_not_as_published_removes_nothing(
     assert kept.left() == numbers
 
 
-def test_tombstones_and_told_alerts_are_forgotten_after_the_window(kept: Kept) -> None:
+def test_tombstones_and_sent_alerts_are_removed_after_the_window(kept: Kept) -> None:
     store = kept.store
     prepared = store.a_prepare()
     store.perform(store.decide_attempt(prepared, commit=False))

@@ -13,7 +13,7 @@ from tmc_server.domain.ports.reading import Standing
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.counting import Gauging
 from tmc_server.metrics import METRICS
-from tmc_server.store.due_checks import UndecidedMessages
+from tmc_server.store.due_checks import SqlCheckDesk
 from tmc_server.store.standing import StandingCounts
 
 
@@ -94,10 +94,10 @@ def test_what_is_reactivated_or_acked_is_failed_no_longer(store: StoreUnderTest,
 def _check_failed(store: StoreUnderTest) -> int:
     store.set_checks(RetryPolicy(interval_ms=1_000, max_retry=0))
     number = store.prepared().number
-    desk = UndecidedMessages([store.writer] * 32)
+    desk = SqlCheckDesk([store.writer] * 32)
     pending = desk.begin(store.shard, number, 60_000)
     assert pending is not None
-    desk.settle(store.shard, [Checked(pending, CheckAnswer(Verdict.UNKNOWN, CheckReason.ANSWERED))])
+    desk.record(store.shard, [Checked(pending, CheckAnswer(Verdict.UNKNOWN, CheckReason.ANSWERED))])
     assert store.state_of(number) is MessageState.CHECK_FAILED
     return number
 
@@ -108,7 +108,7 @@ def test_check_failed_messages_until_somebody_decides(store: StoreUnderTest, cou
     assert METRICS.check_failed._value.get() - before == 4  # an operator's check counts like the duty's
     assert _of(store, counts)[0].failed == 4
     store.perform(store.submit_of(submitted), store.rollback_of(rolled_back))
-    UndecidedMessages([store.writer] * 32).reactivate("somebody", store.shard, [reactivated], "")
+    SqlCheckDesk([store.writer] * 32).reactivate("somebody", store.shard, [reactivated], "")
     messages = _of(store, counts)[0]
     assert (messages.open, messages.failed) == (1, 1)
     assert store.state_of(left) is MessageState.CHECK_FAILED

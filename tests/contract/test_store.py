@@ -71,7 +71,7 @@ class TestPreparing:
         second = store.a_prepare(key=first.key)
         assert store.perform(second) == [store.stored(second.number, MessageState.PREPARED)]
 
-    def test_twins_in_one_batch_one_wins_the_other_is_told(self, store: StoreUnderTest) -> None:
+    def test_of_two_attempts_in_one_batch_one_wins_and_the_other_is_refused(self, store: StoreUnderTest) -> None:
         first, twin = store.a_prepare(key="double-click"), store.a_prepare(key="double-click")
         answers = store.perform(first, twin)
         assert answers[0] == store.stored(first.number, MessageState.PREPARED)
@@ -288,7 +288,7 @@ class TestDelivering:
         assert store.perform(store.ack_of(number)) == [DONE]
         assert store.consumption_state(number) is ConsumptionState.ACKED
 
-    def test_acks_of_what_is_not_there_are_told(self, store: StoreUnderTest) -> None:
+    def test_acks_of_unknown_messages_are_refused(self, store: StoreUnderTest) -> None:
         number = store.submitted(room=1)
         answers = store.perform(store.ack_of(number), store.ack_of(store.ids.next()))
         assert answers[0] == DONE
@@ -349,7 +349,7 @@ class TestDelivering:
         assert store.perform(store.give_back_of(number, 1)) == [DONE]
         assert store.consumption_state(number) is ConsumptionState.ACKED
 
-    def test_reactivation_gives_a_fresh_budget_and_goes_on_counting(self, store: StoreUnderTest) -> None:
+    def test_reactivation_gives_a_fresh_budget_and_keeps_counting_attempts(self, store: StoreUnderTest) -> None:
         number = store.submitted(room=1)
         store.perform(store.nack_of(number, 1, reject=True))
         assert store.perform(store.reactivate_of(number)) == [DONE]

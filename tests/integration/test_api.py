@@ -225,7 +225,7 @@ class TestBadInput:
             thread.join()
         assert len({answer.message_id for answer in answers}) == 1
 
-    def test_a_double_click_fifty_times_one_wins_and_the_others_are_told(self, api: Api) -> None:
+    def test_of_fifty_clicks_one_wins_and_the_others_are_refused(self, api: Api) -> None:
         key, answers = os.urandom(8).hex(), []
 
         def attempt() -> None:
@@ -374,7 +374,7 @@ class TestIdentity:
                 found = api("MessageService/GetMessage", message_pb2.GetMessageRequest(topic="wide", key=key))
                 assert (found.message_id, found.state) == (message_id, types_pb2.MESSAGE_STATE_COMMITTED)
 
-    def test_an_app_over_its_rate_is_told_and_others_are_not(self, tmp_path) -> None:
+    def test_an_app_over_its_rate_is_refused_and_others_are_not(self, tmp_path) -> None:
         with RunningCenter(f"sqlite:///{tmp_path}/c.db", limits={"items_per_second": 5}) as limited:
             with grpc.insecure_channel(limited.address) as channel:
                 api = Api(limited, channel)

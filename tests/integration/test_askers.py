@@ -665,7 +665,7 @@ class TestReflection:
         assert (answer.verdict, answer.reason) == (UNKNOWN, reason), answer.detail
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
-    def test_a_service_deployed_anew_is_described_anew(self, checks: ReflectionChecks, grpc_rogue: RogueGrpc) -> None:
+    def test_a_redeployed_service_is_described_again(self, checks: ReflectionChecks, grpc_rogue: RogueGrpc) -> None:
         grpc_rogue.order = {"payment": 1}
         for _ in range(3):
             self.ask(checks, grpc_rogue, shop_target())

@@ -118,7 +118,7 @@ class TestEmbedded:
             assert state_of(center, broken) == PREPARED
         assert {question.topic for question in asked} == {"shop.booked"}
 
-    def test_a_server_that_nobody_keeps_goes_on_until_the_center_is_closed(
+    def test_a_check_server_without_a_reference_runs_until_the_center_is_closed(
         self, embedded: RunningCenter, business: sa.Engine
     ) -> None:
         center = tmc.connect(embedded.address, app="orders")

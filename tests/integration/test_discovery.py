@@ -25,7 +25,7 @@ from tmc_server.discovery.static import RecordedInstances, StaticInstances
 from tmc_server.domain.catalog import App
 from tmc_server.domain.ports.checks import Instances
 from tmc_server.errors import DiscoveryUnavailable
-from tmc_server.store.senders import MOST_ADDRESSES, MOST_TAGS, SEEN_FOR_MS, Senders
+from tmc_server.store.senders import MOST_ADDRESSES, MOST_TAGS, SEEN_FOR_MS, SqlSeenSenders
 
 ORDERS = App(
     number=1, id="orders", service_name="order-service", biz_id="orders", alert_email="", alert_phone="", key_hashes=()
@@ -145,7 +145,7 @@ def _static(_store: StoreUnderTest) -> Instances:
 
 
 def _recorded(store: StoreUnderTest) -> Instances:
-    senders = Senders(store.database)
+    senders = SqlSeenSenders(store.database)
     for tag, address in (("prod", "10.0.0.1:80"), ("prod", "10.0.0.2:80"), ("test", "10.0.0.9:80")):
         senders.saw(ORDERS, tag, address)
     senders.run_once()
@@ -179,7 +179,7 @@ def test_instances_of_one_environment_never_those_of_another(
 
 
 def test_a_sender_that_was_not_seen_for_an_hour_is_forgotten(store: StoreUnderTest) -> None:
-    senders = Senders(store.database)
+    senders = SqlSeenSenders(store.database)
     senders.saw(ORDERS, "prod", "10.0.0.1:80")
     senders.run_once()
     store.clock.now_ms += SEEN_FOR_MS
@@ -194,7 +194,7 @@ def test_a_sender_that_was_not_seen_for_an_hour_is_forgotten(store: StoreUnderTe
 
 def test_an_app_that_floods_addresses_is_bounded_and_takes_no_room_from_another(store: StoreUnderTest) -> None:
     mail = App(number=2, id="mail", service_name="mail", biz_id="mail", alert_email="", alert_phone="", key_hashes=())
-    senders = Senders(store.database)
+    senders = SqlSeenSenders(store.database)
     senders.saw(ORDERS, "prod", "10.1.0.0:80")
     for second in range(20):
         for number in range(200):
@@ -215,7 +215,7 @@ def test_an_app_that_floods_addresses_is_bounded_and_takes_no_room_from_another(
 
 
 def test_an_address_that_the_table_cannot_hold_spoils_no_other(store: StoreUnderTest) -> None:
-    senders = Senders(store.database)
+    senders = SqlSeenSenders(store.database)
     senders.saw(ORDERS, "prod", "h" * 256)
     senders.saw(ORDERS, "t" * 65, "10.0.0.1:80")
     senders.saw(ORDERS, "prod", "10.0.0.1:80")

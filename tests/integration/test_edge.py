@@ -235,7 +235,7 @@ class TestStreams:
             assert api(path, kind(id="orders")) == ("INVALID_ARGUMENT", "FIELD_INVALID", "reason")
             assert api(path, kind(id="nobody", reason="why")) == ("NOT_FOUND", "APP_UNKNOWN", "")
 
-    def test_an_app_has_so_many_streams_and_no_more(self, center: RunningCenter, channel: grpc.Channel) -> None:
+    def test_the_number_of_streams_of_an_app_is_limited(self, center: RunningCenter, channel: grpc.Channel) -> None:
         consumers = [_Consumer(center, channel, "coupons") for _ in range(3)]
         try:
             eventually(lambda: any(each.ended for each in consumers))

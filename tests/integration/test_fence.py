@@ -115,7 +115,9 @@ def write_row(connection: sa.Connection, message_id: str) -> None:
 
 
 class TestTheFence:
-    def test_who_was_told_rolled_back_cannot_commit_any_more(self, business: sa.Engine, answers: LedgerAnswers) -> None:
+    def test_after_the_answer_rollback_the_transaction_cannot_commit(
+        self, business: sa.Engine, answers: LedgerAnswers
+    ) -> None:
         center = Center()
         told: list[tmc.Verdict] = []
         center.meanwhile = lambda id_: told.extend(ask(answers, question(business, id_)))
@@ -156,7 +158,7 @@ class TestTheFence:
         with business.connect() as connection:
             assert connection.execute(sa.select(sa.func.count()).select_from(ledger)).scalar_one() == 1
 
-    def test_who_may_not_fence_is_told_nothing_about_absent_rows(
+    def test_a_reader_without_the_right_to_fence_learns_nothing_about_absent_rows(
         self, business: sa.Engine, answers: LedgerAnswers
     ) -> None:
         assert ask(answers, question(business, "1-1-05-9"), fences=False) == [UNKNOWN]

@@ -155,7 +155,7 @@ def test_after_stop_nothing_is_taken(store: StoreUnderTest) -> None:
     _run(store, story)
 
 
-def test_a_lane_that_dies_is_told_and_nobody_waits_for_it(store: StoreUnderTest) -> None:
+def test_a_dead_lane_is_reported_and_its_callers_are_answered(store: StoreUnderTest) -> None:
     died: list[int] = []
     gate = _Gate()
 
@@ -272,7 +272,7 @@ class TestOnMariaDB:
         assert isinstance(answers.pop(25), RowLocked)
         assert answers == [store.stored(o.number, MessageState.PREPARED) for o in others]
 
-    def test_a_row_that_stays_locked_is_told_so(self, store: StoreUnderTest) -> None:
+    def test_a_row_that_stays_locked_is_refused(self, store: StoreUnderTest) -> None:
         operation = store.prepared()
         foreign = self._stranger(store)
         foreign.exec_driver_sql(f"SELECT * FROM tmc_message_{store.shard:02d} FOR UPDATE").fetchall()

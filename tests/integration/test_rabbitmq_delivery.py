@@ -233,7 +233,7 @@ def test_a_queue_deleted_under_its_consumer_is_healed(
     assert center.detail(topic, "after").consumptions[0].tried == 1  # the returned copies were not counted
 
 
-def test_a_consumer_whom_the_broker_never_answers_begins_anew(
+def test_a_consumer_that_the_broker_never_answers_starts_over(
     center: RunningCenter, orders: tmc.Center, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tmc_client.transports.rabbitmq._PATIENCE_S", 0.5)

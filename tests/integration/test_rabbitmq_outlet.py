@@ -47,13 +47,13 @@ class Bench:
         self.consumer = consumer or f"consumer{next(_names)}"
         self.catalog = SomeCatalog(self.consumer, 2, forwards, other_owner_of)
         self.answers = RecordedAnswers()
-        self.alarms: list[tuple[str, int, str]] = []
+        self.alerts: list[tuple[str, int, str]] = []
         self.woken: list[int] = []
 
-        def alarm(kind: str, subscription: int, detail: str) -> None:
-            self.alarms.append((kind, subscription, detail))
+        def raise_alert(kind: str, subscription: int, detail: str) -> None:
+            self.alerts.append((kind, subscription, detail))
 
-        self.queues = RabbitQueues(url or broker.url, self.catalog, queue_type, alarm)
+        self.queues = RabbitQueues(url or broker.url, self.catalog, queue_type, raise_alert)
         if declare:
             self.queues.run_once()
         self.outlet = RabbitOutlet(
@@ -62,7 +62,7 @@ class Bench:
             queues=self.queues,
             answers=self.answers,
             wake=lambda: self.woken.append(1),
-            alarm=alarm,
+            raise_alert=raise_alert,
             progress=progress or ProgressInMemory().of_server(1),
         )
         self.outlet.start()
@@ -153,7 +153,7 @@ def test_a_deleted_queue_is_declared_again_and_alerted_every_time_and_stops_nobo
         assert {copy.subscription for copy, _ in bench.answers.given_back} == {1}
         assert len(bench.answers.given_back) - before == sent
         bench.queues.run_once()  # declares what was found missing
-        assert [alarm[:2] for alarm in bench.alarms] == [("queue missing", 1)] * deletion
+        assert [raise_alert[:2] for raise_alert in bench.alerts] == [("queue missing", 1)] * deletion
         assert bench.send(1) == 1  # the first copy after its pause
         bench.settled()
         assert len(bench.messages(bench.queue(1))) == 1
@@ -168,7 +168,7 @@ def test_a_queue_that_refused_for_long_and_is_then_deleted_is_declared_again(rab
     connection.close()
     bench.queues.run_once()
     probes = []
-    while ("queue refuses", 1) not in [alarm[:2] for alarm in bench.alarms]:
+    while ("queue refuses", 1) not in [raise_alert[:2] for raise_alert in bench.alerts]:
         probes.append(bench.send(1, 400))
         bench.settled()
     assert len(probes) == window.ALERT_AFTER
@@ -308,7 +308,7 @@ def test_a_full_queue_that_rejects_is_given_back(rabbitmq: RabbitMQ) -> None:
     connection.channel().queue_declare(bench.queue(1), durable=True, arguments=full)
     connection.close()
     bench.queues.run_once()
-    assert [alarm[:2] for alarm in bench.alarms] == [("queue differs", 1)]  # used as it is, and told
+    assert [raise_alert[:2] for raise_alert in bench.alerts] == [("queue differs", 1)]  # used as it is, and told
     bench.send(1, 10)
     bench.settled()
     assert 5 <= len(bench.answers.given_back) <= 7  # the broker looks at the length a little late
@@ -356,7 +356,9 @@ def test_a_blocked_broker_pauses_and_counts_nothing(monkeypatch: pytest.MonkeyPa
     bench.send(1)
     bench.settled()
     broker.control("set_vm_memory_high_watermark", "absolute", "1")
-    bench.outlet.deliver([a_copy(1) for _ in range(bench.outlet.reserve(1, 1))])  # the alarm is told to who publishes
+    bench.outlet.deliver(
+        [a_copy(1) for _ in range(bench.outlet.reserve(1, 1))]
+    )  # the raise_alert is told to who publishes
     eventually(lambda: bench.outlet._blocked)
     assert (bench.outlet.reserve(1, 1), bench.outlet.look(1)) == (0, None)
     in_flight = bench.outlet._window.in_flight
@@ -369,7 +371,7 @@ def test_a_blocked_broker_pauses_and_counts_nothing(monkeypatch: pytest.MonkeyPa
     broker.stop()
 
 
-def test_a_queue_that_lost_its_leader_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_lost_its_leader_is_declared_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """RabbitMQ 3.10, killed right after a queue was declared, forgets whose log it is; nothing else mends that."""
     monkeypatch.setattr("tmc_server.delivery.rabbitmq.CONFIRM_TIMEOUT_S", 1.0)
     broker = RabbitMQ()
@@ -387,9 +389,7 @@ def test_a_queue_that_lost_its_leader_is_made_anew(monkeypatch: pytest.MonkeyPat
     broker.stop()
 
 
-def test_only_a_queue_that_holds_nothing_and_serves_nobody_is_made_anew(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_an_empty_queue_without_consumers_is_declared_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     deleted: list[str] = []
     delete = pika.adapters.blocking_connection.BlockingChannel.queue_delete
 
@@ -410,7 +410,7 @@ def test_only_a_queue_that_holds_nothing_and_serves_nobody_is_made_anew(
     assert len(bench.messages(bench.queue(2))) == 1
 
 
-def test_a_broker_that_never_answers_is_connected_anew(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_never_answers_is_reconnected(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tmc_server.delivery.rabbitmq.PATIENCE_S", 0.5)
     asked: list[int] = []
     confirm = pika.channel.Channel.confirm_delivery
@@ -469,8 +469,8 @@ def test_looking_at_a_queue(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_missing_queue_that_is_only_looked_at_is_declared_again_and_alerted(bench: Bench) -> None:
     eventually(lambda: bench.outlet.look(1))
     bench.delete(bench.queue(1))
-    eventually(lambda: bench.outlet.look(1) == QueueLook() and bench.queues.run_once() is False and bench.alarms)
-    assert [alarm[:2] for alarm in bench.alarms] == [("queue missing", 1)]
+    eventually(lambda: bench.outlet.look(1) == QueueLook() and bench.queues.run_once() is False and bench.alerts)
+    assert [raise_alert[:2] for raise_alert in bench.alerts] == [("queue missing", 1)]
     assert bench.send(1) == 1
     bench.settled()
     assert len(bench.messages(bench.queue(1))) == 1
@@ -589,7 +589,7 @@ def test_classic_queues_by_choice(rabbitmq: RabbitMQ) -> None:
     bench.settled()
     listed = rabbitmq.control("list_queues", "name", "type", "arguments")
     assert f"{bench.queue(1)}\tclassic" in listed
-    assert bench.alarms == []
+    assert bench.alerts == []
     bench.close()
 
 

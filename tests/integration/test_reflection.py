@@ -106,7 +106,7 @@ def test_every_symbol_leads_to_its_file_with_all_its_imports(center: RunningCent
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_is_not_there_is_an_answer_and_the_stream_goes_on(center: RunningCenter, version: str) -> None:
+def test_an_unknown_name_is_an_answer_and_the_stream_continues(center: RunningCenter, version: str) -> None:
     extension = reflection_pb2.ExtensionRequest(containing_type="tmc.v1.PrepareRequest", extension_number=1)
     requests = [
         reflection_pb2.ServerReflectionRequest(**asked)

@@ -601,7 +601,7 @@ def _free_in_aio(center: tmc.Center) -> bool:
         return False
 
 
-def test_credentials_and_deadlines_are_told_apart(tmp_path) -> None:
+def test_credentials_and_deadlines_are_different_errors(tmp_path) -> None:
     with RunningCenter(f"sqlite:///{tmp_path}/c.db") as strict:
         with tmc.connect(strict.address, app="orders", key="wrong") as wrong, pytest.raises(tmc.NotAuthenticated):
             wrong.publish("order.paid", b"", key="x")

@@ -300,7 +300,7 @@ def test_a_report_about_a_message_that_does_not_exist_is_accepted_and_alerted_on
     eventually(lambda: shop.alerts() == ["forged copies"])
 
 
-def test_keys_are_told_to_their_own_app_only_and_operators_leave_a_trace(shop: _Shop) -> None:
+def test_keys_are_shown_to_their_own_app_only_and_reads_by_operators_are_audited(shop: _Shop) -> None:
     secret = shop.keys().key
     with grpc.insecure_channel(shop.center.address) as channel:
         listed = shop.center.admin(channel).ListSubscriptions(

@@ -13,7 +13,7 @@ from enum import Enum
 
 from tests.support.dose import LONG
 from tmc_server.domain import consumption, message
-from tmc_server.domain.checks import CheckAnswer, CheckState, Verdict, decide_undecided
+from tmc_server.domain.checks import CheckAnswer, CheckState, Verdict, decide_after_unknown
 from tmc_server.domain.consumption import ConsumptionState, Row
 from tmc_server.domain.message import Closing, MessageEvent, MessageState
 from tmc_server.domain.retry import RetryPolicy
@@ -216,7 +216,7 @@ def _checks(life: Life, without: str) -> Iterator[tuple[str, Life]]:
             yield f"the answer of check {number} decides", _decided(rest, event, without)
         elif life.state is MessageState.PREPARED:
             was = CheckState(attempt=life.check, checked=life.checked, unreached_ms=None, due_ms=0)
-            after = decide_undecided(was, CheckAnswer(Verdict.UNKNOWN), POLICY, 0, 0)
+            after = decide_after_unknown(was, CheckAnswer(Verdict.UNKNOWN), POLICY, 0, 0)
             state = MessageState.CHECK_FAILED if after.failed else life.state
             yield f"the answer of check {number} is counted", replace(rest, checked=after.state.checked, state=state)
 

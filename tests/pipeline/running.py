@@ -9,12 +9,12 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.filled import FilledCenter
-from tmc_pipeline.archive import Archive
-from tmc_pipeline.archiving import HOUR_MS, Archiving
+from tmc_pipeline.archive.contents import Archive
+from tmc_pipeline.archive.job import HOUR_MS, Archiving
 from tmc_pipeline.center import CenterTables, databases_of
 from tmc_pipeline.files import HadoopFolder
-from tmc_pipeline.ledgers import Ledgers
-from tmc_pipeline.reconciliation import Reconciliation, Summary
+from tmc_pipeline.reconcile.job import Reconciliation, Summary
+from tmc_pipeline.reconcile.ledgers import Ledgers
 from tmc_pipeline.settings import Settings
 from tmc_server.domain.manifest import Manifest
 

@@ -19,12 +19,12 @@ from tests.pipeline.conftest import SHARDS
 from tests.pipeline.running import FETCH, Jobs, keys
 from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import MariaDB
-from tmc_pipeline import archiving
+from tmc_pipeline.archive import job as archiving
+from tmc_pipeline.archive.restore import Restoring
+from tmc_pipeline.archive.verify import Verifying
 from tmc_pipeline.center import CenterTables, databases_of
 from tmc_pipeline.errors import AnotherRun, ArchiveDamaged, CannotRun, JobFailed
 from tmc_pipeline.files import HadoopFolder
-from tmc_pipeline.restoring import Restoring
-from tmc_pipeline.verifying import Verifying
 from tmc_server.archives.local import LocalArchive
 from tmc_server.config import StoreConfig
 from tmc_server.domain.consumption import ConsumptionState

@@ -15,8 +15,8 @@ from tests.pipeline.running import Jobs
 from tests.support.dose import LONG
 from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import MariaDB
-from tmc_pipeline.reconciliation import Summary
-from tmc_pipeline.reconciling import AGREED, PENDING, VERDICTS
+from tmc_pipeline.reconcile.job import Summary
+from tmc_pipeline.reconcile.verdicts import AGREED, PENDING, VERDICTS
 
 SHARDS = tuple(range(32)) if LONG else (7, 15, 16, 31)  # each makes the plans longer
 REMOVED = range(8)  # shards whose hot tables lost what is archived

@@ -25,10 +25,10 @@ from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import MariaDB, free_port
 from tmc_client.center import Center
 from tmc_client.connection import Identity
+from tmc_pipeline.archive.restore import Restoring, replay, wanted_ids
 from tmc_pipeline.cli import _replay
 from tmc_pipeline.dialects import database
 from tmc_pipeline.errors import ArchiveDamaged, CannotRun, JobFailed, from_text
-from tmc_pipeline.restoring import Restoring, replay, wanted_ids
 from tmc_pipeline.session import check_java, driver_jars
 from tmc_pipeline.settings import SparkSettings
 from tmc_server.config import LimitsConfig
@@ -215,7 +215,7 @@ class TestRefusals:
     def test_a_replay_without_a_center(
         self, tmp_path: Path, center: FilledCenter, spark: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tmc_pipeline.restoring._PATIENCE", timedelta(seconds=1))
+        monkeypatch.setattr("tmc_pipeline.archive.restore._PATIENCE", timedelta(seconds=1))
         jobs = Jobs(spark, center, tmp_path)
         jobs.run_archive()
         found = list(Restoring(jobs.archive).by_key("orders.paid", "k04-3"))

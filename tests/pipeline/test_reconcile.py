@@ -18,9 +18,9 @@ from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import MariaDB
 from tmc_pipeline.errors import CannotRun
 from tmc_pipeline.frames import CONSUMPTION, MESSAGE
-from tmc_pipeline.ledgers import Ledgers
-from tmc_pipeline.reconciliation import partitions_of
-from tmc_pipeline.reconciling import CLAIM, Audited, by_message, center_claims, judged, outlined, relations
+from tmc_pipeline.reconcile.job import partitions_of
+from tmc_pipeline.reconcile.ledgers import Ledgers
+from tmc_pipeline.reconcile.verdicts import CLAIM, Audited, by_message, center_claims, judged, outlined, relations
 from tmc_pipeline.settings import LedgerSource
 from tmc_server.domain.catalog import REPLAY_OF
 from tmc_server.domain.consumption import ConsumptionState as C
@@ -197,7 +197,7 @@ def test_every_message_makes_a_row_of_its_own_whatever_is_missing_from_it(spark:
     ]
 
 
-def test_every_source_is_told_with_its_rows(spark: SparkSession, filled: Any, folder: Path) -> None:
+def test_every_source_is_listed_with_its_rows(spark: SparkSession, filled: Any, folder: Path) -> None:
     """Also an empty one, and one file that two producers share."""
     for name, rows in {"shared": "1-1-00-5,COMMITTED\nnobody,COMMITTED\n", "empty": ""}.items():
         Path(folder, f"{name}.csv").write_text(f"message_id,state\n{rows}")
@@ -517,7 +517,7 @@ def test_planted_discrepancies_are_all_found_and_none_is_invented(
     note(f"{total} messages reconciled: {summary.discrepancies} discrepancies, all planted")
 
 
-def test_honest_ledgers_agree_and_both_relations_are_told(spark: SparkSession, filled: Any, folder: Path) -> None:
+def test_honest_ledgers_agree_and_both_relations_are_reported(spark: SparkSession, filled: Any, folder: Path) -> None:
     jobs = Jobs(spark, filled(6), folder)
     jobs.center.fill_ledgers()
     summary = jobs.run_reconcile()

@@ -13,23 +13,23 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.pipeline.running import Jobs
 from tests.support.filled import START_MS
-from tmc_pipeline import page, reporting
 from tmc_pipeline.files import HadoopFolder
 from tmc_pipeline.frames import ATTEMPT, CONSUMPTION, MESSAGE
-from tmc_pipeline.report import Report
+from tmc_pipeline.report import figures, page
+from tmc_pipeline.report.job import Report
 from tmc_server.domain import consumption, message
 from tmc_server.domain.checks import DECIDED_BY_CHECK
 from tmc_server.domain.consumption import ConsumptionState as C
 from tmc_server.domain.message import MessageState as M
 
 pytestmark = pytest.mark.mariadb
-HOUR_MS = reporting.HOUR_MS
+HOUR_MS = figures.HOUR_MS
 TEN = 10 * HOUR_MS  # ten o'clock on the first day
 
 
 def test_whose_turn_it_is_is_said_for_every_open_state() -> None:
-    assert set(reporting.DECIDES) == set(message.UNDECIDED)
-    assert set(reporting.DELIVERS) == set(consumption.OPEN)
+    assert set(figures.DECIDES) == set(message.UNDECIDED)
+    assert set(figures.DELIVERS) == set(consumption.OPEN)
 
 
 def a_message(number: int, state: M = M.COMMITTED, created_ms: int = TEN, **values: Any) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def subscribers(spark: SparkSession) -> Any:
 
 
 def test_production(messages: Any) -> None:
-    paid, stock = reporting.production(messages).collect()
+    paid, stock = figures.production(messages).collect()
     assert (paid.topic, paid.messages, paid.committed, paid.rolled_back, paid.undecided, paid.by_check) == (
         "order.paid",
         7,
@@ -102,13 +102,13 @@ def test_production(messages: Any) -> None:
     )
     assert (paid.decide_p50, paid.decide_p95, paid.decide_max) == (10, 70, 70)
     assert (stock.messages, stock.by_check) == (1, 0)
-    hours = reporting.production(messages, "hour_ms").where("topic = 'order.paid'").collect()
+    hours = figures.production(messages, "hour_ms").where("topic = 'order.paid'").collect()
     assert [(row.hour_ms, row.messages) for row in hours] == [(TEN, 6), (TEN + HOUR_MS, 1)]
 
 
 def test_consumption(messages: Any, subscribers: Any) -> None:
     rows = {
-        (r.topic, r.subscriber): r for r in reporting.consumption(reporting.deliveries(messages, subscribers)).collect()
+        (r.topic, r.subscriber): r for r in figures.consumption(figures.deliveries(messages, subscribers)).collect()
     }
     paid = rows["order.paid", "coupons.default"]
     assert (paid.deliveries, paid.acked, paid.failed, paid.cancelled, paid.under_way, paid.first_try) == (
@@ -126,17 +126,17 @@ def test_consumption(messages: Any, subscribers: Any) -> None:
 
 
 def test_failures_open_and_skew(messages: Any, subscribers: Any) -> None:
-    assert [tuple(row) for row in reporting.failures(messages, subscribers).collect()] == [
+    assert [tuple(row) for row in figures.failures(messages, subscribers).collect()] == [
         ("order.paid", "coupons.default", "code #", 2),
         ("order.paid", "coupons.default", "boom", 1),
     ]
-    assert [tuple(row) for row in reporting.oldest_open(messages, subscribers).collect()] == [
+    assert [tuple(row) for row in figures.oldest_open(messages, subscribers).collect()] == [
         ("order.paid", "coupons.default", "a human reactivates: delivery gave up", 1, TEN),
         ("order.paid", "subscription-2", "under way", 1, TEN),
         ("order.paid", "", "a human decides: checks gave up", 1, TEN + HOUR_MS - 1),
         ("order.paid", "", "its producer decides", 1, TEN + HOUR_MS),
     ]
-    assert [tuple(row) for row in reporting.skew(messages).collect()] == [(1, 7, 6), (9, 1, 0)]
+    assert [tuple(row) for row in figures.skew(messages).collect()] == [(1, 7, 6), (9, 1, 0)]
 
 
 def _report(jobs: Jobs) -> Report:
@@ -216,7 +216,7 @@ def test_a_dollar_in_an_error_text_is_no_formula(reason: str) -> None:
     assert f"s: {reason}</text>" in _page_of(reason)
 
 
-def test_what_is_open_is_told_whatever_its_age(spark: SparkSession, filled: Any, folder: Path) -> None:
+def test_open_messages_are_reported_whatever_their_age(spark: SparkSession, filled: Any, folder: Path) -> None:
     """A CHECK_FAILED message of a month ago, in a report about an hour that has nothing."""
     jobs = Jobs(spark, filled(3), folder)
     long_ago = START_MS - 30 * 24 * HOUR_MS

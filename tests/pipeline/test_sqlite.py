@@ -11,13 +11,13 @@ from tests.pipeline.running import FETCH
 from tests.support.store import sqlite_store
 from tmc_client.ledger import create_tables
 from tmc_client.tables import inbox
-from tmc_pipeline.archive import Archive
-from tmc_pipeline.archiving import Archiving
+from tmc_pipeline.archive.contents import Archive
+from tmc_pipeline.archive.job import Archiving
 from tmc_pipeline.center import CenterTables, databases_of
 from tmc_pipeline.files import HadoopFolder
-from tmc_pipeline.ledgers import Ledgers
-from tmc_pipeline.reconciliation import Reconciliation
-from tmc_pipeline.report import Report
+from tmc_pipeline.reconcile.job import Reconciliation
+from tmc_pipeline.reconcile.ledgers import Ledgers
+from tmc_pipeline.report.job import Report
 from tmc_pipeline.settings import LedgerSource
 from tmc_server.config import StoreConfig
 from tmc_server.domain.ids import MessageId

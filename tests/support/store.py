@@ -44,8 +44,8 @@ from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.checking import Checking
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.catalog import CatalogStore, CatalogWatch
-from tmc_server.store.due import DueConsumptions, SqlAlertOutbox
-from tmc_server.store.due_checks import DueMessages, UndecidedMessages
+from tmc_server.store.due import SqlAlertOutbox, SqlDueWork
+from tmc_server.store.due_checks import SqlCheckDesk, SqlDueChecks
 from tmc_server.store.engines import Database, ShardMap, repeated
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.migrate import migrate
@@ -131,9 +131,9 @@ class StoreUnderTest:
         self.ids.lease(1, 0, 1 << 62)
         self.writer = self.new_writer()
         self.leases = self.new_leases()
-        self.due = DueConsumptions(self.writer, self.leases, self.watch)
-        self.checks = DueMessages(self.writer, self.leases, self.watch)
-        self.desk = UndecidedMessages([self.writer] * 32)
+        self.due = SqlDueWork(self.writer, self.leases, self.watch)
+        self.checks = SqlDueChecks(self.writer, self.leases, self.watch)
+        self.desk = SqlCheckDesk([self.writer] * 32)
         self.alerts = SqlAlertOutbox(database)
         self._numbers = itertools.count(1)
 
@@ -258,7 +258,7 @@ class StoreUnderTest:
         self.outlet.room = 0
         return operation.number
 
-    def redeliver(self, room: int | None = None, limit: int = 200, due: DueConsumptions | None = None) -> Claimed:
+    def redeliver(self, room: int | None = None, limit: int = 200, due: SqlDueWork | None = None) -> Claimed:
         """One pass over everything due, with so much room at the outlet."""
         moved = Claimed()
         self.outlet.room = room
@@ -277,7 +277,7 @@ class StoreUnderTest:
         self.watch.run_once()
         self.topic = self.watch.current.topics[self.topic.number]
 
-    def checking(self, asking: Asking, due: DueMessages | None = None) -> Checking:
+    def checking(self, asking: Asking, due: SqlDueChecks | None = None) -> Checking:
         """The duty over this store: pages run where they are begun, pauses go by the manual clock."""
         seconds = lambda: self.clock() / 1000  # noqa: E731
         return Checking(due or self.checks, asking, self.watch, monotonic=seconds, run=lambda job: job())

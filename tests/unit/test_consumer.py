@@ -367,7 +367,7 @@ def test_extends_follow_the_interval_that_came_with_the_copy(interval_ms: int, t
     assert {request.extend_ms for _, request in center.sent} == {max(interval_ms or 10_000, 1000)}
 
 
-def test_an_interval_told_by_topic_serves_copies_without_one() -> None:
+def test_the_interval_of_the_topic_serves_copies_without_one() -> None:
     center, clock = _Center(), _Clock()
     keeper = Keeper(center, clock)  # type: ignore[arg-type]
     keeper.expect("t", 1000)

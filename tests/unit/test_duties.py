@@ -75,7 +75,7 @@ class TestRedelivering:
         assert not Redelivering([work], outlet).run_once()
         assert work.claims == []
 
-    def test_a_queue_that_nobody_reads_is_told(self) -> None:
+    def test_a_queue_without_consumers_is_reported(self) -> None:
         told: list[int] = []
         work, outlet = ScriptedWork({(1, 7): Claimed(held=3)}), RecordingOutlet()
         outlet.looks_like = QueueLook(consumers=0, messages=3)
@@ -119,7 +119,7 @@ class TestRescuing:
 
 
 class TestPeriodic:
-    def test_it_goes_on_after_failures_and_says_so_once(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_it_continues_after_failures_and_logs_them_once(self, caplog: pytest.LogCaptureFixture) -> None:
         runs: list[int] = []
 
         def run_once() -> bool:
@@ -239,7 +239,7 @@ class TestAlerting:
         Alerting(outbox, "webhook", sink, _Fixed(), monotonic=lambda: next(now)).run_once()
         assert (sink.got, outbox.put_back_for) == ([0], [2])
 
-    def test_grouping_wakes_those_who_send_and_goes_on_while_there_is_more(self) -> None:
+    def test_grouping_wakes_the_senders_and_continues_while_there_is_more(self) -> None:
         outbox, woken = _Outbox([]), []
         outbox.ungrouped = 3
         duty = Grouping(outbox, ["log"], lambda: woken.append(1), page=2)

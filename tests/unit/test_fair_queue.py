@@ -67,7 +67,7 @@ def test_apps_take_turns_of_the_same_bytes_and_keep_their_own_order() -> None:
     ]
 
 
-def test_a_turn_that_the_end_of_a_batch_cut_off_goes_on_in_the_next() -> None:
+def test_a_turn_cut_off_by_the_end_of_a_batch_continues_in_the_next() -> None:
     queue = _filled((GREEDY, 6), (POLITE, 6))
     assert _names(queue.take(3, 1 << 20)) == ["1.0", "1.1", "1.2"]
     assert _names(queue.take(6, 1 << 20)) == ["1.3", "2.0", "2.1", "2.2", "2.3", "1.4"]

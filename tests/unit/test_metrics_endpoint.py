@@ -43,7 +43,7 @@ def test_fifty_silent_connections_cost_no_thread_and_stop_no_scrape(endpoint: Me
 
 
 @pytest.mark.parametrize("endpoint", [{"connections": 8, "patience_s": 3600.0}], indirect=True)
-def test_beyond_the_limit_whoever_is_silent_longest_is_dropped(endpoint: MetricsEndpoint) -> None:
+def test_beyond_the_limit_the_longest_silent_scraper_is_dropped(endpoint: MetricsEndpoint) -> None:
     first, *rest = silent = _silent(endpoint.port, 8)
     eventually(lambda: endpoint.connections == 8)
     assert "tmc_prepared_total" in _scrape(endpoint.port)

@@ -12,7 +12,7 @@ from tests.support.asking import COMMIT, HANGS
 from tests.support.clock import ManualClock
 from tmc_server.domain.catalog import App, Catalog, Topic
 from tmc_server.domain.checks import CheckPolicy, CheckState, CheckTarget
-from tmc_server.domain.ports.checks import Checked, Pending, Settled
+from tmc_server.domain.ports.checks import Checked, Pending, Recorded
 from tmc_server.duties.checking import Checking
 from tmc_server.duties.pacing import APP_SHARE, OWN_TAGS, WORKERS, Pacing, Service, ServiceName, in_turn
 
@@ -197,14 +197,14 @@ class Simulation:
         self.held += 1
         return len(self._move(pending, pause_ms))
 
-    def settle(self, _shard: int, answers: Sequence[Checked], _tell: bool) -> Settled:
+    def record(self, _shard: int, answers: Sequence[Checked], _tell: bool) -> Recorded:
         for checked in answers:
             if checked.answer is COMMIT:
                 del self.rows[checked.pending.number]
                 self.decided[checked.pending.producer] += 1
             else:
                 self._move([checked.pending], max(1_000, checked.pause_ms))
-        return Settled(committed=0, rolled_back=0, failed=0, undecided=0, overtaken=0, overdue=False)
+        return Recorded(committed=0, rolled_back=0, failed=0, undecided=0, overtaken=0, overdue=False)
 
     # -- producers and workers --
 

@@ -62,7 +62,7 @@ def test_what_is_new_is_promised_from_now_on() -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_generated_code_has_the_same_place_whoever_generates_it(file: FileDescriptor) -> None:
+def test_generated_code_has_the_same_place_for_everyone(file: FileDescriptor) -> None:
     options = file.GetOptions()
     assert (options.go_package, options.java_package) == ("tmc/v1;tmcv1", "tmc.v1")
     assert options.java_multiple_files

@@ -94,7 +94,7 @@ def test_a_broker_that_resets_what_it_accepts_is_away_for_the_publisher(
         queues=queues,
         answers=RecordedAnswers(),
         wake=lambda: None,
-        alarm=lambda *_: None,
+        raise_alert=lambda *_: None,
         progress=ProgressInMemory().of_server(1),
     )
     outlet.start()

@@ -77,14 +77,14 @@ class Outlets:
             raise CannotStart(f"[rabbitmq] needs {exc.name}: install tmc-center[rabbitmq].") from exc
         limits = config.rabbitmq
         self._exchanges = RabbitExchanges(url)
-        self.queues = RabbitQueues(url, self._catalog, limits.queue_type, self.alarm, wake)
+        self.queues = RabbitQueues(url, self._catalog, limits.queue_type, self.raise_alert, wake)
         return RabbitOutlet(
             url=url,
             catalog=self._catalog,
             queues=self.queues,
             answers=self.answers,
             wake=wake,
-            alarm=self.alarm,
+            raise_alert=self.raise_alert,
             progress=self._progress,
             window=limits.window,
             window_bytes=limits.window_bytes,
@@ -110,7 +110,7 @@ class Outlets:
         if examine is not None:
             examine(forward)
 
-    def alarm(self, kind: str, subscription: SubscriptionNumber, detail: str, every_minutes: int = 1) -> None:
+    def raise_alert(self, kind: str, subscription: SubscriptionNumber, detail: str, every_minutes: int = 1) -> None:
         """Alert the owner of a subscription, once in that time over all servers. From any thread; written by a duty."""
         minute = int(time.time() // 60)
         self._alarms.setdefault((kind, subscription, minute - minute % every_minutes), detail)
@@ -130,19 +130,19 @@ class Outlets:
     def abandoned(self, subscription: SubscriptionNumber, look: QueueLook) -> None:
         """Nobody reads a queue that holds copies."""
         detail = f"{look.messages} messages wait in a queue that nobody reads"
-        self.alarm("no consumer", subscription, detail, _EPISODE_MINUTES)
+        self.raise_alert("no consumer", subscription, detail, _EPISODE_MINUTES)
 
     def unforwardable(self, subscription: SubscriptionNumber, kind: str) -> None:
         """This server looks after what is due and has no such forwarder."""
         detail = f"no forwarder {kind!r} is installed on the server that looks after these messages: they wait"
-        self.alarm("no forwarder", subscription, detail, _EPISODE_MINUTES)
+        self.raise_alert("no forwarder", subscription, detail, _EPISODE_MINUTES)
 
     def duties(self) -> list[Periodic]:
-        alarms = Periodic("alarms", self._write_alarms, 1.0)
+        alerts = Periodic("alerts", self._write_alarms, 1.0)
         if self.queues is None:
-            return [alarms]
+            return [alerts]
         self._declaring = Periodic("queues", self.queues.run_once, 1.0)
-        return [alarms, self._declaring, Periodic("progress", self._rabbit.share_progress, 1.0)]
+        return [alerts, self._declaring, Periodic("progress", self._rabbit.share_progress, 1.0)]
 
     def catalog_changed(self) -> None:
         """There may be queues to declare."""

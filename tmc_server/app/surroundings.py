@@ -11,7 +11,7 @@ from tmc_server.discovery.static import RecordedInstances, StaticInstances
 from tmc_server.domain.ports.checks import Instances
 from tmc_server.duties.periodic import Periodic
 from tmc_server.store.engines import Database
-from tmc_server.store.senders import Senders
+from tmc_server.store.senders import SqlSeenSenders
 
 
 class Surroundings:
@@ -19,7 +19,7 @@ class Surroundings:
 
     def __init__(self, config: Config, catalog: Database) -> None:
         self._config = config
-        self.senders = Senders(catalog)
+        self.senders = SqlSeenSenders(catalog)
         self.instances = self._instances()
         self._registration: Any = None
 

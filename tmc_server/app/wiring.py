@@ -33,10 +33,10 @@ from tmc_server.requests.acking import Acking
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.caller import Allowance, Budget, RateLimiter
 from tmc_server.requests.deciding import Deciding
+from tmc_server.requests.deciding_by_hand import DecidingByHand
 from tmc_server.requests.first_use import FirstUse, topics_exist
 from tmc_server.requests.preparing import Preparing
 from tmc_server.requests.signing import Signing
-from tmc_server.requests.undecided import Undecided
 from tmc_server.rpc.admin_service import AdminServicer
 from tmc_server.rpc.authentication import Authentication
 from tmc_server.rpc.calls import Edge
@@ -45,8 +45,8 @@ from tmc_server.rpc.doorkeeper import Doorkeeper
 from tmc_server.rpc.message_service import MessageServicer
 from tmc_server.rpc.server import GrpcServer, build
 from tmc_server.store.batch import ShardWriter
-from tmc_server.store.due import DueConsumptions, OpenCounts, SqlAlertOutbox
-from tmc_server.store.due_checks import DueMessages, UndecidedMessages
+from tmc_server.store.due import OpenCounts, SqlAlertOutbox, SqlDueWork
+from tmc_server.store.due_checks import SqlCheckDesk, SqlDueChecks
 from tmc_server.store.engines import Database
 from tmc_server.store.group_commit import GroupCommit, Limits, ShardedGroupCommit
 from tmc_server.store.leases import ShardLeases
@@ -90,7 +90,7 @@ class _Part:
     database: Database
     writer: ShardWriter
     leases: ShardLeases
-    due: DueConsumptions
+    due: SqlDueWork
     outbox: SqlAlertOutbox
 
 
@@ -121,7 +121,7 @@ def wire(
     outlets.answers.performer = commit
     parts = [_part(store, writers[database], outbox) for database, outbox in outboxes.items()]
     checking = [
-        Checking(DueMessages(part.writer, part.leases, store.watch), checks.asking, store.watch, asking.ring)
+        Checking(SqlDueChecks(part.writer, part.leases, store.watch), checks.asking, store.watch, asking.ring)
         for part in parts
     ]
     counting = Counting(store.watch, OpenCounts(store.shards.shards))
@@ -138,7 +138,7 @@ def wire(
         instances=surroundings.instances,
         forwarding=outlets,
     )
-    signing = Signing(store.catalog, store.watch, administering.change, outlets.alarm, config.delivery.signatures)
+    signing = Signing(store.catalog, store.watch, administering.change, outlets.raise_alert, config.delivery.signatures)
     preparing = Preparing(
         catalog=store.watch,
         ids=store.nodes.ids,
@@ -149,10 +149,10 @@ def wire(
         senders=surroundings.senders,
         ensure_topic=first_use.topic_to_produce if first_use else topics_exist,
     )
-    undecided = Undecided(
+    by_hand = DecidingByHand(
         editor=store.catalog,
         catalog=store.watch,
-        desk=UndecidedMessages([writers[database] for database in store.shards.shards]),
+        desk=SqlCheckDesk([writers[database] for database in store.shards.shards]),
         reader=Reader(store.shards),
         asking=checks.asking,
         change=administering.change,
@@ -169,7 +169,7 @@ def wire(
             broker=outlets.broker,
             ensure_topic=first_use.topic_to_consume if first_use else topics_exist,
         ),
-        "tmc.v1.AdminService": AdminServicer(administering, undecided, signing),
+        "tmc.v1.AdminService": AdminServicer(administering, by_hand, signing),
     }
     edge = _edge(config, store, first_use)
     grpc = build(servicers, edge, config.server.listen, config.tls, config.limits)
@@ -222,7 +222,7 @@ def _part(store: OpenStore, writer: ShardWriter, outbox: SqlAlertOutbox) -> _Par
         lambda: [run.incarnation for run in nodes.alive],
         store.lease_ms,
     )
-    due = DueConsumptions(writer, leases, store.watch)
+    due = SqlDueWork(writer, leases, store.watch)
     return _Part(database=database, writer=writer, leases=leases, due=due, outbox=outbox)
 
 

@@ -108,8 +108,8 @@ def call_one(method: Any, request: bytes, target: CheckTarget, token: str, longe
     return answer if len(answer) <= longest else CheckAnswer.unknown(CheckReason.TOO_LARGE, f"{len(answer)} bytes")
 
 
-class Page:
-    """The course of a page of single questions: goes on until the service fails a whole round, or the time is over."""
+class Stamina:
+    """How long a page of single questions: it lasts until the service fails a whole round or the time is over."""
 
     def __init__(self, target: CheckTarget, until: float) -> None:
         self._round = target.concurrency
@@ -117,7 +117,7 @@ class Page:
         self._failed = 0
 
     @property
-    def goes_on(self) -> bool:
+    def lasts(self) -> bool:
         return self._failed < self._round and time.monotonic() <= self._last_start
 
     def note(self, answer: object) -> None:
@@ -133,7 +133,7 @@ def call_each(
     method: Any, requests: Sequence[bytes], target: CheckTarget, token: str, until: float
 ) -> list[bytes | CheckAnswer]:
     """A call per question, `concurrency` of them at once."""
-    page, calls = Page(target, until), deque[Any]()
+    stamina, calls = Stamina(target, until), deque[Any]()
     answers: list[bytes | CheckAnswer] = []
 
     def finish() -> None:
@@ -143,13 +143,13 @@ def call_each(
             answer = problem_of(exc)
         if isinstance(answer, bytes) and len(answer) > LONGEST_SINGLE:
             answer = CheckAnswer.unknown(CheckReason.TOO_LARGE, f"{len(answer)} bytes")
-        page.note(answer)
+        stamina.note(answer)
         answers.append(answer)
 
     for request in requests:
         if len(calls) >= target.concurrency:
             finish()
-        if not page.goes_on:
+        if not stamina.lasts:
             break
         calls.append(method.future(request, timeout=target.deadline_ms / 1000, metadata=((TOKEN_KEY, token),)))
     while calls:

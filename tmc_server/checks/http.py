@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 import httpx
 import uvloop
 
-from tmc_server.checks.channels import LONGEST_ANSWER, LONGEST_SINGLE, NOT_ASKED, Page
+from tmc_server.checks.channels import LONGEST_ANSWER, LONGEST_SINGLE, NOT_ASKED, Stamina
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question, Verdict
 from tmc_server.domain.ports.checks import Endpoint
 from tmc_server.errors import CheckRefused
@@ -151,15 +151,15 @@ class HttpChecks:
         """A few workers share the page."""
         answers: list[CheckAnswer] = [NOT_ASKED] * len(questions)
         waiting = iter(enumerate(questions))
-        page = Page(target, until)
+        stamina = Stamina(target, until)
 
         async def work() -> None:
-            while page.goes_on and (one := next(waiting, None)) is not None:
+            while stamina.lasts and (one := next(waiting, None)) is not None:
                 index, question = one
                 path, about = _path(target, question), _about(question)
                 got = await self._call(target, endpoint, token, "GET", path, None, LONGEST_SINGLE, about)
                 answers[index] = got if isinstance(got, CheckAnswer) else answer_of(question, got)
-                page.note(answers[index])
+                stamina.note(answers[index])
 
         await asyncio.gather(*(work() for _ in range(min(target.concurrency, len(questions)))))
         return answers

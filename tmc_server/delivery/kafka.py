@@ -93,14 +93,14 @@ class KafkaForwarder:
                     forward.target, copy.body, key.encode(), headers=list(headers.items()), on_delivery=self._on(copy)
                 )
             except (KafkaException, BufferError) as exc:
-                self._settle(copy)
+                self._confirmed(copy)
                 self._answers.give_back([copy], after_ms=1000)
                 log.warning("Kafka takes nothing now: %s", exc)
         METRICS.published.inc(len(copies))
 
     def _on(self, copy: Copy) -> Callable[[Any, Any], None]:
         def delivered(error: Any, _message: Any) -> None:
-            self._settle(copy)
+            self._confirmed(copy)
             if error is None:
                 self._window.succeeded(self._destination(copy.subscription))
                 self._answers.acknowledge([copy])
@@ -114,7 +114,7 @@ class KafkaForwarder:
 
         return delivered
 
-    def _settle(self, copy: Copy) -> None:
+    def _confirmed(self, copy: Copy) -> None:
         self._window.release(self._destination(copy.subscription), 1)
 
     def drained_until(self, subscription: SubscriptionNumber, tried_ms: int) -> None:

@@ -56,7 +56,7 @@ class Queues(Protocol):
         """Declare it again soon: it is missing, or, silent, there and answers nothing. Does not block."""
 
 
-Alarm = Callable[[str, SubscriptionNumber, str], None]
+RaiseAlert = Callable[[str, SubscriptionNumber, str], None]
 """(kind, subscription, detail): tell the owner of a subscription."""
 
 
@@ -87,7 +87,7 @@ class RabbitOutlet:
         queues: Queues,
         answers: ForwardAnswers,
         wake: Callable[[], None],
-        alarm: Alarm,
+        raise_alert: RaiseAlert,
         progress: SharedProgress,
         window: int = 2000,
         window_bytes: int = 64 << 20,
@@ -102,7 +102,7 @@ class RabbitOutlet:
         self._queues = queues
         self._answers = answers
         self._wake = wake
-        self._alarm = alarm
+        self._raise_alert = raise_alert
         self._progress = progress
         self._window = Window(window, window_bytes, wake)
         self._routes: dict[SubscriptionNumber, _Route] = {}
@@ -303,7 +303,7 @@ class RabbitOutlet:
             self.release(copy.subscription, 1)
         for lane in self._lanes.values():
             for sent in lane.lose_everything():
-                self._settle(sent)
+                self._forget(sent)
                 copies.append(sent.copy)
         if copies:
             METRICS.given_back.labels("connection lost").inc(len(copies))
@@ -345,7 +345,7 @@ class RabbitOutlet:
     def lane_closed(self, lane: Lane, lost: list[Sent], reason: Any, pause_s: float) -> None:
         connection = self._connection
         for sent in lost:
-            self._settle(sent)
+            self._forget(sent)
         copies = [sent.copy for sent in lost]
         if connection is None or not connection.is_open:
             if lost:
@@ -361,13 +361,13 @@ class RabbitOutlet:
         connection.ioloop.call_later(pause_s, lambda: self._reopen(connection, lane))
 
     def unsendable(self, lane: Lane, sent: Sent, reason: object) -> None:
-        self._settle(sent)
+        self._forget(sent)
         METRICS.unsendable.inc()
         log.warning("a message for %s cannot be published: %s", sent.destination.name, reason)
         self._answers.refuse([sent.copy], f"cannot be published to {sent.destination.name}: {reason}")
 
     def stranded(self, lane: Lane, sent: Sent) -> None:
-        self._settle(sent)
+        self._forget(sent)
         METRICS.given_back.labels("channel closed").inc()
         self._answers.give_back([sent.copy], after_ms=1000)
 
@@ -434,7 +434,7 @@ class RabbitOutlet:
             self._sort_answers(lane, done, nacked)
         finally:
             for sent in done:
-                self._settle(sent)
+                self._forget(sent)
 
     def _sort_answers(self, lane: Lane, done: list[Sent], nacked: bool) -> None:
         now = time.monotonic()
@@ -481,9 +481,9 @@ class RabbitOutlet:
             self._queues.heal(destination.name, silent=silent, missing=missing)
         if failure.pauses == ALERT_AFTER:
             log.warning("%s refuses messages (%s), declaring it again", destination.name, why)
-            self._alarm("queue refuses", subscription, f"{destination.name}: {why}")
+            self._raise_alert("queue refuses", subscription, f"{destination.name}: {why}")
 
-    def _settle(self, sent: Sent) -> None:
+    def _forget(self, sent: Sent) -> None:
         self._window.add_bytes(-sent.size)
         self._window.release(sent.destination, 1)
 
@@ -510,7 +510,7 @@ class RabbitOutlet:
                 self._failed(lane, destination, lost, "no confirm in time", silent=True)
         finally:
             for sent in late:
-                self._settle(sent)
+                self._forget(sent)
 
     def _route(self, subscription: SubscriptionNumber) -> _Route:
         route = self._routes.get(subscription)

@@ -28,14 +28,14 @@ _NOT_FOUND = 404
 
 
 class RabbitQueues:
-    """The queues of this center. kind: quorum or classic.  alarm: (kind, subscription, detail). All methods block."""
+    """The queues of this center. kind: quorum or classic.  raise_alert: (kind, subscription, detail). All methods block."""
 
     def __init__(
         self,
         url: str,
         catalog: CatalogSource,
         kind: str,
-        alarm: Callable[[str, SubscriptionNumber, str], None],
+        raise_alert: Callable[[str, SubscriptionNumber, str], None],
         on_declared: Callable[[], None] = lambda: None,
     ) -> None:
         """on_declared: a queue is there that was not before."""
@@ -48,7 +48,7 @@ class RabbitQueues:
         self._parameters.client_properties = {"connection_name": "tmc queues"}
         self._catalog = catalog
         self._kind = kind
-        self._alarm = alarm
+        self._raise_alert = raise_alert
         self._lock = threading.Lock()
         self._connection: pika.BlockingConnection | None = None
         self._channel: BlockingChannel | None = None
@@ -113,7 +113,7 @@ class RabbitQueues:
         if name in self._missing:
             self._missing.discard(name)
             log.warning("queue %s was deleted: it is declared again", name)
-            self._alarm("queue missing", subscription, f"{name} was deleted; it is declared again")
+            self._raise_alert("queue missing", subscription, f"{name} was deleted; it is declared again")
         try:
             with self._patience(name):
                 if name in self._silent:
@@ -126,7 +126,7 @@ class RabbitQueues:
             if name not in self._refused:
                 self._refused.add(name)
                 log.warning("queue %s cannot be declared: %s", name, exc.reply_text)
-                self._alarm("queue differs", subscription, f"{name}: {exc.reply_text}")
+                self._raise_alert("queue differs", subscription, f"{name}: {exc.reply_text}")
         except AMQPError:
             self._drop()
             raise

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from tmc_server.domain.catalog import App
+from tmc_server.domain.ports.checks import SeenSenders
 
 
 class StaticInstances:
@@ -20,20 +20,14 @@ class StaticInstances:
         return random.sample(known, len(known))
 
 
-class SenderBook(Protocol):
-    """Who was seen where. Blocks."""
-
-    def seen_at(self, app: int, tag: str) -> Sequence[str]: ...
-
-
 class RecordedInstances:
     """domain.ports.checks.Instances: where messages of that app and tag came from lately, as their senders said.
 
     The newest first: an address seen an hour ago may be gone, and one that serves is seen again and again.
     """
 
-    def __init__(self, book: SenderBook) -> None:
-        self._book = book
+    def __init__(self, senders: SeenSenders) -> None:
+        self._senders = senders
 
     def addresses(self, app: App, tag: str) -> Sequence[str]:
-        return self._book.seen_at(app.number, tag)
+        return self._senders.seen_at(app.number, tag)

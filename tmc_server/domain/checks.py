@@ -157,7 +157,7 @@ class CheckState:
 
 
 @dataclass(frozen=True, slots=True)
-class Undecided:
+class AfterUnknown:
     """What an UNKNOWN answer means for the message. failed: CHECK_FAILED, with an alert.  overdue: alert the owner."""
 
     state: CheckState
@@ -165,13 +165,15 @@ class Undecided:
     overdue: bool = False
 
 
-def decide_undecided(row: CheckState, answer: CheckAnswer, policy: RetryPolicy, pause_ms: int, now: int) -> Undecided:
+def decide_after_unknown(
+    row: CheckState, answer: CheckAnswer, policy: RetryPolicy, pause_ms: int, now: int
+) -> AfterUnknown:
     """After an UNKNOWN answer: again later, or a human.
 
     pause_ms: how long the service is left in peace; 0: it can be asked, and only this question went wrong.
     """
     if answer.reason is CheckReason.NOT_ASKED:
-        return Undecided(
+        return AfterUnknown(
             CheckState(attempt=row.attempt, checked=row.checked, unreached_ms=row.unreached_ms, due_ms=now + pause_ms)
         )
     if not answer.reached:
@@ -180,10 +182,12 @@ def decide_undecided(row: CheckState, answer: CheckAnswer, policy: RetryPolicy, 
         state = CheckState(
             attempt=row.attempt, checked=row.checked, unreached_ms=since, due_ms=now + max(pause_ms, own_ms)
         )
-        return Undecided(state, overdue=now - since >= UNREACHED_ALERT_MS)
+        return AfterUnknown(state, overdue=now - since >= UNREACHED_ALERT_MS)
     checked = row.checked + 1
     if checked > policy.max_retry:
-        return Undecided(CheckState(attempt=row.attempt, checked=checked, unreached_ms=None, due_ms=None), failed=True)
-    return Undecided(
+        return AfterUnknown(
+            CheckState(attempt=row.attempt, checked=checked, unreached_ms=None, due_ms=None), failed=True
+        )
+    return AfterUnknown(
         CheckState(attempt=row.attempt, checked=checked, unreached_ms=None, due_ms=now + policy.delay_after_ms(checked))
     )

@@ -24,7 +24,7 @@ from tmc_server.domain.checks import (
 )
 from tmc_server.domain.numbers import Shard
 from tmc_server.domain.ports.catalog import CatalogSource
-from tmc_server.domain.ports.checks import Asking, Checked, DueChecks, Pending, Settled
+from tmc_server.domain.ports.checks import Asking, Checked, DueChecks, Pending, Recorded
 from tmc_server.duties.pacing import WORKERS, Pacing, Service, ServiceName, in_turn
 from tmc_server.metrics import METRICS
 
@@ -185,7 +185,7 @@ class Checking:
         return True
 
     def ask(self, page: _Page) -> None:
-        """In a worker: ask, settle, and let the next page begin."""
+        """In a worker: ask, record, and let the next page begin."""
         try:
             self._ask(page)
         except Exception as exc:  # noqa: BLE001 - the claim ends by itself, then they are asked again
@@ -204,13 +204,13 @@ class Checking:
         answers = self._asking.ask(page.at_once, page.app, tag, questions, seconds)
         METRICS.check_seconds.labels(page.target.kind).observe(time.monotonic() - began)
         pause_ms = self._learn(page, answers)
-        settled = page.work.settle(
+        recorded = page.work.record(
             page.shard,
             [Checked(each, answer, pause_ms) for each, answer in zip(page.pending, answers, strict=True)],
             not page.service.alerted,
         )
-        page.service.alerted |= settled.overdue
-        count(topic.name, answers, settled)
+        page.service.alerted |= recorded.overdue
+        count(topic.name, answers, recorded)
 
     def _learn(self, page: _Page, answers: Sequence[CheckAnswer]) -> int:
         """How the service does after this page. Returns: milliseconds until those that were not reached are due again."""
@@ -224,14 +224,14 @@ class Checking:
             return 2 * page.service.rest_ms
 
 
-def count(topic: str, answers: Sequence[CheckAnswer], settled: Settled) -> None:
+def count(topic: str, answers: Sequence[CheckAnswer], recorded: Recorded) -> None:
     """Metrics of one page."""
     for answer in answers:
         METRICS.checked.labels(topic, answer.verdict.name.lower(), answer.reason.name.lower()).inc()
-    if settled.committed:
-        METRICS.submitted.labels(topic).inc(settled.committed)
-    if settled.rolled_back:
-        METRICS.rolled_back.labels(topic).inc(settled.rolled_back)
+    if recorded.committed:
+        METRICS.submitted.labels(topic).inc(recorded.committed)
+    if recorded.rolled_back:
+        METRICS.rolled_back.labels(topic).inc(recorded.rolled_back)
 
 
 def _asks_singly(target: CheckTarget) -> bool:

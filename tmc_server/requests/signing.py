@@ -12,7 +12,7 @@ from tmc_server.metrics import METRICS
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller
 
-Alarm = Callable[[str, SubscriptionNumber, str, int], None]
+RaiseAlert = Callable[[str, SubscriptionNumber, str, int], None]
 """(kind, subscription, detail, minutes): tell the owner of a subscription, once in that time."""
 
 _MOST_COPIES = 2**53
@@ -28,13 +28,13 @@ class Signing:
         editor: CatalogEditor,
         catalog: CatalogSource,
         change: ChangeEverywhere,
-        alarm: Alarm,
+        raise_alert: RaiseAlert,
         enabled: bool,
     ) -> None:
         self._editor = editor
         self._catalog = catalog
         self._change = change
-        self._alarm = alarm
+        self._raise_alert = raise_alert
         self.enabled = enabled
 
     @property
@@ -70,7 +70,7 @@ class Signing:
         METRICS.forged.labels(topic if found is not None else "", caller.app.id).inc(count)
         if found is not None:
             detail = f"{count} copies that this center did not sign were refused; one claims to be message {message_id}"
-            self._alarm("forged copies", found.number, detail, _ALARM_MINUTES)
+            self._raise_alert("forged copies", found.number, detail, _ALARM_MINUTES)
 
     async def keys(self, actor: str, topic: str, app: str, tag: str) -> DeliveryKeys:
         """Of any subscription, forwarding ones too. Audited. Raises SubscriptionUnknown, InvalidField: an unsigned topic."""

@@ -10,19 +10,19 @@ from tmc_server.domain.ports.catalog import CheckChange
 from tmc_server.domain.ports.servers import ServerView
 from tmc_server.requests import validation
 from tmc_server.requests.administering import Administering
+from tmc_server.requests.deciding_by_hand import DecidingByHand
 from tmc_server.requests.listing import in_order, listed
 from tmc_server.requests.signing import Signing
-from tmc_server.requests.undecided import Undecided
 from tmc_server.rpc import convert
 
 
 class AdminServicer:
     """Methods take the operator's name and a request."""
 
-    def __init__(self, administering: Administering, undecided: Undecided, signing: Signing) -> None:
+    def __init__(self, administering: Administering, by_hand: DecidingByHand, signing: Signing) -> None:
         self._admin = administering
         self._signing = signing
-        self._undecided = undecided
+        self._by_hand = by_hand
 
     async def RegisterApp(self, actor: str, request: admin_pb2.RegisterAppRequest) -> Any:
         app, key, effective_ms = await self._admin.register_app(actor, convert.new_app_from(request))
@@ -147,23 +147,23 @@ class AdminServicer:
             fields = convert.policy_fields(request.update_mask, "targets")
             targets = targets if "targets" in request.update_mask.paths else []
             change = CheckChange(policy=fields, removed_targets=list(request.removed_targets))
-        topic, effective_ms = await self._undecided.set_topic_check(
+        topic, effective_ms = await self._by_hand.set_topic_check(
             actor, request.topic, targets, retry, request.untried, change
         )
         return convert.checks_to(topic, effective_ms)
 
     async def GetTopicCheck(self, _actor: str, request: admin_pb2.GetTopicCheckRequest) -> Any:
-        return convert.checks_to(self._undecided.topic(request.topic), 0)
+        return convert.checks_to(self._by_hand.topic(request.topic), 0)
 
     async def CheckNow(self, _actor: str, request: admin_pb2.CheckNowRequest) -> Any:
-        return convert.report_to(await self._undecided.check_now(request.message_id))
+        return convert.report_to(await self._by_hand.check_now(request.message_id))
 
     async def ReactivateCheck(self, actor: str, request: admin_pb2.ReactivateCheckRequest) -> Any:
-        view = await self._undecided.reactivate(actor, request.message_id, request.reason)
+        view = await self._by_hand.reactivate(actor, request.message_id, request.reason)
         return convert.message_to(view, self._admin.catalog)
 
     async def ReactivateChecks(self, actor: str, request: admin_pb2.ReactivateChecksRequest) -> Any:
-        matched, more = await self._undecided.reactivate_many(
+        matched, more = await self._by_hand.reactivate_many(
             actor,
             request.topic,
             request.from_ms,
@@ -175,7 +175,7 @@ class AdminServicer:
         return admin_pb2.ReactivateChecksResponse(matched=matched, more=more)
 
     async def DecideMessage(self, actor: str, request: admin_pb2.DecideMessageRequest) -> Any:
-        view = await self._undecided.decide(actor, request.message_id, request.verdict, request.reason)
+        view = await self._by_hand.decide(actor, request.message_id, request.verdict, request.reason)
         return convert.message_to(view, self._admin.catalog)
 
 

@@ -17,7 +17,7 @@ from tmc_server.domain.views import CheckView, ConsumptionView, MessageDetail, M
 from tmc_server.errors import InvalidField
 from tmc_server.requests import validation
 from tmc_server.requests.administering import TopicSettings
-from tmc_server.requests.undecided import CheckReport
+from tmc_server.requests.deciding_by_hand import CheckReport
 
 
 def policy_fields(mask: FieldMask, *others: str) -> list[str]:

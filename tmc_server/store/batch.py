@@ -16,7 +16,7 @@ from tmc_server.errors import StoreUnavailable
 from tmc_server.metrics import METRICS
 from tmc_server.store.consumptions import consume
 from tmc_server.store.engines import Database
-from tmc_server.store.messages import prepare, settle
+from tmc_server.store.messages import decide_each, prepare
 from tmc_server.store.outcomes import Outcome
 from tmc_server.store.statements import statements_of
 from tmc_server.store.transaction import Hook, Transaction, no_hook
@@ -114,7 +114,7 @@ class ShardWriter:
             if prepares := _of(Prepare, operations):
                 outcomes.update(prepare(tx, prepares))
             if decisions := _of(Decide, operations):
-                outcomes.update(settle(tx, decisions, buried))
+                outcomes.update(decide_each(tx, decisions, buried))
             if consumes := _of(Consume, operations):
                 outcomes.update(consume(tx, consumes))
         return [outcomes[operation] for operation in operations]

@@ -9,10 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tmc_server.domain.checks import DECIDED_BY_CHECK, CheckAnswer, CheckState, Undecided, Verdict, decide_undecided
+from tmc_server.domain.checks import (
+    DECIDED_BY_CHECK,
+    AfterUnknown,
+    CheckAnswer,
+    CheckState,
+    Verdict,
+    decide_after_unknown,
+)
 from tmc_server.domain.message import UNDECIDED, MessageEvent, MessageState
 from tmc_server.domain.numbers import NO_ATTEMPT, NO_SUBSCRIPTION, Attempt, MessageNumber, Shard
-from tmc_server.domain.ports.checks import Checked, Pending, Settled
+from tmc_server.domain.ports.checks import Checked, Pending, Recorded
 from tmc_server.store.messages import write_decisions
 from tmc_server.store.transaction import Transaction
 
@@ -66,12 +73,12 @@ def hold(tx: Transaction, pending: Sequence[Pending], pause_ms: int, detail: str
     return moved
 
 
-def settle(tx: Transaction, answers: Sequence[Checked], tell_overdue: bool) -> Settled:
+def record(tx: Transaction, answers: Sequence[Checked], tell_overdue: bool) -> Recorded:
     """Each answer counts for the check it belongs to, and for no other. tell_overdue: see domain.ports.checks.DueChecks."""
     rows = {row.id: row for row in tx.rows(tx.sql.lock_messages, ids=sorted(each.pending.number for each in answers))}
     tx.reach("locked")
     moved: dict[MessageEvent, list[MessageNumber]] = {MessageEvent.SUBMIT: [], MessageEvent.ROLLBACK: []}
-    undecided: list[tuple[Checked, Undecided]] = []
+    undecided: list[tuple[Checked, AfterUnknown]] = []
     contradicted: list[Checked] = []
     overtaken = 0
     for checked in answers:
@@ -94,7 +101,7 @@ def settle(tx: Transaction, answers: Sequence[Checked], tell_overdue: bool) -> S
     if overdue is not None:  # one message stands for all that wait for the same service
         tx.alert_once([_alert(overdue, "producer not reached", attempt=NO_ATTEMPT)])
     tx.alert_once(_alert(checked, "contradiction", attempt=NO_ATTEMPT) for checked in contradicted)
-    return Settled(
+    return Recorded(
         committed=len(moved[MessageEvent.SUBMIT]),
         rolled_back=len(moved[MessageEvent.ROLLBACK]),
         failed=failed,
@@ -104,24 +111,24 @@ def settle(tx: Transaction, answers: Sequence[Checked], tell_overdue: bool) -> S
     )
 
 
-def _outcome(tx: Transaction, checked: Checked) -> Undecided:
+def _outcome(tx: Transaction, checked: Checked) -> AfterUnknown:
     state, topic = checked.pending.state, tx.catalog.topics[checked.pending.topic]
     if (
         checked.answer.verdict is not Verdict.UNKNOWN
     ):  # decided, but this server might miss a subscriber: ask again soon
-        return Undecided(
+        return AfterUnknown(
             CheckState(attempt=state.attempt, checked=state.checked, unreached_ms=None, due_ms=tx.now + 1_000)
         )
     if tx.catalog_is_stale:  # the topic's limit may have been changed: nothing is given up, nothing is counted
-        return Undecided(
+        return AfterUnknown(
             CheckState(
                 attempt=state.attempt, checked=state.checked, unreached_ms=state.unreached_ms, due_ms=tx.now + 1_000
             )
         )
-    return decide_undecided(state, checked.answer, topic.checks.retry, checked.pause_ms, tx.now)
+    return decide_after_unknown(state, checked.answer, topic.checks.retry, checked.pause_ms, tx.now)
 
 
-def _write_undecided(tx: Transaction, undecided: Sequence[tuple[Checked, Undecided]]) -> int:
+def _write_undecided(tx: Transaction, undecided: Sequence[tuple[Checked, AfterUnknown]]) -> int:
     """Returns: how many are CHECK_FAILED now."""
     failed = MessageState.CHECK_FAILED
     groups: dict[tuple[tuple[str, Any], ...], list[MessageNumber]] = {}  # most of a page gets the same values

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tmc_server.domain import consumption as duty
+from tmc_server.domain import consumption
 from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.consumption import ConsumptionState, Decision, QueueLook, Row
 from tmc_server.domain.numbers import Attempt, MessageNumber, SubscriptionNumber
@@ -138,19 +138,19 @@ def _row(row: Any) -> Row:
 def _decide(operation: Consume, row: Row, tried_ms: int, now: int) -> Decision:
     match operation:
         case Ack():
-            return duty.decide_ack(row, now)
+            return consumption.decide_ack(row, now)
         case Nack():
-            return duty.decide_nack(
+            return consumption.decide_nack(
                 row, operation.attempt, operation.policy, now, operation.retry_after_ms, operation.reject
             )
         case Extend():
-            return duty.decide_extend(row, operation.attempt, operation.extend_ms, now)
+            return consumption.decide_extend(row, operation.attempt, operation.extend_ms, now)
         case GiveBack():
-            return duty.decide_give_back(row, operation.attempt, operation.after_ms, now)
+            return consumption.decide_give_back(row, operation.attempt, operation.after_ms, now)
         case SignAgain():
-            return duty.decide_sign_again(row, operation.attempt, tried_ms, operation.since_ms, now)
+            return consumption.decide_sign_again(row, operation.attempt, tried_ms, operation.since_ms, now)
         case Reactivate():
-            return duty.decide_reactivate(row, now)
+            return consumption.decide_reactivate(row, now)
     raise TypeError(f"{type(operation).__name__} is no operation on a consumption")
 
 
@@ -294,7 +294,7 @@ def claim_due(
         if subscribed and (waits or look.may_hold_copy(found.tried_ms, tx.now)):
             waiting.setdefault(same, []).append(found)
         else:
-            new = duty.decide_due(old, subscription.policy, subscribed, tx.now)
+            new = consumption.decide_due(old, subscription.policy, subscribed, tx.now)
             if new.state is ConsumptionState.FAILED and tx.catalog_is_stale:
                 continue  # its policy may have been changed: it is looked at again
             groups.setdefault((same, new), []).append(found.message_id)
@@ -317,7 +317,9 @@ class _Claims:
 
     def hold(self, row: Row, found: Sequence[Any], look: QueueLook) -> Claimed:
         tx = self._tx
-        held = duty.decide_held(row, self._subscription.policy, min(each.tried_ms for each in found), look, tx.now)
+        held = consumption.decide_held(
+            row, self._subscription.policy, min(each.tried_ms for each in found), look, tx.now
+        )
         ids = sorted(each.message_id for each in found)
         values = {"ids": ids, "old_attempt": row.attempt, "new_due_ms": held.due_ms}
         return Claimed(held=tx.connection.execute(tx.sql.hold, {**self._guard, **values}).rowcount)

@@ -36,7 +36,7 @@ _DUE_NOTICES = (
 )
 
 
-class DueConsumptions:
+class SqlDueWork:
     """domain.ports.delivery.DueWork over the shards of one database, as far as this server holds their leases."""
 
     def __init__(self, writer: ShardWriter, leases: ShardLeases, catalog: CatalogSource) -> None:
@@ -92,7 +92,9 @@ class DueConsumptions:
         """Read without locks, then change by primary key: a range over the due index would deadlock against acks."""
         sql, database = statements_of(shard), self._writer.database
         with database.transaction() as connection:
-            ids = sorted(connection.execute(sql.orphans, {**which, "limit": _RESCUE_PAGE}).scalars())
+            ids = sorted(
+                connection.execute(sql.handed_over_by_gone_servers, {**which, "limit": _RESCUE_PAGE}).scalars()
+            )
             if not ids:
                 return 0
             now = database.now(connection)

@@ -9,10 +9,10 @@ from tmc_server.domain.ids import first_number
 from tmc_server.domain.message import MessageEvent, MessageState, decide
 from tmc_server.domain.numbers import NO_SUBSCRIPTION, MessageNumber, Shard
 from tmc_server.domain.ports.catalog import CatalogSource
-from tmc_server.domain.ports.checks import Checked, Pending, Settled
+from tmc_server.domain.ports.checks import Checked, Pending, Recorded
 from tmc_server.errors import CatalogStale, MessageUnknown, TmcError
 from tmc_server.store.batch import ShardWriter
-from tmc_server.store.checking import claim, hold, pending_of, settle
+from tmc_server.store.checking import claim, hold, pending_of, record
 from tmc_server.store.engines import repeated
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.messages import write_decisions
@@ -23,7 +23,7 @@ from tmc_server.store.transaction import Transaction
 Result = TypeVar("Result")
 
 
-class DueMessages:
+class SqlDueChecks:
     """domain.ports.checks.DueChecks over the shards of one database, as far as this server holds their leases."""
 
     def __init__(self, writer: ShardWriter, leases: ShardLeases, catalog: CatalogSource) -> None:
@@ -46,8 +46,8 @@ class DueMessages:
     def hold(self, shard: Shard, pending: Sequence[Pending], pause_ms: int, detail: str) -> int:
         return self._leased(shard, 0, lambda tx, lease: hold(tx, pending, pause_ms, detail, lease))
 
-    def settle(self, shard: Shard, answers: Sequence[Checked], tell_overdue: bool) -> Settled:
-        return in_transaction(self._writer, shard, lambda tx: settle(tx, answers, tell_overdue))
+    def record(self, shard: Shard, answers: Sequence[Checked], tell_overdue: bool) -> Recorded:
+        return in_transaction(self._writer, shard, lambda tx: record(tx, answers, tell_overdue))
 
     def _leased(
         self, shard: Shard, nothing: Result, change: Callable[[Transaction, Mapping[str, int]], Result]
@@ -69,7 +69,7 @@ def in_transaction(writer: ShardWriter, shard: Shard, change: Callable[[Transact
     return repeated(run)
 
 
-class UndecidedMessages:
+class SqlCheckDesk:
     """domain.ports.checks.CheckDesk over all databases. writers: by shard."""
 
     def __init__(self, writers: Sequence[ShardWriter]) -> None:
@@ -83,8 +83,8 @@ class UndecidedMessages:
 
         return in_transaction(self._writers[shard], shard, change)
 
-    def settle(self, shard: Shard, answers: Sequence[Checked]) -> Settled:
-        return in_transaction(self._writers[shard], shard, lambda tx: settle(tx, answers, tell_overdue=False))
+    def record(self, shard: Shard, answers: Sequence[Checked]) -> Recorded:
+        return in_transaction(self._writers[shard], shard, lambda tx: record(tx, answers, tell_overdue=False))
 
     def reactivate(self, actor: str, shard: Shard, numbers: Sequence[MessageNumber], reason: str) -> int:
         def change(tx: Transaction) -> int:

@@ -119,8 +119,8 @@ class ShardLeases:
         count = len(free)
         turned = [free[(i + me) % count] for i in range(count)]
         within = turned[: max(0, share_left)]
-        orphans = [row for row in turned[max(0, share_left) :] if row.expires_ms <= now - ORPHAN_MS]
-        return sorted(within + orphans, key=lambda row: row.shard)
+        without_owner = [row for row in turned[max(0, share_left) :] if row.expires_ms <= now - ORPHAN_MS]
+        return sorted(within + without_owner, key=lambda row: row.shard)
 
     def _read(self) -> tuple[int, dict[Shard, Any]]:
         """The time and the rows by shard."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tmc_server.domain import consumption as duty
+from tmc_server.domain import consumption
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.message import TRANSITIONS, UNDECIDED, Decided, MessageEvent, MessageState, decide
 from tmc_server.domain.numbers import NO_SUBSCRIPTION, Attempt, MessageNumber, Shard, SubscriptionNumber
@@ -219,7 +219,9 @@ class _Submitted:
         )
 
 
-def settle(tx: Transaction, operations: Sequence[Decide], buried: Collection[Operation]) -> dict[Operation, Outcome]:
+def decide_each(
+    tx: Transaction, operations: Sequence[Decide], buried: Collection[Operation]
+) -> dict[Operation, Outcome]:
     """Submit and roll back, in the order of arrival; consumption rows for exactly what was submitted here.
 
     buried: operations whose tombstones are committed. Returns: an outcome for each operation.
@@ -369,10 +371,10 @@ def _schedule(tx: Transaction, messages: Sequence[_Submitted]) -> None:
         for subscription in tx.catalog.subscribers(topic):
             prompt = sum(1 for message in submitted if message.delay_ms == 0)
             room = tx.reserve(subscription.number, prompt) if prompt else 0
-            first = duty.first_try(subscription.policy, tx.now)
+            first = consumption.first_try(subscription.policy, tx.now)
             for message in submitted:
                 goes_out = room > 0 and message.delay_ms == 0
-                row = first if goes_out else duty.untried(tx.now + message.delay_ms)
+                row = first if goes_out else consumption.untried(tx.now + message.delay_ms)
                 if goes_out:
                     room -= 1
                     tx.copies.append(_copy(message, tx.sql.shard, subscription.number, row.attempt))

@@ -61,8 +61,8 @@ class ClosedMessages:
                 )
                 if numbers:
                     removed = sql.remove_messages.run(connection, sorted(numbers), before=before_ms).rowcount
-                    for orphans in sql.remove_orphans:
-                        orphans.run(connection, sorted(numbers))
+                    for belongings in sql.remove_belongings:
+                        belongings.run(connection, sorted(numbers))
                 return removed
 
         return repeated(run)

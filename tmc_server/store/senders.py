@@ -26,7 +26,7 @@ _LONGEST_ADDRESS = 255  # as the table has it
 _LONGEST_TAG = 64
 
 
-class Senders:
+class SqlSeenSenders:
     """domain.ports.checks.SeenSenders, and the duty that writes them down."""
 
     def __init__(self, database: Database) -> None:

@@ -284,7 +284,7 @@ class ShardStatements:
             consumption.c.incarnation == sa.bindparam("gone"),
             consumption.c.tried_ms >= sa.bindparam("since"),
         )
-        self.orphans = (
+        self.handed_over_by_gone_servers = (
             sa.select(consumption.c.message_id)
             .where(*died, consumption.c.due_ms.is_not(None))
             .limit(sa.bindparam("limit"))
@@ -423,7 +423,7 @@ class ShardStatements:
         # ids, before
         self.remove_messages = ByIds(message.delete().where(_in(message.c.id), *removable))
         # ids: what belongs to messages that are not there any more.
-        self.remove_orphans = [
+        self.remove_belongings = [
             ByIds(
                 table.delete().where(
                     _in(table.c.message_id), sa.not_(sa.exists().where(message.c.id == table.c.message_id))

@@ -10,7 +10,7 @@ import signal
 
 from tmc_server.checks.asking import CheckDispatcher
 from tmc_server.store import due_checks
-from tmc_server.store.due_checks import DueMessages
+from tmc_server.store.due_checks import SqlDueChecks
 
 POINT = os.environ["TMC_DIE_AT"]
 
@@ -20,7 +20,7 @@ def die_at(point, keys):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-claim, ask, settle, stored = DueMessages.claim, CheckDispatcher.ask, due_checks.settle, DueMessages.settle
+claim, ask, settle, stored = SqlDueChecks.claim, CheckDispatcher.ask, due_checks.settle, SqlDueChecks.settle
 
 
 def dying_claim(self, shard, pending, until_ms):
@@ -49,7 +49,7 @@ def dying_stored(self, shard, answers, tell_overdue):
     return settled
 
 
-DueMessages.claim, CheckDispatcher.ask, due_checks.settle, DueMessages.settle = (
+SqlDueChecks.claim, CheckDispatcher.ask, due_checks.settle, SqlDueChecks.settle = (
     dying_claim,
     dying_ask,
     dying_settle,

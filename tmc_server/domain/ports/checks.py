@@ -26,6 +26,9 @@ class SeenSenders(Protocol):
     def saw(self, app: App, tag: str, address: str) -> None:
         """Does not block."""
 
+    def seen_at(self, app: int, tag: str) -> Sequence[str]:
+        """host:port, the newest first. app: its number. Blocks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -129,7 +132,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
+class Recorded:
     """What a page of answers did to its messages."""
 
     committed: int = 0
@@ -158,7 +161,7 @@ class DueChecks(Protocol):
     def hold(self, shard: Shard, pending: Sequence[Pending], pause_ms: int, detail: str) -> int:
         """Their service cannot be asked now: due again later, uncounted. Returns: how many."""
 
-    def settle(self, shard: Shard, answers: Sequence[Checked], tell_overdue: bool) -> Settled:
+    def record(self, shard: Shard, answers: Sequence[Checked], tell_overdue: bool) -> Recorded:
         """Write down what came of claimed checks: decisions with their consumption rows, alerts with their cause.
 
         tell_overdue: alert the owner that the service cannot be reached.
@@ -171,7 +174,7 @@ class CheckDesk(Protocol):
     def begin(self, shard: Shard, number: MessageNumber, until_ms: int) -> Pending | None:
         """Begin a check now, whether it is due or not. None: the message is decided, or there is none."""
 
-    def settle(self, shard: Shard, answers: Sequence[Checked]) -> Settled: ...
+    def record(self, shard: Shard, answers: Sequence[Checked]) -> Recorded: ...
 
     def reactivate(self, actor: str, shard: Shard, numbers: Sequence[MessageNumber], reason: str) -> int:
         """CHECK_FAILED -> PREPARED, due at once. Returns: how many."""

@@ -18,13 +18,13 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from tmc_pipeline.archive import Archive, moment, subscriber_names
+from tmc_pipeline.archive.contents import Archive, moment, subscriber_names
 from tmc_pipeline.center import CenterTables
 from tmc_pipeline.errors import translated
 from tmc_pipeline.files import HadoopFolder
 from tmc_pipeline.frames import on_disk, small_table
-from tmc_pipeline.ledgers import Ledgers
-from tmc_pipeline.reconciling import (
+from tmc_pipeline.reconcile.ledgers import Ledgers
+from tmc_pipeline.reconcile.verdicts import (
     AGREED,
     CLOCKS_APART_MS,
     PENDING,

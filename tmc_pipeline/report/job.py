@@ -11,20 +11,19 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from tmc_pipeline import page, reporting
-from tmc_pipeline.archive import Archive, moment, subscriber_names
-from tmc_pipeline.archiving import with_topic, without
+from tmc_pipeline.archive.contents import Archive, moment, subscriber_names
 from tmc_pipeline.center import CenterTables
 from tmc_pipeline.errors import translated
 from tmc_pipeline.files import HadoopFolder
-from tmc_pipeline.frames import MESSAGE, on_disk, small_table
+from tmc_pipeline.frames import MESSAGE, on_disk, small_table, with_topic, without
+from tmc_pipeline.report import figures, page
 
 log = logging.getLogger("tmc.pipeline")
 
 
 @dataclass(frozen=True)
 class Reported:
-    """What a run wrote. tables: rows by name, as in reporting.py."""
+    """What a run wrote. tables: rows by name, as in figures.py."""
 
     path: str
     messages: int
@@ -102,15 +101,15 @@ class Report:
         )
         names |= {number: name for number, (_, name, _) in self._center.names.subscriptions.items()}
         subscribers = small_table(self._spark, names.items(), "subscription_no int, subscriber string")
-        delivered = reporting.deliveries(messages, subscribers)
+        delivered = figures.deliveries(messages, subscribers)
         return {
-            "production": reporting.production(messages),
-            "production_by_hour": reporting.production(messages, "hour_ms"),
-            "consumption": reporting.consumption(delivered),
-            "consumption_by_hour": reporting.consumption(delivered, "hour_ms"),
-            "failures": reporting.failures(messages, subscribers),
-            "oldest_open": reporting.oldest_open(hot, subscribers),
-            "skew": reporting.skew(messages),
+            "production": figures.production(messages),
+            "production_by_hour": figures.production(messages, "hour_ms"),
+            "consumption": figures.consumption(delivered),
+            "consumption_by_hour": figures.consumption(delivered, "hour_ms"),
+            "failures": figures.failures(messages, subscribers),
+            "oldest_open": figures.oldest_open(hot, subscribers),
+            "skew": figures.skew(messages),
         }
 
     def _kept(self, frame: DataFrame, name: str) -> page.Rows:

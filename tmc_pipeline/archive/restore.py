@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 
 from tmc_client import Center
 from tmc_client.producer import publish_request, wait
-from tmc_pipeline.archive import Archive, subscriber_names
+from tmc_pipeline.archive.contents import Archive, subscriber_names
 from tmc_pipeline.errors import ArchiveDamaged, CannotRun, translated
 from tmc_server.domain.catalog import REPLAY_OF
 from tmc_server.domain.consumption import ConsumptionState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tmc_pipeline.archive import Archive
+from tmc_pipeline.archive.contents import Archive
 from tmc_pipeline.errors import translated
 from tmc_server.domain.manifest import Manifest, removal_folder
 

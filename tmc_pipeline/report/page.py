@@ -61,9 +61,9 @@ def share(part: int, whole: int) -> str:
 
 
 def page(title: str, facts: Mapping[str, str], tables: Mapping[str, Rows]) -> str:
-    """facts: of the run, by name.  tables: as made by reporting.py, by name."""
+    """facts: of the run, by name.  tables: as made by figures.py, by name."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("tmc_pipeline"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.PackageLoader("tmc_pipeline.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"at": at, "span": span, "grouped": lambda number: "" if number is None else f"{number:,}"}
     environment.globals |= {"share": share}

@@ -20,10 +20,10 @@ from typing import Any
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
-from tmc_pipeline.archive import Archive, Staging, fingerprint, hexadecimal
+from tmc_pipeline.archive.contents import Archive, Staging, fingerprint, hexadecimal
 from tmc_pipeline.center import CenterTables, Names
 from tmc_pipeline.errors import JobFailed, translated
-from tmc_pipeline.frames import ARCHIVED, is_one_of, small_table
+from tmc_pipeline.frames import ARCHIVED, is_one_of, small_table, with_topic, without
 from tmc_server.domain import consumption, message
 from tmc_server.domain.manifest import ArchivedShard, Manifest, Partition
 
@@ -69,20 +69,6 @@ def closed(messages: DataFrame, since_ms: int, before_ms: int) -> DataFrame:
         .where((f.col("closed_ms") >= since_ms) & (f.col("closed_ms") < before_ms))
         .withColumn("day", f.date_from_unix_date(f.floor(f.col("closed_ms") / _DAY_MS).cast("int")).cast("string"))
     )
-
-
-def with_topic(messages: DataFrame, topics: DataFrame) -> DataFrame:
-    """MESSAGE and more with topic_no -> the same with topic string; topic-NUMBER where the catalog has forgotten it.
-
-    topics: topic_no int, topic string; one row per topic.
-    """
-    named = messages.join(f.broadcast(topics), "topic_no", "left")
-    return named.withColumn("topic", f.coalesce("topic", f.concat(f.lit("topic-"), f.col("topic_no").cast("string"))))
-
-
-def without(messages: DataFrame, known: DataFrame) -> DataFrame:
-    """Rows of `messages` whose (shard, id) is not in `known`."""
-    return messages.join(known.select("shard", "id"), ["shard", "id"], "left_anti")
 
 
 def summed(messages: DataFrame) -> DataFrame:

@@ -38,7 +38,7 @@ class CheckReport:
     state: MessageState
 
 
-class Undecided:
+class DecidingByHand:
     """change: runs a change of the catalog and makes this server's copy current."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Undecided:
         seconds = 2 * target.deadline_ms / 1000
         answer = self._asking.ask(target, app, view.producer_tag, [question], seconds)[0]
         elapsed_ms = round((time.monotonic() - began) * 1000)
-        self._desk.settle(wanted.shard, [Checked(pending, answer, topic.checks.retry.delay_after_ms(1))])
+        self._desk.record(wanted.shard, [Checked(pending, answer, topic.checks.retry.delay_after_ms(1))])
         return CheckReport(
             target=where, request=text, answer=answer, elapsed_ms=elapsed_ms, state=self._existing(wanted).state
         )

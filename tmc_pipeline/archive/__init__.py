@@ -1,0 +1,1 @@
+"""Closed messages as Parquet: written, verified, brought back."""

@@ -1,0 +1,1 @@
+"""What producers, the center and consumers noted about each message, compared."""

@@ -1,0 +1,1 @@
+"""Figures of a time span, as tables and as one page."""
