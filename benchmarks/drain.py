@@ -23,7 +23,7 @@ import sqlalchemy as sa
 import tmc_client as tmc
 from tests.support.cluster import Cluster
 from tests.support.eventually import eventually
-from tests.support.mariadb import free_port
+from tests.support.ports import free_port
 from tmc_client.producer import prepare_request
 from tmc_common.protocol import admin_pb2
 

@@ -24,7 +24,7 @@ import grpc
 import tmc_client as tmc
 from benchmarks.serving import TMC
 from tests.support.eventually import eventually
-from tests.support.mariadb import free_port
+from tests.support.ports import free_port
 from tmc_server.domain.placement import table_index_for
 
 _TOPIC = "bench.paid"

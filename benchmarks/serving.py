@@ -16,7 +16,7 @@ from pathlib import Path
 import grpc
 
 from tests.support.eventually import eventually
-from tests.support.mariadb import free_port
+from tests.support.ports import free_port
 from tmc_common.protocol import admin_pb2, admin_pb2_grpc
 
 TMC = str(Path(sys.executable).parent / "tmc")

@@ -17,7 +17,7 @@ from tests.integration.test_checks import prepared_with
 from tests.support.cluster import Cluster
 from tests.support.dose import LONG
 from tests.support.eventually import eventually
-from tests.support.mariadb import free_port
+from tests.support.ports import free_port
 from tmc_common.protocol import admin_pb2, types_pb2
 
 ROOT = Path(__file__).parents[2]

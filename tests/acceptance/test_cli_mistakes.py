@@ -19,8 +19,9 @@ import pytest
 from tests.support.certificates import Authority
 from tests.support.cluster import TMC
 from tests.support.eventually import eventually
-from tests.support.mariadb import MariaDB, free_port
+from tests.support.mariadb import MariaDB
 from tests.support.mistakes import Table
+from tests.support.ports import free_port
 from tests.support.rabbitmq import RabbitMQ
 
 NAME = "center.internal"  # the only name in the servers' certificate; nothing resolves it

@@ -16,7 +16,7 @@ import pytest
 import tmc_client as tmc
 from tests.support.certificates import for_loopback
 from tests.support.eventually import eventually
-from tests.support.mariadb import free_port
+from tests.support.ports import free_port
 from tmc_server.store.migrate import head_revision
 
 TMC = str(Path(sys.executable).parent / "tmc")

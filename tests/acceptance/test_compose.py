@@ -20,7 +20,8 @@ import yaml
 from tests.support.cluster import ROOT, TMC
 from tests.support.consul import Consul, program
 from tests.support.eventually import eventually
-from tests.support.mariadb import MariaDB, free_port
+from tests.support.mariadb import MariaDB
+from tests.support.ports import free_port
 from tests.support.rabbitmq import RabbitMQ, _script
 from tmc_server.config import load
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.mariadb import free_port
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 TMC = str(Path(sys.executable).parent / "tmc")

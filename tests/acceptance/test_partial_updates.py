@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.cluster import TMC
 from tests.support.eventually import eventually
-from tests.support.mariadb import free_port
+from tests.support.ports import free_port
 
 
 class Operator:

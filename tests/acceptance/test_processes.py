@@ -14,7 +14,7 @@ import pytest
 import tmc_client as tmc
 from tests.support.cluster import ROOT, TMC, Cluster
 from tests.support.eventually import eventually
-from tests.support.mariadb import free_port
+from tests.support.ports import free_port
 from tmc_common.protocol import types_pb2
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.services]

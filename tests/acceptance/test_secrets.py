@@ -19,7 +19,7 @@ from pydantic import SecretStr
 import tmc_client as tmc
 from tests.support.cluster import TMC
 from tests.support.eventually import eventually
-from tests.support.mariadb import free_port
+from tests.support.ports import free_port
 from tmc_client.discovery import ConsulAddress
 from tmc_server.config import Config, ConfigError, load
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from tests.integration.test_askers import OPTIONS, at
-from tests.support.mariadb import free_port
+from tests.support.ports import free_port
 from tests.support.rogue import RogueGrpc, RogueHttp
 from tmc_server.checks.channels import Channels
 from tmc_server.checks.contract import AskerContract

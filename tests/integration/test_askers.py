@@ -25,7 +25,7 @@ import uvloop
 
 from tests.support.certificates import for_loopback
 from tests.support.eventually import eventually
-from tests.support.mariadb import free_port
+from tests.support.ports import free_port
 from tests.support.rogue import RogueGrpc, RogueHttp, TrapListener
 from tmc_server.checks.asking import without_poison
 from tmc_server.checks.channels import Channels

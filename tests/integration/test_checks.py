@@ -20,7 +20,7 @@ import sqlalchemy as sa
 import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
-from tests.support.mariadb import free_port
+from tests.support.ports import free_port
 from tests.support.rogue import RogueGrpc
 from tmc_client.checks.answers import CheckToken
 from tmc_client.ledger import ledger_id_of, rows_for

@@ -15,7 +15,7 @@ import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.consul import Consul
 from tests.support.eventually import eventually
-from tests.support.mariadb import free_port
+from tests.support.ports import free_port
 from tests.support.rogue import RogueHttp
 from tests.support.store import StoreUnderTest
 from tmc_client.discovery import ConsulAddress, Registration, Watch

@@ -13,7 +13,7 @@ from examples.foreign_producer import grpc_service, plain_http
 from tests.integration.test_checks import Operator
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
-from tests.support.mariadb import free_port
+from tests.support.ports import free_port
 from tmc_common.protocol import admin_pb2, types_pb2
 
 COMMITTED, ROLLED_BACK = types_pb2.MESSAGE_STATE_COMMITTED, types_pb2.MESSAGE_STATE_ROLLED_BACK

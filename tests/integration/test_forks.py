@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
-from tests.support.mariadb import free_port
+from tests.support.ports import free_port
 
 
 @pytest.fixture(scope="module")

@@ -328,7 +328,7 @@ class TestOnMariaDB:
         assert len(store.messages_with_key("beside")) == 1
 
     def test_a_database_that_is_away_is_unavailable_to_all(self, store: StoreUnderTest) -> None:
-        from tests.support.mariadb import free_port
+        from tests.support.ports import free_port
         from tmc_server.store.engines import Database
 
         away = Database(f"mariadb+mysqldb://root@127.0.0.1:{free_port()}/nowhere")

@@ -17,7 +17,7 @@ import pytest
 import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
-from tests.support.mariadb import free_port
+from tests.support.ports import free_port
 from tests.support.tcp_proxy import TcpProxy
 from tmc_client.connection import Connection
 from tmc_client.servers import Server

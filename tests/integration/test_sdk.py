@@ -178,7 +178,7 @@ class TestTransaction:
         assert not one_transaction._BY_CONNECTION
 
     def test_a_center_that_is_away_stops_the_block_before_the_commit(self, business: sa.Engine) -> None:
-        from tests.support.mariadb import free_port
+        from tests.support.ports import free_port
 
         away = tmc.connect(f"127.0.0.1:{free_port()}", app="orders")
         with pytest.raises(tmc.Unavailable), Session(business) as session:

@@ -22,7 +22,8 @@ from tests.support.center import RunningCenter
 from tests.support.certificates import for_loopback
 from tests.support.dose import LONG
 from tests.support.filled import START_MS, FilledCenter
-from tests.support.mariadb import MariaDB, free_port
+from tests.support.mariadb import MariaDB
+from tests.support.ports import free_port
 from tmc_client.center import Center
 from tmc_client.connection import Identity
 from tmc_pipeline.archive.restore import Restoring, replay, wanted_ids

@@ -22,7 +22,8 @@ from tests.pipeline.test_command_line import QUICK, TMC, toml_of
 from tests.support.dose import LONG
 from tests.support.eventually import eventually
 from tests.support.filled import FilledCenter
-from tests.support.mariadb import MariaDB, free_port
+from tests.support.mariadb import MariaDB
+from tests.support.ports import free_port
 from tmc_server.archives.local import LocalArchive
 from tmc_server.domain.ports.retention import ListUnreadable
 

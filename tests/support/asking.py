@@ -31,6 +31,9 @@ class ScriptedAsking:
         self.meanwhile()
         return [self.by_key.get(question.key, self.usual) for question in questions]
 
+    def asks_singly(self, target: CheckTarget) -> bool:
+        return target.kind != "grpc"
+
     @property
     def asked(self) -> list[str]:
         """Keys in the order of the questions."""

@@ -18,7 +18,8 @@ import sqlalchemy as sa
 
 from tests.support.consul import Consul
 from tests.support.eventually import eventually
-from tests.support.mariadb import MariaDB, free_port
+from tests.support.mariadb import MariaDB
+from tests.support.ports import free_port
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.tcp_proxy import TcpProxy
 from tmc_common.protocol import admin_pb2, admin_pb2_grpc

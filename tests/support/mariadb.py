@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import random
 import shutil
 import signal
 import socket
@@ -18,25 +17,10 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from tests.support.eventually import eventually
+from tests.support.ports import free_port
 
 DAEMON = next((p for p in ("/usr/sbin/mariadbd", "/usr/libexec/mariadbd") if os.path.exists(p)), "mariadbd")
 CACHE = Path(os.environ.get("TMC_TEST_CACHE", Path(tempfile.gettempdir()) / f"tmc-test-cache-{os.getuid()}"))
-
-
-_PORTS = range(15_000, 32_000)  # below those that outgoing connections get, which would come between asking and using
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that was free a moment ago, and the next one too."""
-    while True:
-        port = random.SystemRandom().choice(_PORTS)
-        with socket.socket() as first, socket.socket() as second:
-            try:
-                first.bind(("127.0.0.1", port))
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-        return port
 
 
 def _user() -> list[str]:

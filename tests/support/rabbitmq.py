@@ -14,7 +14,7 @@ from pathlib import Path
 import pika
 
 from tests.support.eventually import eventually
-from tests.support.mariadb import free_port
+from tests.support.ports import free_port
 from tmc_common.amqp import connect
 
 LIBRARY = Path("/usr/lib/rabbitmq/bin")

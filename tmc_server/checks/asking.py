@@ -45,6 +45,11 @@ class CheckDispatcher:
                 break
         return answers
 
+    def asks_singly(self, target: CheckTarget) -> bool:
+        """See domain.ports.checks.Asking."""
+        asker = self._askers.get(target.kind)
+        return asker is not None and asker.asks_singly(target)
+
     def describe(self, target: CheckTarget, app: App, tag: str, question: Question) -> tuple[str, str]:
         """See domain.ports.checks.Asking."""
         endpoints = self._addressing.endpoints(target, app, tag)

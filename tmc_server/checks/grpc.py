@@ -55,6 +55,10 @@ class GrpcChecks:
         if target.options:
             raise CheckRefused(f"grpc takes no options, not {', '.join(sorted(target.options))}: leave them out.")
 
+    def asks_singly(self, target: CheckTarget) -> bool:
+        """See domain.ports.checks.Asker. A service without CheckMany gets its pages call by call."""
+        return False
+
     def examine(self, target: CheckTarget, endpoint: Endpoint, token: str) -> None:
         """See domain.ports.checks.Asker."""
         call = self._channels.method(target, endpoint, _MANY)

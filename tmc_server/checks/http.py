@@ -103,6 +103,10 @@ class HttpChecks:
         if target.options.get("batch", "false") not in ("true", "false"):
             raise CheckRefused("The option batch is true (one POST for many questions) or false (a GET for each).")
 
+    def asks_singly(self, target: CheckTarget) -> bool:
+        """See domain.ports.checks.Asker."""
+        return not _is_batch(target)
+
     def examine(self, target: CheckTarget, endpoint: Endpoint, token: str) -> None:
         """See domain.ports.checks.Asker."""
         question = Question(

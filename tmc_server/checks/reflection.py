@@ -78,6 +78,10 @@ class ReflectionChecks:
         if len(set(meanings)) != len(meanings):
             raise CheckRefused("Each value means one verdict only.")
 
+    def asks_singly(self, target: CheckTarget) -> bool:
+        """See domain.ports.checks.Asker."""
+        return True
+
     def examine(self, target: CheckTarget, endpoint: Endpoint, token: str) -> None:
         """See domain.ports.checks.Asker."""
         try:

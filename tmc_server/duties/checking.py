@@ -30,12 +30,11 @@ from tmc_server.metrics import METRICS
 
 log = logging.getLogger("tmc.checking")
 
-_ROUNDS = 8  # pages of single questions are as long as so many rounds
+_ROUNDS = 8  # of calls at once in a page of single questions
 _PAGE_SPARE_S = 1.0
 _LOOK_AGAIN_S = 2.0
 _CLAIM_SPARE_MS = 2_000
 _CROWDED_HOLD_MS = 15_000  # out of the others' way, and not written every second
-_SINGLE_KINDS = {"http", "reflection"}
 _UNSEEN: tuple[float, list[Service]] = (0.0, [])
 
 
@@ -147,7 +146,7 @@ class Checking:
         """
         targets = catalog.topics[topic].checks.targets
         parts: dict[tuple[int, str, str], list[Pending]] = {}
-        limit = 4 * max((_longest_page(each) for each in targets.values()), default=100)
+        limit = 4 * max((self._longest_page(each) for each in targets.values()), default=100)
         due = self._work.read(shard, topic, limit)
         for each in due:
             parts.setdefault((each.producer, each.producer_tag, each.target), []).append(each)
@@ -165,12 +164,12 @@ class Checking:
     def _service(self, name: ServiceName, target: CheckTarget, *, registered: bool) -> Service:
         with self._lock:
             return self._pacing.service(
-                name, _longest_page(target), target.concurrency, registered=registered, now=self._monotonic()
+                name, self._longest_page(target), target.concurrency, registered=registered, now=self._monotonic()
             )
 
     def _begin(self, shard: Shard, app: App, target: CheckTarget, service: Service, pending: Sequence[Pending]) -> bool:
         until_ms = _claim_ms(target)
-        claimed = self._work.claim(shard, pending[: min(service.size, _longest_page(target))], until_ms)
+        claimed = self._work.claim(shard, pending[: min(service.size, self._longest_page(target))], until_ms)
         if not claimed:
             return False
         due = {each.number: each.state.due_ms or 0 for each in pending}
@@ -212,12 +211,15 @@ class Checking:
         page.service.alerted |= recorded.overdue
         count(topic.name, answers, recorded)
 
+    def _longest_page(self, target: CheckTarget) -> int:
+        return target.concurrency * _ROUNDS if self._asking.asks_singly(target) else target.batch
+
     def _learn(self, page: _Page, answers: Sequence[CheckAnswer]) -> int:
         """How the service does after this page. Returns: milliseconds until those that were not reached are due again."""
         now = self._monotonic()
         with self._lock:
             if any(answer.said for answer in answers):
-                self._pacing.answered(page.service, page.pending[0].producer_tag, _longest_page(page.target), now)
+                self._pacing.answered(page.service, page.pending[0].producer_tag, self._longest_page(page.target), now)
                 return 0
             timed_out = answers[0].reason is CheckReason.TIMED_OUT
             self._pacing.failed(page.service, now, timed_out=timed_out)
@@ -232,14 +234,6 @@ def count(topic: str, answers: Sequence[CheckAnswer], recorded: Recorded) -> Non
         METRICS.submitted.labels(topic).inc(recorded.committed)
     if recorded.rolled_back:
         METRICS.rolled_back.labels(topic).inc(recorded.rolled_back)
-
-
-def _asks_singly(target: CheckTarget) -> bool:
-    return target.kind in _SINGLE_KINDS and target.options.get("batch") != "true"
-
-
-def _longest_page(target: CheckTarget) -> int:
-    return target.concurrency * _ROUNDS if _asks_singly(target) else target.batch
 
 
 def _page_s(target: CheckTarget) -> float:

@@ -59,6 +59,9 @@ class Asker(Protocol):
     def accept(self, target: CheckTarget) -> None:
         """Raises CheckRefused: the options are not what this kind needs."""
 
+    def asks_singly(self, target: CheckTarget) -> bool:
+        """Whether each question is a call of its own; otherwise up to `target.batch` share one. Does not block."""
+
     def examine(self, target: CheckTarget, endpoint: Endpoint, token: str) -> None:
         """Try it out without a message. Raises CheckRefused: it cannot work, with the reason."""
 
@@ -84,6 +87,9 @@ class Asking(Protocol):
         self, target: CheckTarget, app: App, tag: str, questions: Sequence[Question], seconds: float
     ) -> list[CheckAnswer]:
         """One answer per question, in order, after so many seconds at most."""
+
+    def asks_singly(self, target: CheckTarget) -> bool:
+        """See Asker. False for a kind that this server does not have. Does not block."""
 
     def describe(self, target: CheckTarget, app: App, tag: str, question: Question) -> tuple[str, str]:
         """Who would be asked, and what, as text."""

@@ -1,0 +1,156 @@
+"""What every transport of a consumer promises: each copy once, never more than the prefetch, nothing after the stop."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+import tmc_client as tmc
+from tests.support.center import RunningCenter
+from tests.support.eventually import eventually
+from tests.support.outlet import SomeCatalog, a_copy
+from tests.support.rabbitmq import RabbitMQ
+from tmc_client.received import Message, OnMessage, Receipt, Transport
+from tmc_client.screening import Calls, Screen
+from tmc_client.transports.rabbitmq import Broker, Credentials, RabbitTransport
+from tmc_client.transports.stream import StreamTransport
+from tmc_common.protocol import consumption_pb2
+from tmc_server.delivery.rabbitmq_properties import properties_of
+
+_numbers = itertools.count(1)
+
+
+@dataclass
+class Received:
+    """Copies in the order in which they came."""
+
+    def __post_init__(self) -> None:
+        self.lock = threading.Lock()
+        self.copies: list[tuple[Message, Receipt]] = []
+
+    def __call__(self, message: Message, receipt: Receipt) -> None:
+        with self.lock:
+            self.copies.append((message, receipt))
+
+    @property
+    def keys(self) -> list[str]:
+        with self.lock:
+            return [message.key for message, _ in self.copies]
+
+    def answer(self, count: int) -> None:
+        """Of the first copies."""
+        for _, receipt in self.copies[:count]:
+            receipt.handled()
+            receipt.answered()
+
+
+class TransportContract(ABC):
+    @abstractmethod
+    def transport(self, prefetch: int, on_message: OnMessage) -> contextmanager[Transport]:
+        """A new one for an empty subscription, started; closed at the end of the block."""
+
+    @abstractmethod
+    def send(self, keys: list[str]) -> None:
+        """Copies for that subscription."""
+
+    def test_each_copy_comes_once_with_what_it_carries(self) -> None:
+        received = Received()
+        with self.transport(100, received):
+            self.send([f"k{n}" for n in range(20)])
+            eventually(lambda: len(received.keys) >= 20)
+        assert sorted(received.keys) == sorted(f"k{n}" for n in range(20))
+        message, _ = received.copies[0]
+        assert (message.body, message.content_type, message.attempt) == (b"hello", "text/plain", 1)
+        assert message.headers["color"] == "red"
+        assert message.producer == "orders"
+
+    def test_there_are_never_more_copies_than_the_prefetch_without_an_answer(self) -> None:
+        received = Received()
+        with self.transport(5, received):
+            self.send([f"k{n}" for n in range(12)])
+            eventually(lambda: len(received.keys) == 5)
+            received.answer(2)
+            eventually(lambda: len(received.keys) == 7)
+            assert len(set(received.keys)) == 7
+
+    def test_after_the_stop_nothing_new_comes_and_both_ends_may_be_called_twice(self) -> None:
+        received = Received()
+        with self.transport(1, received) as made:
+            self.send(["first", "second"])
+            eventually(lambda: received.keys == ["first"])
+            made.stop()
+            received.answer(1)
+            made.stop()
+            made.close()
+        assert received.keys == ["first"]
+
+    def test_what_it_brings_is_well_formed(self) -> None:
+        received = Received()
+        with self.transport(10, received) as made:
+            self.send(["one"])
+            eventually(lambda: received.keys == ["one"])
+            assert made.malformed == 0
+
+
+class TestStream(TransportContract):
+    @pytest.fixture(autouse=True)
+    def center(self, tmp_path) -> Iterator[None]:
+        with (
+            RunningCenter(f"sqlite:///{tmp_path}/c.db", open_to_all=True) as self.running,
+            tmc.connect(self.running.address, app="orders") as self.orders,
+            tmc.connect(self.running.address, app="coupons") as self.coupons,
+        ):
+            yield
+
+    @contextmanager
+    def transport(self, prefetch: int, on_message: OnMessage) -> Iterator[Transport]:
+        made = StreamTransport(self.coupons.connection, ["t1"], prefetch, on_message)
+        made.start()
+        self.running.subscribed()
+        yield made
+        made.stop()
+        made.close()
+
+    def send(self, keys: list[str]) -> None:
+        for key in keys:
+            self.orders.publish("t1", "hello", key=key, headers={"color": "red"})
+
+
+@pytest.mark.services
+class TestRabbitMQ(TransportContract):
+    @pytest.fixture(autouse=True)
+    def queue(self, rabbitmq: RabbitMQ) -> Iterator[None]:
+        self.broker = rabbitmq
+        self.name = f"transport.contract.{next(_numbers)}"
+        self.connection = rabbitmq.connect()
+        self.channel = self.connection.channel()
+        self.channel.queue_declare(self.name)
+        yield
+        self.channel.queue_delete(self.name)
+        self.connection.close()
+
+    @contextmanager
+    def transport(self, prefetch: int, on_message: OnMessage) -> Iterator[Transport]:
+        calls = Calls(describe=lambda: None, report=lambda _: None, unsigned=lambda _: None)
+        screen = Screen(calls, on_message)
+        found = consumption_pb2.SubscriptionInfo(topic="t1", queue=self.name)
+        screen.learn(consumption_pb2.DescribeSubscriptionsResponse(subscriptions=[found]))
+        place = Broker(host="127.0.0.1", port=self.broker.port, virtual_host="/", tls=False)
+        made = RabbitTransport(lambda: (place, [self.name]), Credentials("guest", "guest"), prefetch, screen)
+        made.start()
+        yield made
+        made.stop()
+        made.close()
+        screen.stop()
+
+    def send(self, keys: list[str]) -> None:
+        catalog = SomeCatalog("coupons", 1).current
+        for key in keys:
+            copy = a_copy(1, key=key)
+            self.channel.basic_publish("", self.name, copy.body, properties_of(copy, catalog))
