@@ -51,7 +51,7 @@ def batched(address: str, orders_key: str, coupons_key: str, stop: float, size: 
 
 
 def single(orders: tmc.Center, coupons: tmc.Center, stop: float) -> int:
-    """Single calls: the SDK's sender makes batches of whatever its callers ask at the same time."""
+    """Single calls: the SDK's sender batches those that its callers make at the same time."""
     prefix, count = os.urandom(6).hex(), 0
     while time.monotonic() < stop:
         prepared = orders.prepare(TOPIC, BODY, key=f"{prefix}-{count}", timeout=LIMIT)

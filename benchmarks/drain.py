@@ -1,4 +1,4 @@
-"""Unknown messages, settled by asking their producers: how many a second, by each kind of check.
+"""Undecided messages that are decided by checks: how many per second, by kind of check.
 
 One server over MariaDB with RabbitMQ, one subscriber per topic; PREPARED messages and the producer's ledger are filled in by
 MariaDB's SEQUENCE engine, made due at once, and the clock runs until the last one is decided, by the database's clock. One
@@ -140,7 +140,7 @@ class Drain:
             return int(connection.exec_driver_sql(query).scalar_one() or 0)
 
     def forget(self, n: int, span: tuple[int, int]) -> None:
-        """Nobody is asked about these any more."""
+        """Stop checking these messages."""
         with self.engine.connect() as connection:
             connection.exec_driver_sql(
                 f"UPDATE tmc_message_{n:02d} SET due_ms = NULL, state = 4 WHERE id >= {span[0]} AND id < {span[1]}"
@@ -168,7 +168,7 @@ class Drain:
 
 
 def others(drain: Drain, count: int, *, hangs: bool) -> float:
-    """Decisions per second of nine services, while the tenth hangs or has nothing to be asked."""
+    """Decisions per second of nine services, while the tenth hangs or has no message to check."""
     spans = {n: drain.fill(n, count) for n in range(SERVICES)}
     if hangs:
         drain.begin(SERVICES - 1, spans[SERVICES - 1])

@@ -44,7 +44,7 @@ def _committed(key: str) -> bool:
 
 
 class _Foreign(grpc.GenericRpcHandler):
-    """What a service in another language offers. hangs: nothing, after a long while.  pages: CheckMany too."""
+    """A service as written in another language. hangs: it takes calls and never answers.  pages: CheckMany too."""
 
     def __init__(self, *, hangs: bool, pages: bool) -> None:
         self._hangs = hangs

@@ -51,7 +51,7 @@ class Tenant:
         self.seconds: list[float] = []
 
     def begin(self, count: int) -> threading.Event:
-        """Send one batch; what became of each message is counted when the answer comes. Returns: set then."""
+        """Send one batch; outcomes are counted when the answer arrives. Returns: an event that is set then."""
         items = [a_message() for _ in range(count)]
         for item in items:
             item.topic = self.topic

@@ -1,9 +1,9 @@
-"""Processes of the lifecycle benchmark: producers that write down what they submitted, and one consumer.
+"""Processes of the lifecycle benchmark: producers that record what they submitted, and one consumer.
 
 usage: life.py produce ADDRESS KEY NAME THREADS COUNT FOLDER      single calls: prepare, submit
        life.py tasks ADDRESS KEY NAME TASKS COUNT FOLDER          the same from asyncio tasks
        life.py batches ADDRESS KEY NAME THREADS COUNT FOLDER      explicit batches of 100
-       life.py consume ADDRESS KEY COUNT FOLDER                   until so many different messages were handled and acked
+       life.py consume ADDRESS KEY COUNT FOLDER                   until COUNT distinct messages were handled and acked
 
 Each prints "ready", waits for a line, and prints one JSON line with monotonic times, which all processes share.
 """

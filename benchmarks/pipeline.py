@@ -35,7 +35,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def tree_mb(root: int) -> float:
-    """Resident memory of a process and all that came of it, in MB."""
+    """Resident memory of a process and all its descendants, in MB."""
     parents: dict[int, int] = {}
     resident: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
@@ -80,7 +80,7 @@ def measured(name: str, settings: dict[str, Any]) -> dict[str, Any]:
         ended = threading.Event()
 
         def watch() -> None:
-            """A process that Java is starting shows Java's memory as its own for an instant: two looks in a row must agree."""
+            """A process just started by Java shows Java's memory as its own: two samples in a row must agree."""
             nonlocal peak
             before = 0.0
             while not ended.wait(0.2):

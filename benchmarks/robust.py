@@ -1,4 +1,4 @@
-"""What one tenant's poison and one hung server cost everybody else.
+"""What one tenant's poison messages and one hung server cost all others.
 
 poison_neighbour_delay_s: the slowest delivery of a neighbor while another tenant publishes messages for whose content the
 broker closes the channel (bodies over its limit), minus the slowest of the same seconds before.
@@ -50,7 +50,7 @@ def poison_neighbour_delay_s(seconds: float) -> dict[str, float]:
 
             @consumer.listener("evil.topic")
             def ignore(body: bytes) -> None:
-                """The good ones of the other tenant."""
+                """Handles the valid messages of the other tenant."""
 
             def slowest(poison: bool) -> float:
                 late.clear()

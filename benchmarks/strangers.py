@@ -51,7 +51,7 @@ def headers(path: str) -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """Keeps `wide` calls to `path` open. size: of the message; a part of it never comes when it is `unfinished`."""
+    """Keeps `wide` calls to `path` open. size: of each message; its last byte is never sent if `unfinished`."""
 
     def __init__(
         self, kind: str, path: str, wide: int, size: int, unfinished: bool = False, hold: bool = False

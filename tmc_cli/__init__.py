@@ -1,7 +1,7 @@
-"""The `tmc` command: one table. A command's module is imported when it is called, so that a health check costs little.
+"""The `tmc` command. A command's module is imported when the command runs, so that a health check stays cheap.
 
-This module and what a command needs before it begins are the standard library alone: with the client alone installed,
-`tmc` works, and a command that needs more says which extra to install.
+This module, and all that runs before a command starts, needs only the standard library: `tmc` works with just the
+client installed, and a command that needs more says which extra to install.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tmc_server.printable import escaped, without_secrets
 
 
 class Command(NamedTuple):
-    """target: module:name of what takes (args=..., prog_name=...).  extra: what has to be installed; "": the client does."""
+    """target: module:name of a callable (args=..., prog_name=...).  extra: the extra it needs; "": none."""
 
     target: str
     extra: str
@@ -53,7 +53,7 @@ def main() -> None:
     elif name in ("--help", "-h", "help"):
         sys.stdout.write(_help())
     elif name in ("--version", "-V"):
-        from importlib.metadata import version  # dear, and wanted by nobody else
+        from importlib.metadata import version  # slow to import and needed only here
 
         sys.stdout.write(f"tmc {version('tmc-center')}\n")
     elif not name:
@@ -65,13 +65,13 @@ def main() -> None:
 
 
 def fail(text: object, code: int = 2) -> NoReturn:
-    """End the command with a sentence on standard error. code: 2, used wrongly; 1, the answer is no."""
+    """End the command with a message on standard error. code: 2, wrong usage; 1, a negative answer."""
     say(text)
     raise SystemExit(code)
 
 
 def say(text: object) -> None:
-    """Write a sentence to standard error, with nothing in it that a terminal would obey."""
+    """Write a message to standard error, without secrets and with terminal control characters escaped."""
     sys.stderr.write(escaped(without_secrets(str(text)), keep="\n") + "\n")
 
 
@@ -92,7 +92,7 @@ def _run(name: str, arguments: Sequence[str]) -> None:
             raise
         fail(f"This configuration needs {exc.name}, which is not installed: pip install 'tmc-center[{needed}]'.")
     except BrokenPipeError:
-        # Whoever read our output has left, as `head` does; the interpreter's own flush at exit must not complain.
+        # The reader of our output has exited, as `head` does; the interpreter's flush at exit must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
 

@@ -43,7 +43,7 @@ def connect(
         str, typer.Option(envvar="TMC_SERVER_NAME", help="The name in the server's certificate, if not the host.")
     ] = "",
     insecure: Annotated[
-        bool, typer.Option("--insecure", envvar="TMC_INSECURE", help="Send the token in the clear off loopback.")
+        bool, typer.Option("--insecure", envvar="TMC_INSECURE", help="Send the token in the clear to other machines.")
     ] = False,
 ) -> None:
     """Administer a running center."""
@@ -107,7 +107,7 @@ def _as_dict(message: Message) -> dict[str, Any]:
 
 
 def _add_text(message: dict[str, Any]) -> None:
-    """Beside the base64 of the wire, the body as text when it is one."""
+    """Add the body as text, if it is text, to the base64 of the wire."""
     try:
         message["body_text"] = base64.b64decode(message["body"]).decode()
     except UnicodeDecodeError:
@@ -132,15 +132,17 @@ def register_app(
 
 @app.command()
 def add_app_key(context: typer.Context, id: str, replace_newest: bool = False, tag: str = "") -> None:
-    """Create a second key for a rotation; both are valid. --tag: valid in one environment only. --replace-newest: its answer was
-    lost."""
+    """Create a second key for a rotation; both are valid. --tag: valid in one environment only.
+
+    --replace-newest: replace the newest key, whose answer was lost.
+    """
     request = admin_pb2.AddAppKeyRequest(id=id, replace_newest=replace_newest, tag=tag)
     _call(context, "AddAppKey", request, admin_pb2.AddAppKeyResponse)
 
 
 @app.command()
 def drop_old_app_key(context: typer.Context, id: str, tag: str = "", drop_newest: bool = False) -> None:
-    """End a rotation: only the newest key stays valid. --tag: of one environment's keys; --drop-newest: drop all of them."""
+    """End a rotation: only the newest key stays valid. --tag: one environment's keys; --drop-newest: drop all."""
     request = admin_pb2.DropOldAppKeyRequest(id=id, tag=tag, drop_newest=drop_newest)
     _call(context, "DropOldAppKey", request, admin_pb2.DropOldAppKeyResponse)
 
@@ -250,7 +252,7 @@ def subscribe(
 
 
 def _subscription(context: typer.Context, topic: str, app: str, tag: str) -> admin_pb2.Subscription | None:
-    """The one that is there. tag "": the topic's default, as the center takes it."""
+    """The existing subscription, or None. tag "": the topic's default, as the center interprets it."""
     topics = _all_pages(context, "ListTopics", admin_pb2.ListTopicsRequest(), admin_pb2.ListTopicsResponse).topics
     known = next((each for each in topics if each.name == topic), None)
     if known is None:
@@ -280,7 +282,7 @@ def _change_policy(
 def _change(
     context: typer.Context, method: str, request: Message, before: Message | None, response_class: type[Message]
 ) -> None:
-    """Show the answer, and beside it on standard error what is different from before."""
+    """Show the answer, and what has changed on standard error."""
     after = _ask(context, method, request, response_class)
     if before is not None:
         for line in _differences(_flat(_as_dict(before)), _flat(_as_dict(after))) or ["Nothing changed."]:
@@ -437,7 +439,7 @@ def set_check(
     untried: Annotated[bool, typer.Option(help="Store it without trying it.")] = False,
     remove: Annotated[list[str] | None, typer.Option(help="Name of a target to remove, repeatable.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Remove the topic's other targets.")] = False,
-    keep: Annotated[bool, typer.Option("--keep", hidden=True, help="As it is without it, too.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", hidden=True, help="No effect: this is the default.")] = False,
 ) -> None:
     """Configure how undecided messages of a topic are checked; what is not named stays. Tried before it is stored."""
     del keep

@@ -28,7 +28,7 @@ def run(args: Sequence[str], prog_name: str) -> None:
 
 
 def _configure_logging() -> None:
-    """As the server does it where its libraries are here; with the client alone in plain lines."""
+    """Log as the server does if its libraries are installed; with the client alone, log plain lines."""
     try:
         from tmc_server.config import ConfigError, load
         from tmc_server.telemetry import configure_logging

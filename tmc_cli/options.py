@@ -16,12 +16,12 @@ ConfigFile = Annotated[
 
 
 def command() -> typer.Typer:
-    """The place of one command. Plain texts: nothing that imports rich."""
+    """A Typer app for one command, with plain text output so that rich is not imported."""
     return typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def loaded(path: str | None) -> Config:
-    """The configuration. From here on, files that this process makes are its user's alone. Ends the command."""
+    """Load the configuration, or end the command. From here on, files of this process are private to its user."""
     os.umask(0o077)
     try:
         return load(path)

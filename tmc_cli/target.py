@@ -1,4 +1,4 @@
-"""Which server `tmc admin` and `tmc health` talk to, over what, and why it does not answer."""
+"""The server that `tmc admin` and `tmc health` call, the channel to it, and why a call failed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Target:
         return grpc.secure_channel(self.address, credentials, options)
 
     def explain(self, exc: grpc.RpcError) -> str:
-        """What a failed call means: looked up at the address itself when the call did not arrive."""
+        """Explain a failed call; if it did not reach the server, probe the address for the reason."""
         code = exc.code()
         found = ""
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -68,7 +68,7 @@ class Target:
         return found or f"{code.name}: {exc.details()}"
 
     def _probe(self) -> str:
-        """Returns: "" when a connection like ours can be made."""
+        """Connect to find out what is wrong. Returns: one sentence; "" if such a connection works."""
         try:
             connection = socket.create_connection((self.host, self.port), _PROBE_S)
         except socket.gaierror:

@@ -36,6 +36,6 @@ def worker_commands(config: Config, path: str | None, count: int) -> Sequence[tu
 
 
 def _shifted(address: str, by: int) -> str:
-    """Port 0, a free one, stays so."""
+    """Add `by` to the port of an address; port 0, which means any free port, stays 0."""
     host, port = HostPort.parse(address)
     return str(HostPort(host, port + by if port else 0))

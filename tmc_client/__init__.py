@@ -16,7 +16,7 @@ from tmc_client.center import Center, connect
 from tmc_client.checks.questions import Question, Verdict
 from tmc_client.codecs import Topic, topic
 from tmc_client.connection import Tls
-from tmc_client.consumer import Consumer, MessageConsumer
+from tmc_client.consumer import Consumer
 from tmc_client.errors import (
     CenterFault,
     CodecError,
@@ -36,6 +36,7 @@ from tmc_client.errors import (
     TmcError,
     Unavailable,
 )
+from tmc_client.listeners import MessageConsumer
 from tmc_client.producer import Prepared, new_attempt_id
 from tmc_client.received import Message
 
@@ -87,7 +88,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Names that need SQLAlchemy are imported when they are first used; so is what knows `__version__`."""
+    """Import names that need SQLAlchemy, and compute `__version__`, only on first use."""
     if name == "__version__":
         from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""The asyncio face: the same calls, awaited. The work is done by the same sender thread; nothing blocks the loop."""
+"""The asyncio API: the same calls as coroutines. The same sender thread does the work; nothing blocks the loop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logging.getLogger("tmc_client.aio")
 
 
 async def awaited(future: Future[T] | asyncio.Future[T], timeout: timedelta) -> T:
-    """A sender's future, awaited. Raises TmcError; DeadlineExceeded when there is no answer in time."""
+    """Await a sender's future. Raises TmcError; DeadlineExceeded if there is no answer in time."""
     waited_for = asyncio.wrap_future(future) if isinstance(future, Future) else future
     try:
         async with asyncio.timeout(timeout.total_seconds()):
@@ -73,7 +73,7 @@ class AsyncCenter:
         attempt_id: bytes | None = None,
         timeout: timedelta | None = None,
     ) -> Prepared:
-        """Store a message that nobody receives before it is submitted."""
+        """Store a message durably; it is delivered only after it is submitted."""
         request = prepare_request(topic, body, key, headers, delay, attempt_id)
         limit = duration("timeout", timeout or self.blocking.timeout)
         return prepared_of(request, await self._call(sender.PREPARE, request, limit))
@@ -96,13 +96,13 @@ class AsyncCenter:
         return result
 
     async def submit(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
-        """The local transaction committed: deliver."""
+        """Submit a message after the local commit."""
         limit = duration("timeout", timeout or self.blocking.timeout)
         result: str = (await self._call(sender.SUBMIT, submit_request(message), limit)).message_id
         return result
 
     async def rollback(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
-        """The local transaction did not commit: forget the message."""
+        """Discard a message whose local transaction did not commit."""
         limit = duration("timeout", timeout or self.blocking.timeout)
         result: str = (await self._call(sender.ROLLBACK, rollback_request(message), limit)).message_id
         return result
@@ -122,21 +122,21 @@ class AsyncCenter:
         return await asyncio.to_thread(self.blocking.get_message, message_id, topic=topic, key=key)
 
     def check(self, topic: Topic[Any] | str) -> Callable[[Outcome], Outcome]:
-        """Answer checks about a topic from your own tables: decorate a function (Question) -> Verdict, called in a thread."""
+        """See tmc_client.Center.check; the decorated function is called in a thread."""
         return self.blocking.check(topic)
 
     def checks(self, engine: AsyncEngine | Engine | None = None) -> Checks:
-        """Answers to the center's questions; they run in threads and, for an AsyncEngine, on a loop of their own."""
+        """Answer the center's checks, in threads and, for an AsyncEngine, on a separate event loop."""
         return self.blocking.checks(engine)
 
     async def resume(self, engine: AsyncEngine) -> int:
-        """Submit what this database's ledger says was committed and never answered; await it when your service starts."""
+        """See tmc_client.Center.resume; await it when your service starts."""
         from tmc_client.aio_ledger import resume
 
         return await resume(self.submit, engine)
 
     def _settle_later(self, loop: asyncio.AbstractEventLoop, engine: Engine, message_id: str) -> None:
-        """Mark a submit that was answered when its block had ended. Called in the sender's thread."""
+        """Settle a submit that was answered after its block ended. Called in the sender's thread."""
         try:
             loop.call_soon_threadsafe(self._start_settling, engine, message_id)
         except RuntimeError:  # the loop is closed
@@ -150,7 +150,7 @@ class AsyncCenter:
         task.add_done_callback(self._settling.discard)
 
     async def flush(self, timeout: timedelta = timedelta(seconds=5)) -> bool:
-        """Wait until nothing is on its way. Returns False when the time is over."""
+        """Wait until no call is queued or in flight. Returns False on timeout."""
         done = await asyncio.to_thread(self.blocking.flush, timeout)
         await self._settled()
         return done
@@ -161,7 +161,7 @@ class AsyncCenter:
         await self._settled()
 
     async def _settled(self) -> None:
-        await asyncio.sleep(0)  # what the sender's thread has just handed over begins now
+        await asyncio.sleep(0)  # lets the tasks start that the sender's thread has just scheduled
         if self._settling:
             await asyncio.wait(self._settling)
 

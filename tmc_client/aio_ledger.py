@@ -1,4 +1,4 @@
-"""The ledger's chores over an AsyncEngine: make the tables, submit what an earlier run left behind, settle."""
+"""Ledger operations over an AsyncEngine: create the tables, resume unanswered submits, settle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transaction block for an AsyncSession: the same steps, run in SQLAlchemy's greenlet, which awaits what they wait for."""
+"""The transaction block for an AsyncSession: the same steps, run in SQLAlchemy's greenlet, which awaits their I/O."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AsyncTransaction(Block):
     def __init__(
         self, producer: Producer, settle: SettleLater, session: AsyncSession, prepare_timeout: timedelta
     ) -> None:
-        """Raises InvalidRequest for what is no AsyncSession."""
+        """Raises InvalidRequest if `session` is not an AsyncSession."""
         if isinstance(session, async_scoped_session):
             session = session()
         if not isinstance(session, AsyncSession):
@@ -70,7 +70,7 @@ class AsyncTransaction(Block):
                 connection.execute(settle_statement(answered))
 
     def _settle_one(self, engine: sa.Engine, message_id: str, submit: Future[Any]) -> None:
-        """In the sender's thread, after the block has ended."""
+        """Settle a submit that was answered after the block ended. Called in the sender's thread."""
         if was_answered(message_id, submit):
             self._settle_on(self._loop, engine, message_id)
 
@@ -83,6 +83,6 @@ async def _all_done(futures: Sequence[Future[Any]], limit: timedelta) -> None:
 
 
 def _seen(done: asyncio.Future[Any]) -> None:
-    """Its error is read from the future that it wraps; unread here, asyncio would report it."""
+    """Retrieve the error, or asyncio would log it as never retrieved; callers read it from the wrapped future."""
     if not done.cancelled():
         done.exception()

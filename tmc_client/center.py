@@ -1,6 +1,6 @@
-"""The face of the SDK for blocking programs: prepare, submit, roll back, publish, transactions.
+"""The blocking API of the SDK: prepare, submit, roll back, publish, transactions.
 
-`connect` opens nothing; threads and channel start at first use.
+`connect` opens no connection; threads and channels start on first use.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Center:
         attempt_id: bytes | None = None,
         timeout: timedelta | None = None,
     ) -> Prepared:
-        """Store a message that nobody receives before it is submitted. It is durable when this returns.
+        """Store a message durably; it is delivered only after it is submitted.
 
-        attempt_id: 16 bytes to repeat an earlier try with; by default a new attempt.
+        attempt_id: the 16 bytes of an earlier attempt to retry; by default a new attempt.
         Raises: KeyInProgress, KeyCommitted for another attempt with this key; Unavailable; any TmcError.
         """
         request = prepare_request(topic, body, key, headers, delay, attempt_id)
@@ -98,19 +98,19 @@ class Center:
         return result
 
     def submit(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
-        """The local transaction committed: deliver. Returns: message id. Raises Decided when it was rolled back."""
+        """Submit a message after the local commit. Returns: message id. Raises Decided if it was rolled back."""
         limit = duration("timeout", timeout or self.timeout)
         result: str = wait(self.producer.submit(message, limit), limit).message_id
         return result
 
     def rollback(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
-        """The local transaction did not commit: forget the message. Raises Decided when it was submitted."""
+        """Discard a message whose local transaction did not commit. Raises Decided if it was submitted."""
         limit = duration("timeout", timeout or self.timeout)
         result: str = wait(self.producer.rollback(message, limit), limit).message_id
         return result
 
     def get_message(self, message_id: str = "", *, topic: Topic[Any] | str = "", key: str = "") -> message_pb2.Message:
-        """One of your own messages, by id or by topic and key."""
+        """Look up one of your own messages by id, or by topic and key."""
         method = self.connection.unary("/tmc.v1.MessageService/GetMessage", message_pb2.Message)
         request = message_pb2.GetMessageRequest(message_id=message_id, topic=str(topic), key=key)
         try:
@@ -120,15 +120,16 @@ class Center:
         return found
 
     def transaction(self, session: Session, *, prepare_timeout: timedelta = timedelta(seconds=2)) -> Transaction:
-        """A block that owns the commit of `session`: what is sent inside is delivered if and only if it commits."""
+        """Open a block that owns the commit of `session`: its messages are delivered if and only if it commits."""
         from tmc_client.transaction import Transaction
 
         return Transaction(self.producer, self.settle, session, prepare_timeout)
 
     def check(self, topic: Topic[Any] | str) -> Callable[[Outcome], Outcome]:
-        """Answer checks about a topic from your own tables: decorate a function (Question) -> Verdict.
+        """Decorate a function (Question) -> Verdict that answers a topic's checks from your own tables.
 
-        Say ROLLBACK only when the transaction cannot commit any more; the ledger knows how, a look at a table does not.
+        Return ROLLBACK only if the transaction can no longer commit. The ledger guarantees that; a query of a table
+        does not.
         """
 
         def register(outcome: Outcome) -> Outcome:
@@ -142,22 +143,22 @@ class Center:
         return register
 
     def checks(self, engine: Engine | AsyncEngine | None = None) -> Checks:
-        """Answers to the center's questions, from the ledger in this database and from functions made with `check`."""
+        """Answer the center's checks from the ledger in this database and from functions registered with `check`."""
         from tmc_client.checks.answers import Checks
 
         return Checks(self.connection, engine, self._outcomes, self._running)
 
     def resume(self, engine: Engine) -> int:
-        """Submit what this database's ledger says was committed and never answered; call it when your service starts.
+        """Submit the messages in this ledger whose submit was never answered; call it when your service starts.
 
-        Returns: how many messages were submitted. Raises Unavailable: nothing is lost, call it again.
+        Returns: the number of submitted messages. Raises Unavailable: nothing is lost, call it again.
         """
         from tmc_client.ledger import resume
 
         return resume(self.producer, engine)
 
     def settle(self, engine: Engine, message_ids: list[str]) -> None:
-        """Remember in the ledger that these submits were answered; in the background, in batches."""
+        """Mark these submits as answered in the ledger, in background batches."""
         from tmc_client.ledger import Settler
 
         with self._settler_lock:
@@ -166,14 +167,14 @@ class Center:
         self._settler.add(engine, message_ids)
 
     def flush(self, timeout: timedelta = timedelta(seconds=5)) -> bool:
-        """Wait until nothing is on its way. Returns False when the time is over."""
+        """Wait until no call is queued or in flight. Returns False on timeout."""
         done = self.sender.flush(timeout.total_seconds())
         if self._settler is not None:
             self._settler.flush()
         return done
 
     def close(self) -> None:
-        """Finish what is queued, then close. What the center did not answer is settled by its ledger at the next start."""
+        """Finish queued calls, then close. `resume` repeats unanswered submits from the ledger at the next start."""
         self._running.stop()
         self.sender.close()
         if self._settler is not None:
@@ -198,12 +199,12 @@ def connect(
     timeout: timedelta = DEFAULT_TIMEOUT,
     insecure: bool = False,
 ) -> Center:
-    """A connection to the center. Opens nothing yet.
+    """Create a Center for one app. Opens no connection yet.
 
     address: host:port, several with commas, or consul://HOST:PORT/SERVICE?tag=TAG (`tmc-center[consul]`).
-    app, key: who you are.  tag: the environment you run in; "" is each topic's default.  timeout: of every call.
-    check_address: host:port where this service answers checks, for a center that finds producers by what they say.
-    insecure: without `tls`, send the key in the clear to other machines than this one (also TMC_INSECURE=1).
-    Raises: InvalidRequest where the key would travel in the clear.
+    app, key: credentials.  tag: the environment you run in; "" is each topic's default.  timeout: of every call.
+    check_address: host:port where this service answers checks, for a center that learns it from producers' calls.
+    insecure: without `tls`, allow sending the key in the clear to other machines (also TMC_INSECURE=1).
+    Raises: InvalidRequest if the key would be sent in the clear.
     """
     return Center(address, Identity(app=app, key=key, tag=tag, check_address=check_address), tls, timeout, insecure)

@@ -1,8 +1,8 @@
-"""Bodies: bytes, str, protobuf messages, and everything else as JSON, by its declared type.
+"""Encode and decode bodies: bytes, str, protobuf messages, and everything else as JSON by its declared type.
 
-JSON is written by the standard library and read by msgspec, which converts to the declared type: dataclasses, TypedDicts
-and named tuples with all that is in them, dates, UUIDs, decimals, enums. Fields that the declared type does not have are
-ignored, so a producer can add one. pydantic and protobuf are recognized by what they offer: neither has to be installed.
+JSON is written by the standard library and read by msgspec, which converts to the declared type: dataclasses,
+TypedDicts and named tuples with everything nested in them, dates, UUIDs, decimals, enums. Unknown fields are ignored,
+so a producer can add fields. pydantic and protobuf are recognized by duck typing: neither has to be installed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _WHAT_TRAVELS = (
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no word for."""
+    """Convert a value that JSON cannot represent."""
     import msgspec
 
     if hasattr(value, "model_dump"):
@@ -80,7 +80,7 @@ def _plain_model(value: Any) -> Any:
 
 
 def decode(body: bytes, content_type: str, wanted: Any) -> Any:
-    """A body as the wanted type; Any: by its content type. Raises CodecError."""
+    """Decode a body to the wanted type; for Any, by its content type. Raises CodecError."""
     try:
         if wanted is bytes:
             return body

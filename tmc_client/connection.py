@@ -1,8 +1,9 @@
-"""Where the center is, who we are, and the gRPC channels, one per server: opened at first use and again in a forked child.
+"""The center's addresses, our identity, and one gRPC channel per server: opened on first use and again after a fork.
 
-With several servers each call goes to one that answers, see `servers`: a try that gets no answer within its deadline is
-repeated on another server, which is safe since every call of the center is idempotent. When no server is well the call
-waits for its full deadline, on two servers at once at most: a center that is merely slow gets no storm of repeats.
+With several servers, each call goes to a healthy one, see `servers`: an attempt that is not answered within its
+deadline is repeated on another server, which is safe because every call of the center is idempotent. If no server is
+healthy, the call waits for its full deadline on at most two servers at once, so a slow center gets no storm of
+retries.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ForkAware(Protocol):
     """Something with threads or sockets that a forked child must not use."""
 
     def after_fork(self) -> None:
-        """In the child: forget everything, start again at the next use."""
+        """In the child: drop all state and start again on the next use."""
 
 
 def watch_forks(owner: ForkAware) -> None:
@@ -46,7 +47,7 @@ def watch_forks(owner: ForkAware) -> None:
 
 
 def abandon(*inherited: object) -> None:
-    """In a forked child: keep what the parent made, unused; closing or freeing it could disturb the parent."""
+    """In a forked child: keep the parent's objects unused; closing or freeing them could disturb the parent."""
     _ABANDONED.extend(inherited)
 
 
@@ -60,9 +61,9 @@ os.register_at_fork(after_in_child=_in_child)
 
 @dataclass(frozen=True, kw_only=True)
 class Tls:
-    """PEM files. authority: whom to trust.  certificate, key: who we are, when the center asks for it.
+    """PEM files. authority: the CA to trust.  certificate, key: the client certificate, if the center requires one.
 
-    server_name: the name in the servers' certificates, where they are addressed by another one or found through Consul.
+    server_name: the name in the servers' certificates, if their addresses have another one or come from Consul.
     """
 
     authority: str | None = None
@@ -130,15 +131,15 @@ CHANNEL_OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # A connection that leads nowhere is noticed within 15 s, also by streams and while nothing is sent.
+    # A dead connection is detected within 15 s, also on streams and while nothing is sent.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),  # after a fork nothing is shared with the parent's channel
 )
-_OLD_CHANNEL_S = 30.0  # longer than any call: those that use the old channel get their answer
-_AT_ONCE = 2  # servers that work on one call while none is known to be well
+_OLD_CHANNEL_S = 30.0  # longer than any call: calls in flight on the old channel still get their answers
+_AT_ONCE = 2  # servers that one call is sent to in parallel while none is known to be healthy
 _PROBE = "/grpc.health.v1.Health/Check"
 _PROBE_S = 1.0
 _SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
@@ -163,7 +164,7 @@ class Connection:
         monotonic: Callable[[], float] = time.monotonic,
         insecure: bool = False,
     ) -> None:
-        """insecure: the key may travel in the clear to other machines. Raises InvalidRequest where it would otherwise."""
+        """insecure: allow the key in the clear to other machines. Raises InvalidRequest where that is not allowed."""
         self.address = _without_token(address)  # as it may be shown
         self.identity = identity
         self._consul = _in_consul(address)
@@ -188,7 +189,7 @@ class Connection:
         return f"Connection({self.address!r}, app={self.identity.app!r})"
 
     def announce(self, check_address: str) -> None:
-        """From now on send with each call where this service answers checks, unless connect() was given another address."""
+        """Send this check address with every call from now on, unless connect() was given one."""
         with self._lock:
             if not self.identity.check_address:
                 self.identity = replace(self.identity, check_address=check_address)
@@ -214,7 +215,7 @@ class Connection:
             return self._servers
 
     def _moved(self, addresses: Sequence[str]) -> None:
-        """From the watch: the instances are others now. Calls under way end on the old channels."""
+        """Called by the watch when the instances change. Calls in flight finish on the old channels."""
         self._addresses = list(dict.fromkeys(addresses))
         if self._servers is None:
             self._servers = Servers(self._addresses, self._monotonic)
@@ -242,7 +243,7 @@ class Connection:
         return grpc.secure_channel(address, self._tls.credentials(), (*CHANNEL_OPTIONS, *self._tls.options))
 
     def _refuse_clear(self, address: str) -> None:
-        """Whoever listens on the way could use the key."""
+        """Raise InvalidRequest if the key would be sent in the clear, where an eavesdropper could read it."""
         secret = self.identity.key or self.identity.operator_token
         if secret and self._tls is None and not self._insecure and not is_loopback(address):
             raise errors.InvalidRequest(
@@ -312,7 +313,7 @@ class Connection:
         end: float,
         error: Exception,
     ) -> Any:
-        """No server is well: wait for the first answer of any, until the call's own deadline."""
+        """Without a healthy server: wait for the first answer of any server until the call's own deadline."""
         ended: SimpleQueue[Any] = SimpleQueue()
         under_way: dict[Any, tuple[Server, float]] = {}
         try:
@@ -346,7 +347,7 @@ class Connection:
                 call.cancel()
 
     def stream(self, path: str, response_class: Any, requests: Iterator[Any]) -> Any:
-        """A bidirectional stream of one method, with our metadata, on a server that answers."""
+        """Open a bidirectional stream of one method, with our metadata, on a healthy server if there is one."""
         servers = self._known()
         server = servers.only or servers.pick() or servers.by_last_answer()[0]
         raw = self._link(server).channel.stream_stream(

@@ -1,6 +1,6 @@
-"""Consul: following the instances of the center, and registering a service of your own. Needs `tmc-center[consul]`.
+"""Consul: watch the instances of the center, and register a service of your own. Needs `tmc-center[consul]`.
 
-A watch keeps the last list that Consul gave: while Consul is away or has forgotten everything, calls go on as before.
+A watch keeps the last list from Consul: while Consul is unreachable or empty, calls continue as before.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ConsulAddress:
     @classmethod
     def parse(cls, text: str) -> ConsulAddress:
         """Raises ValueError saying what is expected."""
-        # What is given may hold a token, so the sentence does not repeat it.
+        # The input may contain a token, so the message does not repeat it.
         expected = "This is no address in Consul: give consul://HOST:PORT/SERVICE?tag=TAG&token=TOKEN (both optional)."
         try:
             parts = urllib.parse.urlsplit(text)
@@ -65,20 +65,20 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="tmc-watch", daemon=True)
 
     def start(self) -> list[str]:
-        """Ask once, then go on in a thread. Returns: the instances now; none when nobody passes or Consul is away."""
+        """Query once, then watch in a thread. Returns: the passing instances; empty if none or no answer."""
         self._ask(blocking=False)
         self._thread.start()
         return self._known
 
     def stop(self) -> None:
-        self._stopping.set()  # the thread ends with its question, at most a minute later; it holds nothing
+        self._stopping.set()  # the thread ends with its current query, at most a minute later; it holds no resources
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
                 answered = self._ask(blocking=True)
             except Exception:
-                log.exception("following the instances failed and goes on")
+                log.exception("following the instances failed and is retried")
                 answered = False
             if not answered:
                 self._stopping.wait(_PAUSE_S)
@@ -105,5 +105,5 @@ class Watch:
             self._known = found
             self._on_change(found)
         elif not found and self._known and blocking:
-            self._stopping.wait(_PAUSE_S)  # an empty catalog is no reason to stop calling those who were there
+            self._stopping.wait(_PAUSE_S)  # an empty catalog is no reason to drop the known instances
         return True

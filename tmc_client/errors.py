@@ -1,21 +1,21 @@
-"""What can go wrong for a user of the SDK, by what to do next.
+"""Exceptions of the SDK, grouped by what the caller should do next.
 
     TmcError                      .reason .field .message_id .retry_after .retryable
     |-- InvalidRequest            fix the call
     |   `-- CodecError            the body does not fit its declared type
     |-- NotAuthenticated          check app id and key
     |-- NotFound                  check topic, message id or subscription
-    |-- KeyCommitted              somebody sent this key before: the message exists (.message_id)
-    |-- ContentDiffers            one attempt id, two contents
+    |-- KeyCommitted              this key was submitted before: the message exists (.message_id)
+    |-- ContentDiffers            the attempt id was used before with different content
     |-- KeyInProgress             another attempt with this key is not decided yet (.message_id)
-    |-- Decided                   it was decided the other way before, or the delivery is closed
+    |-- Decided                   the message was already decided the other way, or the delivery is closed
     |-- Overloaded      retryable repeat after .retry_after
     |-- Unavailable     retryable the center is away or restarting
-    |   `-- DeadlineExceeded      no answer in time: the outcome is not known, a repeat with the same ids is safe
+    |   `-- DeadlineExceeded      no answer in time: the outcome is unknown, a retry with the same ids is safe
     |-- Fenced                    the center knows that this transaction was rolled back: it must not commit
     `-- CenterFault               a fault of the center: its operators find it by the id in the text
 
-Every call has a deadline and repeats itself while that lasts; what reaches you is final for that call.
+Every call is retried until its deadline; an exception that reaches you is final for that call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from datetime import timedelta
 
 
 class TmcError(Exception):
-    """The base. reason: a name of tmc.v1.Reason, or "" for errors made in the SDK."""
+    """Base class. reason: the name of a tmc.v1.Reason, or "" for errors raised by the SDK itself."""
 
     retryable = False
 
@@ -53,7 +53,7 @@ class CodecError(InvalidRequest):
 
 
 class NotAuthenticated(TmcError):
-    """App and key do not belong together, or the right is missing."""
+    """The key does not belong to the app, or the app lacks the permission."""
 
 
 class NotFound(TmcError):
@@ -69,7 +69,7 @@ class KeyCommitted(TmcError):
 
 
 class ContentDiffers(TmcError):
-    """The attempt id was used with another content."""
+    """The attempt id was used before with different content."""
 
 
 class KeyInProgress(TmcError):
@@ -77,11 +77,11 @@ class KeyInProgress(TmcError):
 
 
 class Decided(TmcError):
-    """The message or delivery was decided otherwise before."""
+    """The message was already decided the other way, or the delivery is closed."""
 
 
 class Overloaded(TmcError):
-    """The center has too much to do, or you send too fast."""
+    """The center is overloaded, or the app exceeds one of its limits."""
 
     retryable = True
 
@@ -93,11 +93,11 @@ class Unavailable(TmcError):
 
 
 class DeadlineExceeded(Unavailable):
-    """No answer in time. What was asked may have happened: repeat with the same ids, or ask for the message."""
+    """No answer in time. The call may have taken effect: retry with the same ids, or look up the message."""
 
 
 class Fenced(TmcError):
-    """A check was answered "rolled back" while this transaction was open; it was rolled back now. Run it again."""
+    """A check was answered "rolled back" while this transaction was open, so it was rolled back. Run it again."""
 
 
 class CenterFault(TmcError):
@@ -105,11 +105,11 @@ class CenterFault(TmcError):
 
 
 class Reject(Exception):
-    """Raise in a handler: this message can never be handled. FAILED at once, its owner is alerted."""
+    """Raise in a handler if the message can never be handled: it becomes FAILED at once and its owner is alerted."""
 
 
 class Later(Exception):
-    """Raise in a handler: deliver it again after the given time (a day at most) instead of by the retry policy."""
+    """Raise in a handler to redeliver after the given delay (at most a day) instead of by the retry policy."""
 
     def __init__(self, after: timedelta, reason: str = "later") -> None:
         super().__init__(reason)

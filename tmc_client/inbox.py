@@ -1,8 +1,8 @@
-"""The consumer's inbox: the effect of a message and the note that it happened are one local transaction.
+"""The consumer's inbox: a message's effect and the row that records it are written in one local transaction.
 
-A copy that comes again finds the note and does nothing; so duplicates on the wire, which are normal after crashes, have
-one effect. The note is the first statement of the transaction: of two copies at the same moment the second waits. That
-note and effect are still in one transaction is verified before the commit: see tmc_client.one_transaction.
+A repeated copy finds the row and does nothing, so duplicate deliveries, which are normal after crashes, have one
+effect. The first statement of the transaction inserts the row: of two concurrent copies, the second waits. Before the
+commit it is verified that row and effect are still in one transaction: see tmc_client.one_transaction.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SqlInbox:
     """An inbox in the database of a session factory, e.g. sessionmaker(engine). Its table: ledger.create_tables(engine)."""
 
     def __init__(self, session_factory: Callable[[], Session]) -> None:
-        """Raises InvalidRequest for what does not make blocking sessions."""
+        """Raises InvalidRequest if `session_factory` does not make blocking sessions."""
         kind = getattr(session_factory, "__name__", type(session_factory).__name__)
         if not callable(session_factory) or kind.lower().startswith("async"):
             raise errors.InvalidRequest(
@@ -34,9 +34,9 @@ class SqlInbox:
 
     @contextmanager
     def once(self, subscriber: str, message_id: str) -> Iterator[Session | None]:
-        """A session to make the effect in; committed at the end of the block. None: the effect happened before.
+        """A session for the effect, committed at the end of the block. None: the effect has already happened.
 
-        Raises InvalidRequest: note and effect are not in one transaction. Nothing of the current one is committed then.
+        Raises InvalidRequest: row and effect are not in one transaction; nothing of the current one is committed.
         """
         with self._session_factory() as session:
             watch = OneTransaction(session, "handler with an inbox", lends_commit=True)
@@ -58,7 +58,7 @@ class SqlInbox:
 
 
 def _noted(session: Session, watch: OneTransaction, subscriber: str, message_id: str) -> bool:
-    """Write the note. Returns False: it is there already."""
+    """Insert the inbox row. Returns False: it already exists."""
     row = {"subscriber": subscriber, "message_id": message_id, "received_ms": time.time_ns() // 1_000_000}
     try:
         session.execute(inbox.insert().values(row))

@@ -1,6 +1,6 @@
-"""Keeps the center from sending a second copy while a first is being worked on: repeated Extends.
+"""Sends Extends repeatedly, so that the center sends no second copy while the first is being handled.
 
-Copies that were fetched and wait for a free handler count as being worked on.
+Copies that were fetched and wait for a free handler count as being handled.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class _Work:
 
 
 class Keeper:
-    """Extends by twice the distance between two Extends, so that one that gets lost does no harm.
+    """Extends by twice the interval between two Extends, so that losing one does no harm.
 
-    watch: called now and then in the keeper's thread; must not block.
+    watch: called periodically in the keeper's thread; must not block.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Keeper:
         self._thread: threading.Thread | None = None
 
     def expect(self, topic: str, interval_ms: int) -> None:
-        """The shortest distance between two tries of this topic, for copies that do not carry it."""
+        """Set the shortest delay between two attempts of this topic, for copies that do not carry it."""
         self._every_s[topic] = interval_ms / 2000
 
     def start(self) -> None:
@@ -72,7 +72,7 @@ class Keeper:
             self._thread.join(5)
 
     def begin(self, message: Message) -> None:
-        """Keep this message; a newer copy of one that is kept takes over its place."""
+        """Start extending this message; a newer copy replaces an older one."""
         known_s = message.interval_ms / 2000 or self._every_s.get(message.topic, _UNKNOWN_S)
         every_s = max(known_s, _LEAST_S)
         with self._lock:
@@ -84,6 +84,12 @@ class Keeper:
     def end(self, message: Message) -> None:
         with self._lock:
             self._work.pop(message.id, None)
+
+    def kept(self, message_id: str) -> Message | None:
+        """The newest copy of a message that is kept."""
+        with self._lock:
+            work = self._work.get(message_id)
+        return work.message if work is not None else None
 
     def run_once(self) -> int:
         """Extend what is due. Returns: how many."""
@@ -97,7 +103,7 @@ class Keeper:
             request = consumption_pb2.ExtendRequest(
                 message_id=work.message.id, attempt=work.message.attempt, extend_ms=round(extend_s * 1000)
             )
-            # A refusal says that a newer copy is on its way; an outage, that the next Extend may do better.
+            # Ignore errors: after a refusal a newer copy is on its way, after an outage the next Extend may work.
             self._sender.send(sender.EXTEND, request, _TIMEOUT_S)
         return len(due)
 
@@ -116,4 +122,4 @@ class Keeper:
             except errors.Unavailable:
                 return  # the connection was closed: no answer of ours reaches the center any more
             except Exception:
-                log.exception("keeping messages failed and is tried again")
+                log.exception("extending messages failed and is retried")

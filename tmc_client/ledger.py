@@ -1,8 +1,8 @@
 """The producer's ledger: one row per message, written by the local transaction that the message belongs to.
 
-It is the truth about what committed: a producer that starts again submits what its ledger holds and nobody answered
-(`Center.resume`), and checks are answered from it. Rows are settled once the submit was answered.
-The table lives in the business database; `create_tables(engine)` makes it, or add `tables.metadata` to your migrations.
+It is the authority on what committed: after a restart, a producer submits the messages whose submit was never
+answered (`Center.resume`), and checks are answered from it. A row is settled once its submit has been answered. The
+table lives in the business database: call `create_tables(engine)`, or add `tables.metadata` to your migrations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tmc_client.tables import ledger, ledger_info, raise_if_lacking
 log = logging.getLogger("tmc_client.ledger")
 
 COMMITTED = 1
-ROLLED_BACK = 2  # the marker of a check that was answered so
+ROLLED_BACK = 2  # the marker of a check that was answered "rolled back"
 _RESUME_PAGE = 500
 _SETTLE_BATCH = 200
 _SETTLE_EVERY_S = 0.5
@@ -36,7 +36,7 @@ def create_tables(engine: sa.Engine) -> None:
     from tmc_client.tables import metadata
 
     last = len(metadata.tables) + 1
-    for attempt in range(last + 1):  # processes that start at once may overtake each other at each table
+    for attempt in range(last + 1):  # processes that start at the same time may race for each table
         try:
             metadata.create_all(engine)
             with engine.begin() as connection:
@@ -48,7 +48,7 @@ def create_tables(engine: sa.Engine) -> None:
 
 
 def ledger_id_of(connection: sa.Connection) -> bytes:
-    """The random id of this ledger, made at its first use: checks say which ledger they mean."""
+    """The random id of this ledger, created on first use: checks name the ledger they refer to."""
     found: bytes | None = connection.execute(sa.select(ledger_info.c.ledger_id)).scalar_one_or_none()
     if found is None:
         found = os.urandom(16)
@@ -75,7 +75,7 @@ def rows_for(messages: Sequence[Prepared]) -> list[dict[str, Any]]:
 
 
 def fenced(message_ids: Sequence[str]) -> sa.Select[Any]:
-    """Markers under the keys of these messages."""
+    """The query for rollback markers of these messages."""
     return sa.select(ledger.c.message_id).where(
         ledger.c.message_id.in_(list(message_ids)), ledger.c.state == ROLLED_BACK
     )
@@ -88,7 +88,7 @@ def settle_statement(message_ids: Sequence[str]) -> sa.Update:
 
 
 def unsettled_after(message_id: str) -> sa.Select[Any]:
-    """A page of messages that were committed and never answered, in the order of their ids."""
+    """The query for a page of committed messages whose submit was never answered, ordered by id."""
     return (
         sa.select(ledger.c.message_id)
         .where(ledger.c.settled_ms.is_(None), ledger.c.state == COMMITTED, ledger.c.message_id > message_id)
@@ -98,7 +98,7 @@ def unsettled_after(message_id: str) -> sa.Select[Any]:
 
 
 def refused(message_id: str, exc: errors.TmcError) -> None:
-    """A submit from the ledger failed: raise what a repeat or a mended configuration cures, log what it does not."""
+    """Handle a failed submit: raise errors that a retry or a corrected configuration can cure, log all others."""
     if exc.retryable or isinstance(exc, errors.NotAuthenticated):
         raise exc
     log.error("message %s is in the ledger but the center refuses its submit: %s", message_id, exc)
@@ -135,7 +135,7 @@ def resume(producer: Producer, engine: sa.Engine, timeout: timedelta = timedelta
 
 
 class Settler:
-    """Marks answered messages in their ledgers, in batches and in the background. Losing a mark costs one repeat."""
+    """Settles answered messages in their ledgers, in background batches. A lost mark costs one repeated submit."""
 
     def __init__(self) -> None:
         self._reset()
@@ -175,7 +175,7 @@ class Settler:
             try:
                 with engine.begin() as connection:
                     connection.execute(settle_statement(ids))
-            except Exception as exc:  # an event of the user's or a driver may raise anything; the thread must live
+            except Exception as exc:  # a user's event listener or a driver may raise anything; keep the thread alive
                 log.warning(
                     "%d answered messages stay unsettled and are submitted again at the next start: %s",
                     len(ids),

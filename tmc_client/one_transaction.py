@@ -1,16 +1,16 @@
-"""Holds a session to one database transaction, from the beginning of a block or a handler to its commit.
+"""Ensure that a session stays in one database transaction, from the start of a block or handler to its commit.
 
-What they promise hangs on it: a message goes out if and only if the rows beside it commit, an effect happens if and only
-if its note does. A transaction can end early in several ways, and each has somebody who notices:
+The guarantees depend on it: a message is sent if and only if the rows written with it commit, and an effect is stored
+if and only if its inbox row is. A transaction can end early in several ways, each detected differently:
 
-    session.rollback(), .close(), savepoints    the session's events
-    connection.commit(), .rollback()            the engine's events
-    a deadlock, DDL, COMMIT sent as text        a savepoint, which lives no longer than its transaction; with SQLite
-                                                the driver, which says for nothing whether a transaction is open
+    session.rollback(), .close(), savepoints    by the session's events
+    connection.commit(), .rollback()            by the engine's events
+    a deadlock, DDL, COMMIT sent as text        by a savepoint, which does not outlive its transaction; with SQLite by
+                                                the driver, which tells at no cost whether a transaction is open
 
 The savepoint costs two statements: SAVEPOINT when the transaction begins, RELEASE SAVEPOINT before it is committed.
-Events are registered once, on the class of all sessions and on each engine: SQLAlchemy makes that slow (half a
-millisecond) and no thread may do it while another runs the same event.
+Events are registered only once, on the Session class and on each engine: SQLAlchemy takes half a millisecond for it,
+and no thread may do it while another runs the same event.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BY_CONNECTION: WeakKeyDictionary[sa.Connection, OneTransaction] = WeakKeyDictio
 
 
 class Recorder(Protocol):
-    """What was recorded beside the transaction, and goes away with its savepoints."""
+    """Holds records that belong to the transaction and are discarded when their savepoint is rolled back."""
 
     def position(self) -> int: ...
 
@@ -39,17 +39,17 @@ class Recorder(Protocol):
 
 
 class _Witness(Protocol):
-    """Of one transaction of one connection."""
+    """Detects whether one connection has left its transaction."""
 
     def look(self) -> None:
-        """Before and after each statement; must not send any."""
+        """Called before and after each statement; must not send one itself."""
 
     def holds(self) -> bool:
-        """Is it still the same transaction? Asked once, before the commit."""
+        """Whether it is still the same transaction. Called once, before the commit."""
 
 
 class _Savepoint:
-    """A savepoint that nobody else knows: the database forgets it when the transaction ends, however that came."""
+    """A private savepoint: the database drops it when the transaction ends, for whatever reason."""
 
     def __init__(self, connection: sa.Connection, name: str) -> None:
         self._connection, self._name = connection, name
@@ -68,7 +68,7 @@ class _Savepoint:
 
 
 class _Nothing:
-    """Of a connection that may not be used, or comes when everything was verified."""
+    """For a connection that is refused, or that is first used after verification."""
 
     def look(self) -> None: ...
 
@@ -96,16 +96,16 @@ class _DriverSays:
 
 
 def in_transaction(connection: sa.Connection) -> bool:
-    """SQLite: has BEGIN been sent, by the driver or by anybody else?"""
+    """Whether SQLite has a transaction open, no matter who sent BEGIN."""
     driver: Any = connection.connection.driver_connection
     return bool(driver.in_transaction)
 
 
 def commits_by_itself(connection: sa.Connection) -> bool:
-    """Does the driver commit every statement, whatever SQLAlchemy believes? Asks the driver, not the database."""
+    """Whether the driver commits every statement, whatever SQLAlchemy assumes. Asks the driver, not the database."""
     driver: Any = connection.connection.dbapi_connection
     if connection.dialect.name == "sqlite":
-        # Who sends BEGIN from an event, as SQLAlchemy recommends, has switched the driver's own transactions off.
+        # Programs that send BEGIN from an event, as SQLAlchemy recommends, have disabled the driver's transactions.
         own = driver.isolation_level is not None and getattr(driver, "autocommit", None) is not True
         return not own and not in_transaction(connection)
     try:
@@ -115,7 +115,7 @@ def commits_by_itself(connection: sa.Connection) -> bool:
 
 
 class OneTransaction:
-    """Watches one session. place: what this is, for sentences.  recorder: what goes away with savepoints.
+    """Watches one session. place: its name in error messages.  recorder: drops what rolled-back savepoints recorded.
 
     lends_commit: a transaction block may be opened inside; it then commits for both.
     """
@@ -138,7 +138,7 @@ class OneTransaction:
         self.committed = False
 
     def begin(self) -> None:
-        """Watch from here on. Raises InvalidRequest."""
+        """Start watching the session. Raises InvalidRequest."""
         outer: OneTransaction | None = self._session.info.get(_KEY)
         if outer is not None:
             if not outer._lends_commit:
@@ -156,7 +156,7 @@ class OneTransaction:
             raise
 
     def stop(self) -> None:
-        """The session is free again."""
+        """Stop watching the session."""
         if self._outer is not None:
             self._session.info[_KEY] = self._outer
         else:
@@ -175,7 +175,7 @@ class OneTransaction:
             raise errors.InvalidRequest(self._lost or self._refused)
 
     def verify(self) -> None:
-        """Make sure that the commit that comes next is of the transaction that was begun. Raises InvalidRequest."""
+        """Verify that the next commit belongs to the transaction that was begun. Raises InvalidRequest."""
         self.check()
         while (nested := self._session.get_nested_transaction()) is not None:
             nested.commit()
@@ -191,7 +191,7 @@ class OneTransaction:
             self._outer.verify()
 
     def commit(self) -> None:
-        """Commit for us, and for the handler that we may be in."""
+        """Commit for this block and for the handler around it, if any."""
         self._finishing = True
         self._session.commit()
         if self._outer is not None:
@@ -204,7 +204,7 @@ class OneTransaction:
             self._outer.ended()
 
     def take_part(self, connection: sa.Connection) -> None:
-        """The session uses this connection from now on. Raises InvalidRequest."""
+        """Watch a connection that the session has begun to use. Raises InvalidRequest."""
         if connection in self._witnesses or self._finishing:
             return
         _watch_engine(connection.engine)
@@ -224,7 +224,7 @@ class OneTransaction:
             self._witnesses[connection] = _DriverSays(connection) if sqlite else _Savepoint(connection, name)
 
     def permit(self) -> None:
-        """Before a statement. Raises InvalidRequest: an error that said why was swallowed."""
+        """Called before a statement. Raises InvalidRequest again if the program swallowed the first one."""
         if self._refused:
             raise errors.InvalidRequest(self._refused)
 
@@ -240,7 +240,7 @@ class OneTransaction:
             )
 
     def ended(self) -> None:
-        """The transaction is over."""
+        """Record that the transaction has ended."""
         if not (self._finishing or self._lost or self.committed):
             self._lost = (
                 f"The transaction of this {self._place} was rolled back inside it, so nothing of it was committed or sent. "
@@ -302,7 +302,7 @@ def _after_transaction_end(session: Session, transaction: SessionTransaction) ->
 
 
 def _watch_engine(engine: sa.Engine) -> None:
-    """Once for each engine; of two threads that come at once the second changes nothing."""
+    """Register the listeners once per engine; if two threads race, the second changes nothing."""
     listeners: dict[str, Callable[..., None]] = {
         "commit": _commit,
         "rollback": _rollback,

@@ -1,4 +1,4 @@
-"""What a producer says, as wire forms and futures: the one implementation under both faces and the transaction blocks."""
+"""Producer calls as wire messages and futures, shared by the blocking API, the asyncio API and transaction blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Request = TypeVar("Request", message_pb2.PrepareRequest, message_pb2.PublishRequ
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A stored message that waits for submit or rollback. attempt_id tells this attempt from any other with its key."""
+    """A prepared message that awaits submit or rollback. attempt_id distinguishes attempts with the same key."""
 
     message_id: str
     topic: str
@@ -94,7 +94,7 @@ def _made(request_class: type[Request], fields: Mapping[str, Any]) -> Request:
 
 
 def duration(name: str, value: timedelta) -> timedelta:
-    """The value. Raises InvalidRequest for a number: nobody could say of what."""
+    """Return the value. Raises InvalidRequest for a plain number, whose unit would be ambiguous."""
     if not isinstance(value, timedelta):
         raise errors.InvalidRequest(
             f"{name}={value!r} is no timedelta: write {name}=timedelta(seconds=...).", field=name
@@ -121,7 +121,7 @@ def rollback_request(message: Prepared | str) -> message_pb2.RollbackRequest:
 
 
 def _name_of(message: Prepared | str) -> dict[str, Any]:
-    """How a decision names its message: by id, or by key and attempt when the id never arrived."""
+    """The fields that identify a message to decide: its id, or key and attempt if the id never arrived."""
     if isinstance(message, str):
         return {"message_id": message}
     if message.message_id:
@@ -135,7 +135,7 @@ def prepared_of(request: message_pb2.PrepareRequest, result: Any) -> Prepared:
 
 
 class Producer:
-    """Calls that return futures of their results. timeout: how long the sender goes on trying."""
+    """Producer calls that return futures of their results. timeout: how long the sender keeps retrying."""
 
     def __init__(self, calls: Sender) -> None:
         self._send = calls.send

@@ -1,4 +1,4 @@
-"""A copy as it arrived, and what its transport wants to hear about it."""
+"""A copy as it was received, and the receipt that reports its outcome to the transport."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """What a handler may want to know beside the body.
+    """A message as its handler sees it.
 
-    attempt: 1 for the first copy.  subscriber: APP.TAG.  interval_ms: the subscription's shortest distance between two
-    tries when this copy was made; 0: the center did not say.
+    attempt: 1 for the first copy.  subscriber: APP.TAG.  interval_ms: the subscription's shortest delay between two
+    attempts when this copy was made; 0: the center did not send it.
     """
 
     id: str
@@ -28,13 +28,13 @@ class Message:
 
 
 class Receipt(Protocol):
-    """Of one copy. Called from any thread."""
+    """Reports the outcome of one copy to its transport. Thread-safe."""
 
     def handled(self) -> None:
-        """The handler is through, or was never begun: there is room for another copy."""
+        """The handler has ended, or was never started: there is room for another copy."""
 
     def answered(self) -> None:
-        """What became of it is stored, or will come again from the center: the transport may forget it."""
+        """The outcome is stored, or the center will redeliver the message: the transport may forget the copy."""
 
 
 OnMessage = Callable[[Message, Receipt], None]
@@ -42,13 +42,13 @@ OnMessage = Callable[[Message, Receipt], None]
 
 
 class Transport(Protocol):
-    """Brings copies until it is stopped. malformed: number of those dropped since the center did not make them."""
+    """Receives copies until it is stopped. malformed: number of copies dropped because they are not the center's."""
 
     malformed: int
 
     def start(self) -> None: ...
     def stop(self) -> None:
-        """Take nothing more. Answers to copies that are here are still passed on until `close`."""
+        """Stop receiving. Answers to copies already received are passed on until `close`."""
 
     def close(self) -> None:
-        """Everything here is answered, or will come again."""
+        """Close the transport. Every copy has been answered by now, or will be redelivered."""

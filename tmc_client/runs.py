@@ -1,4 +1,4 @@
-"""The messages that are being worked on in this process: each runs once at a time, whatever copies of it arrive."""
+"""The messages being handled in this process: one run per message, however many copies of it arrive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tmc_client.received import Message, Receipt
 class Run:
     """One message from its first copy here to its stored answer.
 
-    message: the newest copy, whose attempt number answers and Extends name.  limit_s: how long its handler may take.
+    message: the newest copy; answers and Extends carry its attempt number.  limit_s: how long its handler may take.
     task: the coroutine of an `async def` handler.
     """
 
@@ -33,9 +33,9 @@ class Run:
 
 
 class Runs:
-    """Thread-safe. keep: the center is to wait for this message from now on.  release: not any more.
+    """Thread-safe. keep: start extending this message at the center.  release: stop extending it.
 
-    Both are called under the lock of the runs: an answer and an Extend never overtake each other.
+    Both are called with the lock held, so that an answer and an Extend never overtake each other.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Runs:
         self._hanging: set[Run] = set()
 
     def arrive(self, message: Message, receipt: Receipt, limit_s: float) -> Run | None:
-        """A copy came. Returns: a new run; None: its message is here already, and this copy shares its fate."""
+        """Register a copy. Returns: a new run; None: its message already has one, whose outcome this copy shares."""
         with self._lock:
             run = self._runs.get(message.id)
             if run is None:
@@ -72,12 +72,12 @@ class Runs:
             return None
 
     def begin(self, run: Run) -> None:
-        """Its handler starts, in this thread."""
+        """Record that the handler starts in this thread."""
         run.thread = threading.current_thread()
-        run.deadline = self._monotonic() + run.limit_s  # without the lock: it counts from when it is seen
+        run.deadline = self._monotonic() + run.limit_s  # needs no lock: it takes effect when `overdue` sees it
 
     def end(self, run: Run) -> bool:
-        """Its handler ended, or was never begun. Returns False: it was given up meanwhile and answered for."""
+        """Record that the handler ended or never started. Returns False: it was given up and answered meanwhile."""
         with self._lock:
             if run.given_up:
                 return False
@@ -86,12 +86,12 @@ class Runs:
             return True
 
     def answered(self, run: Run) -> None:
-        """Its answer, if there is one, is on its way: stopping the consumer need not wait for it here."""
+        """Record that the answer, if any, is on its way: `wait_idle` no longer waits for this run."""
         with self._lock:
             self._less()
 
     def forget(self, run: Run) -> list[tuple[Message, Receipt]]:
-        """Its answer is stored or given up. Returns: copies that came after the handler ended."""
+        """Remove a run whose answer is stored or given up. Returns: copies that came after the handler ended."""
         with self._lock:
             if self._runs.get(run.message.id) is run:
                 del self._runs[run.message.id]
@@ -99,7 +99,7 @@ class Runs:
             return late
 
     def overdue(self) -> list[Run]:
-        """Give up what has run longer than it may; its message may run again from now on."""
+        """Give up the runs that have exceeded their limit; from now on their messages may run again."""
         with self._lock:
             now = self._monotonic()
             found = [
@@ -117,7 +117,7 @@ class Runs:
             return found
 
     def came_back(self, run: Run) -> None:
-        """A handler ended, perhaps after it was given up."""
+        """Record that a handler ended, possibly after it was given up."""
         with self._lock:
             run.came_back = True
             self._hanging.discard(run)
@@ -129,7 +129,7 @@ class Runs:
             return len(self._hanging)
 
     def wait_idle(self, seconds: float) -> bool:
-        """Wait until no handler runs or waits, those given up aside."""
+        """Wait until no handler runs or waits, except those that were given up."""
         with self._lock:
             return self._idle.wait_for(lambda: not self._active, seconds)
 

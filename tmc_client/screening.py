@@ -1,11 +1,12 @@
-"""Copies from a broker's queue that the center did not sign never reach a handler.
+"""Verify the signatures of copies from a broker's queue: copies that the center did not sign reach no handler.
 
-Most copies are decided at once, in the transport's thread, with the keys that the center gave. A copy whose key or topic is
-not known here is held back until the center was asked once more: keys are rotated, and a queue may get further topics. What
-is forged is acked away, counted, logged, and reported, so that the subscription's owner is alerted; none of this touches
-the message whose id it bears. Forged copies cost the center one question in _ASK_S and one report in _REPORT_S, however
-many there are. A copy without any signature may be from before its subscription had a key: it is reported to the center, which
-sends that one again, signed. Source: docs/decisions/0017-signed-deliveries.md.
+Most copies are verified immediately, in the transport's thread, with the keys received from the center. A copy with
+an unknown key or topic is held back until the center has been asked again: keys are rotated, and a queue may get more
+topics. A forged copy is acked to the broker, counted, logged and reported, so that the subscription's owner is
+alerted; the message whose id it carries is not affected. However many copies are forged, they cost the center at most
+one query per _ASK_S and one report per _REPORT_S. A copy without a signature may have been made before its
+subscription had a key: the center is asked to send it again, signed. Source:
+docs/decisions/0017-signed-deliveries.md.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _REPORT_S = 1.0
 
 
 class Verdict(Enum):
-    """What the keys that are known here say about a copy."""
+    """Result of verifying a copy with the keys known here."""
 
     GENUINE = auto()
     FORGED = auto()
@@ -49,7 +50,7 @@ class _Subscription:
 
 @dataclass(frozen=True, kw_only=True)
 class Suspect:
-    """A copy that is held back. signature: as it came, any type; None: it has none.  queue: where it was."""
+    """A copy to be verified. signature: as received, of any type; None: it has none.  queue: where it came from."""
 
     message: Message
     signature: object
@@ -59,7 +60,7 @@ class Suspect:
 
 @dataclass(frozen=True, kw_only=True)
 class Calls:
-    """What screening asks of the center. describe, report: block, raise TmcError.  unsigned: does not block."""
+    """Screening's calls to the center. describe, report: block, raise TmcError.  unsigned: does not block."""
 
     describe: Callable[[], object]
     report: Callable[[consumption_pb2.ReportForgedCopiesRequest], object]
@@ -85,7 +86,7 @@ class Screen:
         self._thread: threading.Thread | None = None
 
     def learn(self, plan: consumption_pb2.DescribeSubscriptionsResponse) -> None:
-        """Take over the keys that the center tells. Without any, every copy is genuine: signatures are switched off."""
+        """Store the keys received from the center. Without any, signing is off and every copy counts as genuine."""
         self._subscriptions = {
             found.topic: _Subscription(
                 keys={signatures.key_id(secret): secret for secret in map(bytes.fromhex, found.delivery_keys)},
@@ -98,7 +99,7 @@ class Screen:
         self._asked = self._monotonic()
 
     def arrive(self, suspect: Suspect) -> None:
-        """A copy from the broker: on to its handler, or held back. In the transport's thread; does not block."""
+        """Pass a copy on to its handler, or hold it back. Called in the transport's thread; does not block."""
         if self.judge(suspect.message, suspect.signature) is Verdict.GENUINE:
             self._on_message(suspect.message, suspect.receipt)
             if not self._verifies and self._is_time_to_ask_again(suspect.signature):
@@ -121,7 +122,7 @@ class Screen:
         return Verdict.GENUINE if genuine else Verdict.FORGED
 
     def _is_time_to_ask_again(self, signature: object) -> bool:
-        """Signatures were switched on after the center gave no keys, or it was older than they are."""
+        """Whether to ask for keys again: signing may be on by now, or the center upgraded to support it."""
         pause_s = _REPORT_S * 10 if signature is not None else _ASK_WITHOUT_KEYS_S
         return not self._curious and self._monotonic() - self._asked >= pause_s
 
@@ -136,7 +137,7 @@ class Screen:
             self._condition.notify()
 
     def stop(self) -> None:
-        """What is held back here comes again. Does not wait for a call under way."""
+        """Stop screening; copies held back are redelivered. Does not wait for a call in flight."""
         self._stopping.set()
         with self._condition:
             self._condition.notify()
@@ -150,7 +151,7 @@ class Screen:
             try:
                 self._sort(suspects)
                 self._report()
-            except Exception:  # a fault of ours; copies that were lost to it come again with the next connection
+            except Exception:  # a bug of ours; the copies it affected are redelivered on the next connection
                 log.exception("copies could not be screened")
 
     def _has_work(self) -> bool:
@@ -161,10 +162,10 @@ class Screen:
         return self._reported + _REPORT_S - self._monotonic()
 
     def _sort(self, suspects: list[Suspect]) -> None:
-        """Decide each; asks the center when one of them may be signed with a key that is not known here."""
+        """Pass on or refuse each copy; asks the center first if one of them may be signed with an unknown key."""
         verdicts = [self.judge(each.message, each.signature) for each in suspects]
         if (Verdict.UNKNOWN in verdicts or self._curious) and not self._ask_again():
-            return  # we are stopped: what is held back here comes again
+            return  # we were stopped: copies held back are redelivered
         for suspect in suspects:
             if self.judge(suspect.message, suspect.signature) is Verdict.GENUINE:
                 self._on_message(suspect.message, suspect.receipt)
@@ -172,7 +173,7 @@ class Screen:
                 self._refuse(suspect)
 
     def _ask_again(self) -> bool:
-        """Once in _ASK_S, until the center answers. Returns False: we are stopped."""
+        """Ask for keys once per _ASK_S until the center answers. Returns False: we were stopped."""
         while not self._stopping.wait(max(0.0, self._asked + _ASK_S - self._monotonic())):
             self._asked = self._monotonic()
             self._curious = False
@@ -196,7 +197,7 @@ class Screen:
             if answer.exception() is None:
                 suspect.receipt.answered()
             else:
-                self._drop(suspect)  # nothing that the center handed out before there were keys
+                self._drop(suspect)  # the center refuses: it did not make this copy before there were keys
 
         self._calls.unsigned(suspect.message).add_done_callback(on_answer)
 
@@ -215,7 +216,7 @@ class Screen:
         return next((topic for topic, found in self._subscriptions.items() if found.queue == queue), "")
 
     def _report(self) -> None:
-        """At most once in _REPORT_S; what cannot be reported now is in the log."""
+        """Report forged copies, at most once per _REPORT_S; a failed report is only logged."""
         with self._condition:
             if not self._unreported or self._report_in_s() > 0:
                 return

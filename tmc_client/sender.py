@@ -1,10 +1,10 @@
 """Threads that turn concurrent single calls into batch calls: one for producers' calls, one for consumers'.
 
-Whatever waits while one call is in flight goes together in the next: no delay is added, and under load a batch of
-hundreds costs what a single call costs. Each lane has its own call in flight, so acks and Extends never wait behind
-Prepares; which server takes it is up to the connection. A call is repeated with the same ids until it is answered or
-its deadline has passed; that is safe, since every call of the center is idempotent. A thread with blocking stubs
-survives a fork of its process (the child simply starts another one), which an event loop inside gRPC does not.
+Calls that arrive while a batch is in flight form the next batch: this adds no delay, and under load a batch of
+hundreds costs as much as a single call. Each lane has its own batch in flight, so acks and Extends never wait behind
+Prepares; the connection chooses the server. A call is retried with the same ids until it is answered or its deadline
+has passed, which is safe because every call of the center is idempotent. A thread with blocking stubs survives a fork
+of its process (the child simply starts another one); an event loop inside gRPC does not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tmc_common.protocol import consumption_pb2, message_pb2
 
 _MAX_ITEMS = 500
 _MAX_BYTES = 1 << 20  # every center takes at least this much
-_CALL_S = 10.0  # one call; a call's own deadline may be longer, it is then repeated
+_CALL_S = 10.0  # of one batch; a call with a longer deadline is repeated
 _REPEATED_REASONS = {
     "ROW_LOCKED",
     "QUEUE_FULL",
@@ -74,7 +74,7 @@ EXTEND = _consumption("ExtendMany", consumption_pb2.ExtendManyRequest, consumpti
 
 
 class _Call:
-    """loop: of an asyncio caller, whose future lives there; None: a thread waits."""
+    """One queued call. loop: the event loop of an asyncio caller and of its future; None: a thread waits."""
 
     __slots__ = ("deadline", "future", "kind", "loop", "pauses", "request")
 
@@ -111,7 +111,7 @@ class _Answers:
 
 
 def _resolve(answers: list[tuple[asyncio.Future[Any], Any]]) -> None:
-    """On the loop."""
+    """Set results and errors of asyncio futures. Runs on their loop."""
     for future, answer in answers:
         if not future.done():
             if isinstance(answer, errors.TmcError):
@@ -154,7 +154,7 @@ class Sender:
             lane.join(max(0.0, end - self._monotonic()))
 
     def flush(self, timeout: float) -> bool:
-        """Wait until nothing is queued or in flight. Returns False when the time is over."""
+        """Wait until nothing is queued or in flight. Returns False on timeout."""
         end = self._monotonic() + timeout
         return all(lane.flush(max(0.0, end - self._monotonic())) for lane in self._lanes.values())
 
@@ -204,13 +204,13 @@ class _Lane:
         waiting.append(call)
 
     def refuse(self) -> None:
-        """Take nothing more; what is queued is still sent."""
+        """Accept no more calls; queued ones are still sent."""
         with self._lock:
             self._closed = True
             self._work.notify()
 
     def join(self, grace: float) -> None:
-        """Wait for what is queued, then fail what is left."""
+        """Wait for queued calls, then fail the remaining ones."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(grace)
@@ -248,9 +248,9 @@ class _Lane:
             self._gather()
 
     def _gather(self) -> None:
-        """Give way to the callers that were just answered: they ask again at once, and can go together.
+        """Let the callers that were just answered run: their next calls then go together in one batch.
 
-        Nobody waits for this: it ends as soon as a turn of everybody else brought nothing new.
+        This delays nobody: it ends as soon as letting the other threads run has brought no new call.
         """
         before = -1
         while before < (waiting := sum(map(len, list(self._waiting.values())))):
@@ -326,7 +326,7 @@ class _Lane:
                 answers.add(call, result)
 
     def _failed(self, call: _Call, error: errors.TmcError, answers: _Answers) -> None:
-        """Repeat what may be repeated while the deadline lasts."""
+        """Schedule a retry if the error is transient and the deadline allows it; otherwise fail the call."""
         transient = error.reason in _REPEATED_REASONS or (not error.reason and error.retryable)
         pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**call.pauses) * random.uniform(0.5, 1)
         pause = max(pause, error.retry_after.total_seconds())
@@ -342,8 +342,8 @@ class _Lane:
 
 
 def _too_late(last: errors.TmcError | None = None) -> errors.DeadlineExceeded:
-    because = f" (last try: {last})" if last is not None else ""
+    because = f" (last attempt: {last})" if last is not None else ""
     return errors.DeadlineExceeded(
-        f"No answer in time{because}. Should the center have got it, the outcome is not known; a repeat is safe.",
+        f"No answer in time{because}. If the center received the call, its outcome is unknown; a retry is safe.",
         reason=last.reason if last is not None else "",
     )

@@ -1,8 +1,8 @@
-"""Which server takes the next call, when there are several: bookkeeping only, no sockets and no threads of its own.
+"""Choose the server for the next call: bookkeeping only, no sockets and no threads.
 
-A call that a well server does not answer within its try deadline makes that server a suspect; calls then go to the
-others. A suspect is probed after 1, 2, 4 ... 30 s, and one successful probe brings it back. The back-off starts over
-only when a call was answered in time, so a server that passes its probes but answers no calls costs less and less.
+A healthy server that does not answer a call within the deadline of the attempt becomes a suspect, and calls go to the
+others. A suspect is probed after 1, 2, 4 ... 30 s, and one successful probe clears it. The back-off is reset only
+when a call is answered in time, so a server that passes its probes but answers no calls is used less and less often.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ LONGEST_PROBE_S = 30.0
 
 @dataclass(eq=False, kw_only=True)
 class Server:
-    """One address and what is known of it.
+    """One server and its state.
 
-    took_s: duration of its last answer.  pause_s: distance to the next probe; 0: its last call was answered in time.
+    took_s: duration of its last answer.  pause_s: delay before the next probe; 0: its last call was answered in time.
     """
 
     address: str
@@ -35,12 +35,12 @@ class Server:
 
     @property
     def patience_s(self) -> float:
-        """How long its answer may take before another server is asked as well: twice what the last one took."""
+        """How long to wait for its answer before asking another server too: twice the duration of its last one."""
         return max(TRY_S, 2 * self.took_s)
 
     @property
     def try_s(self) -> float:
-        """The deadline of one try while it is not a suspect."""
+        """Deadline of one attempt while the server is not a suspect."""
         return min(self.patience_s, LONGEST_TRY_S)
 
 
@@ -59,13 +59,13 @@ class Servers:
         return self._servers[0] if len(self._servers) == 1 else None
 
     def replace(self, addresses: Sequence[str]) -> None:
-        """The list changed; what is known of the remaining servers is kept."""
+        """Replace the address list; servers that remain keep their state."""
         with self._lock:
             known = {server.address: server for server in self._servers}
             self._servers = [known.get(address) or Server(address=address) for address in addresses]
 
     def pick(self, tried: Collection[Server] = ()) -> Server | None:
-        """The next well server in turn that was not tried. None: there is none, see `by_last_answer`."""
+        """The next healthy server, round-robin, that is not in `tried`. None: there is none, see `by_last_answer`."""
         with self._lock:
             servers = self._servers
             for step in range(len(servers)):
@@ -76,12 +76,12 @@ class Servers:
             return None
 
     def by_last_answer(self) -> list[Server]:
-        """All of them; first the one that answered most recently, in time or late."""
+        """All servers, the one with the most recent answer (even a late one) first."""
         with self._lock:
             return sorted(self._servers, key=lambda server: -server.answered_at)
 
     def answered(self, server: Server, took_s: float) -> None:
-        """It gave an answer, a refusal included. One that came late does not clear a suspect."""
+        """Record an answer, including an error. A late answer does not clear a suspect."""
         with self._lock:
             server.took_s = took_s
             server.answered_at = self._monotonic()
@@ -90,7 +90,7 @@ class Servers:
                 server.pause_s = 0.0
 
     def unanswered(self, server: Server) -> None:
-        """A try got no answer in its time, or the server is gone or going."""
+        """Record an attempt without an answer in time, or a server that is down or shutting down."""
         with self._lock:
             if not server.suspect:
                 server.suspect = True
@@ -105,7 +105,7 @@ class Servers:
                 self._wait_longer(server)
 
     def due_probes(self) -> list[Server]:
-        """Suspects whose time has come."""
+        """Suspects that are due for a probe."""
         with self._lock:
             now = self._monotonic()
             return [server for server in self._servers if server.suspect and server.probe_at <= now]

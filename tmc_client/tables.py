@@ -43,7 +43,7 @@ inbox = sa.Table(
 
 
 def lacking(connection: sa.Connection, *wanted: sa.Table) -> str:
-    """What of our tables this database does not have, and the way out, in one sentence; "" when it has everything."""
+    """One sentence about the first missing table or column and how to add it; "" if nothing is missing."""
     inspector = sa.inspect(connection)
     for table in wanted:
         if not inspector.has_table(table.name):
@@ -60,7 +60,7 @@ def lacking(connection: sa.Connection, *wanted: sa.Table) -> str:
 
 
 def raise_if_lacking(exc: BaseException, engine: sa.Engine, *wanted: sa.Table) -> None:
-    """Raise InvalidRequest when a statement failed because a table of ours, or a column, is not there."""
+    """Raise InvalidRequest if a statement failed because one of our tables or columns is missing."""
     if not isinstance(exc, sa.exc.ProgrammingError | sa.exc.OperationalError):
         return
     try:

@@ -1,6 +1,6 @@
-"""Trace context from Prepare to the handler: W3C `traceparent` among the message's headers.
+"""Propagate the trace context from Prepare to the handler, as W3C `traceparent` in the message's headers.
 
-Uses OpenTelemetry when the program does; without it nothing happens here. Hours may lie between the two spans.
+A no-op unless the program uses OpenTelemetry. Hours may pass between the two spans.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The transaction block: it owns the commit of the local transaction, and the messages go with it.
+"""The transaction block: it owns the commit of the local transaction and sends its messages with it.
 
-At the end of the block, in this order: flush, verify that it is still one transaction, prepare all records in one batch
-call, ledger rows, local commit, submit. Before the commit anything may raise, and then nothing happened: the session is
-rolled back and what was prepared is rolled back at the center, in the background. When the outcome of the commit is
-uncertain the block stays silent towards the center: the ledger decides. After the commit nothing raises.
+At the end of the block, in this order: flush, verify that it is still one transaction, prepare all messages in one
+batch call, insert the ledger rows, commit locally, submit. Any step before the commit may raise and then nothing
+takes effect: the session is rolled back, and so, in the background, are the messages prepared at the center. If the
+outcome of the commit is uncertain, the block tells the center nothing: the ledger decides. After the commit nothing
+raises.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ log = logging.getLogger("tmc_client.transaction")
 T = TypeVar("T")
 Settle = Callable[[sa.Engine, list[str]], None]
 BACKGROUND = timedelta(seconds=60)  # submits and rollbacks are repeated this long after the block
-SUBMIT_WAIT = timedelta(seconds=2)  # the block waits this long for the answers to its submits, then leaves them behind
+SUBMIT_WAIT = timedelta(seconds=2)  # the block waits this long for answers to its submits, which then continue
 
 
 class Preparation:
-    """The prepare calls of one block, under way."""
+    """The prepare calls of one block, in flight."""
 
     def __init__(
         self, producer: Producer, requests: Sequence[message_pb2.PrepareRequest], ledger_id: bytes, limit: timedelta
@@ -49,26 +50,26 @@ class Preparation:
         self.futures: list[Future[Any]] = [producer.prepare(request, limit) for request in requests]
 
     def collect(self) -> list[Prepared]:
-        """All handles. Raises the first error; DeadlineExceeded for what is not answered yet."""
+        """Return all handles. Raises the first error; DeadlineExceeded if a call is not answered yet."""
         return [
             prepared_of(request, wait(future, timedelta(0)))
             for request, future in zip(self._requests, self.futures, strict=True)
         ]
 
     def abandon(self) -> None:
-        """Roll back at the center whatever was or may have been prepared, by attempt id, in the background."""
+        """Roll back at the center, in the background and by attempt id, all messages that may have been prepared."""
         for request in self._requests:
             attempt = Prepared(message_id="", topic=request.topic, key=request.key, attempt_id=request.attempt_id)
             self._producer.rollback(attempt, BACKGROUND)
 
 
 def may_be_fenced(exc: BaseException) -> bool:
-    """A key that is taken; or, on SQLite, a snapshot that somebody else's write made too old."""
+    """Whether a fence may be the cause: a duplicate key or, on SQLite, a snapshot outdated by another write."""
     return isinstance(exc, sa.exc.IntegrityError | sa.exc.OperationalError)
 
 
 class Block:
-    """What both faces share, written for a blocking session; asyncio runs it in SQLAlchemy's greenlet."""
+    """Base of the blocking and the asyncio block; asyncio runs its blocking code in SQLAlchemy's greenlet."""
 
     def __init__(self, producer: Producer, session: Session, prepare_timeout: timedelta) -> None:
         self.requests: list[message_pb2.PrepareRequest] = []
@@ -91,8 +92,8 @@ class Block:
     ) -> None:
         """Record a message: it is delivered if and only if the block's transaction commits.
 
-        What was recorded since a savepoint goes away when that is rolled back. Raises InvalidRequest outside the block,
-        and when its transaction was rolled back.
+        Messages recorded since a savepoint are discarded if it is rolled back. Raises InvalidRequest outside the
+        block and after its transaction was rolled back.
         """
         if self._closed_because:
             raise errors.InvalidRequest(f"tx.send() {self._closed_because}")
@@ -112,11 +113,11 @@ class Block:
         raise NotImplementedError
 
     def _settle(self, engine: sa.Engine, submits: Mapping[str, Future[Any]]) -> None:
-        """Mark in the ledger which of these submits were answered, later ones too."""
+        """Settle these submits in the ledger as they are answered, also after the block ends."""
         raise NotImplementedError
 
     def _begin(self) -> None:
-        """Refuse what can only go wrong. Raises InvalidRequest."""
+        """Start the block. Raises InvalidRequest if it was used before or cannot own the commit."""
         if self._used:
             raise errors.InvalidRequest("This transaction block was used before: call center.transaction() for each.")
         session = self._sync_session
@@ -136,7 +137,7 @@ class Block:
                 self._watch.roll_back()  # nothing was prepared, so there is nothing to tell the center
                 return
             self._write()
-            # From here on the outcome belongs to the database: an error of the commit itself may mean either.
+            # From here on the database decides: an error of the commit itself leaves the outcome unknown.
             self._watch.commit()
         finally:
             self._close()
@@ -170,7 +171,7 @@ class Block:
             raise
 
     def _markers(self, exc: BaseException) -> Sequence[str]:
-        """A row of a message that is taken is read, never guessed at."""
+        """Read which of our messages have a rollback marker: the error alone does not prove it."""
         if not (self.messages and may_be_fenced(exc)):
             return ()
         try:
@@ -180,7 +181,7 @@ class Block:
             return ()
 
     def _submit(self) -> None:
-        """Nothing raises here: what is not answered is submitted again by the sender, then by the next start."""
+        """Submit the messages. Never raises: unanswered submits are retried by the sender, then at the next start."""
         if not self.messages:
             return
         try:
@@ -195,7 +196,7 @@ class Block:
 
 
 def was_answered(message_id: str, submit: Future[Any]) -> bool:
-    """Of a submit that is done; logs when it was not."""
+    """Whether a finished submit was answered; logs an error if not."""
     failure = None if submit.cancelled() else submit.exception()
     if submit.cancelled() or failure is not None:
         log.error("message %s is committed, its submit was not answered: %s", message_id, failure or "cancelled")
@@ -207,7 +208,7 @@ class Transaction(Block):
     """The block for a blocking SQLAlchemy session. Use it with `with`, once."""
 
     def __init__(self, producer: Producer, settle: Settle, session: Session, prepare_timeout: timedelta) -> None:
-        """Raises InvalidRequest for what is no Session."""
+        """Raises InvalidRequest if `session` is not a Session."""
         if isinstance(session, scoped_session):
             session = session()
         if not isinstance(session, Session):
@@ -240,6 +241,6 @@ class Transaction(Block):
             submit.add_done_callback(partial(self._settle_one, engine, message_id))
 
     def _settle_one(self, engine: sa.Engine, message_id: str, submit: Future[Any]) -> None:
-        """In the sender's thread, as soon as it is done."""
+        """Settle a submit that was answered. Called in the sender's thread as soon as it is done."""
         if was_answered(message_id, submit):
             self._settle_in(engine, [message_id])

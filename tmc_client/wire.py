@@ -1,4 +1,4 @@
-"""From gRPC statuses and item errors to our error tree: one place, both directions of the server's rpc/status.py."""
+"""Convert gRPC statuses and item errors to our exceptions; the counterpart of the server's rpc/status.py."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def from_item(item: types_pb2.ItemError) -> errors.TmcError:
 
 
 def _has_details(exc: Any) -> bool:
-    """The center itself said it; without details the transport did."""
+    """Whether the center itself sent this error; without details it came from the transport."""
     return any(name == "grpc-status-details-bin" for name, _ in exc.trailing_metadata() or ())
 
 
 def is_too_large(exc: Any) -> bool:
-    """The transport refused the size of a request: without our details, the center never saw it."""
+    """Whether the transport rejected the size of the request, which then never reached the center."""
     return exc.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and not _has_details(exc)
 
 
@@ -52,7 +52,7 @@ def is_late(exc: Any) -> bool:
 
 
 def is_unanswered(exc: Any) -> bool:
-    """This server gave no answer in time, cannot be reached, or is about to stop: another one may do better."""
+    """Whether another server may do better: this one was late, is unreachable, or is shutting down."""
     if not _has_details(exc):
         return exc.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
     return from_rpc(exc).reason == "SHUTTING_DOWN"

@@ -1,4 +1,4 @@
-"""Threads that run handlers: a queue and nothing else, since an executor's futures cost more than most handlers."""
+"""Threads that run handlers from a plain queue, because an executor's futures cost more than most handlers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Work = Callable[[], None]
 
 
 class Workers:
-    """count threads. Work must not raise. Daemons: a handler that hangs does not keep the process alive."""
+    """A pool of `count` daemon threads: a hanging handler does not keep the process alive. Work must not raise."""
 
     def __init__(self, count: int) -> None:
         self._waiting: SimpleQueue[Work | None] = SimpleQueue()
@@ -20,16 +20,21 @@ class Workers:
         for _ in range(count):
             self._add()
 
+    @property
+    def count(self) -> int:
+        """Threads that take work."""
+        return len(self._threads)
+
     def submit(self, work: Work) -> None:
         self._waiting.put(work)
 
     def replace(self, hanging: threading.Thread) -> None:
-        """Start another thread in place of one whose work does not end; when it does, the old thread ends too."""
+        """Start a thread in place of one whose work hangs; if that work ever ends, its thread exits too."""
         self._threads.discard(hanging)
         self._add()
 
     def stop(self) -> None:
-        """End when what waits is done; does not wait for it."""
+        """Let the threads end once the queued work is done; does not wait for that."""
         for _ in list(self._threads):
             self._waiting.put(None)
 

@@ -1,1 +1,1 @@
-"""What the SDK, the server and the command line share; it imports nothing of theirs."""
+"""Code shared by the SDK, the server and the command line; it imports none of them."""

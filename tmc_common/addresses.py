@@ -42,10 +42,10 @@ class HostPort(NamedTuple):
 
 
 def is_loopback(address: str) -> bool:
-    """Say whether a key may travel to this address in the clear.
+    """Whether a key may be sent to this address in the clear.
 
-    address: host:port. Nothing is resolved: of all names only `localhost` counts, and what cannot be read, or could be read
-    in two ways, is not loopback.
+    address: host:port. No name is resolved: `localhost` is the only name that counts, and an invalid or ambiguous
+    address is not loopback.
     """
     try:
         host = HostPort.parse(address).host

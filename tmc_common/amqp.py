@@ -1,5 +1,6 @@
-"""What pika's connections lack: frames that leave together, one system call for many where the library makes three per message;
-and an end that does not wait for the other side.
+"""Additions to pika's connections: writing many frames at once, and closing without waiting for the other side.
+
+Frames written together take one system call, where the library makes three per message.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ def connect(parameters: pika.connection.Parameters) -> pika.BlockingConnection:
 
 
 def hang_up(connection: Any) -> None:
-    """End a connection whose other side does not take part any more; its callbacks run as for any lost one."""
+    """Drop a connection whose peer no longer responds; its callbacks run as for any lost connection."""
     if not connection.is_closed:
         connection._terminate_stream(StreamLostError("the other side does not answer"))
 
 
 def give_up(connection: Any, seconds: float) -> None:
-    """Close a connection whose other side says nothing; should it not answer that either, hang up."""
+    """Close a connection whose peer does not respond; if it does not answer the close either, hang up."""
     if connection.is_open:
         connection.close()
     connection.ioloop.call_later(seconds, lambda: hang_up(connection))
@@ -41,7 +42,7 @@ def give_up(connection: Any, seconds: float) -> None:
 
 @contextmanager
 def answered_within(connection: Any, seconds: float) -> Iterator[None]:
-    """Hang up a BlockingConnection that does not answer a call made inside in time: the call then raises AMQPError.
+    """Hang up a BlockingConnection if a call inside the block is not answered in time: it then raises AMQPError.
 
     The library's own `call_later` runs nothing while a call waits for its answer.
     """
@@ -54,7 +55,7 @@ def answered_within(connection: Any, seconds: float) -> Iterator[None]:
 
 
 class CorkedConnection(SelectConnection):  # type: ignore[misc]  # the library has no types
-    """Use it on its own thread only, as every pika connection."""
+    """A connection that can write many frames at once. Like all pika connections, use it on its own thread only."""
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         self._held: list[bytes] | None = None
@@ -62,7 +63,7 @@ class CorkedConnection(SelectConnection):  # type: ignore[misc]  # the library h
 
     @contextmanager
     def corked(self) -> Iterator[None]:
-        """What is sent inside leaves at the end, in order."""
+        """Hold back frames sent inside the block and write them at its end, in order."""
         self._held = []
         try:
             yield
@@ -72,7 +73,7 @@ class CorkedConnection(SelectConnection):  # type: ignore[misc]  # the library h
                 self._adapter_emit_data(b"".join(held))
 
     def _adapter_emit_data(self, data: bytes) -> None:
-        """The adapter's own way out, see pika.adapters.base_connection."""
+        """Override the adapter's write method, see pika.adapters.base_connection."""
         if self._held is None:
             super()._adapter_emit_data(data)
         else:

@@ -66,7 +66,7 @@ class Registration:
         self._lock = threading.Lock()
 
     def run_once(self) -> bool:
-        """Register when the agent does not know us. Returns: it did not. Raises ConsulException, RequestException."""
+        """Register unless the agent knows us. Returns: it did not. Raises ConsulException, RequestException."""
         with self._lock:
             if self._stopping.is_set() or self.id in self._client.agent.services():
                 return False
@@ -81,7 +81,7 @@ class Registration:
             return True
 
     def deregister(self) -> None:
-        """Nobody is sent here any more. While Consul is away its own check finds out."""
+        """Deregister the instance. If Consul is unreachable, its own check will notice that the instance is gone."""
         self._stopping.set()
         with self._lock:
             try:
@@ -118,9 +118,9 @@ class Registration:
 
 
 def _check(kind: str, address: str, tls: bool) -> dict[str, Any]:
-    """In the agent's own words: the library's helper for gRPC checks sends a field that agents refuse.
+    """The check as the agent's API expects it: the library's helper for gRPC checks sends a field that agents refuse.
 
-    Passing from the start: a service registers itself when it is serving.
+    It is passing from the start, because a service registers itself when it is serving.
     """
     common = {"Interval": "5s", "Timeout": "2s", "DeregisterCriticalServiceAfter": "1m", "Status": "passing"}
     if kind == "grpc":

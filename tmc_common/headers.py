@@ -1,8 +1,9 @@
-"""Names of AMQP headers: what a user calls a header, and what it is called on the wire.
+"""Names of AMQP headers: translation between the user's names and those on the wire.
 
-RabbitMQ gives some names a meaning of its own: `CC` and `BCC` route copies elsewhere (and close the channel when their
-value is not an array), names that begin with `x-` belong to the broker and its plugins. Such a header of a user travels
-under PREFIX and gets its own name back on arrival. Names that begin with `tmc-` are the center's; users cannot set them.
+RabbitMQ gives some names a meaning of its own: `CC` and `BCC` route copies elsewhere (and close the channel when
+their value is not an array), names that begin with `x-` belong to the broker and its plugins. User headers with such
+names are sent with PREFIX and renamed on arrival. Names that begin with `tmc-` are the center's; users cannot set
+them.
 Source: RabbitMQ, "Sender-selected Distribution".
 """
 
@@ -15,7 +16,7 @@ _ROUTING = ("cc", "bcc")
 
 
 def to_wire(headers: Mapping[str, str]) -> dict[str, str]:
-    """Rename what the broker would take for its own."""
+    """Rename the headers that the broker would interpret."""
     return {PREFIX + name if _is_the_brokers(name) else name: value for name, value in headers.items()}
 
 

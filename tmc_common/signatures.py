@@ -1,8 +1,8 @@
 """Signatures of copies: how the center proves to consumers that it made what they read from a broker's queue.
 
 A copy carries the header HEADER: `v1=KEY_ID:MAC`. The MAC is HMAC-SHA256, under a key of the subscription, of everything
-that a handler can see: see `content`. KEY_ID says which of the subscription's keys it was, so a consumer knows whether it has
-to ask for a new one. Center and SDK both use this page, and docs/signatures.md describes it to other languages.
+that a handler can see: see `content`. KEY_ID names the subscription's key that was used, so a consumer knows whether
+it has to ask for a new one. Center and SDK both use this module; docs/signatures.md describes it for other languages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def content(
 ) -> bytes:
     """Everything that is signed, as netstrings (`LENGTH:BYTES,`); no two copies share an encoding.
 
-    headers: as the user named them, see transports.headers; they come last, sorted by the bytes of their names.
+    headers: as the user named them, see tmc_common.headers; they come last, sorted by the bytes of their names.
     """
     known = _start(topic, producer, subscriber, interval_ms, content_type)
     number, own_key = message_id.encode(), key.encode()
@@ -70,7 +70,7 @@ def _netstring(text: str) -> bytes:
 
 @lru_cache(65_536)
 def key_id(secret: bytes) -> str:
-    """Which key it is; tells nothing about it."""
+    """A short identifier of the key that reveals nothing about it."""
     return hashlib.sha256(secret).hexdigest()[:8]
 
 
@@ -81,18 +81,18 @@ def _keyed(secret: bytes) -> hmac.HMAC:
 
 def sign(secret: bytes, signed: bytes) -> str:
     """The value of HEADER."""
-    mac = _keyed(secret).copy()  # hmac.digest would let go of the GIL each time, and wait for it among busy threads
+    mac = _keyed(secret).copy()  # hmac.digest would release the GIL each time and then wait for busy threads
     mac.update(signed)
     return f"{_VERSION}{key_id(secret)}:{mac.hexdigest()}"
 
 
 def key_id_of(signature: object) -> str:
-    """Which key a signature names; "": it is none of this version."""
+    """The key id in a signature; "": it is not a signature of this version."""
     if not isinstance(signature, str) or not signature.startswith(_VERSION):
         return ""
     return signature[len(_VERSION) :].partition(":")[0]
 
 
 def verify(secret: bytes, signed: bytes, signature: str) -> bool:
-    """In a time that does not depend on where the two differ."""
+    """Verify a signature with a constant-time comparison."""
     return signature.isascii() and hmac.compare_digest(sign(secret, signed), signature)

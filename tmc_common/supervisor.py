@@ -13,9 +13,9 @@ from types import FrameType
 
 log = logging.getLogger("tmc_common.supervisor")
 
-_STEADY_S = 30.0  # who lived so long starts again at once
+_STEADY_S = 30.0  # a process that ran this long is restarted with the shortest pause
 _LONGEST_PAUSE_S = 10.0
-_SAME_SIGNAL_S = 1.0  # a terminal sends one wish to stop to every process
+_SAME_SIGNAL_S = 1.0  # a terminal sends the same stop signal to every process
 
 
 @dataclass(kw_only=True)
@@ -51,7 +51,7 @@ class Supervisor:
         self._since = 0.0
 
     def run(self) -> int:
-        """Until SIGTERM or SIGINT; a second signal kills. Returns: 2 when a process refused its configuration, else 0."""
+        """Run until SIGTERM or SIGINT; a second one kills. Returns: 2 if a process refused its settings, else 0."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         for child in self._children:
@@ -66,7 +66,7 @@ class Supervisor:
         return 2 if refused else 0
 
     def _look_after(self, child: _Child) -> bool:
-        """Returns: the process ended because it cannot be run like this."""
+        """Start a process again if it ended. Returns: it ended because of its configuration."""
         if child.done:
             return False
         if child.process is None:

@@ -1,7 +1,7 @@
 """The center's tables as DataFrames: all shards of all databases in parallel, read only.
 
-A message comes with its consumptions and failed attempts in one row, made by one statement: whatever moves meanwhile, each
-row shows one moment. Two rows may show different ones; jobs use only what has been final for a while.
+One statement reads a message with its consumptions and failed attempts into one row, so each row is consistent in
+itself. Two rows may show different moments; jobs use only what has been final for a while.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tmc_server.domain.placement import SHARDS
 
 SCHEMA = "0004"  # the revision whose columns are read here; newer ones only add
 
-_SAMPLES = 50  # of the rows of a slice: its size is right to a seventh or so
+_SAMPLES = 50  # sampled rows per slice: its size is then accurate to about a seventh
 
 # JSON with names of one letter: half as long to make, send and parse.
 _BRIEF = StructType([StructField("c", ArrayType(brief(CONSUMPTION))), StructField("a", ArrayType(brief(ATTEMPT)))])
@@ -60,7 +60,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Span:
-    """What a shard holds. sample: some of its message numbers, chosen by chance, in order; empty: one task reads it all."""
+    """Size of a shard. sample: some of its message numbers, chosen at random, sorted; empty: one task reads all."""
 
     rows: int
     sample: Sequence[int] = ()
@@ -68,7 +68,7 @@ class Span:
     def slices(self, size: int) -> list[tuple[int, int]]:
         """Ranges (from, before) of about `size` rows that cover every number, also those that are added meanwhile.
 
-        Numbers hold times, and traffic comes in bursts: equal ranges of numbers would leave most of the work to one of them.
+        Numbers encode times, and traffic comes in bursts: with equal ranges, one of them would get most of the work.
         """
         count = -(-self.rows // size)
         edges = sorted({self.sample[len(self.sample) * n // count] for n in range(1, count)}) if self.sample else []
@@ -76,9 +76,9 @@ class Span:
 
 
 class CenterTables:
-    """fetch: rows held at a time, in reads with bodies as many as spark.body_bytes allows.
+    """Reads the center's tables. fetch: rows held at a time; with bodies, as many as spark.body_bytes allows.
 
-    opening: connections at the same time while reading is prepared.  slice_rows: about so many rows are read by one task.
+    opening: concurrent connections while reads are prepared.  slice_rows: approximate number of rows per task.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class CenterTables:
         self._fetch_bodies = rows_at_a_time(fetch, body_bytes)
 
     def check(self) -> None:
-        """Before anything is read. Raises CannotRun: the schema is another, or the driver hands over column names."""
+        """Check the databases before reading. Raises CannotRun: wrong schema, or the driver returns column names."""
         for place in self._databases.each:
             (row,) = self._rows(place, "(SELECT version_num FROM tmc_schema_version) q", "version_num STRING")
             if row.version_num == "version_num":
@@ -157,7 +157,7 @@ class CenterTables:
     def messages(self, changed_since_ms: int = 0, decided_before_ms: int | None = None, body: bool = True) -> DataFrame:
         """One row per message: MESSAGE of frames.py. No order.
 
-        changed_since_ms: leave out what was decided and closed earlier.  decided_before_ms: decided ones only, and earlier.
+        changed_since_ms: omit messages decided and closed earlier.  decided_before_ms: only messages decided earlier.
         body: False gives null bodies, which are then not read.
         """
         spans = self._spans()

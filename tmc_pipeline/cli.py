@@ -40,7 +40,7 @@ _WEEK_MS = 7 * 86_400_000
 
 @dataclass
 class Job:
-    """What a job works with while it runs."""
+    """Settings, Spark session and figures of a running job."""
 
     settings: Settings
     spark: SparkSession
@@ -89,18 +89,18 @@ def _job(name: str, config: str, master: str, profile: str) -> Iterator[Job]:
 
 @contextmanager
 def _refusals(name: str) -> Iterator[None]:
-    """Whatever is wrong is one line and exit code 2."""
+    """Turn every error into one line and exit code 2."""
     try:
         yield
     except (PipelineError, ConfigError) as exc:
         _end(name, str(exc), exc)
     except (_Terminated, KeyboardInterrupt) as exc:
-        _end(name, "stopped by a signal. What was not published before never will be by this run: run it again.", exc)
+        _end(name, "stopped by a signal. This run publishes nothing more: run it again.", exc)
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
-    except Exception as exc:  # noqa: BLE001 - exit code 1 is a verdict: whatever else dies must not look like one
+    except Exception as exc:  # noqa: BLE001 - exit code 1 is a verdict: an unexpected error must not look like one
         text = " ".join(f"{type(exc).__name__}: {exc}".split())
-        _end(name, f"unexpected: {text[:300]}. With TMC_PIPELINE_TRACE=1 the whole is shown.", exc)
+        _end(name, f"unexpected: {text[:300]}. Set TMC_PIPELINE_TRACE=1 to see the traceback.", exc)
 
 
 def _end(name: str, text: str, error: BaseException) -> NoReturn:
@@ -111,14 +111,14 @@ def _end(name: str, text: str, error: BaseException) -> NoReturn:
 
 
 class _Terminated(BaseException):
-    """SIGTERM came. No Exception: nothing on the way may take it for an answer of its own."""
+    """SIGTERM was received. A BaseException, so that no `except Exception` on the way catches it."""
 
 
 @contextmanager
 def _terminations() -> Iterator[None]:
-    """SIGTERM ends the job as an error would: in one line, and figures say that it did not succeed.
+    """End the job on SIGTERM as on an error: one line, and the figures say that it did not succeed.
 
-    It interrupts a call to the JVM in the middle, whose answer the next call gets: what is said after it means nothing.
+    The signal interrupts a call to the JVM, and the next call then gets its answer: later errors mean nothing.
     """
     came = False
 
@@ -319,7 +319,7 @@ def report(
 
 
 def _config_given(config: str) -> None:
-    """A group's own options cannot be required: its commands would have to repeat them."""
+    """Require --config: options of a command group cannot be required, or its commands would have to repeat them."""
     if not config:
         raise typer.BadParameter("missing", param_hint="--config")
 

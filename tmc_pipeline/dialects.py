@@ -2,7 +2,7 @@
 
 MariaDB and MySQL: `jdbc:mysql:` with MariaDB's driver. Spark has a dialect for that prefix only; with `jdbc:mariadb:` it quotes
 columns in a way that MariaDB reads as text, and every row would hold the column names. SQLite: the xerial driver, whose
-types depend on the first row, so every read says its types.
+types depend on the first row, so every read states its column types.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tmc_pipeline.errors import CannotRun
 
 DRIVERS = {"mysql": "org.mariadb.jdbc.Driver", "sqlite": "org.sqlite.JDBC"}
 JARS = {"mysql": "mariadb-java-client.jar", "sqlite": "sqlite-jdbc.jar"}
-_LONGEST_JSON = 64 << 20  # bytes of one message's consumptions; the default of 1 MiB would cut them off in silence
+_LONGEST_JSON = 64 << 20  # bytes of one message's consumptions; the default of 1 MiB would silently truncate them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Database:
         return f"{'json_object' if self.family == 'sqlite' else 'JSON_OBJECT'}({pairs})"
 
     def chance(self, share: float) -> str:
-        """A condition that holds for about this share of the rows, each for itself."""
+        """A condition that selects about this share of the rows at random, each row independently."""
         if self.family == "sqlite":
             return f"abs(random() / 9223372036854775808.0) < {share:.9f}"
         return f"RAND() < {share:.9f}"
@@ -61,7 +61,7 @@ class Database:
         return "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)"
 
     def options(self, fetch: int) -> dict[str, str]:
-        """Of a read. fetch: rows that the driver keeps in memory at a time; without it, the whole result."""
+        """JDBC options of a read. fetch: rows that the driver holds in memory at a time; without it, all of them."""
         options = {"url": self.url, "driver": DRIVERS[self.family], "fetchsize": str(fetch), **self.properties}
         if self.family == "mysql":
             options["sessionInitStatement"] = "SET SESSION TRANSACTION READ ONLY"

@@ -1,10 +1,10 @@
-"""Why a job cannot go on: one line that says what to do. The command prints it and exits with 2.
+"""Why a job cannot continue: one line that says what to do. The command prints it and exits with 2.
 
 PipelineError
 |-- CannotRun        this machine or these settings: Java, drivers, addresses, rights, a mapping
 |-- AnotherRun       the archive is being written by another run
 |-- ArchiveDamaged   files that a manifest lists are gone or differ
-`-- JobFailed        Spark or a disk gave up in the middle: nothing was published, run it again
+`-- JobFailed        Spark or a disk failed during the run: nothing was published, run it again
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class PipelineError(Exception):
 
 
 class CannotRun(PipelineError):
-    """Something has to be mended first."""
+    """The machine or the settings must be fixed first."""
 
 
 class AnotherRun(PipelineError):
@@ -27,14 +27,14 @@ class AnotherRun(PipelineError):
 
 
 class ArchiveDamaged(PipelineError):
-    """What the manifests promise is not there."""
+    """Files that a manifest lists are missing or differ."""
 
 
 class JobFailed(PipelineError):
-    """Nothing was published."""
+    """The job failed while it ran; nothing was published."""
 
 
-# What drivers and Spark say, in the order of looking -> what to do. `{}`: the first group.
+# Messages of drivers and Spark, tried in this order -> what to do. `{}`: the first group that matched.
 _TOLD: tuple[tuple[str, type[PipelineError], str], ...] = (
     (r"Access denied for user ('\S+')", CannotRun, "The database refuses {}: check user and password in the URL."),
     (
@@ -72,7 +72,7 @@ _TOLD: tuple[tuple[str, type[PipelineError], str], ...] = (
     (
         r"(Permission denied|Read-only file system)",
         JobFailed,
-        "{} where the job writes: choose another path or mend its rights.",
+        "{} where the job writes: choose another path or fix its permissions.",
     ),
     (
         r"ChecksumException: Checksum error: (?:file:)?(\S+)",
@@ -107,7 +107,7 @@ def from_text(text: str) -> PipelineError:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """What Spark, its JVM and the drivers raise inside becomes a PipelineError; the cause keeps the whole."""
+    """Convert errors of Spark, its JVM and the drivers to a PipelineError; the cause keeps the full error."""
     from py4j.protocol import Py4JError, Py4JNetworkError
     from pyspark.errors import PySparkException
 

@@ -28,7 +28,7 @@ class HadoopFolder:
             self._files = self._path("").getFileSystem(configuration)
 
     def path(self, name: str = "") -> str:
-        """Of something in this folder, as Spark reads and writes it."""
+        """The path of an entry of this folder, as Spark reads and writes it."""
         return f"{self._root}/{name}" if name else self._root
 
     def _path(self, name: str) -> Any:
@@ -64,7 +64,7 @@ class HadoopFolder:
                 stream.close()
 
     def write(self, name: str, text: str) -> None:
-        """All of it under its final name, or nothing. The name must be new."""
+        """Write a file atomically. The name must be new."""
         unfinished = f"_{name.replace('/', '_')}.unfinished"
         with translated():
             stream = self._files.create(self._path(unfinished), True)
@@ -85,16 +85,16 @@ class HadoopFolder:
                 )
 
     def remove(self, name: str) -> None:
-        """With all it holds; nothing happens when it is missing."""
+        """Delete an entry with all its contents; does nothing if it is missing."""
         with translated():
             self._files.delete(self._path(name), True)
 
     @contextmanager
     def alone(self, who: str) -> Iterator[None]:
-        """Hold this folder against other runs. Raises AnotherRun.
+        """Lock this folder against other runs. Raises AnotherRun.
 
-        On this machine's disk the lock goes with the process, however it ends. Elsewhere it is a file that a killed run
-        leaves behind.
+        On a local disk the lock is released when the process ends, for whatever reason. Elsewhere it is a file that a
+        killed run leaves behind.
         """
         with translated():
             local = self._files.getUri().getScheme() == "file"
@@ -122,7 +122,7 @@ class HadoopFolder:
             handle = (root / "_lock").open("w")
         except OSError as exc:
             raise JobFailed(
-                f"{root} cannot be written: {exc.strerror}. Choose another path, or mend its rights."
+                f"{root} cannot be written: {exc.strerror}. Choose another path, or fix its permissions."
             ) from exc
         with handle:
             try:

@@ -21,17 +21,17 @@ def _struct(*fields: tuple[str, t.DataType]) -> t.StructType:
     return t.StructType([t.StructField(name, kind) for name, kind in fields])
 
 
-# One delivery duty of a message.
+# The delivery of a message to one subscription.
 CONSUMPTION = _struct(
     ("subscription_no", t.IntegerType()),
     ("state", t.ShortType()),
-    ("attempt", t.IntegerType()),  # tries made in all
-    ("tried", t.IntegerType()),  # those that counted since submit or reactivation
+    ("attempt", t.IntegerType()),  # attempts made in total
+    ("tried", t.IntegerType()),  # attempts counted since submit or reactivation
     ("created_ms", t.LongType()),
     ("closed_ms", t.LongType()),  # null: open
     ("tried_ms", t.LongType()),  # when the last copy was handed over
 )
-# One try that a consumer refused.
+# One failed attempt.
 ATTEMPT = _struct(
     ("subscription_no", t.IntegerType()),
     ("attempt", t.IntegerType()),
@@ -83,7 +83,7 @@ ARCHIVED = t.StructType(
 
 
 def named(schema: t.StructType) -> dict[str, str]:
-    """Column by its name of one letter."""
+    """Column names by one-letter aliases."""
     return {chr(ord("a") + number): field.name for number, field in enumerate(schema.fields)}
 
 
@@ -104,7 +104,7 @@ def is_one_of(column: Column, states: Iterable[IntEnum]) -> Column:
 
 
 def small_table(spark: SparkSession, rows: Iterable[Sequence[Any]], schema: str) -> DataFrame:
-    """A few rows, as Spark's createDataFrame makes them, without its second of starting up: they travel as one literal.
+    """A DataFrame of a few rows, as one literal: createDataFrame would take a second to start up.
 
     schema: name type, name type, ...
     """

@@ -1,4 +1,4 @@
-"""How a run tells about itself: lines while it works, and figures for Prometheus when it ends, well or not."""
+"""How a run reports: log lines while it works, and figures for Prometheus when it ends, successfully or not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Figures:
         (gauge.labels(**labels) if labels else gauge).set(value)
 
     def write(self, folder: str, job: str) -> None:
-        """Whole or not at all: a scrape never sees half a file. Raises CannotRun."""
+        """Write the file atomically: a scrape never sees half of it. Raises CannotRun."""
         path = _path(folder, job)
         with _written(path):
             write_to_textfile(str(path), self._registry)
@@ -54,7 +54,7 @@ def _written(path: Path) -> Iterator[None]:
 
 
 def _not_yet(folder: str, job: str) -> None:
-    """Take back the last run's success and keep its figures: whatever kills this run, the file does not call it well."""
+    """Reset the last run's success and keep its figures: if this run is killed, the file reports no success."""
     path = _path(folder, job)
     with _written(path):
         if path.exists():
@@ -73,7 +73,7 @@ def _not_yet(folder: str, job: str) -> None:
 def figures(folder: str, job: str) -> Iterator[Figures]:
     """Figures of one run. folder: where they are written at the end; empty: nowhere."""
     if folder and not (Path(folder).is_dir() and os.access(folder, os.W_OK)):
-        raise CannotRun(f"metrics.textfile: {folder} is no folder that can be written: make it, or mend its rights.")
+        raise CannotRun(f"metrics.textfile: {folder} is not a writable folder: make it, or fix its permissions.")
     if folder:
         _not_yet(folder, job)
     made = Figures()

@@ -69,6 +69,11 @@ def driver_jars(settings: SparkSettings, families: Iterable[str]) -> list[str]:
     return [str(path) for path in found]
 
 
+def lower_priority(nice: int) -> None:
+    """Of this process, and of the JVM that it starts; a process that is nicer already stays so."""
+    os.nice(max(0, nice - os.nice(0)))
+
+
 @contextmanager
 def session(settings: SparkSettings, families: Iterable[str], name: str) -> Iterator[SparkSession]:
     """A Spark session for one job. families: of the databases that will be read. Raises CannotRun."""
@@ -80,7 +85,7 @@ def session(settings: SparkSettings, families: Iterable[str], name: str) -> Iter
         raise CannotRun('PySpark is not installed here: pip install "tmc-center[pipeline]".') from exc
     polite = settings.profile == "polite"
     if polite:
-        os.nice(19 - os.nice(0))  # the JVM inherits it
+        lower_priority(settings.nice)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"tmc {name}")
     if settings.master or _SUBMITTED not in os.environ:
@@ -105,7 +110,7 @@ def session(settings: SparkSettings, families: Iterable[str], name: str) -> Iter
         "spark.sql.shuffle.partitions": "16",
         # A union of 32 reads makes pieces of generated code that are too large to be worth compiling.
         "spark.sql.codegen.wholeStage": "false",
-        # What is kept on disk for another look: trying encodings on each column took a quarter of a reconcile run.
+        # Frames kept on disk: trying encodings on each of their columns took a quarter of a reconcile run.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
         "spark.rdd.compress": "true",
         "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
@@ -137,7 +142,7 @@ def session(settings: SparkSettings, families: Iterable[str], name: str) -> Iter
 
 @contextmanager
 def _standard_error(file: IO[bytes]) -> Iterator[None]:
-    """What is started inside writes its standard error to a file: cron mails one line and nothing of the JVM."""
+    """Redirect standard error of processes started inside to a file, so that cron does not mail the JVM's output."""
     sys.stderr.flush()
     own = os.dup(2)
     os.dup2(file.fileno(), 2)
@@ -154,7 +159,7 @@ def _last_words(file: IO[bytes]) -> str:
 
 
 def _known_end(error: JobFailed, said: str) -> PipelineError:
-    """The same error, or the reason for it, where the JVM said it before it ended."""
+    """The same error, or its cause if the JVM printed one before it ended."""
     if "OutOfMemoryError" in said:
         return from_text(said)
     if "JAVA_GATEWAY_EXITED" in str(error) and said.strip():
@@ -163,7 +168,7 @@ def _known_end(error: JobFailed, said: str) -> PipelineError:
 
 
 def _stop(spark: SparkSession | None) -> None:
-    """Stop Spark, also when its JVM is gone: that was said already."""
+    """Stop Spark, ignoring a JVM that is gone: that error was already reported."""
     with warnings.catch_warnings(), suppress(Exception):
         warnings.simplefilter("ignore")
         if spark is not None:
@@ -175,5 +180,5 @@ def _alone(settings: SparkSettings) -> bool:
 
 
 def _on_loopback() -> dict[str, str]:
-    """Nobody else takes part: no ports on other interfaces, no look-up of this machine's name."""
+    """Options for Spark on this machine alone: no ports on other interfaces, no lookup of the host name."""
     return {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}

@@ -24,7 +24,10 @@ class SparkSettings(Section):
         "", description="spark://host:7077 for a cluster; empty: this machine, or the master given to spark-submit"
     )
     profile: Literal["polite", "fast"] = Field(
-        "polite", description="polite: one connection at a time and the lowest priority; fast: every core"
+        "polite", description="polite: one connection at a time and a low priority; fast: every core"
+    )
+    nice: int = Field(
+        19, ge=0, le=19, description="niceness in the polite profile; 19 may starve on a machine that is always busy"
     )
     memory: str = Field(
         "1g", pattern=r"^[0-9]+[mg]$", description="heap of the driver, and of each executor of a cluster"

@@ -77,7 +77,7 @@ Address = Annotated[str, AfterValidator(_address_or_nothing)]
 
 
 def _database_url(value: SecretStr) -> SecretStr:
-    """What SQLAlchemy's parser raises may quote the password; what we raise does not."""
+    """Validate the URL. Unlike SQLAlchemy's errors, ours never quote the password."""
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -97,7 +97,7 @@ DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 
 
 def _has_host(value: SecretStr, schemes: tuple[str, ...], form: str) -> SecretStr:
-    """What urllib's parser raises may quote the password; what we raise does not."""
+    """Require a scheme and a host. Unlike urllib's errors, ours never quote the password."""
     text = value.get_secret_value()
     try:
         parts = urlsplit(text)

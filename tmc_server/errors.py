@@ -63,7 +63,7 @@ class MessageUnknown(TmcError):
 
 
 class MessageGone(TmcError):
-    """It was closed so long ago that it is not kept any more: there is nothing left to do."""
+    """The message was closed long ago and is no longer kept: there is nothing left to do."""
 
     reason = "MESSAGE_GONE"
 
@@ -153,7 +153,7 @@ class CheckRefused(TmcError):
 
 
 class ForwardRefused(TmcError):
-    """Nothing there takes what would be forwarded."""
+    """The target of the forward does not exist, or this could not be confirmed."""
 
     reason = "FORWARD_REFUSED"
 
@@ -171,7 +171,7 @@ class NotBuiltIn(TmcError):
 
 
 class AttemptStale(TmcError):
-    """That is not the current try: a newer copy is on its way, leave the decision to it."""
+    """This is not the current attempt: a newer copy is on its way, and its outcome counts instead."""
 
     reason = "ATTEMPT_STALE"
 
@@ -194,7 +194,7 @@ class KeyInProgress(Retryable):
 
 
 class RowLocked(Retryable):
-    """Somebody else is working on this message: repeat."""
+    """Another operation is working on this message: repeat."""
 
     reason = "ROW_LOCKED"
     default_retry_after_ms = 200
@@ -228,7 +228,7 @@ class Unavailable(Retryable):
 
 
 class StoreUnavailable(Unavailable):
-    """The database did not answer: repeat with the same ids, the outcome of this try is not known."""
+    """The database did not answer: repeat with the same ids, the outcome of this attempt is unknown."""
 
     reason = "STORE_UNAVAILABLE"
 
@@ -252,7 +252,7 @@ class NoIdentity(Unavailable):
 
 
 class DiscoveryUnavailable(Unavailable):
-    """Service discovery does not answer and never did: repeat when it is back."""
+    """Service discovery does not answer, and no earlier answer is cached: repeat when it is back."""
 
     reason = "DISCOVERY_UNAVAILABLE"
 

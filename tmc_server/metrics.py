@@ -19,7 +19,7 @@ OTHER = "other"
 
 
 class _BoundedNames:
-    """Topic and app pairs with series of their own: the first `limit` that came; the rest is counted together as "other"."""
+    """Bounds the number of series: the first `limit` topic and app pairs get their own, all others share "other"."""
 
     def __init__(self, limit: int = 1_000) -> None:
         self.limit = limit
@@ -55,18 +55,18 @@ class Metrics:
         self.submitted = counter("submitted", "messages submitted, published or committed by a check", "topic")
         self.rolled_back = counter("rolled_back", "messages rolled back, by their producer or by a check", "topic")
         self.acked = counter("acked", "acks stored", "topic", "app")
-        self.nacked = counter("nacked", "failed tries stored", "topic", "app")
+        self.nacked = counter("nacked", "failed attempts stored", "topic", "app")
         self.forged = counter("forged", "copies that consumers refused since they were not signed", "topic", "app")
-        self.failed = counter("failed", "deliveries given up: rejected, or tries used up", "topic", "app")
+        self.failed = counter("failed", "deliveries given up: rejected, or attempts used up", "topic", "app")
         self.redelivered = counter("redelivered", "due deliveries handed over by the redelivering duty")
         self.removed = counter("removed", "closed messages removed by the retention duty")
         self.held = counter("held", "due deliveries that waited for an earlier copy in their queue")
-        self.rescued = counter("rescued", "deliveries of a server that is gone, made due again")
+        self.rescued = counter("rescued", "deliveries of a dead server, made due again")
         self.checked = counter("checked", "answers to checks", "topic", "verdict", "reason")
-        self.check_failed = counter("check_failed", "messages that nobody knew about at the limit of their checks")
-        self.check_seconds = histogram("check_seconds", "one page of questions, asked and answered", _SECONDS, "kind")
+        self.check_failed = counter("check_failed", "messages without a verdict at the limit of their checks")
+        self.check_seconds = histogram("check_seconds", "one page of checks, asked and answered", _SECONDS, "kind")
         self.first_check_late_seconds = histogram(
-            "first_check_late_seconds", "from the time a first check is due to its begin", _SECONDS
+            "first_check_late_seconds", "from the time a first check is due to its start", _SECONDS
         )
         self.published = counter("published", "copies published to the broker")
         self.returned = counter("returned", "copies that the broker returned, refused or did not confirm")
@@ -93,7 +93,7 @@ class Metrics:
         self.deliveries_scheduled = gauge(
             "deliveries_scheduled", "deliveries SCHEDULED, delayed included", "topic", "app"
         )
-        self.backlog = gauge("backlog", "of these, due or tried and not acked yet", "topic", "app")
+        self.backlog = gauge("backlog", "of these, due or attempted and not acked yet", "topic", "app")
         self.deliveries_failed = gauge("deliveries_failed", "deliveries FAILED: a human reactivates", "topic", "app")
         self.oldest_seconds = gauge("oldest_seconds", "age of the oldest, per state", "state", "topic", "app")
         self.duty_failures = gauge("duty_failures", "runs of a duty that failed in a row", "duty")
@@ -110,7 +110,7 @@ def _names_of(catalog: Catalog, topic: int, subscription: SubscriptionNumber) ->
 
 
 def count_each(counter: Counter, labels: Iterable[tuple[str, ...]]) -> None:
-    """One more for each of these label values; a batch costs a look-up per different value, not per item."""
+    """Increment the counter once per item; labels are looked up once per distinct value, not per item."""
     for values, times in Tally(labels).items():
         counter.labels(*values).inc(times)
 

@@ -1,14 +1,14 @@
-"""httpx with transports of our own: how the center makes HTTP calls to services that are not ours.
+"""Custom httpx transports for the center's HTTP calls to external services.
 
-Both hand httpx's requests to httpcore over a network backend that decides what a library would not:
+Both pass httpx requests to httpcore over network backends of our own:
 
-- `PinnedTransport` (asyncio) connects to the address and port that passed the egress check, whatever the URL's name resolves
-  to by then; Host, SNI and the certificate are those of the name.
+- `PinnedTransport` (asyncio) connects to the address and port that passed the egress check, even if the URL's host
+  resolves elsewhere by then; Host, SNI and certificate verification still use the host name.
 - `TimedTransport` (blocking) gives every connect, handshake, write and read only what is left of one deadline, so that a
   server that sends a byte a second cannot hold its caller.
 
-They are called without httpx's clients, which would add what nobody wants here: redirects, proxies and credentials of the
-environment, cookies, decompression, and a log line with the whole address. A client costs as much as the call itself.
+They are called without httpx clients, which would add redirects, proxies and credentials from the environment,
+cookies, decompression and a log line with the full URL, and cost as much as the call itself.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ TARGET = "target"
 """Key of a request's extensions, httpcore's own: path and query in bytes, sent as they are instead of the URL's."""
 
 _MOST_BYTES = 8 << 20
-"""Of one answer as it comes off the wire: head, framing and body. A body has smaller limits of its own; this one ends
-answers that never get to a body, such as endless 103 responses."""
+"""Limit on one response as read from the socket: headers, framing and body. Bodies have smaller limits of their own;
+this one stops responses that never reach a body, such as endless 103s."""
 _UNUSED_S = 60.0
 _IDLE_S = 15.0
 _MOST_IDLE = 64
@@ -91,10 +91,10 @@ class _Service:
 
 
 class PinnedTransport(httpx.AsyncBaseTransport):
-    """Idle connections are kept per service and address: one that proved a name is never used for another.
+    """Connects each request to its Endpoint; an idle connection verified for one host is never reused for another.
 
-    httpcore's connections without its pool, which looks at every connection for every request. How many are open at once
-    is up to the caller; 64 idle ones are kept per service, and the services of the last minute, at most 512.
+    Uses httpcore's connections without its pool, which scans every connection on every request. The caller limits how
+    many are open at once; 64 idle ones are kept per service, for services used in the last minute, at most 512.
 
     tls: for https.  Not thread-safe: it belongs to one event loop.
     """
@@ -123,7 +123,7 @@ class PinnedTransport(httpx.AsyncBaseTransport):
     async def _answered(
         self, service: _Service, request: httpx.Request
     ) -> tuple[httpcore.AsyncHTTPConnection, httpcore.Response]:
-        """A kept connection may end while the request is on its way: then a new one gets it, once."""
+        """Send the request; if a reused connection fails meanwhile, send it once more on a new one."""
         asked = _as_core(request)
         kept = await _kept(service)
         if kept is not None:
@@ -160,7 +160,7 @@ class PinnedTransport(httpx.AsyncBaseTransport):
 
 
 async def _kept(service: _Service) -> httpcore.AsyncHTTPConnection | None:
-    """The connection that was used last, if that was not long ago and its server neither closed it nor spoke unasked."""
+    """The most recently used idle connection that is fresh, open and without unexpected data; close unfit ones."""
     while service.idle:
         connection, since = service.idle.pop()
         if time.monotonic() - since < _IDLE_S and not connection.has_expired():
@@ -170,9 +170,9 @@ async def _kept(service: _Service) -> httpcore.AsyncHTTPConnection | None:
 
 
 def _said_more(connection: httpcore.AsyncHTTPConnection) -> bool:
-    """Did bytes arrive behind the answer? They would be taken for the answer to the next question.
+    """Whether data arrived after the response: it would be taken for the next response.
 
-    httpcore knows, and has no public name for it.
+    httpcore knows this, but has no public API for it.
     """
     trailing, _ = connection._connection._h11_state.trailing_data  # type: ignore[union-attr]
     return bool(trailing)
@@ -184,7 +184,7 @@ async def _close(service: _Service) -> None:
 
 
 class _Body(httpx.AsyncByteStream):
-    """Gives its connection back when it was read to the end; otherwise httpcore has closed it."""
+    """A response body; read to the end, it returns its connection for reuse, otherwise httpcore has closed it."""
 
     def __init__(
         self,
@@ -238,9 +238,9 @@ class _Pinned(httpcore.AsyncNetworkBackend):
 
 
 class _Stream(httpcore.AsyncNetworkStream):
-    """asyncio's own streams: anyio's, which httpcore would take, cost a fifth of a call. The caller has the deadline.
+    """asyncio streams: the anyio streams that httpcore uses cost a fifth of a call. The caller enforces the deadline.
 
-    Ends answers that never end: what is read since the last question has a limit.
+    Limits how much may be read after each write, so that no response is endless.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -300,7 +300,7 @@ def _refused(error: type[Exception]) -> Iterator[None]:
 
 
 class TimedTransport(httpx.BaseTransport):
-    """A new connection for each request, which has to be over after so many seconds. Thread-safe."""
+    """A new connection for each request, and one deadline of `seconds` for all of it. Thread-safe."""
 
     def __init__(self, seconds: float, tls: ssl.SSLContext) -> None:
         self._seconds = seconds

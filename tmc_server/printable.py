@@ -1,8 +1,8 @@
-"""Text of strangers, made fit for a terminal and for a log of lines.
+"""Escapes untrusted text for terminals and line-based logs.
 
-Topics, keys, headers, bodies and error texts come from producers, consumers and the services that are asked. A terminal obeys
-escape sequences in them, bidirectional controls show one thing and mean another, a line break forges a line of the log. Every
-face that people read passes its text through here: `tmc admin`, the sentences of `tmc`, the text log.
+Topics, keys, headers, bodies and error texts come from producers, consumers and checked services. Terminals obey
+escape sequences in them, bidirectional controls display one thing and mean another, and a line break forges a log
+line. All output for people is escaped here: `tmc admin`, the messages of `tmc`, the text log.
 """
 
 from __future__ import annotations

@@ -29,7 +29,10 @@ Model = TypeVar("Model", bound=Section)
 
 
 def read(model: type[Model], prefix: str, path: str | None, environment: Mapping[str, str]) -> Model:
-    """prefix: of the environment variables, with its underscore.  path: None: defaults and environment. Raises ConfigError."""
+    """Read and validate the configuration. Raises ConfigError.
+
+    prefix: of the environment variables, with its underscore.  path None: defaults and environment only.
+    """
     values: dict[str, Any] = {}
     if path is not None:
         try:

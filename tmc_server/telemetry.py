@@ -1,4 +1,4 @@
-"""Logs: structlog over the standard library. Never a body, a key, a token or a URL with a password. And the metrics' port."""
+"""Logging with structlog, never a body, key, token or URL with a password; and the metrics endpoint."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def configure_logging(config: LogConfig) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("tmc").setLevel(config.level.upper())
-    logging.getLogger("pika").setLevel(logging.CRITICAL)  # we say ourselves what a lost connection means
+    logging.getLogger("pika").setLevel(logging.CRITICAL)  # we log lost connections ourselves
 
 
 def _mask(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def _mask(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any
 
 
 def _escape(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any]:
-    """An event is one line; the stack below it is indented, so that no line of an error's text passes for an event."""
+    """Write an event as one line, its stack indented, so that no line of an error's text looks like an event."""
     stacks = ("exception", "stack")
     return {
         key: "\n".join(f"    {escaped(line)}" for line in str(value).split("\n")) if key in stacks else _as_line(value)
@@ -66,8 +66,8 @@ def _as_line(value: object) -> object:
 class MetricsEndpoint:
     """/metrics for Prometheus, one per process. listen: host:port, port 0 for a free one; "": none.
 
-    One thread serves everybody. A connection gets one answer and `patience_s` to ask for it and take it; beyond `connections`
-    at once the one that has been silent longest is dropped, so strangers who only connect keep no scrape out.
+    One thread serves all connections. Each gets one response, and `patience_s` to request and read it; beyond
+    `connections` at once the oldest is dropped, so that idle connections cannot block scrapes.
     """
 
     def __init__(self, listen: str, patience_s: float = 10.0, connections: int = 64) -> None:
@@ -141,7 +141,7 @@ class MetricsEndpoint:
                 writer.close()
                 await writer.wait_closed()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
-            writer.transport.abort()  # it asked for nothing, or took nothing: nobody waits for what is left
+            writer.transport.abort()  # no request came, or the response was not read
         finally:
             self._open.pop(me, None)
 

@@ -2,10 +2,10 @@
 
 usage: plain_http.py ADDRESS PORT [APP KEY]
 
-It takes orders by POST /orders/NUMBER, and dies of nothing: half of its submits are simply never sent, as if the process had
-been killed in between. GET /verifyMessage?bizID=..&messageKey=.. tells the center what became of an order, from its own table.
-Answers are 1 prepared, 2 commit, 3 rollback, 4 unknown. Nothing here fences: an order that is not in the table is 4 while
-it may still come, and 3 only when its number was closed for good.
+It takes orders by POST /orders/NUMBER and never sends half of its submits, as if the process had been killed in
+between. GET /verifyMessage?bizID=..&messageKey=.. returns to the center, from its own table, what became of an order.
+Answers are 1 prepared, 2 commit, 3 rollback, 4 unknown. There is no fence: an order that is not in the table is 4,
+because it may still come, and 3 only once its number was closed for good.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMMIT, ROLLBACK, UNKNOWN = "2", "3", "4"
 
 
 class Orders:
-    """The business: a table, and the order of things that keeps answers true."""
+    """The business: a table, and the order of steps that keeps its answers correct."""
 
     def __init__(self, center: message_pb2_grpc.MessageServiceStub, metadata: list[tuple[str, str]]) -> None:
         self._center = center

@@ -1,4 +1,4 @@
-"""Gives a coupon for every paid order, once, however often the message comes.
+"""Gives exactly one coupon for every paid order, however often the message is delivered.
 
 usage: coupon_service.py CENTER_ADDRESS DATABASE_URL
 """
@@ -18,7 +18,7 @@ class Base(DeclarativeBase):
 
 
 class Coupon(Base):
-    """Nothing here forbids a second coupon for an order: that is the inbox's work."""
+    """No constraint prevents a second coupon for an order: the inbox does."""
 
     __tablename__ = "coupons"
     id: Mapped[int] = mapped_column(primary_key=True)

@@ -1,4 +1,4 @@
-"""Takes orders and says so: the order, the ledger row and the message succeed or fail together.
+"""Takes orders and announces them: the order, the ledger row and the message succeed or fail together.
 
 usage: order_service.py CENTER_ADDRESS DATABASE_URL ORDERS
 """
@@ -62,7 +62,7 @@ def main(address: str, database: str, orders: int) -> None:
                     session.commit()
                     break
                 except (tmc.Unavailable, tmc.KeyInProgress):
-                    continue  # the center is away, or still has to hear that our last try was given up
+                    continue  # the center is unreachable, or does not know yet that our last attempt was rolled back
     center.close()
 
 

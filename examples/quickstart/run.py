@@ -140,7 +140,7 @@ def main() -> int:
         center.start()
         wait_for_port(port)
         coupons.start()
-        wait_for_subscription(tmc, port)  # who is not subscribed yet gets nothing
+        wait_for_subscription(tmc, port)  # an app that is not subscribed yet receives nothing
         orders.start()
         run_with_kills(options.orders, center, orders, coupons, orders_db, port)
         agreed = report(orders_db, coupons_db, tmc, port, began)
@@ -150,7 +150,7 @@ def main() -> int:
         if not options.keep:
             center.stop()
     if options.keep:
-        print(f"the center goes on at {address}, process {center.process.pid}; stop it with: kill {center.process.pid}")
+        print(f"the center runs at {address}, process {center.process.pid}; stop it with: kill {center.process.pid}")
     return 0 if agreed else 1
 
 

@@ -451,10 +451,12 @@ class TestOperators:
         assert "NOT_FOUND" in operator.refused("GetTopicCheck", admin_pb2.GetTopicCheckRequest(topic="no.such"))
         for method, request in (
             ("CheckNow", admin_pb2.CheckNowRequest(message_id="1-1-05-1")),
-            ("ReactivateCheck", admin_pb2.ReactivateCheckRequest(message_id="junk", reason="r")),
+            ("ReactivateCheck", admin_pb2.ReactivateCheckRequest(message_id="1-1-05-2", reason="r")),
             ("DecideMessage", admin_pb2.DecideMessageRequest(message_id="1-1-05-1", verdict=1, reason="r")),  # type: ignore[arg-type]
         ):
             assert operator.refused(method, request).startswith("NOT_FOUND")
+        junk = admin_pb2.ReactivateCheckRequest(message_id="junk", reason="r")
+        assert operator.refused("ReactivateCheck", junk).startswith("INVALID_ARGUMENT")
         with pytest.raises(tmc.InvalidRequest, match="check_target"):
             request = prepare_request("web.paid", {}, "named", None, tmc.center.timedelta(0), None)
             request.check_target = "nobody"

@@ -186,7 +186,7 @@ MISTAKES = [
         id="annotation for type checkers only",
         words="a body type imported under `TYPE_CHECKING` only",
         make=_only_for_type_checkers,
-        sentence="an annotation means nothing when the program runs (name 'OnlyForTypeCheckers' is not defined): import it "
+        sentence="an annotation cannot be resolved at runtime (name 'OnlyForTypeCheckers' is not defined): import it "
         "outside of TYPE_CHECKING",
         error=TypeError,
     ),
@@ -198,10 +198,10 @@ MISTAKES = [
         error=TypeError,
     ),
     Mistake(
-        id="parameter that nobody fills",
-        words="a parameter that nobody fills",
+        id="unknown parameter",
+        words="an unknown parameter",
         make=_stranger_among_the_parameters,
-        sentence="give_coupon(): nobody fills ['database']; known are the body, session and a tmc.Message",
+        sentence="give_coupon(): unknown parameters ['database']; known are the body, session and a tmc.Message",
         error=TypeError,
     ),
     Mistake(

@@ -395,7 +395,7 @@ class TestConsumer:
         ("signature", "expected"),
         [
             ("def h(): ...", "first parameter"),
-            ("def h(body, what): ...", "nobody fills"),
+            ("def h(body, what): ...", "unknown parameters"),
             ("def h(body, session): ...", "inbox"),
         ],
     )

@@ -119,7 +119,7 @@ def test_refused_calls_are_counted_by_their_status(tmp_path) -> None:
         key = ("tmc_call_seconds_count", ("MessageService/GetMessage", "NOT_FOUND"))
         before = _scrape(port).get(key, 0)
         with tmc.connect(center.address, app="orders") as orders, pytest.raises(tmc.NotFound):
-            orders.get_message("1-1-1-1")
+            orders.get_message("1-1-01-1")
         assert _scrape(port)[key] == before + 1
 
 

@@ -203,10 +203,15 @@ class TestRefusals:
         center = FilledCenter(mariadb, prefix="bodies")
         many, memory = (2100, "1g") if LONG else (1900, "800m")
         center.fill(many, [4], body_bytes=LimitsConfig().body_bytes)
-        spark = {"profile": "polite", "memory": memory}
+        spark = {"profile": "polite", "memory": memory, "nice": 0}  # about memory: the lowest priority may starve
         done = run(tmp_path, "archive", settings=center.settings(tmp_path, ledgers=False, spark=spark))
         assert done.returncode == 0, done.stderr
         assert f"{many} messages" in done.stdout
+
+    def test_the_polite_profile_has_the_priority_that_was_set(self) -> None:
+        program = "import os; from tmc_pipeline.session import lower_priority; lower_priority(7); print(os.nice(0))"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        assert int(done.stdout) == max(7, os.nice(0))
 
     def test_a_folder_that_cannot_be_written(self, tmp_path: Path, center: FilledCenter, spark: Any) -> None:
         (tmp_path / "archive").write_text("in the way")

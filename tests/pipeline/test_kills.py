@@ -126,7 +126,7 @@ ENDS: dict[str, tuple[Callable[[subprocess.Popen[bytes]], None], str]] = {
     ),
     "SIGTERM": (
         lambda process: process.terminate(),
-        "tmc pipeline archive: stopped by a signal. What was not published before never will be by this run: run it again.",
+        "tmc pipeline archive: stopped by a signal. This run publishes nothing more: run it again.",
     ),
 }
 

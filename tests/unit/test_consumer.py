@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -18,8 +19,9 @@ import tmc_client as tmc
 from tests.support.eventually import eventually
 from tmc_client import sender
 from tmc_client.consumer import Consumer
+from tmc_client.handling import Handling
 from tmc_client.keeping import Keeper
-from tmc_client.runs import Runs
+from tmc_client.listeners import Listeners
 
 
 class _Clock:
@@ -67,20 +69,6 @@ class _Receipt:
         self.seen.append("answered")
 
 
-class _Transport:
-    malformed = 0
-
-    def __init__(self) -> None:
-        self.stopped = threading.Event()
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None:
-        self.stopped.set()
-
-    def close(self) -> None: ...
-
-
 def a_message(number: int = 1, attempt: int = 1, interval_ms: int = 0) -> tmc.Message:
     return tmc.Message(
         id=f"1-1-0-{number}",
@@ -97,43 +85,50 @@ def a_message(number: int = 1, attempt: int = 1, interval_ms: int = 0) -> tmc.Me
 
 
 class _Bench:
-    """A started consumer whose clock and copies are the test's."""
+    """Handlers whose clock and copies are the test's."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, concurrency: int = 2, **settings: Any) -> None:
+    def __init__(self, concurrency: int = 2, max_handling: timedelta = timedelta(hours=1)) -> None:
         self.center = _Center()
         self.clock = _Clock()
-        self.transport = _Transport()
-        self.consumer = Consumer(self.center, concurrency=concurrency, **settings)  # type: ignore[arg-type]
-        keeper = Keeper(self.center, self.clock)  # type: ignore[arg-type]  # does nothing by itself
-        self.consumer._keeper = keeper
-        self.consumer._runs = Runs(keeper.begin, keeper.end, self.clock)
-        monkeypatch.setattr(self.consumer, "_make_transport", lambda: self.transport)
+        self.broken = threading.Event()
+        self.listeners = Listeners(max_handling)
+        self.handling = Handling(
+            self.center,  # type: ignore[arg-type]
+            self.listeners,
+            concurrency=concurrency,
+            on_broken=self.broken.set,
+            monotonic=self.clock,
+        )
 
-    def start(self, handler: Callable[..., Any], **settings: Any) -> None:
-        self.consumer.listener("t", **settings)(handler)
-        self.consumer.start()
-        eventually(lambda: self.consumer._transport)
+    def start(self, handler: Callable[..., Any], inbox: Any = None, max_handling: timedelta | None = None) -> None:
+        self.listeners.add(tmc.Topic("t"), handler, inbox, max_handling)
+        self.handling.start()
 
     def arrive(self, message: tmc.Message) -> _Receipt:
         receipt = _Receipt()
-        self.consumer._on_message(message, receipt)
+        self.handling.arrive(message, receipt)
         return receipt
+
+    def stop(self) -> None:
+        self.handling.begin_no_more()
+        self.handling.wait_idle(0.001)
+        self.handling.stop()
 
 
 Gates = dict[int, threading.Event]
 
 
 @pytest.fixture
-def benches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., _Bench]]:
+def benches() -> Iterator[Callable[..., _Bench]]:
     made: list[_Bench] = []
 
     def make(**settings: Any) -> _Bench:
-        made.append(_Bench(monkeypatch, **settings))
+        made.append(_Bench(**settings))
         return made[-1]
 
     yield make
     for bench in made:
-        bench.consumer.stop(timedelta(milliseconds=1))
+        bench.stop()
 
 
 # -- one run of a message at a time ----------------------------------------------------------------------------------
@@ -150,7 +145,7 @@ def test_a_second_copy_that_comes_while_the_first_runs_shares_its_fate(benches: 
     first = bench.arrive(a_message(attempt=1))
     eventually(lambda: entered == [1])
     second = bench.arrive(a_message(attempt=2))
-    assert bench.consumer._keeper._work["1-1-0-1"].message.attempt == 2  # Extends name the newest
+    assert bench.handling.keeper.kept("1-1-0-1") == a_message(attempt=2)  # Extends name the newest
     gate.set()
     eventually(lambda: first.seen == second.seen == ["handled", "answered"])
     assert entered == [1]
@@ -207,8 +202,11 @@ def test_a_copy_that_comes_while_an_ack_is_on_its_way_does_not_run(benches: Call
     bench.center.open[0].set_result(None)
     assert late.seen == ["handled", "answered"]
     assert entered == [1]
-    assert not bench.consumer._runs._runs
-    assert not bench.consumer._keeper._work  # nothing extends a message that is done
+    assert bench.handling.wait_idle(0)
+    assert bench.handling.keeper.kept("1-1-0-1") is None  # nothing extends a message that is done
+    bench.center.hold = False
+    bench.arrive(a_message(attempt=3))
+    eventually(lambda: entered == [1, 1])  # and nothing remembers it: a later copy runs
 
 
 # -- handlers that hang ----------------------------------------------------------------------------------------------
@@ -226,24 +224,23 @@ def test_a_handler_that_runs_too_long_is_nacked_and_its_thread_replaced(benches:
     hung = bench.arrive(a_message(1))
     eventually(lambda: entered)
     bench.clock.now += 599
-    bench.consumer._give_up_overdue()
+    bench.handling.give_up_overdue()
     assert bench.center.answers() == []
     bench.clock.now += 1
-    bench.consumer._give_up_overdue()
+    bench.handling.give_up_overdue()
     ((name, nack),) = bench.center.sent
     assert (name, nack.attempt, nack.handler_hangs) == ("NackMany", 1, True)
     assert "handle has run longer than its max_handling of 600 s" in nack.error
     assert hung.seen == ["handled", "answered"]
-    assert "1-1-0-1" not in bench.consumer._keeper._work  # no more Extends
-    threads = bench.consumer._workers._threads if bench.consumer._workers else set()
-    assert len(threads) == 2
+    assert bench.handling.keeper.kept("1-1-0-1") is None  # no more Extends
+    assert bench.handling.threads == 2
     again = bench.arrive(a_message(1, attempt=2))  # the center delivers it again, here or elsewhere
     eventually(lambda: again.seen == ["handled", "answered"])
-    assert bench.consumer._runs.hanging == 1
+    assert bench.handling.hanging == 1
     gate.set()
-    eventually(lambda: bench.consumer._runs.hanging == 0)
+    eventually(lambda: bench.handling.hanging == 0)
     eventually(lambda: bench.center.answers()[-1] == ("AckMany", 1))  # its effect is done, late as it is
-    assert len(threads) == 2
+    assert bench.handling.threads == 2
 
 
 def test_an_asyncio_handler_that_runs_too_long_is_cancelled(benches: Callable[..., _Bench]) -> None:
@@ -260,12 +257,10 @@ def test_an_asyncio_handler_that_runs_too_long_is_cancelled(benches: Callable[..
     bench.start(handle, max_handling=timedelta(seconds=1))
     bench.arrive(a_message())
     assert entered.wait(30)
-    (run,) = bench.consumer._runs._runs.values()
-    eventually(lambda: run.task)
     bench.clock.now += 1
-    bench.consumer._give_up_overdue()
+    bench.handling.give_up_overdue()
     assert cancelled.wait(30)
-    eventually(lambda: bench.consumer._runs.hanging == 0)
+    eventually(lambda: bench.handling.hanging == 0)
     assert [(name, request.handler_hangs) for name, request in bench.center.sent] == [("NackMany", True)]
 
 
@@ -294,15 +289,15 @@ def test_the_inbox_is_left_only_when_a_cancelled_handler_has_ended(benches: Call
     bench.arrive(a_message())
     assert entered.wait(30)
     bench.clock.now += 1
-    bench.consumer._give_up_overdue()
+    bench.handling.give_up_overdue()
     after = bench.arrive(a_message(2))  # another thread has taken its place
-    assert bench.consumer._runs.hanging == 1
+    assert bench.handling.hanging == 1
     assert seen == []
     may_end.set()
-    eventually(lambda: bench.consumer._runs.hanging == 0)
+    eventually(lambda: bench.handling.hanging == 0)
     assert seen[:2] == ["handler ended", "inbox left"]
     bench.clock.now += 1
-    bench.consumer._give_up_overdue()
+    bench.handling.give_up_overdue()
     eventually(lambda: after.seen == ["handled", "answered"])
 
 
@@ -319,32 +314,35 @@ def test_a_consumer_whose_handlers_all_hang_takes_no_more_and_ends_its_process(
     for number in (1, 2):
         bench.arrive(a_message(number))
         eventually(lambda number=number: len(entered) == number)
-        assert not bench.transport.stopped.is_set()
+        assert not bench.broken.is_set()
         bench.clock.now += 1
-        bench.consumer._give_up_overdue()
-    assert bench.transport.stopped.wait(30)
+        bench.handling.give_up_overdue()
+    assert bench.broken.wait(30)
     assert [record.levelname for record in caplog.records].count("CRITICAL") == 1
     bench.arrive(a_message(3))
-    assert bench.consumer._runs.wait_idle(30)
+    assert bench.handling.wait_idle(30)
     assert len(entered) == 2
-    assert "2 handlers hang" in bench.consumer._broken
+    assert "2 handlers hang" in bench.handling.broken
     gate.set()
 
 
 def test_run_raises_when_its_handlers_hang_so_that_a_supervisor_starts_it_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bench = _Bench(monkeypatch)
-    bench.consumer.listener("t")(lambda body: None)
-    bench.consumer._broken = "2 handlers hang"
-    bench.consumer._stop_requested.set()
+    def start(handling: Handling) -> None:
+        handling.broken = "2 handlers hang"
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Handling, "start", start)
+    consumer = Consumer(_Center())  # type: ignore[arg-type]
+    consumer.listener("t")(lambda body: None)
     with pytest.raises(RuntimeError, match="2 handlers hang"):
-        bench.consumer.run()
+        consumer.run()
 
 
 @pytest.mark.parametrize("wrong", [timedelta(0), timedelta(seconds=-1)])
 def test_a_limit_that_is_none_is_refused(wrong: timedelta) -> None:
-    with pytest.raises(ValueError, match="max_handling must be longer"):
+    with pytest.raises(ValueError, match="max_handling must be positive"):
         Consumer(_Center(), max_handling=wrong)  # type: ignore[arg-type]
 
 
@@ -379,13 +377,16 @@ def test_the_interval_of_the_topic_serves_copies_without_one() -> None:
 # -- forks -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_forked_child_finds_no_lock_that_its_parent_held(benches: Callable[..., _Bench]) -> None:
-    bench = benches()
-    bench.start(lambda body: None)
-    bench.arrive(a_message())
-    with bench.consumer._transport_lock, bench.consumer._runs._lock, bench.consumer._keeper._lock:
-        child = os.fork()
-        if child == 0:
-            bench.consumer.stop(timedelta(0))
-            os._exit(0 if bench.consumer._workers is None else 1)
+def test_a_forked_child_finds_no_lock_that_its_parent_held() -> None:
+    """A Consumer is new in the child, with locks of its own; those of the parent are held by nobody there."""
+    consumer = Consumer(_Center())  # type: ignore[arg-type]
+    consumer.listener("t")(lambda body: None)
+    held = [value for value in vars(consumer).values() if isinstance(value, type(threading.Lock()))]
+    assert held
+    for lock in held:
+        lock.acquire()
+    child = os.fork()
+    if child == 0:
+        consumer.stop(timedelta(0))
+        os._exit(0)
     assert os.waitpid(child, 0)[1] == 0

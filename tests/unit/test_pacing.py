@@ -208,6 +208,9 @@ class Simulation:
 
     # -- producers and workers --
 
+    def asks_singly(self, target: CheckTarget) -> bool:
+        return False
+
     def ask(
         self, _target: CheckTarget, app: App, tag: str, questions: Sequence[object], seconds: float
     ) -> list[object]:

@@ -1,6 +1,6 @@
-"""The ledger's answers over an AsyncEngine: on an event loop and connections of their own, so that any door can call them.
+"""Answer checks from the ledger over an AsyncEngine, on a separate event loop with its own connections.
 
-Checks come in threads, and the loop of the program may be busy or not running at all when they do.
+Checks arrive in threads of any server, and the program's own loop may be busy or not running at that moment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class AsyncLedgerAnswers:
     """Thread-safe. engine: only its address and settings are used, not its connections."""
 
     def __init__(self, engine: AsyncEngine) -> None:
-        """Raises InvalidRequest for what is no engine."""
+        """Raises InvalidRequest if `engine` is not an AsyncEngine."""
         if not isinstance(engine, AsyncEngine):
             raise errors.InvalidRequest(
                 f"center.checks() takes the engine of the ledger's database, not {type(engine).__name__}: for a session "

@@ -1,11 +1,11 @@
-"""The producer's side of checks: answers from the ledger or from functions of your own, behind any door.
+"""The producer's side of checks: answers from the ledger or from functions of your own, over gRPC or HTTP.
 
     checks = center.checks(engine)
-    checks.serve("10.0.0.5:50061")               # a gRPC server of its own; or one of the doors of a web application:
+    checks.serve("10.0.0.5:50061")               # a separate gRPC server; or inside a web application:
     app.mount("/tmc", checks.asgi())             # FastAPI, Starlette
     app.wsgi_app = checks.beside(app.wsgi_app)   # Flask, Django, any WSGI application
 
-Whoever asks has to show the app's check token, which the center tells this app alone.
+Callers must present the app's check token, which the center gives to this app only.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Checks:
                 self._ledger = AsyncLedgerAnswers(engine)
 
     def demand(self, token: str) -> None:
-        """Turn strangers away. Doors call it before they read or parse anything.
+        """Verify the caller's token. Servers call this before they read or parse anything.
 
         Raises Denied; Unavailable: the center did not tell the token yet.
         """
@@ -69,7 +69,7 @@ class Checks:
             raise Denied
 
     def answer(self, token: str, questions: Sequence[Question], *, fences: bool = True) -> list[Answer]:
-        """One answer per question. token: what the caller showed.  fences: markers may be written for absent messages.
+        """One answer per question. token: as presented by the caller.  fences: whether to fence missing messages.
 
         Raises Denied; Unavailable: the center did not tell the token yet.
         """

@@ -1,9 +1,9 @@
-"""Answers to checks out of the ledger, and the fence: who says "rolled back" first makes sure that it stays true.
+"""Answer checks from the ledger; a fence makes sure that "rolled back" stays true once it has been answered.
 
-A message that the ledger does not hold may belong to a transaction that is still open. Before "rolled back" is answered, a
-marker is written under the ledger row's own key: from then on that transaction cannot commit. One marker per transaction,
-each committed by itself, on connections of its own: several at once would deadlock with blocks that send several messages.
-Whatever goes wrong on the way is UNKNOWN, and the center asks again.
+A message that is not in the ledger may belong to a transaction that is still open. Before "rolled back" is answered,
+a marker is inserted with the primary key of the missing row: from then on that transaction cannot commit. Each marker
+is committed in a transaction of its own, on separate connections: several in one would deadlock with blocks that send
+several messages. Any failure on the way is answered UNKNOWN, and the center asks again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tmc_client.tables import lacking, ledger, ledger_info
 log = logging.getLogger("tmc_client.checks.fence")
 
 LEAST_AGE = timedelta(days=7)
-_CLOCKS_APART_MS = 3_600_000  # the center's clock tells when a message was prepared, ours when rows were cleaned
+_CLOCKS_APART_MS = 3_600_000  # clock skew: messages are dated by the center's clock, cleaning by ours
 _LOCK_WAIT_S = 1
 _BUDGET_S = 1.5  # for the fences of one call; the center waits three seconds by default
 _VERDICTS = {COMMITTED: Verdict.COMMIT, ROLLED_BACK: Verdict.ROLLBACK}
@@ -36,7 +36,7 @@ class LedgerAnswers:
     """Thread-safe. engine: of the business database; only its address and settings are used, not its connections."""
 
     def __init__(self, engine: sa.Engine) -> None:
-        """Raises ValueError for SQLite in memory: it has one connection, and a fence needs one beside the block's."""
+        """Raises ValueError for SQLite in memory: it has one connection, and a fence needs a second one."""
         if engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:"):
             raise ValueError("a ledger that answers checks cannot live in SQLite's memory: give it a file")
         self._engine = engine
@@ -68,7 +68,7 @@ class LedgerAnswers:
                 sa.select(ledger.c.message_id, ledger.c.state).where(ledger.c.message_id.in_(ids))
             )
             known = {row.message_id: row.state for row in rows}
-            # Afterwards: a cleaner moves the horizon before it deletes the first row.
+            # Read after the rows: cleaning moves the horizon before it deletes the first row.
             info = connection.execute(sa.select(ledger_info.c.ledger_id, ledger_info.c.horizon_ms)).one_or_none()
         return known, info.ledger_id if info is not None else b"", info.horizon_ms if info is not None else 0
 
@@ -111,7 +111,7 @@ class LedgerAnswers:
         return Answer(Verdict.ROLLBACK, "FENCED: it is not in the ledger and cannot get there any more.")
 
     def _after_all(self, question: Question) -> Answer:
-        """Its row came between the look and the marker: a new transaction sees it."""
+        """Look again in a new transaction: the row was inserted between the first look and the marker."""
         try:
             known, _, _ = self._look([question])
         except sa.exc.SQLAlchemyError as exc:
@@ -139,7 +139,7 @@ class LedgerAnswers:
 
 
 def _engine_beside(engine: sa.Engine) -> sa.Engine:
-    """The same database by connections of our own: READ COMMITTED, short waits; nobody else's settings change."""
+    """A second engine for the same database: READ COMMITTED, short lock waits; the program's engine is unchanged."""
     dialect = engine.dialect.name
     isolation: dict[str, Any] = {} if dialect == "sqlite" else {"isolation_level": "READ COMMITTED"}
     own = sa.create_engine(engine.url, pool=engine.pool.recreate(), **isolation)
@@ -163,7 +163,7 @@ def _engine_beside(engine: sa.Engine) -> sa.Engine:
 
 
 def _is_locked(connection: sa.Connection, message_id: str) -> bool:
-    """Does an open transaction hold this key? Without waiting, where the database can say so."""
+    """Whether an open transaction holds this key; does not wait, on databases that support that."""
     if connection.dialect.name not in ("mysql", "mariadb", "postgresql"):
         return False
     query = sa.select(ledger.c.message_id).where(ledger.c.message_id == message_id)
@@ -198,14 +198,14 @@ def _short(exc: Exception) -> str:
 
 
 def clean_ledger(engine: sa.Engine, older_than: timedelta, page: int = 1_000) -> int:
-    """Remove settled rows older than that, at least a week; whatever is asked about older messages is then TOO_OLD.
+    """Delete settled rows older than `older_than`, at least a week; checks of missing older messages become TOO_OLD.
 
-    Returns: how many. Raises ValueError for an age at which checks, repeats or replays may still come.
+    Returns: the number of rows. Raises ValueError for an age at which checks, retries or replays may still come.
     """
     if older_than < LEAST_AGE:
         raise ValueError(f"keep the ledger for {LEAST_AGE.days} days at least: checks and repeats may come late")
     horizon_ms = time.time_ns() // 1_000_000 - round(older_than.total_seconds() * 1000)
-    with engine.begin() as connection:  # before the first row goes: a check meanwhile must not take it for absent
+    with engine.begin() as connection:  # before the first delete: a check meanwhile must not see it as missing
         connection.execute(
             ledger_info.update().where(ledger_info.c.horizon_ms < horizon_ms).values(horizon_ms=horizon_ms)
         )

@@ -52,7 +52,7 @@ class CheckServicer(check_pb2_grpc.CheckServiceServicer):
 
 
 def demand_token(checks: Answering, context: Any) -> str:
-    """Abort calls of strangers. Returns: the token that was shown."""
+    """Abort calls without a valid token. Returns: the token that was presented."""
     token = str(dict(context.invocation_metadata()).get(_TOKEN_KEY, ""))
     try:
         checks.demand(token)
@@ -64,10 +64,10 @@ def demand_token(checks: Answering, context: Any) -> str:
 
 
 class TokenFirst(grpc.ServerInterceptor):
-    """Looks at the token before the request is parsed: generated code would parse a stranger's message first.
+    """Verifies the token before the request is parsed: generated code would parse the message of any caller first.
 
-    `ChecksServer` has it. Servers of your own may: grpc.server(..., interceptors=[TokenFirst(checks)]). It looks at calls
-    of tmc.v1.CheckService and leaves all others alone.
+    `ChecksServer` uses it. Use it in your own server: grpc.server(..., interceptors=[TokenFirst(checks)]). It affects
+    only calls of tmc.v1.CheckService.
     """
 
     def __init__(self, checks: Answering) -> None:
@@ -146,7 +146,7 @@ class ChecksServer:
 
     def start(self) -> None:
         self._server.start()
-        self._running.add(self)  # nobody has to keep it: a server that is collected stops by itself
+        self._running.add(self)  # keeps a reference: a server that is garbage-collected would stop
         self._connection.announce(self.advertised)
         threading.Thread(target=self._announce, name="tmc-checks-announce", daemon=True).start()
         if self._agent:
@@ -156,7 +156,7 @@ class ChecksServer:
             self._registration.start()
 
     def _announce(self) -> None:
-        """Tell the center now, and again before it forgets: senders are remembered for an hour."""
+        """Announce the address to the center, repeatedly: the center forgets it after an hour."""
         while not self._stopping.is_set():
             self._stopping.wait(_ANNOUNCE_S if self._token.learn() else _RETRY_S)
 

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class Verdict(IntEnum):
-    """What became of a local transaction. UNKNOWN: it is open, or nobody can tell; the center asks again."""
+    """The outcome of a local transaction. UNKNOWN: it is open or cannot be determined; the center asks again."""
 
     COMMIT = 1
     ROLLBACK = 2
@@ -16,10 +16,10 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """About one message. attempt_id tells this attempt from any other with its key.
+    """A check of one message. attempt_id: distinguishes this attempt from others with the same key.
 
-    ledger_id: the ledger it was prepared with, empty without one.  created_ms: milliseconds since the epoch, when it was
-    prepared, by the center's clock.
+    ledger_id: the ledger it was prepared with, empty without one.  created_ms: when it was prepared, in milliseconds
+    since the epoch, by the center's clock.
     """
 
     message_id: str
@@ -32,11 +32,11 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """detail: for the operators, one line."""
+    """The answer to a check. detail: one line for operators."""
 
     verdict: Verdict
     detail: str = ""
 
 
 class Denied(Exception):
-    """Whoever asks did not show the app's check token."""
+    """The caller did not present the app's check token."""

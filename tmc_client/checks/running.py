@@ -1,4 +1,4 @@
-"""What the parts of this package know of each other."""
+"""Running check servers, and the protocols that the modules of this package share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Stoppable(Protocol):
 
 
 class RunningServers:
-    """The servers for checks of one Center, so that closing it stops them. Not those of a parent process."""
+    """The check servers of one Center, which closing it stops; not those of a parent process."""
 
     def __init__(self) -> None:
         self._servers: set[Stoppable] = set()
@@ -42,7 +42,7 @@ class RunningServers:
 
 
 class Answering(Protocol):
-    """Checks, as the servers and web applications in front of it use it; see answers.Checks."""
+    """The part of answers.Checks that servers and web applications use."""
 
     connection: Connection
     running: RunningServers

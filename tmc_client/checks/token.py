@@ -1,4 +1,4 @@
-"""The app's check token: only the center can show it."""
+"""The app's check token, which only the center can present."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ log = logging.getLogger("tmc_client.checks")
 
 _METHOD = "/tmc.v1.MessageService/DescribeChecks"
 _ASK_AGAIN_S = 5.0
-_PREVIOUS_S = 60.0  # servers of the center hear of a rotation one after the other
+_PREVIOUS_S = 60.0  # servers of the center learn of a rotation one after the other
 
 
 class CheckToken:
-    """What this app's checks carry, asked of the center at first use, and again when another one comes.
+    """The token in this app's checks, fetched from the center on first use and again when a check has another one.
 
-    After a rotation the previous one is right for another minute.
+    After a rotation the previous token stays valid for another minute.
     """
 
     def __init__(self, connection: Connection, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -41,9 +41,9 @@ class CheckToken:
         self._lock = threading.Lock()
 
     def is_right(self, shown: str) -> bool:
-        """Compare in constant time. Raises TmcError: it is not known yet, and the center does not say.
+        """Compare a token in constant time. Raises TmcError: ours is not known yet, and the center does not answer.
 
-        A caller with a wrong one waits for the center at most every five seconds: strangers cannot keep our threads.
+        A wrong token makes us ask the center at most every five seconds: strangers cannot occupy our threads.
         """
         if self._matches(shown):
             return True
@@ -67,7 +67,7 @@ class CheckToken:
         self._token, self._asked = token, self._monotonic()
 
     def learn(self) -> bool:
-        """Ask the center, which also tells it where we answer. Returns: it said."""
+        """Fetch the token, which also announces our check address to the center. Returns: the center answered."""
         try:
             token = self._ask()
         except errors.TmcError as exc:

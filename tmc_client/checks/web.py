@@ -1,9 +1,9 @@
 """Checks over HTTP, in the form of the center's kind `http`: a GET for one message, a POST with JSON for many.
 
-A GET may answer from what is written, but never fences: nothing that is asked by GET changes anything.
+A GET answers from existing rows but never fences, because a GET must not change anything.
 
-The token comes first: of a stranger nothing is parsed and no body is read. Of others a body has at most 4 MiB, however it
-comes, and every field the type and the length that a center sends.
+The token is verified first: without it nothing is parsed and no body is read. A body has at most 4 MiB, however it is
+sent, and every field must have a type and a length that a center sends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Reply = tuple[int, dict[str, Any]]
 
 
 def turned_away(checks: Answering, method: str, headers: Mapping[str, str]) -> Reply | None:
-    """The refusal of a request before anything of it is read; None: it may be read."""
+    """Check a request before any of its body is read. Returns: the refusal; None: it may be read."""
     try:
         checks.demand(headers.get("tmc-check-token", ""))
     except Denied:
@@ -54,7 +54,7 @@ def reply(checks: Answering, method: str, query: str, headers: Mapping[str, str]
 
 
 def _length(headers: Mapping[str, str]) -> int:
-    """Of the body, as announced; 0: it was not. Raises ValueError."""
+    """The announced length of the body; 0: none was announced. Raises ValueError."""
     text = headers.get("content-length", "") or "0"
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise ValueError(text)
@@ -93,7 +93,7 @@ def _post(checks: Answering, headers: Mapping[str, str], body: bytes) -> Reply:
 
 
 def _question(item: Mapping[str, Any]) -> Question:
-    """Raises ValueError, KeyError, TypeError, AttributeError for what no center sends."""
+    """Parse one question. Raises ValueError, KeyError, TypeError, AttributeError if no center would send it."""
     texts = [item["messageId"], item["topic"], item["messageKey"], item.get("attemptId", ""), item.get("ledgerId", "")]
     created_ms = item.get("createdMs", 0)
     if not all(isinstance(text, str) and len(text) <= _LONGEST_TEXT and "\0" not in text for text in texts):
@@ -138,7 +138,7 @@ class WsgiChecks:
 
 
 class Beside:
-    """A WSGI application in front of another: `path` is ours."""
+    """A WSGI application that answers checks at `path` and passes all other requests to another application."""
 
     def __init__(self, application: Any, checks: WsgiChecks, path: str) -> None:
         self._application = application
@@ -179,7 +179,7 @@ class AsgiChecks:
 
     @staticmethod
     async def _body(receive: Any) -> bytes | None:
-        """None: it is longer than a body may be, or its sender went away."""
+        """Read the body. Returns None: it is too long, or the client disconnected."""
         body = bytearray()
         while True:
             event = await receive()

@@ -1,9 +1,10 @@
 """Copies from RabbitMQ: one connection in a thread of its own. Needs `tmc-center[rabbitmq]`.
 
-A copy is acked to the broker when the center has stored what became of it. What the center did not make is acked away,
-logged and counted: a foreign publisher can neither reach a handler nor break the connection. What looks like a copy of the
-center passes the screen, which knows the center's signatures. When the broker cancels us
-(a queue was deleted, its leader moved), closes the channel or goes away, we begin again; copies that were here come again.
+A copy is acked to the broker once the center has stored its outcome. Anything that the center did not make is acked,
+logged and counted: a foreign publisher can neither reach a handler nor break the connection. Anything that looks like
+a copy goes through the screen, which verifies the center's signature. If the broker cancels our consumers (a queue
+was deleted, its leader moved), closes the channel or becomes unreachable, we reconnect; unacked copies are
+redelivered.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _PATIENCE_S = 15.0  # a broker that just started may take our connection and nev
 
 @dataclass(frozen=True, kw_only=True)
 class Broker:
-    """Where queues are, as the center says."""
+    """The broker's address, as the center gives it."""
 
     host: str
     port: int
@@ -46,7 +47,7 @@ class Broker:
 
 @dataclass(frozen=True)
 class Credentials:
-    """Who we are at the broker."""
+    """User and password for the broker."""
 
     user: str
     password: str = field(repr=False)
@@ -61,17 +62,17 @@ class _Receipt:
         self._tag = tag
 
     def handled(self) -> None:
-        """The broker counts what is not acked; there is nothing to tell it yet."""
+        """Nothing to do: the broker itself counts the copies that are not acked."""
 
     def answered(self) -> None:
         self._transport.ack(self._generation, self._tag)
 
 
 class _ConsumerConnection(SelectConnection):  # type: ignore[misc]  # the library has no types
-    """A connection that outlives properties which the library cannot decode: such a copy has none."""
+    """A connection that survives properties that the library cannot decode: such a message gets empty ones."""
 
     def _read_frame(self) -> Any:
-        """The library's own way in, see pika.connection."""
+        """Override the library's frame reader, see pika.connection."""
         try:
             return super()._read_frame()
         except Exception:
@@ -93,7 +94,7 @@ def _number(value: object) -> int:
 
 
 def message_of(properties: Any, body: bytes) -> Message:
-    """A copy as the center made it. Raises ValueError, TypeError, LookupError for anything else."""
+    """Parse a copy made by the center. Raises ValueError, TypeError, LookupError for anything else."""
     headers = dict(properties.headers or {})
     headers.pop(HEADER, None)
     if not isinstance(properties.message_id, str) or not _MESSAGE_ID.fullmatch(properties.message_id):
@@ -117,9 +118,10 @@ def message_of(properties: Any, body: bytes) -> Message:
 
 
 class RabbitTransport:
-    """plan: asks the center for broker and queues; blocks, raises TmcError.  prefetch: copies not acked at most.
+    """received.Transport over RabbitMQ. prefetch: maximum number of unacked copies.
 
-    screen: passes on what the center signed; `stop` it after this.
+    plan: asks the center for broker and queues; blocks, raises TmcError.
+    screen: passes on the copies that the center signed; `stop` it after this.
     """
 
     def __init__(
@@ -152,7 +154,7 @@ class RabbitTransport:
         self._thread.start()
 
     def stop(self) -> None:
-        """See received.Transport: no new copies; the connection stays for the acks of those that are here."""
+        """See received.Transport: the connection stays open for the acks of copies already received."""
         self._stopping.set()
         self._in_loop(self._cancel)
 
@@ -167,7 +169,7 @@ class RabbitTransport:
         """From any thread; several at once become one frame."""
         with self._lock:
             if generation != self._generation:
-                return  # of a connection that is gone: the broker hands that copy out again
+                return  # its connection is closed: the broker redelivers that copy
             first = not self._acks
             self._acks.append(tag)
         if first:
@@ -216,7 +218,7 @@ class RabbitTransport:
     def _note(self, reason: object) -> None:
         self._failures += 1
         if self._failures in (1, 10) and not self._stopping.is_set():
-            log.warning("no copies come from the broker, asking again and again: %s", reason)
+            log.warning("no copies from the broker, retrying: %s", reason)
 
     def _connect(self, broker: Broker, loop: Any) -> None:
         import ssl
@@ -274,11 +276,11 @@ class RabbitTransport:
     def _on_consuming(self, _frame: object) -> None:
         self._unanswered -= 1
         if self._failures:
-            log.info("copies come again")
+            log.info("receiving copies again")
             self._failures = 0
 
     def _on_cancelled(self, frame: Any) -> None:
-        """The queue was deleted, or its leader moved: connect again; the center declares it again."""
+        """The queue was deleted or its leader moved: reconnect; the center declares the queue again."""
         log.warning("the broker ended our consumer: %s", frame.method)
         frame_channel = self._channel
         if frame_channel is not None and frame_channel.is_open:
@@ -295,7 +297,7 @@ class RabbitTransport:
         except (ValueError, TypeError, LookupError) as exc:
             self.malformed += 1
             log.error(
-                "what came from queue %s was not made by the center and is dropped (%d so far): %s",
+                "a message from queue %s was not made by the center and is dropped (%d so far): %s",
                 self._by_consumer.get(method.consumer_tag, "?"),
                 self.malformed,
                 f"it has no header {exc}" if isinstance(exc, KeyError) else exc,

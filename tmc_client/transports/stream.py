@@ -30,7 +30,7 @@ class _Receipt:
         self._transport.handled(self._generation)
 
     def answered(self) -> None:
-        """The center that stored the answer is the one that sent the copy: it knows."""
+        """Nothing to do: the center that sent the copy stored the answer itself."""
 
 
 def _message(delivery: consumption_pb2.Delivery) -> Message:
@@ -49,10 +49,10 @@ def _message(delivery: consumption_pb2.Delivery) -> Message:
 
 
 class StreamTransport:
-    """received.Transport over one stream. prefetch: credit.
+    """received.Transport over one stream. prefetch: its credit.
 
-    A stream that breaks is opened again with its full credit; copies that were on it come again by themselves, and
-    handling the old ones gives the new stream nothing.
+    A broken stream is reopened with full credit; its copies are redelivered, and handling the old ones gives the new
+    stream no credit.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class StreamTransport:
         self._thread.start()
 
     def close(self) -> None:
-        """Nothing is held here that was not handed over."""
+        """Nothing to do: every received copy was handed over."""
 
     def handled(self, generation: int) -> None:
         with self._condition:
@@ -88,7 +88,7 @@ class StreamTransport:
                 self._condition.notify_all()
 
     def stop(self) -> None:
-        """Take nothing more; what was received stays with the caller."""
+        """Stop receiving; copies already received stay with the caller."""
         self._stopping.set()
         with self._condition:
             self._generation += 1
@@ -130,7 +130,7 @@ class StreamTransport:
             self._stopping.wait(_PAUSES_S[failures])
 
     def _complain(self, error: errors.TmcError) -> None:
-        """Once per complaint: the stream is asked for again and again."""
+        """Log an error unless it repeats the last one: the stream is retried constantly."""
         hint = ""
         if error.reason == "SUBSCRIPTION_UNKNOWN":
             hint = f" Subscribe this app first: tmc admin subscribe TOPIC {self._connection.identity.app}"

@@ -4,11 +4,11 @@ messages/run=RUN/day=2026-11-21/topic=order.paid/part-*.parquet
 removal/RUN/shard=7/part-*                numbers of the messages, for the center's retention duty
 intents/RUN.json                          the manifest while the files get their final names: the run was not published yet
 manifests/RUN.json                        the same file, moved there last: without it a run does not exist
-_staging/RUN/                             a run at work, or what a killed one left
+_staging/RUN/                             a run in progress, or the remains of a killed one
 
-Nothing that has its final name is ever deleted. An intent is moved, never copied, so it proves that its run was not published,
-and the next run finishes what a killed one began. Files that have neither an intent nor a manifest may be all that is left of
-messages that the center has removed: a run refuses to write beside them.
+Files are never deleted once they have their final names. An intent is moved, never copied, so it proves that its run
+was not published, and the next run finishes what a killed one began. Files with neither an intent nor a manifest may
+be the last copies of messages that the center has removed: a run refuses to write while there are any.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def hexadecimal(digest: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """The files of one partition of one run. problem: why they cannot be trusted; empty: nothing is known against them."""
+    """The files of one partition of one run. problem: why they cannot be trusted; empty: no problem is known."""
 
     run: str
     part: Partition
@@ -145,7 +145,7 @@ class Archive:
         return Folder(run=run, part=part, path=path, problem=problem)
 
     def _counted(self, folders: Sequence[Folder], completely: bool = False) -> list[Folder]:
-        """The same folders, with what their rows have against them. completely: every column is read, not only fingerprints."""
+        """The same folders, with problems of their rows. completely: every column is read, not only fingerprints."""
         good = [each for each in folders if not each.problem]
         try:
             sums = self._sums(good, completely)
@@ -165,7 +165,7 @@ class Archive:
         found = rows.agg(
             f.count(f.lit(1)).alias("messages"), f.bit_xor("fingerprint").alias("digest"), damaged.alias("damaged")
         )
-        with translated():  # what failed for another reason, as memory, says nothing against the files
+        with translated():  # other failures, such as out of memory, say nothing about the files
             return {(row.run, row.day, row.topic): row for row in found.collect()} if folders else {}
 
     def _rows(self, folders: Sequence[Folder]) -> DataFrame:
@@ -180,9 +180,10 @@ class Archive:
 
     @contextmanager
     def writing(self, now_ms: int) -> Iterator[Staging]:
-        """The one run that writes, on a clean floor. Raises AnotherRun.
+        """Clean up after earlier runs and start the only run that writes. Raises AnotherRun.
 
-        Its time and name are later than those of every run before, whatever the clock says: the center works them off by name.
+        Its time and name are later than those of all earlier runs, whatever the clock says: the center processes runs
+        in the order of their names.
         """
         with self.folder.alone(moment(now_ms)):
             self._sweep()
@@ -202,7 +203,7 @@ class Archive:
             self.folder.remove(f"{_STAGING}/{staging.run}")
 
     def _refuse_the_future(self, earlier: Sequence[Manifest], now_ms: int) -> None:
-        """A run is trusted to have looked at all closing times before its end: one that ends tomorrow would hide today's."""
+        """Raise ArchiveDamaged if a run ends in the future: later runs would skip messages closed until then."""
         for manifest in earlier:
             if manifest.before_ms > now_ms + _CLOCKS_APART_MS:
                 raise ArchiveDamaged(
@@ -212,7 +213,7 @@ class Archive:
                 )
 
     def _sweep(self) -> None:
-        """Finish what a killed run began to publish; remove what none began to. Raises ArchiveDamaged."""
+        """Publish runs that were killed while publishing; delete other unpublished files. Raises ArchiveDamaged."""
         known = {manifest.run for manifest in self.manifests()}
         for name in self.folder.names("intents"):
             self._finish(name.removesuffix(".json"), known)
@@ -275,14 +276,14 @@ class Staging:
         return self._folder.size(f"{_STAGING}/{self.run}/messages/day={day}/topic={topic}") or (0, 0)
 
     def publish(self, manifest: Manifest) -> None:
-        """The manifest as an intent, then the files, then the intent becomes the manifest: until then nobody sees the run."""
+        """Write the manifest as an intent, move the files, then the intent: until then the run is invisible."""
         self._folder.write(intent_name(self.run), manifest.to_json())
         if manifest.messages:
             self.move()
         self._folder.move(intent_name(self.run), manifest_name(self.run))
 
     def move(self) -> Sequence[str]:
-        """Give files and lists their final names, those that lack them. Returns: what has none now, nor lies in staging."""
+        """Move files and lists from staging to their final names. Returns: those found in neither place."""
         missing = []
         for name, final in PLACES.items():
             place, staged = final.format(run=self.run), f"{_STAGING}/{self.run}/{name}"
@@ -334,7 +335,7 @@ def moment(ms: int) -> str:
 
 
 def subscriber_names(manifests: Sequence[Manifest]) -> dict[int, tuple[str, str]]:
-    """(topic, subscriber) by subscription number, the newest run's word first."""
+    """(topic, subscriber) by subscription number; newer runs take precedence."""
     found: dict[int, tuple[str, str]] = {}
     for manifest in manifests:
         found |= {int(number): (name[0], name[1]) for number, name in manifest.names["subscriptions"].items()}

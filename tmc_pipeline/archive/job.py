@@ -1,9 +1,9 @@
 """Archive closed messages: read, write, read back, compare, publish. Spark removes nothing.
 
-A message is closed when it was rolled back, or committed with every consumption acked or cancelled. What is closed stays as it
-is, so a row that was closed before the run began is the same whenever it is read. Closing times, not message numbers, say what is
-new: a message decided days late is archived days late. Late commits and clocks that were set back are why a run looks a
-while further back than the last one ended, and leaves out what earlier runs have.
+A message is closed when it was rolled back, or committed with every consumption acked or cancelled. Closed messages
+do not change, so a row that was closed before the run began is the same whenever it is read. New messages are found
+by closing time, not by message number: a message decided days late is archived days late. Because of late commits and
+clocks that were set back, a run starts some time before the end of the last one and omits what earlier runs have.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def closed(messages: DataFrame, since_ms: int, before_ms: int) -> DataFrame:
     closed_states = f.array(*[f.lit(int(each)).cast("smallint") for each in consumption.CLOSED])
     done = f.size(f.array_except("consumptions.state", closed_states)) == 0  # no lambda: those are not compiled
     last = f.array_max("consumptions.closed_ms")
-    # Nobody asks for this count: it keeps Spark from moving the choice below the parsing of JSON, which would then parse twice.
+    # Unused, but without it Spark would push the filter below the JSON parsing, which would then run twice.
     read = messages.observe("read", f.count(f.lit(1)).alias("messages"))
     return (
         read.where(is_one_of(state, message.CLOSED_ITSELF) | (is_one_of(state, message.CLOSED_WITH_DELIVERIES) & done))
@@ -90,7 +90,7 @@ def summed(messages: DataFrame) -> DataFrame:
 
 
 class Archiving:
-    """lag_ms: what closed later than so long ago waits.  lookback_ms: how far before the last run to look again."""
+    """lag_ms: messages that closed more recently wait.  lookback_ms: how far before the last run to look again."""
 
     def __init__(
         self, spark: SparkSession, center: CenterTables, archive: Archive, lag_ms: int, lookback_ms: int
@@ -102,7 +102,7 @@ class Archiving:
         self._lookback_ms = lookback_ms
 
     def run(self, everything: bool = False) -> Manifest:
-        """One run. everything: look through all closing times, not only the last ones. Raises PipelineError."""
+        """Run once. everything: look at all closing times, not only recent ones. Raises PipelineError."""
         with translated():
             self._center.check()
             now = self._center.now_ms()
@@ -130,7 +130,7 @@ class Archiving:
         return named.withColumn("fingerprint", fingerprint()).select(*ARCHIVED.names)
 
     def _write(self, chosen: DataFrame, path: str) -> int:
-        """Returns: how many messages went through on the way to the files."""
+        """Write the files. Returns: the number of messages written."""
         seen = Observation("written")
         started = time.monotonic()
         chosen.observe(seen, f.count(f.lit(1)).alias("messages")).write.partitionBy("day", "topic").options(
@@ -141,7 +141,7 @@ class Archiving:
         return written
 
     def _verified(self, staging: Staging, since_ms: int, before_ms: int, written: int) -> Manifest:
-        """Read the files back, compare with what was read from the databases, write down what may be removed."""
+        """Read the files back, compare them with what was read from the databases, list what may be removed."""
         shards, partitions = self._read_back(staging, written) if written else ([], [])
         names = _by_number(self._center.names)
         return Manifest(

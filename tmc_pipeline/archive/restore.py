@@ -1,4 +1,4 @@
-"""Bring archived messages back: to look at, or to send them again as new messages."""
+"""Find archived messages, to print them or to publish them again as new messages."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def with_key(messages: DataFrame, topic: str, key: str) -> DataFrame:
 
 
 class Restoring:
-    """Looks into every run whose numbers may hold what is wanted, and there only at the files of its topic.
+    """Searches every run that may contain the wanted messages, and there reads only the files of their topics.
 
-    Damage elsewhere stands in nobody's way; where a manifest cannot be read and something was not found, that is why.
+    Damage elsewhere is ignored; if not everything was found, an unreadable manifest is reported as the reason.
     """
 
     def __init__(self, archive: Archive, skip_missing: bool = False) -> None:
@@ -59,7 +59,7 @@ class Restoring:
         self._skip_missing = skip_missing
 
     def by_id(self, ids: Sequence[MessageId]) -> Iterator[dict[str, Any]]:
-        """Messages as values for JSON; the body in base64, and as text where it is one."""
+        """Messages as JSON values; the body in base64, and as text if it is text."""
         every, unreadable = self._archive.readable()
         runs = [manifest for manifest in every if _may_hold(manifest, ids)]
         topics = {run.run: {_topic_of(run, each) for each in ids} for run in runs}
@@ -140,10 +140,10 @@ def _text(body: bytes) -> str | None:
 
 
 def replay(message: dict[str, Any], center: Center) -> str:
-    """Send an archived message again, as a new one to everybody who is subscribed now. Returns: the new id.
+    """Publish an archived message again, as a new one to all current subscribers. Returns: the new id.
 
-    Its key and its attempt id are made of the old id, so a replay that is repeated sends nothing twice. Inboxes know it by its
-    new id: handlers run. center: connected as the message's producer, with an operator's token.
+    Its key and attempt id are derived from the old id, so repeating a replay sends nothing twice. Inboxes see the new
+    id, so handlers run. center: connected as the message's producer, with an operator's token.
     Raises CannotRun, tmc_client.TmcError.
     """
     old = message["id"]

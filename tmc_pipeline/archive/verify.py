@@ -11,7 +11,7 @@ from tmc_server.domain.manifest import Manifest, removal_folder
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """What was looked at, as far as it is sound, and what is wrong: one sentence for each place."""
+    """What was verified: counts of what is sound, and one sentence for each problem."""
 
     runs: int
     folders: int

@@ -1,7 +1,7 @@
-"""One reconciliation: read everybody's rows, judge, write details and a summary.
+"""One reconciliation: read the rows of all sides, judge them, write details and a summary.
 
-The hot tables are read whole before the archive's manifests are listed: whatever the retention duty removes meanwhile was
-archived before, so no message falls between the two.
+The center's tables are read completely before the archive's manifests are listed: whatever the retention duty removes
+in the meantime was archived before, so no message is missed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tmc_server.domain.message import MessageState
 log = logging.getLogger("tmc.pipeline")
 
 _ROWS_OF_A_PARTITION = 250_000  # sorted in memory by one task
-_SWITCH_MS = 60_000  # around the moment a subscription begins or ends, servers may have seen either
+_SWITCH_MS = 60_000  # this close to the start or end of a subscription, a server may have used either state
 _NEVER_MS = (1 << 63) - 1
 
 
@@ -53,7 +53,7 @@ _NEVER_MS = (1 << 63) - 1
 class Summary:
     """What a run found. verdicts: messages by verdict.  well: no discrepancy, and every relation holds.
 
-    bad_clocks: messages and deliveries with a time that lies ahead; it excuses nothing.
+    bad_clocks: messages and deliveries with a time in the future, which excuses nothing.
     """
 
     run: str
@@ -115,12 +115,12 @@ class Reconciliation:
             run = f"{moment(now)}-{secrets.token_hex(3)}"
             notes = [(source, self._ledgers.produced(source, producers)) for source in producers]
             notes += [(source, self._ledgers.consumed(source, consumers)) for source in consumers]
-            # Numbered, so that no two are the same to Spark, which would keep those once and fill them twice at the same time.
+            # Numbered: Spark would cache identical frames once, and fill that cache twice at the same time.
             noted = [
                 kept.enter_context(on_disk(frame.withColumn("source", f.lit(number))))
                 for number, (_, frame) in enumerate(notes)
             ]
-            # Reads them: before their horizons are asked for.
+            # This reads the ledgers, before their horizons are read.
             sources = _counted([source for source, _ in notes], noted, self._center.now_ms() + CLOCKS_APART_MS)
             bodies = any("body_sha256" in source.columns for source, _ in notes)
             hot = kept.enter_context(on_disk(outlined(self._center.messages(), bodies)))
@@ -142,7 +142,7 @@ class Reconciliation:
         return summary
 
     def _claims(self, outlines: DataFrame, archived: Sequence[Manifest]) -> DataFrame:
-        """archived: whose names count too, where the catalog has forgotten them."""
+        """Claims of the center. archived: manifests whose names are used where the catalog no longer has them."""
         names = self._center.names
         due: dict[int, list[dict[str, int]]] = {number: [] for number in names.topics}
         live: dict[int, int] = {}
@@ -183,7 +183,7 @@ class Reconciliation:
             ),
             subscribers=_since((f"{source.app}.{source.tag}", source.since_ms) for source in consumers),
             sdk_ledgers=frozenset(source.app for source in producers if source.is_sdk),
-            center_ms=0 if by_list else removed_ms,  # removed by age: nobody can say what became of those
+            center_ms=0 if by_list else removed_ms,  # removed by age: what became of those is unknown
         )
 
     def _summary(self, run: str, rows: DataFrame, audited: Audited, sources: Sequence[Mapping[str, Any]]) -> Summary:
@@ -218,7 +218,7 @@ class Reconciliation:
 
 
 def partitions_of(rows: int, cores: int) -> int:
-    """How many pieces `rows` are shuffled into: one for each core at least, and as many as keep a piece in memory."""
+    """Number of shuffle partitions for `rows`: at least one per core, and enough that each fits in memory."""
     return max(cores, -(-rows // _ROWS_OF_A_PARTITION))
 
 
@@ -240,7 +240,7 @@ _IN_CSV = (
 
 
 def _for_people() -> list[Column]:
-    """Columns of the details as any reader of CSV takes them: states by name, nothing that a spreadsheet would calculate."""
+    """Columns of the details for CSV: states by name, and no text that a spreadsheet would evaluate as a formula."""
     of_message = f.col("subscriber") == ""
     state = f.when(of_message, _name_of(MessageState)).otherwise(_name_of(ConsumptionState))
     texts = {"message_id", "subscriber", "topic", "producer", "message_key", "noted_app"}
@@ -295,7 +295,7 @@ def _counted(sources: Sequence[LedgerSource], noted: Sequence[DataFrame], ahead_
 
 
 def _since(found: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """By name; of several notes of one, the time from which all are complete."""
+    """By name, the time since which all sources of that name are complete."""
     since: dict[str, int] = {}
     for name, at_ms in found:
         since[name] = max(since.get(name, 0), at_ms)

@@ -1,6 +1,6 @@
-"""What producers and consumers noted themselves: ledgers and inboxes, from databases, Parquet or CSV, in one shape.
+"""Read the records of producers and consumers, ledgers and inboxes in databases, Parquet or CSV, into one schema.
 
-The SDK's own tables need no mapping; others say which column is which.
+The SDK's own tables need no mapping; others need one that says which column is which.
 
 NOTED: message_id string (null: the row names no message); subscriber string ("" in producers' ledgers); committed and rolled_back
 int 1 or 0 (producers), unknown int: 1: a state that the mapping does not name; effects int 1 (consumers); at_ms bigint, epoch
@@ -69,7 +69,7 @@ class Ledgers:
     def consumed(self, source: LedgerSource, among: Sequence[LedgerSource] = ()) -> DataFrame:
         """NOTED of one consumer, one row per effect. Raises CannotRun.
 
-        among: all consumers. Rows under names that none of them at this place has are the first one's: nobody's row is dropped.
+        among: all consumers. Rows of other subscribers go to the first consumer at this place: none is dropped.
         """
         table = source.table or CONSUMERS_TABLE
         here = [each for each in among or [source] if _place(each) == _place(source)]
@@ -84,7 +84,7 @@ class Ledgers:
         return _shaped(rows, columns, own, {"effects": f.lit(1)})
 
     def horizon_ms(self, source: LedgerSource) -> int:
-        """Rows of messages prepared earlier may have been cleaned away: what the SDK's ledger says of itself, else 0."""
+        """The horizon of an SDK ledger: rows of messages prepared earlier may be deleted; 0 for other ledgers."""
         url = source.url.get_secret_value()
         if not url or source.table:
             return 0
@@ -133,7 +133,7 @@ def _place(source: LedgerSource) -> tuple[str, ...]:
 
 
 def _as_written(rows: DataFrame) -> DataFrame:
-    """Names without the byte order mark and the blanks that spreadsheets put around them."""
+    """Remove the byte order mark, blanks and quotes that spreadsheets put around column names."""
     return rows.toDF(*[name.removeprefix("\ufeff").strip().strip('"') for name in rows.columns])
 
 

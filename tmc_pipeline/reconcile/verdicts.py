@@ -1,17 +1,18 @@
-"""Compare what producers, the center and consumers say of each message, and find one verdict for it.
+"""Compare the records of producers, the center and consumers about each message, and find one verdict for it.
 
-Everything that anybody says becomes a row of CLAIM; one shuffle by message brings them together; a verdict is a pure function of
-the sums. No side is joined with another, so rows that are missing, doubled, or without a key need no care of their own. Messages
-are matched by shard and number, which nobody gives twice: what else their ids say is compared like everything else.
+Every record becomes a row of CLAIM; one shuffle brings the rows of a message together; the verdict is a pure function
+of their sums. No side is joined with another, so missing, duplicate or keyless rows need no special treatment.
+Messages are matched by shard and number, which are never reused; the rest of their ids is compared like any other
+column.
 
-    agreed            everybody says the same
-    pending           undecided, not delivered yet, given up and waiting for a human, or moved a moment ago
+    agreed            all sides agree
+    pending           undecided, not delivered yet, given up and waiting for a human, or changed a moment ago
     unknown state     a state that this version does not know
     body differs      two sides saw different bodies, or body, headers, content type, delay are not those of the center's digest
-    identity differs  another topic, key, attempt, app or ledger here than there
-    state differs     decided one way here and the other way there; delivered undecided; archived otherwise than stored
-    lost              committed by its producer and unknown to the center; a delivery that is due and not there; acked, no effect
-    ghost             committed here without its producer; an effect or a delivery that nobody is owed; an unproven replay
+    identity differs  the sides have different topics, keys, attempts, apps or ledgers
+    state differs     decided differently by two sides; delivered while undecided; archived and stored states differ
+    lost              committed by its producer, unknown to the center; a due delivery is missing; acked, no effect
+    ghost             committed by the center only; an effect or a delivery that was never due; an unproven replay
     duplicate effect  one message, more than one effect at one subscriber
 """
 
@@ -42,10 +43,10 @@ VERDICTS = (
     "ghost",
     "duplicate effect",
 )
-"""The last one that any row of a message has is the message's."""
+"""In ascending order: the verdict of a message is the last of these that any of its rows has."""
 
-CLOCKS_APART_MS = 300_000  # a time further ahead than this is of a clock that is wrong: it hides nothing
-_REPLAY = "replay "  # begins the subscriber of a row that asks an original for its replay; no subscriber holds a blank
+CLOCKS_APART_MS = 300_000  # a time further ahead than this comes from a wrong clock and excuses nothing
+_REPLAY = "replay "  # prefix of the subscriber in rows that check a replay; real names contain no blank
 
 _DELIVERY = t.StructType(
     [
@@ -58,7 +59,7 @@ _DELIVERY = t.StructType(
 )
 _ROWS = t.ArrayType(_DELIVERY)
 _ITSELF, _ORIGINAL = -1, -2  # instead of a subscription: the row about the message, and about the original of a replay
-# What somebody says. subscriber "": about the message itself; else about its delivery to that subscriber.
+# One record of one side. subscriber "": about the message itself; else about its delivery to that subscriber.
 CLAIM = t.StructType(
     [
         t.StructField("number", t.StringType()),  # SHARD-NUMBER: the message
@@ -79,7 +80,7 @@ CLAIM = t.StructType(
         t.StructField(
             "proper", t.ShortType()
         ),  # of a replay: 1: topic, producer and key are those of its original's replay
-        t.StructField("altered", t.ShortType()),  # 1: not what the center's own digest was made of
+        t.StructField("altered", t.ShortType()),  # 1: does not match the center's own digest
         t.StructField("content", t.LongType()),  # xxhash64 of body and content type
         t.StructField("identity", t.LongType()),  # xxhash64 of topic, key and attempt id
         t.StructField("center_body", t.StringType()),  # SHA-256, hexadecimal; null: nobody asks for it
@@ -120,10 +121,10 @@ _LEAST = ("message_id", "state", "content", "identity", "noted_app", "ledger")
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """Whose notes are here. producers, subscribers: name -> since when (epoch ms) its notes are complete.
+    """Which sides were read. producers, subscribers: name -> since when (epoch ms) its records are complete.
 
-    sdk_ledgers: those of the producers whose notes are the SDK's ledger, which has only messages of transactions.
-    center_ms: since when the center's rows are complete; older ones may have been removed unarchived.
+    sdk_ledgers: the producers whose records are the SDK's ledger, which has only messages sent in transactions.
+    center_ms: since when (epoch ms) the center's rows are complete; older ones may have been removed unarchived.
     """
 
     producers: Mapping[str, int] = field(default_factory=dict)
@@ -333,7 +334,7 @@ def judged(
     ends by itself, null: it does not; bad_clock boolean: its time lies ahead; complete boolean: a delivery that its
     subscriber's notes should have.
     """
-    latest_ms = max(now_ms, read_ms) + CLOCKS_APART_MS  # before a time can excuse anything it has to be possible
+    latest_ms = max(now_ms, read_ms) + CLOCKS_APART_MS  # a later time is impossible, so it must not excuse anything
     ahead = f.col("at_ms") > f.lit(latest_ms)
     timed = claims.withColumn("bad_clock", f.coalesce(ahead, f.lit(False))).withColumn(
         "at_ms", f.when(~f.coalesce(ahead, f.lit(False)), f.col("at_ms"))
@@ -395,7 +396,7 @@ def _of_its_message(name: str) -> Column:
 
 
 def _complete(names: Mapping[str, int], column: str, made: Column) -> Column:
-    """Whether the notes of the app that `column` names are here and reach back to this message."""
+    """Whether the records of the app named in `column` were read and reach back to this message."""
     known = f.lit(False)
     for name, since_ms in names.items():
         known = known | ((f.col(column) == name) & (made >= since_ms))
@@ -413,13 +414,13 @@ def _bodies_differ() -> Column:
 
 
 def _noted_by_its_producer(audited: Audited) -> Column:
-    """Whether this message belongs into its producer's notes at all."""
+    """Whether this message should be in its producer's records at all."""
     own_notes = ~f.col("producer").isin(list(audited.sdk_ledgers))
     return (f.coalesce("replayed", f.lit(0)) == 0) & (own_notes | (f.col("ledgered") == 1))
 
 
 def _another_identity() -> Column:
-    """Another id, topic, key, attempt, app or ledger, and a plain publish that its producer's ledger has."""
+    """Whether id, topic, key, attempt, app or ledger differ, or the SDK's ledger has a plain publish."""
     another_app = f.col("producer") != f.col("noted_app")
     hidden = (f.col("committed") > 0) & (f.col("sdk") == 1) & (f.col("ledgered") == 0)
     found = [f.coalesce(each, f.lit(False)) for each in (another_app, hidden)]
@@ -460,7 +461,7 @@ def _of_delivery(audited: Audited, made: Column) -> Column:
     renamed = f.col("m_id") != f.col("m_least_id")
     return (
         f.when(effects > 1, "duplicate effect")
-        .when(f.coalesce(renamed, f.lit(False)), AGREED)  # of which topic it is: said of the message itself
+        .when(f.coalesce(renamed, f.lit(False)), AGREED)  # the row about the message itself reports the differing ids
         .when(state.isNull() & (f.col("expected") > 0), "lost")
         .when(state.isNull() & (made < audited.center_ms), AGREED)
         .when(state.isNull() & of_its_message.isNull() & (f.col("m_committed") > 0), "lost")
@@ -483,7 +484,7 @@ def _of_delivery(audited: Audited, made: Column) -> Column:
 
 
 def _of_replay(audited: Audited, made: Column) -> Column:
-    """A row beside the original: what it claims to send again was committed, and had this body, topic, producer and key."""
+    """Verdict of a replay: proven if its original was committed and has the same body, topic, producer and key."""
     proven = (
         (f.col("m_state") == int(MessageState.COMMITTED))
         & (f.col("content") == f.col("m_content"))
@@ -516,7 +517,7 @@ def by_message(rows: DataFrame) -> DataFrame:
             f.coalesce(f.max("m_id"), f.max("message_id")).alias("message_id"),
         )
     )
-    # The verdict of a replay stands beside its original, and counts for the replay.
+    # The verdict of a replay is in a row of its original, but counts for the replay.
     replays = rows.where(of_replay & (f.col("verdict") != AGREED)).select(
         "message_id", f.array_position(verdicts, f.col("verdict")).alias("replay_rank")
     )
@@ -528,9 +529,10 @@ def by_message(rows: DataFrame) -> DataFrame:
 def relations(rows: DataFrame) -> DataFrame:
     """Judged rows -> the F5 numbers, one row per topic and subscriber.
 
-    topic, subscriber string; committed bigint: deliveries the center counts as done, as far as notes reach and nothing moved
-    a moment ago; consumed bigint: effects that the subscriber noted, whatever the center says of them, as far; open bigint:
-    deliveries under way, with or without an effect; unconfirmed bigint: undecided messages of the topic.
+    topic, subscriber string; committed bigint: deliveries that the center counts as done; consumed bigint: effects
+    that the subscriber recorded, whatever the center says (both only where its records are complete and nothing
+    changed a moment ago); open bigint: deliveries under way, with or without an effect; unconfirmed bigint: undecided
+    messages of the topic.
     """
     undecided = is_one_of(f.col("state"), UNDECIDED)
     here = rows.where(f.col("topic").isNotNull())

@@ -85,7 +85,7 @@ def consumption(delivered: DataFrame, *by: str) -> DataFrame:
     """Rows of `deliveries` -> one row per topic, subscriber and `by`, in their order.
 
     deliveries, acked, failed, cancelled, under_way, first_try, attempts bigint; deliver_p50 ...: from decision (and delay) to
-    stored ack; life_p50 ...: from prepare to stored ack. first_try: acked after one try.
+    stored ack; life_p50 ...: from prepare to stored ack. first_try: acked after one attempt.
     """
     state = f.col("state")
     acked = state == int(ConsumptionState.ACKED)
@@ -139,7 +139,7 @@ def _turn(whose: Mapping[Any, str]) -> Column:
 def oldest_open(messages: DataFrame, subscribers: DataFrame) -> DataFrame:
     """MESSAGE with topic -> topic, subscriber, turn string, open bigint, oldest_ms bigint: prepared then; oldest first.
 
-    subscriber "": messages nobody decided.  turn: who has to do something. open: undecided messages, and deliveries that are
+    subscriber "": undecided messages.  turn: who has to act.  open: undecided messages, and deliveries that are
     neither acked nor cancelled.
     """
     undecided = messages.where(is_one_of(f.col("state"), UNDECIDED)).select(

@@ -1,4 +1,4 @@
-"""One report: read the time asked for, aggregate, write tables as Parquet and the page as HTML."""
+"""One report: read the requested period, aggregate, write tables as Parquet and the page as HTML."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ class Report:
         return Reported(self._folder.path(run), seen, tables)
 
     def _hot(self, kept: ExitStack, from_ms: int) -> DataFrame:
-        """MESSAGE with topic, without bodies: what moved since then, and whatever is open. kept: holds it."""
+        """MESSAGE with topic, without bodies: all that changed since from_ms or is open. kept: keeps it on disk."""
         topics = small_table(self._spark, self._center.names.topics.items(), "topic_no int, topic string")
         changed = self._center.messages(changed_since_ms=from_ms, body=False)
         hot = kept.enter_context(on_disk(with_topic(changed, topics)))
-        hot.count()  # before the manifests are listed: what is removed meanwhile was archived before
+        hot.count()  # read before the manifests are listed: what is removed meanwhile was archived before
         return hot
 
     def _messages(self, hot: DataFrame, from_ms: int, to_ms: int) -> DataFrame:
@@ -93,7 +93,7 @@ class Report:
         return every.where((f.col("created_ms") >= from_ms) & (f.col("created_ms") < to_ms))
 
     def _frames(self, messages: DataFrame, hot: DataFrame) -> Mapping[str, DataFrame]:
-        """hot: what is open is there, also when it was prepared before the time that the report is about."""
+        """The tables of the report. hot: also holds open messages that were prepared before the reported period."""
         names = (
             {number: name for number, (_, name) in subscriber_names(self._archive.manifests()).items()}
             if self._archive
@@ -113,7 +113,7 @@ class Report:
         }
 
     def _kept(self, frame: DataFrame, name: str) -> page.Rows:
-        """Write a small table, and hand its rows over in their order."""
+        """Write a small table. Returns: its rows, in order."""
         rows = [row.asDict() for row in frame.collect()]
         self._spark.createDataFrame(rows, frame.schema).coalesce(1).write.parquet(self._folder.path(name))
         return rows

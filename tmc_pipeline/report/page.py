@@ -28,7 +28,7 @@ _STYLE = {
     "grid.color": "#e5e7eb",
     "svg.fonttype": "none",
     "svg.hashsalt": "tmc",
-    "text.parse_math": False,  # names and error texts are strangers': a $ in them is no formula
+    "text.parse_math": False,  # names and error texts come from users: a $ in them is not a formula
 }
 
 
@@ -82,7 +82,7 @@ def _pictures(tables: Mapping[str, Rows]) -> Mapping[str, str]:
 
 
 def _svg(draw: Any) -> str:
-    """Draw one picture. Texts are read when the figure is made and when it is written: both happen in our style."""
+    """Draw one chart as SVG. Settings are read when a figure is made and when it is saved: both use our style."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(7.2, 2.6), layout="constrained")
         draw(figure.add_subplot())
@@ -93,7 +93,7 @@ def _svg(draw: Any) -> str:
 
 
 def _label(text: str) -> str:
-    """A stranger's text in a picture: one line, without characters that XML does not allow."""
+    """Text from users for a chart: one line, without characters that XML does not allow."""
     return "".join(each if each.isprintable() else " " for each in text)
 
 
@@ -173,10 +173,10 @@ def _skew(axes: Axes, rows: Rows) -> None:
 
 def _failures(axes: Axes, rows: Rows) -> None:
     if not rows:
-        _empty(axes, "no try failed in this time")
+        _empty(axes, "no attempt failed in this time")
         return
     first = rows[:_MOST_LINES][::-1]
     places = range(len(first))  # by number: bars with equal labels would lie upon each other
     axes.barh(places, [row["tries"] for row in first], color=_COLOURS[3])
     axes.set_yticks(places, [_label(f"{row['subscriber']}: {row['reason'][:40]}") for row in first])
-    axes.set_xlabel("failed tries")
+    axes.set_xlabel("failed attempts")

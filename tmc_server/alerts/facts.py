@@ -1,4 +1,4 @@
-"""What an alert tells, in names instead of numbers: the same for every sink. Documented in docs/operating.md."""
+"""The content of an alert, names instead of numbers: the same for every sink. Documented in docs/operating.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The composition root: the only room that names concrete adapters."""
+"""The composition root: the only package that names concrete adapters."""
 
 from tmc_server.app.maintenance import CannotStart, diagnose, initialize, open_shards
 from tmc_server.app.server import Server, serve

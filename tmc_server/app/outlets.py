@@ -31,7 +31,7 @@ _EPISODE_MINUTES = 10
 
 
 class Outlets:
-    """Everything copies leave through, started and stopped together. wake: there is room for what is due."""
+    """All outlets for copies, started and stopped together. wake: called when there is room for due copies."""
 
     def __init__(
         self,
@@ -128,12 +128,12 @@ class Outlets:
         return False
 
     def abandoned(self, subscription: SubscriptionNumber, look: QueueLook) -> None:
-        """Nobody reads a queue that holds copies."""
+        """Alert the owner: a queue holds copies, but has no consumer."""
         detail = f"{look.messages} messages wait in a queue that nobody reads"
         self.raise_alert("no consumer", subscription, detail, _EPISODE_MINUTES)
 
     def unforwardable(self, subscription: SubscriptionNumber, kind: str) -> None:
-        """This server looks after what is due and has no such forwarder."""
+        """Alert the owner: this server holds the shard, but has no such forwarder."""
         detail = f"no forwarder {kind!r} is installed on the server that looks after these messages: they wait"
         self.raise_alert("no forwarder", subscription, detail, _EPISODE_MINUTES)
 
@@ -150,7 +150,7 @@ class Outlets:
             self._declaring.wake()
 
     def start(self) -> None:
-        """Queues first, as far as the broker is there: a publish to a missing queue costs a pause."""
+        """Start the outlets, queues first if the broker answers: a publish to a missing queue costs a pause."""
         if self.queues is not None:
             try:
                 self.queues.run_once()
@@ -162,7 +162,7 @@ class Outlets:
                 forwarder.start()
 
     def stop(self) -> bool:
-        """Wait for what is on its way. Returns: nothing is uncertain, nobody needs to hand it over again. Blocks."""
+        """Wait for copies in flight. Returns: True if none has to be handed over again. Blocks."""
         clean = self._rabbit.stop() if self._rabbit is not None else True
         for forwarder in self._forwarders.values():
             if hasattr(forwarder, "stop"):

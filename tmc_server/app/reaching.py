@@ -1,6 +1,6 @@
-"""Whether the databases answer at all, before anything else is tried: a server waits for one that is away.
+"""Waits for the databases to answer before a server starts.
 
-Away (nobody answers) may pass by itself; refused (wrong password, no such database) does not, and is said at once.
+An unreachable database may recover; a refusal (wrong password, no such database) is permanent and reported at once.
 """
 
 from __future__ import annotations

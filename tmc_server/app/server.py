@@ -1,4 +1,4 @@
-"""One server. Start and stop read as lists."""
+"""One server: what it starts and stops, in order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Server:
 
     @classmethod
     async def started(cls, config: Config, dev: bool = False) -> Server:
-        """Serving when it returns. dev: schema made by itself, no credentials, names made at first use, changes at once.
+        """Start a server. dev: schema created, no credentials, names created at first use, changes in effect at once.
 
         Raises CannotStart.
         """
@@ -84,7 +84,7 @@ class Server:
             duty.start()
 
     def _take_up(self) -> None:
-        """Before the first call: leases, what an earlier run left behind, the ways out."""
+        """Before the first call: take leases, rescue what an earlier run left behind, start the outlets."""
         for keeping in self.parts.shard_keeping:
             keeping.take_up()
         self.parts.outlets.start()
@@ -100,7 +100,7 @@ class Server:
         return not self._dead.is_set()
 
     async def stop(self) -> None:
-        """In this order: nobody new comes, who is here is answered, what waits is stored, then the doors close."""
+        """In order: accept no new calls, answer the open ones, store what is queued, then close everything."""
         parts, store = self.parts, self.store
         await parts.grpc.set_serving(False)
         for duty in parts.findable:

@@ -1,4 +1,4 @@
-"""Who finds whom in this configuration: this server in Consul, producers' services for the center."""
+"""Service discovery as configured: how this server is found, and how it finds producers' services."""
 
 from __future__ import annotations
 

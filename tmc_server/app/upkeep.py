@@ -89,9 +89,9 @@ class ShardKeeping:
 
 
 class CatalogFollowing:
-    """Keeps the copy of the catalog current, and does what a new one means for what is running, whichever thread read it.
+    """Keeps the copy of the catalog current, and applies a new one to what is running, whichever thread read it.
 
-    die, finish: called from this duty's thread; the server cannot go on, and streams of these subscriptions have to end.
+    die, finish: called from this duty's thread: the server cannot continue; streams of these subscriptions must end.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ log = logging.getLogger("tmc.app")
 _RETENTION_S = 60.0
 _GAUGES_S = 15.0
 _DOORS_S = 1.0
-_WOKEN_S = 30.0  # the scan wakes these duties; by themselves they look so often
+_WOKEN_S = 30.0  # the scan wakes these duties; without it they run this often
 _EXCLUSIVE_S = 5.0
 _COUNTING_S = 2.0
 _ALERTING_S = 5.0
@@ -347,7 +347,7 @@ def _alerting(outbox: SqlAlertOutbox, sinks: Mapping[str, AlertSink], store: Ope
 
 
 def _retaining(config: Config, parts: Sequence[_Part]) -> list[Periodic]:
-    """None where nothing is to be removed."""
+    """One duty per database; none if nothing is to be removed."""
     retention = config.retention
     if retention.kind == "none":
         return []

@@ -28,7 +28,7 @@ def resolve(name: str, port: int) -> Sequence[str]:
 
 
 class Addressing:
-    """trusted: instances that discovery gives are as good as listed; not those that senders name themselves."""
+    """trusted: instances from discovery count as listed; those that senders name themselves do not."""
 
     def __init__(self, instances: Instances, egress: Egress, trusted: bool, resolver: Resolver = resolve) -> None:
         self._instances = instances

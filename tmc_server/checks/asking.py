@@ -1,4 +1,4 @@
-"""All kinds of checks behind one face: the kind by its name, the addresses by discovery and allow-list, the next one tried."""
+"""Dispatches checks: the kind by name, addresses from discovery and allow-list, the next one if one fails."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class CheckDispatcher:
 
 
 def _tried(attempt: Callable[[], None]) -> None:
-    """An asker of somebody else may raise anything: to the operator it is a refusal."""
+    """A third-party asker may raise anything: to the operator it is a refusal."""
     try:
         attempt()
     except CheckRefused:
@@ -112,7 +112,7 @@ def _guarded(
 def without_poison(
     ask: Callable[[Sequence[Question]], list[CheckAnswer]], questions: Sequence[Question], last_start: float
 ) -> list[CheckAnswer]:
-    """One question that spoils a whole batch is found by halves, so that its neighbors get their answers.
+    """Ask a batch; bisect it if one question makes all of it fail, so that the others get answers.
 
     last_start: monotonic seconds, no call begins after that.
     """

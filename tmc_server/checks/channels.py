@@ -109,7 +109,7 @@ def call_one(method: Any, request: bytes, target: CheckTarget, token: str, longe
 
 
 class Stamina:
-    """How long a page of single questions: it lasts until the service fails a whole round or the time is over."""
+    """Whether to continue a page of single questions: until a whole round of them fails or time runs out."""
 
     def __init__(self, target: CheckTarget, until: float) -> None:
         self._round = target.concurrency
@@ -121,7 +121,7 @@ class Stamina:
         return self._failed < self._round and time.monotonic() <= self._last_start
 
     def note(self, answer: object) -> None:
-        """What came of one question: an answer, or anything that the service said."""
+        """Count a failure of the service; any other outcome resets the count."""
         of_service = isinstance(answer, CheckAnswer) and answer.reason.of_service
         self._failed = self._failed + 1 if of_service else 0
 

@@ -1,4 +1,4 @@
-"""What a foreign service says about one of its methods: fetched by server reflection, bounded, into a pool of its own.
+"""Fetches the description of a service's method by server reflection, within limits, into a pool of its own.
 
 The stock client for reflection has neither deadline nor bounds. Here everything is fetched first, v1 and then v1alpha, within
 one deadline and limits on files, bytes and depth; only then a pool is built, which does no input or output any more.
@@ -151,7 +151,7 @@ def _class_of(descriptor: Descriptor) -> type[Message]:
 def _imports_first(
     files: dict[str, descriptor_pb2.FileDescriptorProto],
 ) -> Iterator[descriptor_pb2.FileDescriptorProto]:
-    """Raises Undescribed for circles."""
+    """Files, imports first. Raises Undescribed for circular imports."""
     done: set[str] = set()
     under_way: dict[str, Iterator[str]] = {}
     for root in files:

@@ -277,7 +277,7 @@ def _path(target: CheckTarget, question: Question) -> str:
 
 
 def _about(question: Question) -> dict[str, str]:
-    """What a GET in TrustMessage's form has no room for."""
+    """Headers for what a GET in TrustMessage's format cannot carry."""
     return {
         "Tmc-Message-Id": question.message_id,
         "Tmc-Topic": question.topic,

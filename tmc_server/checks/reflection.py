@@ -198,7 +198,7 @@ def _refuse_defaults(target: CheckTarget, field: FieldDescriptor) -> None:
 
 
 def _refuse_strangers(target: CheckTarget, field: FieldDescriptor) -> None:
-    """The values of an enum are known: one that it has not is a mistake."""
+    """Refuse values that the verdict's enum does not have."""
     if field.enum_type is None:
         return
     known = {value.name for value in field.enum_type.values} | {str(value.number) for value in field.enum_type.values}

@@ -51,7 +51,7 @@ class ConsulInstances:
         return passing(nodes)
 
     def _remember(self, key: tuple[str, str], found: Sequence[str]) -> None:
-        """Tags are the senders' choice: of those without instances nothing is worth remembering when there are many."""
+        """Senders choose tags: when the cache is full, entries without instances are dropped."""
         if len(self._known) >= _MOST_KNOWN:
             self._known = {name: entry for name, entry in list(self._known.items()) if entry[1]}
         self._known[key] = (self._monotonic(), found)

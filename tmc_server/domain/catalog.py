@@ -73,7 +73,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """Owner prepares, submits, rolls back; placement is fixed for ever. signed: its copies in queues are."""
+    """The owner prepares, submits and rolls back; placement is fixed forever. signed: copies in queues are signed."""
 
     number: int
     name: str
@@ -91,9 +91,9 @@ class Topic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryKeys:
-    """What copies for one subscription are signed with. 32 bytes each.
+    """Keys that sign the copies for one subscription. 32 bytes each.
 
-    signing: the one in use.  other: accepted as well, the one before or, during a rotation, the next; None: there is none.
+    signing: the one in use.  other: also accepted, the previous one or, during a rotation, the next; None: no other.
     since_ms: copies handed over before may be unsigned, by the catalog database's clock; 0: all are signed.
     """
 
@@ -106,8 +106,8 @@ class DeliveryKeys:
 class Subscription:
     """Topic x consumer app x consumer tag. A removal is final: the same three again get another number.
 
-    effective_ms: every server knows it since then; 0: not known yet.  removed_ms: when it was removed; None: it is there.
-    keys: None: its topic is not signed, or it was registered by a server that knew of no signatures and nobody has asked yet.
+    effective_ms: every server knows it since then; 0: not known yet.  removed_ms None: it is active.
+    keys: None: its topic is not signed, or a server without signatures registered it and no keys were requested yet.
     """
 
     number: SubscriptionNumber
@@ -158,7 +158,7 @@ class Catalog:
 
     @cached_property
     def subscription_by_name(self) -> Mapping[tuple[int, int, str], Subscription]:
-        """By topic number, app number, tag: the one that is there, or the last one that was."""
+        """By topic number, app number, tag: the active one, or the last one removed."""
         in_turn = sorted(self.subscriptions.values(), key=lambda s: (not s.is_removed, s.number))
         return {s.name: s for s in in_turn}
 
@@ -196,11 +196,11 @@ class Catalog:
         return found
 
     def subscribers(self, topic_number: int) -> Sequence[Subscription]:
-        """Whoever gets a message that is submitted with this copy."""
+        """The subscriptions that receive a message submitted with this copy of the catalog."""
         return [s for s in self.subscriptions_of.get(topic_number, ()) if not s.is_removed]
 
     def authenticated(self, app_id: str, key_hash: bytes) -> tuple[App, str]:
-        """One error for an unknown app and a wrong key: nobody learns which apps exist.
+        """The app of this key. Unknown apps and wrong keys raise the same error: nobody learns which apps exist.
 
         Returns: the app, and the only tag that this key works for; "": all of them.
         """

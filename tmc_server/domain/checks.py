@@ -1,7 +1,7 @@
 """What a check is: the question, where it is asked, the answer, and what follows from it for the message.
 
-Only answers count to the limit. A service that could not be reached, broke down instead of answering or answered garbage is
-asked again for as long as the message exists: nothing is ever guessed.
+Only answers count toward the limit. A service that is unreachable, fails or answers garbage is asked again for as
+long as the message exists: nothing is ever guessed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CheckReason(Enum):
 
     @property
     def counts(self) -> bool:
-        """An answer, so the try is one of those that the limit means. Garbage is none."""
+        """Whether it counts toward the limit: only an answer does, garbage does not."""
         return self is CheckReason.ANSWERED
 
     @property
@@ -98,9 +98,9 @@ class CheckTarget:
 
 @dataclass(frozen=True, slots=True)
 class CheckPolicy:
-    """How a topic's messages are checked: at first over gRPC where discovery finds the sender's service.
+    """How a topic's messages are checked: by default over gRPC where discovery finds the producer's service.
 
-    retry: distances and limit of UNKNOWN answers.
+    retry: delays and limit for UNKNOWN answers.
     """
 
     targets: Mapping[str, CheckTarget] = field(default_factory=lambda: {"": CheckTarget(name="", kind="grpc")})
@@ -130,7 +130,7 @@ class CheckAnswer:
 
     @property
     def said(self) -> bool:
-        """The service said something, if only nonsense: it is there."""
+        """The service answered something, even garbage: it can be asked."""
         return not self.reason.of_service
 
     @classmethod
@@ -144,10 +144,10 @@ class CheckAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckState:
-    """The columns of a PREPARED message that checks move.
+    """The columns of a PREPARED message that checks change.
 
-    attempt: number of the check, never goes back.  checked: answers that were UNKNOWN, to the limit.
-    unreached_ms: since when nobody could be asked, None: the last one could.
+    attempt: number of the check, never decreases.  checked: UNKNOWN answers, counted toward the limit.
+    unreached_ms: since when checks have gone unanswered; None: the last one was answered.
     """
 
     attempt: int
@@ -168,9 +168,9 @@ class AfterUnknown:
 def decide_after_unknown(
     row: CheckState, answer: CheckAnswer, policy: RetryPolicy, pause_ms: int, now: int
 ) -> AfterUnknown:
-    """After an UNKNOWN answer: again later, or a human.
+    """After an UNKNOWN answer: check again later, or give up at the limit (CHECK_FAILED).
 
-    pause_ms: how long the service is left in peace; 0: it can be asked, and only this question went wrong.
+    pause_ms: back-off of the whole service; 0: it can be asked, and only this question failed.
     """
     if answer.reason is CheckReason.NOT_ASKED:
         return AfterUnknown(

@@ -1,9 +1,9 @@
-"""The life of one delivery duty (message x subscription): states, transitions, decisions.
+"""The life of one delivery (message x subscription): states, transitions, decisions.
 
-Two counters: `attempt` numbers the tries and never goes back; `tried` counts those that use up the policy's budget
-since submit or reactivation. A try that never reached the consumer is given back: `tried` drops, `attempt` stays.
-Whatever belongs to one try (give back, nack, extend, reject) is guarded by its attempt number; an ack is not: it is
-true for every copy, and final.
+Two counters: `attempt` numbers the attempts and never decreases; `tried` counts those that use up the policy's budget
+since submit or reactivation. An attempt that never reached the consumer is given back: `tried` drops, `attempt` does
+not. Operations on one attempt (give back, nack, extend, reject) are guarded by its number. An ack is not: it is valid
+for every copy, and final.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Row:
 
 
 Decision = Row | TmcError | None
-"""The row afterwards; None: nothing to change, the answer is the same as the first time; or why it is refused."""
+"""The row afterwards; None: no change, the answer is the same as the first time; TmcError: why it is refused."""
 
 
 def _transition(row: Row, event: ConsumptionEvent, attempt: Attempt | None = None) -> Transition | TmcError:
@@ -122,7 +122,7 @@ def decide_ack(row: Row, now: int) -> Decision:
 def decide_nack(
     row: Row, attempt: Attempt, policy: RetryPolicy, now: int, retry_after_ms: int | None = None, reject: bool = False
 ) -> Decision:
-    """The try failed: due again by the policy (or when the consumer says), FAILED when rejected or when it was the last."""
+    """The attempt failed: due again by the policy (or when the consumer asks), FAILED if rejected or the last one."""
     exhausted = row.tried > policy.max_retry
     transition = _transition(row, ConsumptionEvent.REJECT if reject or exhausted else ConsumptionEvent.NACK, attempt)
     if isinstance(transition, TmcError):
@@ -134,7 +134,7 @@ def decide_nack(
 
 
 def decide_extend(row: Row, attempt: Attempt, extend_ms: int, now: int) -> Decision:
-    """The handler needs longer: the next try comes no sooner than now + extend_ms, and never sooner than planned."""
+    """The handler needs longer: postpone the next attempt to now + extend_ms, or keep its time if that is later."""
     transition = _transition(row, ConsumptionEvent.EXTEND, attempt)
     return (
         transition if isinstance(transition, TmcError) else replace(row, due_ms=max(row.due_ms or 0, now + extend_ms))
@@ -142,7 +142,7 @@ def decide_extend(row: Row, attempt: Attempt, extend_ms: int, now: int) -> Decis
 
 
 def decide_give_back(row: Row, attempt: Attempt, after_ms: int, now: int) -> Decision:
-    """The copy never reached the consumer: uncounted, due after the back-off; a later try or an ack makes it void."""
+    """The copy never reached the consumer: uncounted, due after the back-off; void after a newer attempt or ack."""
     transition = _transition(row, ConsumptionEvent.GIVE_BACK, attempt)
     return (
         None if isinstance(transition, TmcError) else replace(row, tried=max(row.tried - 1, 0), due_ms=now + after_ms)
@@ -150,9 +150,9 @@ def decide_give_back(row: Row, attempt: Attempt, after_ms: int, now: int) -> Dec
 
 
 def decide_sign_again(row: Row, attempt: Attempt, tried_ms: int, since_ms: int, now: int) -> Decision:
-    """A copy without a signature was refused: it comes again, uncounted, if it is from before there were signatures.
+    """A copy without a signature was refused: deliver it again, uncounted, if it is older than the signatures.
 
-    tried_ms: when the row's newest copy was handed over, 0: it is answered. Anything else is a stranger's copy: AttemptStale.
+    tried_ms: when the row's newest copy was handed over; 0: it is answered. Any other copy is forged: AttemptStale.
     """
     transition = _transition(row, ConsumptionEvent.GIVE_BACK, attempt)
     if isinstance(transition, TmcError) or not 0 < tried_ms < since_ms:
@@ -161,7 +161,7 @@ def decide_sign_again(row: Row, attempt: Attempt, tried_ms: int, since_ms: int, 
 
 
 def decide_reactivate(row: Row, now: int) -> Decision:
-    """An operator gives it a fresh budget; attempt numbers go on."""
+    """An operator grants a fresh budget; attempt numbers continue."""
     transition = _transition(row, ConsumptionEvent.REACTIVATE)
     return transition if isinstance(transition, TmcError) else replace(row, state=transition.to, tried=0, due_ms=now)
 
@@ -186,10 +186,10 @@ _PASSED_MARGIN_MS = 2_000
 class QueueLook:
     """What a queue looked like a moment ago. messages: those that no consumer has fetched.
 
-    passed_ms: when the newest try was made whose copy came out of the queue already, as far as any server saw; 0: none.
-    A queue is first in, first out: a copy of an older try is not in it any more.
-    still_ms: for so long there have been consumers and no server saw anything come out.
-    unwritten: (shard, number) of messages whose copies are certain to wait still; where copies go down streams.
+    passed_ms: time of the newest attempt whose copy has left the queue, as far as any server saw; 0: none.
+    A queue is first in, first out: copies of older attempts are no longer in it.
+    still_ms: how long there have been consumers without any server seeing a copy leave.
+    unwritten: (shard, number) of messages whose copies certainly still wait; for delivery over streams only.
     """
 
     consumers: int = 0
@@ -199,10 +199,10 @@ class QueueLook:
     unwritten: Set[tuple[Shard, MessageNumber]] = frozenset()
 
     def may_hold_copy(self, tried_ms: int | None, now: int) -> bool:
-        """May the copy of a try made at tried_ms still wait in the queue? None: that try is answered, or never got there.
+        """Whether the copy of the attempt at tried_ms may still be queued. None: it is answered, or was never queued.
 
-        Without consumers it waits as long as the queue is not empty. With consumers that have got nothing done for ten minutes
-        we stop believing it: the copy may be lost, while the queue never runs empty.
+        Without consumers it waits as long as the queue is not empty. If consumers have made no progress for ten
+        minutes, the copy is assumed lost, even if the queue is not empty.
         """
         if tried_ms is None or self.messages == 0:
             return False
@@ -213,10 +213,10 @@ class QueueLook:
 
 
 def decide_held(row: Row, policy: RetryPolicy, tried_ms: int, look: QueueLook, now: int) -> Row:
-    """The earlier copy may still wait in its queue: no second one, nothing counted.
+    """The earlier copy may still be in its queue: send no second one, count nothing, look again later.
 
-    Held rows are looked at with increasing delay. While consumers work the queue off, a copy that is only a little behind
-    what came out last is looked at again as soon as the queue can have reached it.
+    The delay between looks increases. While consumers drain the queue, a copy just behind the last one that left is
+    looked at again as soon as the queue may have reached it.
     """
     wait_ms = min(max(policy.delay_after_ms(row.tried), now - tried_ms), _LONGEST_HOLD_MS)
     if look.consumers and look.passed_ms:
@@ -226,7 +226,7 @@ def decide_held(row: Row, policy: RetryPolicy, tried_ms: int, look: QueueLook, n
 
 
 def first_try(policy: RetryPolicy, now: int) -> Row:
-    """A row whose first copy is handed over at submit: tried once, due again after the first distance."""
+    """A row whose first copy is handed over at submit: attempted once, due again after the first delay."""
     return decide_due(untried(now), policy, subscribed=True, now=now)
 
 

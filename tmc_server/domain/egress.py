@@ -84,7 +84,7 @@ class Place:
 
 
 def parse_place(text: str) -> Place:
-    """Raises ValueError for whatever is neither a plain name nor an address in its usual form.
+    """Parse host:port. Raises ValueError unless the host is a plain name or an address in its usual form.
 
     Numbers in other notations (2130706433, 0x7f.1, 0177.0.0.1, 127.1), which a resolver would take, are refused.
     """
@@ -119,17 +119,17 @@ class Egress:
         self._entries = [_parse_entry(entry) for entry in entries]
 
     def lists(self, place: Place) -> bool:
-        """Is this host and port named, as it is written?"""
+        """Whether an entry names this host and port as written."""
         if place.literal is not None:
             return self._in_networks(place.literal, place.port)
         return any(e.host == place.host and e.allows_port(place.port) for e in self._entries)
 
     def may_resolve(self, place: Place, *, listed: bool) -> bool:
-        """Could any address of this name be permitted? If not, nobody is asked for them."""
+        """Whether any address of this name could be permitted; if not, the name is not resolved."""
         return listed or any(e.network is not None and e.allows_port(place.port) for e in self._entries)
 
     def permits(self, address: Address, port: int, *, listed: bool) -> bool:
-        """May this resolved address be connected to? listed: its name is, or discovery gave it."""
+        """Whether this resolved address may be connected to. listed: its name is listed, or it is from discovery."""
         if self._in_networks(address, port):
             return True
         return listed and not (_is_isatap(address) or any(address in network for network in _NEVER))

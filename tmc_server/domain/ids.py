@@ -92,7 +92,7 @@ class IdGenerator:
         return now
 
     def next(self) -> MessageNumber:
-        """Raises NoIdentity when the lease is over, or when no number can carry the clock's time."""
+        """The next number. Raises NoIdentity: the lease has expired, or numbers cannot represent the clock's time."""
         with self._lock:
             now = self.check_clock()
             if now > self._last_ms:

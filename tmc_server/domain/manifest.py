@@ -106,7 +106,7 @@ def manifest_name(run: str) -> str:
 
 
 def intent_name(run: str) -> str:
-    """Path of a manifest before it is published: moved to its final name, it is proof that the run was not published."""
+    """Path of a manifest before it is published: publishing renames it, so while it exists the run is unpublished."""
     return f"intents/{run}.json"
 
 

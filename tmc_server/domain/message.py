@@ -55,7 +55,7 @@ TRANSITIONS: Mapping[tuple[MessageState | None, MessageEvent], Transition] = {
 
 
 class Closing(Enum):
-    """When nothing can happen to a message any more."""
+    """When a message can no longer change."""
 
     NOT_YET = "it is undecided"
     ITSELF = "it is closed"

@@ -2,8 +2,8 @@
 
 An operation never changes. Answers travel beside the operations, in a list of the same order.
 
-Prepare, submit, rollback and ack are idempotent: run again after an uncertain commit they find their own work and answer
-the same. Whatever belongs to one try is guarded by its attempt number: run again, the answer may be that it is done already.
+Prepare, submit, rollback and ack are idempotent: repeated after an uncertain commit, they find their own work and
+give the same answer. Operations on one attempt are guarded by its number: repeated, they may answer "done already".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tmc_server.errors import TmcError
 class Stored:
     """The answer to prepare, publish, submit and rollback. message_id None: a rollback of what was never stored.
 
-    changed: this operation made it so; False: it was so before.
+    changed False: the message was in this state before.
     """
 
     message_id: MessageId | None
@@ -33,7 +33,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The answer to everything about a consumption. subscription: the one whose row it was, of all lives of its name."""
+    """The answer to any operation on a consumption. subscription: whose row it was, of all numbers of its name."""
 
     subscription: SubscriptionNumber = field(compare=False)
 
@@ -121,7 +121,7 @@ class Ack(Consume):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Nack(Consume):
-    """The try failed. hangs: its handler ran longer than its consumer allows, the owner is alerted."""
+    """The attempt failed. hangs: the handler ran longer than its consumer allows; the owner is alerted."""
 
     attempt: Attempt
     policy: RetryPolicy

@@ -1,8 +1,8 @@
-"""When a delivery is tried again.
+"""When a delivery is retried.
 
-next try = this try + distance(tries so far). Linear with an interval of 10 s (T8): the publish at 0, then the retries
-at 10, 30, 60, 100 s.  Exponential with 10 s: 10, 30, 70, 150 s. Max-retry n means one publish and n retries; one
-distance after the last the row is FAILED.
+next attempt = this attempt + delay(attempts so far). Linear with an interval of 10 s (T8): the publish at 0, then the
+retries at 10, 30, 60, 100 s.  Exponential with 10 s: 10, 30, 70, 150 s. Max-retry n means one publish and n retries;
+one delay after the last the row is FAILED.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DAY_MS = 86_400_000
 
 
 class RetryKind(IntEnum):
-    """How distances grow; numbers are stored and sent."""
+    """How delays grow; numbers are stored and sent."""
 
     LINEAR = 1
     EXPONENTIAL = 2
@@ -31,7 +31,7 @@ class RetryPolicy:
     cap_ms: int = 3_600_000
 
     def delay_after_ms(self, tried: int) -> int:
-        """Milliseconds from try number `tried` (1 = the publish) to the next.
+        """Milliseconds from attempt number `tried` (1 = the publish) to the next.
 
         >>> tries, at = [], 0
         >>> for tried in range(1, 5):

@@ -12,7 +12,7 @@ from tmc_server.domain.numbers import Attempt, MessageNumber, Shard, Subscriptio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckView:
-    """Where the checks of a message stand. due_ms None: it is not asked for any more."""
+    """Progress of a message's checks. due_ms None: no further check is due."""
 
     attempt: Attempt
     checked: int
@@ -61,7 +61,7 @@ class ConsumptionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptView:
-    """One failed try."""
+    """One failed attempt."""
 
     subscription: SubscriptionNumber
     attempt: Attempt
@@ -71,7 +71,7 @@ class AttemptView:
 
 @dataclass(frozen=True, slots=True)
 class MessageDetail:
-    """A message with everything that hangs on it."""
+    """A message with its deliveries and their failed attempts."""
 
     message: MessageView
     consumptions: Sequence[ConsumptionView]

@@ -99,7 +99,7 @@ class Acking:
         )
 
     def admit(self, caller: Caller, count: int) -> None:
-        """Before any of so many items is looked at: invalid ones cost as much as valid ones. Raises InvalidField, RateLimited."""
+        """Charge `count` items before validating any: invalid ones cost as much. Raises InvalidField, RateLimited."""
         self._rate.take(caller.app, validation.items(count))
 
     async def perform(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:

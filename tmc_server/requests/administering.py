@@ -129,7 +129,7 @@ class Administering:
             return result, 0
 
     async def register_app(self, actor: str, new: NewApp) -> tuple[App, str, int]:
-        """Names that are empty are the id. Returns: app, key ("" when it was there), time of effect."""
+        """Register an app; empty names default to its id. Returns: app, key ("" if it existed), time of effect."""
         validation.app_id(new.id)
         validation.line(new.service_name, "service_name", 128)
         validation.line(new.biz_id, "biz_id", 128)
@@ -258,7 +258,7 @@ class Administering:
         return await asyncio.to_thread(self._reader.shard_places)
 
     async def instances(self, app: str, tag: str) -> Sequence[str]:
-        """Where a producer's service would be asked. Raises AppUnknown."""
+        """Addresses at which a producer's service would be checked. Raises AppUnknown."""
         known = self.catalog.app_by_id.get(validation.app_id(app, "app"))
         if known is None:
             raise AppUnknown(f"There is no app {app!r}: list the apps to see their ids.")

@@ -1,4 +1,4 @@
-"""Who asks, how often they may, and how a list of items is answered one by one."""
+"""Callers, their rate limits and budgets, and batches answered item by item."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Allowance:
 class Budget:
     """What apps use besides items: calls, the bytes of their requests, what they hold open. On the loop only.
 
-    Whoever is over an allowance is refused before the request is read (calls, streams) or decoded (bytes).
+    An app over an allowance is refused before its request is read (calls, streams) or decoded (bytes).
     """
 
     def __init__(self, allowance: Allowance, monotonic: Callable[[], float] = time.monotonic) -> None:

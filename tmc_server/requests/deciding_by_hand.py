@@ -1,4 +1,4 @@
-"""What operators do about undecided messages: how a topic is checked, ask now, ask again, decide by hand. All audited."""
+"""What operators do about undecided messages: configure, run and repeat checks, decide by hand. All audited."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class DecidingByHand:
         untried: bool,
         change: CheckChange | None = None,
     ) -> tuple[Topic, int]:
-        """change None: these targets and this policy instead of all there are.
+        """change None: replace all targets and the policy.
 
         Raises CheckRefused: a check like this cannot work. Returns: topic, time of effect.
         """

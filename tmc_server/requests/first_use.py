@@ -1,4 +1,4 @@
-"""Apps, topics and subscriptions that come into being when they are first named: for `tmc dev` on loopback only."""
+"""Creates apps, topics and subscriptions when they are first named: for `tmc dev` on loopback only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EnsureTopic = Callable[[Caller, str], None]
 
 
 def topics_exist(_caller: Caller, _name: str) -> None:
-    """In production nothing comes into being when it is named."""
+    """Do nothing: in production, naming a topic does not create it."""
 
 
 class DevEditor(CatalogEditor, Protocol):

@@ -63,7 +63,7 @@ class Signing:
         ]
 
     def report(self, caller: Caller, topic: str, count: int, message_id: str) -> None:
-        """Copies were refused. No message changes; a topic that is not the caller's is nobody's alert."""
+        """Count refused copies. No message changes; if the caller does not consume the topic, there is no alert."""
         validation.line(message_id, "message_id", _MESSAGE_ID_CHARACTERS)
         validation.between(count, "count", 1, _MOST_COPIES)
         found = next((each for each in self._own(caller) if self._current.topics[each.topic].name == topic), None)
@@ -79,7 +79,7 @@ class Signing:
         return self._keys_of(number)
 
     async def rotate(self, actor: str, topic: str, app: str, tag: str, drop_previous: bool) -> DeliveryKeys:
-        """Sign with a new key; first every server tells it, so that no consumer meets a key which it cannot ask for.
+        """Sign with a new key, once every server announces it: no consumer meets a key that it cannot fetch.
 
         Raises SubscriptionUnknown, RotationOpen; InvalidField: its topic is unsigned.
         """

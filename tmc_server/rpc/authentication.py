@@ -41,7 +41,7 @@ class Credentials(Protocol):
 
 
 class Call(Protocol):
-    """What a failed login tells of itself."""
+    """The parts of a call that the log of a failed login needs."""
 
     def peer(self) -> str: ...
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...

@@ -1,11 +1,11 @@
 """What surrounds every RPC: authenticate, count, read, decode, run, turn errors into statuses. In this order.
 
-Before its sender is known, a request is not read: flow control stops it after one window, whatever it holds. Every handler
-takes a stream of bytes for that reason, also of an RPC with one request: gRPC hands over such calls before their message.
+A request is not read before its sender is authenticated: flow control stops it after one window. Therefore every
+handler takes a stream of bytes, even for unary requests: gRPC hands over such calls before their message.
 
 Handlers are made from the service descriptors, so a new RPC cannot be forgotten: without an entry in domain/rights.py
 the server does not start. No client input ends in UNKNOWN or INTERNAL: bytes that are no request are an
-INVALID_ARGUMENT, and an exception that nobody foresaw is logged with a correlation id and tells the caller only that id.
+INVALID_ARGUMENT, and an unexpected exception is logged with a correlation id, and the caller gets only that id.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Edge:
         await refuse(context, error)
 
     def opened(self, stream: _Stream) -> None:
-        """From now on the stream ends soon after its key stopped working."""
+        """Register a stream: from now on it ends soon after its key is revoked."""
         self._streams.add(stream)
         if not self._looking:
             self._looking = True
@@ -97,7 +97,7 @@ class Edge:
 
 @dataclass(eq=False, kw_only=True)
 class _Stream:
-    """An open stream: how it proved who it is, and the task that serves it. revoked: why that is refused by now."""
+    """An open stream: its credentials and the task that serves it. revoked: why they are no longer valid."""
 
     identify: Identify
     metadata: Any

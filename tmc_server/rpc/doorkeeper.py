@@ -1,4 +1,4 @@
-"""Connections of strangers: few calls a second each, and never all the places there are.
+"""Limits unauthenticated connections: few calls per second each, and never all of the available connections.
 
 gRPC hands over calls one by one, no matter who sends them, so a call without a key delays its neighbors by what it costs to
 refuse it. A connection that sends more of them than an honest mistake would is answered late: its calls stay open, gRPC
@@ -93,7 +93,7 @@ class Doorkeeper:
             self._held -= 1
 
     def offended(self, context: Context) -> None:
-        """It sent what no honest caller sends: unless proven, its next calls are answered late, for half a minute."""
+        """The connection misbehaved: unless it is proven, its next calls are answered late, for half a minute."""
         if not self.proven(context):
             self._patience[context.peer()] = (-30 * _FREE_PER_SECOND, self._monotonic())
 
@@ -148,7 +148,7 @@ class Sockets:
         return found
 
     def shut_down(self, number: int, peer: str) -> bool:
-        """Meanwhile the number may belong to another file: only the connection that is meant is shut down."""
+        """Shut down the connection to `peer`, unless the descriptor belongs to another file by now."""
         try:
             with socket.socket(fileno=os.dup(number)) as connection:
                 if _name(connection.getpeername()) != peer:

@@ -1,11 +1,11 @@
-"""Requests on their way: what may be unfinished, for how long.
+"""Limits how many requests of a sender may be incomplete, and for how long.
 
-gRPC takes in a message as far as its length says, once somebody waits for it; before that, flow control stops the sender
-after one window (16 KiB). So nothing is waited for before its sender is known, and a sender who makes us wait for long, or for
-much at once, is refused while the message is still unfinished.
+Once a read is pending, gRPC accepts a message up to its announced length; before that, flow control stops the sender
+after one window (16 KiB). So no read starts before the sender is authenticated, and a sender whose requests stay
+incomplete for too long, or too many at once, is refused before they are complete.
 
-The time that counts is the sender's. While the event loop stands still, bytes arrive that nobody looks at, so that time is
-taken off again; and the newest of a crowd is refused first, or the retries would push out the ones that are nearly there.
+Only the sender's own time counts: while the event loop is blocked, arrived bytes wait, so that time is subtracted. Of
+many incomplete requests the newest are refused first; otherwise retries would push out nearly complete ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OF_STRANGERS = Patience(longest_s=5, crowd=1, crowded_s=0.25)
 
 
 class Overdue(grpc.aio.AbortError):
-    """Refused although its sender had all the time that one alone may have."""
+    """Refused after `longest_s`, the limit even for a single request."""
 
 
 class Reads:

@@ -1,4 +1,4 @@
-"""Ends a call with one of our errors, and keeps nothing of it alive."""
+"""Ends a call with one of our errors, without keeping its request in memory."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _MOST_STREAMS = 128  # with many requests (reflection), of all connections toget
 
 
 class _Places:
-    """How many of each may be inside at once."""
+    """Limits how many calls of each kind or connection run at once."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -1,4 +1,4 @@
-"""Is a request worth decoding? Protobuf makes an object of 100 bytes of two bytes on the wire.
+"""Refuses requests that cost too much to decode: protobuf turns two bytes into an object of 100 bytes.
 
 Small requests are decoded as they are. A large one with suspiciously many fields is walked first, and refused at the first
 list that is longer than any valid one: that costs a walk over the valid part at most.
@@ -15,7 +15,7 @@ from tmc_server.errors import MalformedRequest
 from tmc_server.requests.validation import MAX_ITEMS
 
 _SMALL_BYTES = 65_536
-_DENSE = 16  # a field per so many bytes is suspicious
+_DENSE = 16  # one field per 16 bytes or fewer is suspicious
 _MOST_FIELDS = MAX_ITEMS + 64  # of one message; headers are fewer still
 _LENGTH_DELIMITED = 2
 _SIZES = {1: 8, 5: 4}

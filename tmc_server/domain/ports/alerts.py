@@ -47,7 +47,7 @@ class AlertOutbox(Protocol):
         """
 
     def claim(self, sink: str, limit: int, for_ms: int) -> Sequence[Alert]:
-        """Notices that are due for this sink, longest due first; nobody else gets them for so long."""
+        """Notices that are due for this sink, longest due first; nobody else gets them for `for_ms`."""
 
     def mark_sent(self, notices: Sequence[Alert]) -> None:
         """The sink has them."""

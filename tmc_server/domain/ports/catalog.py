@@ -120,7 +120,7 @@ class CatalogEditor(Protocol):
     def register_subscription(
         self, actor: str, new: NewSubscription, change: Collection[str] | None = None
     ) -> Subscription:
-        """Again: another policy, and a removal that is not finished is taken back. After a removal: a new number.
+        """If it exists: change its policy, and take back an unfinished removal. After a removal: a new number.
 
         change: the fields of the policy that change when it is there; None: all.
         Raises TopicUnknown, AppUnknown, NameTaken: where it sends cannot be changed.
@@ -141,7 +141,7 @@ class CatalogEditor(Protocol):
     def announce_delivery_key(
         self, actor: str, topic_name: str, app_id: str, tag: str, drop_previous: bool
     ) -> Subscription:
-        """A further key, which is accepted but not used yet: `sign_with` is called once every server tells of it.
+        """Add a key that is accepted but does not sign yet: `sign_with` follows once every server announces it.
 
         Raises TopicUnknown, AppUnknown, SubscriptionUnknown (or it has no key), RotationOpen: it has a further one.
         """

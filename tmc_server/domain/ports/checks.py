@@ -77,7 +77,7 @@ class Asker(Protocol):
         """
 
     def close(self) -> None:
-        """Nobody will ask any more."""
+        """Close it: no more questions follow."""
 
 
 class Asking(Protocol):
@@ -86,7 +86,7 @@ class Asking(Protocol):
     def ask(
         self, target: CheckTarget, app: App, tag: str, questions: Sequence[Question], seconds: float
     ) -> list[CheckAnswer]:
-        """One answer per question, in order, after so many seconds at most."""
+        """One answer per question, in order, within `seconds`."""
 
     def asks_singly(self, target: CheckTarget) -> bool:
         """See Asker. False for a kind that this server does not have. Does not block."""
@@ -159,9 +159,9 @@ class DueChecks(Protocol):
         """The messages that are due longest. No locks."""
 
     def claim(self, shard: Shard, pending: Sequence[Pending], until_ms: int) -> list[Pending]:
-        """Begin a check of each: its number is one higher, and it is not due before so many milliseconds are over.
+        """Begin a check of each: increment its check number; it is not due again for `until_ms` milliseconds.
 
-        Returns those that are ours now, as they are afterwards.
+        Returns those that were claimed, as they are afterwards.
         """
 
     def hold(self, shard: Shard, pending: Sequence[Pending], pause_ms: int, detail: str) -> int:

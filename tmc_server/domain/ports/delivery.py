@@ -40,10 +40,10 @@ class Outlet(Protocol):
         """Hand over reserved copies after their rows were committed. What cannot be delivered comes back as GiveBack."""
 
     def drained_until(self, subscription: SubscriptionNumber, tried_ms: int) -> None:
-        """A consumer answered for a try made at tried_ms: whatever was handed over before it is out of the queue too."""
+        """A consumer answered the attempt made at tried_ms: copies handed over earlier have left the queue too."""
 
     def look(self, subscription: SubscriptionNumber) -> QueueLook | None:
-        """What waits for this subscription where copies go. None: unknown now. Blocks; for duty threads only."""
+        """The state of this subscription's queue. None: unknown now. Blocks; for duty threads only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class SharedProgress(Protocol):
 
 
 class ForwardAnswers(Protocol):
-    """What becomes of copies. Called from any thread; does not block."""
+    """Takes the outcome of forwarded copies. Called from any thread; does not block."""
 
     def give_back(self, copies: Sequence[Copy], after_ms: int) -> None:
         """They reached nobody: due again after that time, uncounted."""
@@ -82,7 +82,7 @@ class ForwardAnswers(Protocol):
         """They were forwarded: that is all there was to do."""
 
     def refuse(self, copies: Sequence[Copy], error: str) -> None:
-        """Forwarding failed: a try by the subscription's policy."""
+        """Forwarding failed: a failed attempt, retried by the subscription's policy."""
 
 
 class Forwarding(Protocol):
@@ -110,7 +110,7 @@ class DeliveryStream(Protocol):
         """These were taken and not written."""
 
     def add_credit(self, credit: int) -> None:
-        """The consumer can take so many copies more; before its first credit it gets nothing, and a limit caps the sum."""
+        """Let the consumer get `credit` more copies; it gets none before its first credit, and the sum is capped."""
 
     def close(self) -> None:
         """The consumer is gone: what was not written is given back."""
@@ -135,7 +135,7 @@ class BrokerAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """Rows that one pass moved on, by what became of them. held: an earlier copy may still wait in its queue."""
+    """Rows that one pass processed, by outcome. held: an earlier copy may still wait in its queue."""
 
     delivered: int = 0
     failed: int = 0
@@ -164,7 +164,7 @@ class DueWork(Protocol):
     def claim(
         self, shard: Shard, subscription: SubscriptionNumber, limit: int, look: QueueLook, exhausted_only: bool
     ) -> Claimed:
-        """Move up to `limit` due rows on and deliver copies of what was claimed, as far as the outlet has room.
+        """Process up to `limit` due rows and deliver copies of those claimed, as far as the outlet has room.
 
         exhausted_only: look only for rows whose budget is used up.
         """
@@ -173,7 +173,7 @@ class DueWork(Protocol):
         """Epoch of the lease by shard."""
 
     def rescue(self, shard: Shard, incarnation: int, since_ms: int) -> int | None:
-        """Make due, uncounted, what a server run that is gone handed over since then.
+        """Make due again, uncounted, what a server run that is gone handed over since `since_ms`.
 
         Returns: how many rows; None: the lease of the shard is over, nothing was done.
         """

@@ -34,7 +34,7 @@ class ClosedWork(Protocol):
     ) -> int:
         """Remove these, as far as they are closed and were before that moment, with all that belongs to them; keep `then`.
 
-        One commit. Returns: how many messages went; who was not closed stays, and is nobody's error.
+        One commit. Returns: how many messages were removed; those not closed stay, which is no error.
         """
 
     def forget(self, before_ms: int, limit: int) -> int:

@@ -1,0 +1,319 @@
+"""Run handlers, in threads or on an event loop: one run per message at a time, and one answer per run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from tmc_client import codecs, errors, sender, tracing
+from tmc_client.connection import abandon
+from tmc_client.keeping import Keeper
+from tmc_client.listeners import Listener, Listeners
+from tmc_client.received import Message, Receipt
+from tmc_client.runs import Run, Runs
+from tmc_client.sender import Sender
+from tmc_client.workers import Workers
+from tmc_common.protocol import consumption_pb2
+
+log = logging.getLogger("tmc_client.consumer")
+
+ANSWER_TIMEOUT_S = 120.0
+_LATEST_MS = 86_400_000  # the center takes a day at most
+
+
+class Handling:
+    """The handlers of one consumer. concurrency: handlers at once.
+
+    on_broken: called once, when as many handlers hang as may run at once; must not block.
+
+    keeper: keeps the center from sending second copies of what is being handled here.
+    broken: why this process should be restarted; "": no reason.
+    """
+
+    def __init__(
+        self,
+        answers: Sender,
+        listeners: Listeners,
+        *,
+        concurrency: int,
+        on_broken: Callable[[], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sender = answers
+        self._listeners = listeners
+        self._concurrency = concurrency
+        self._on_broken = on_broken
+        self.keeper = Keeper(answers, monotonic, watch=self.give_up_overdue)
+        self._runs = Runs(self.keeper.begin, self.keeper.end, monotonic)
+        self._workers: Workers | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self.broken = ""
+
+    @property
+    def hanging(self) -> int:
+        """Number of handlers that were given up and still run."""
+        return self._runs.hanging
+
+    @property
+    def threads(self) -> int:
+        """Threads that take work; 0: not started."""
+        return self._workers.count if self._workers is not None else 0
+
+    def start(self) -> None:
+        self._workers = Workers(self._concurrency)
+        if self._listeners.need_a_loop:
+            self._loop = asyncio.new_event_loop()
+            self._loop_thread = threading.Thread(target=self._run_loop, name="tmc-handlers", daemon=True)
+            self._loop_thread.start()
+
+    def begin_no_more(self) -> None:
+        """Start no more handlers: the center redelivers queued messages; running handlers may finish."""
+        self._stopping.set()
+
+    def wait_idle(self, seconds: float) -> bool:
+        """Wait until no handler runs or waits, except those given up. Returns False on timeout."""
+        return self._runs.wait_idle(seconds)
+
+    def stop(self) -> None:
+        """End threads and loop. Handlers that still run lose their loop, or keep their daemon thread."""
+        self.begin_no_more()
+        if self._workers is not None:
+            self._workers.stop()
+        if self._loop is not None and self._loop_thread is not None:
+            asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop)
+            self._loop_thread.join(5)
+        self.keeper.stop()
+
+    def abandon(self) -> None:
+        """In a forked child: the threads are those of the parent."""
+        abandon(self._workers, self._loop)
+
+    def _run_loop(self) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def arrive(self, message: Message, receipt: Receipt) -> None:
+        """A genuine copy came: run its handler, unless its message is being handled. See received.OnMessage."""
+        assert self._workers is not None
+        run = self._runs.arrive(message, receipt, self._listeners.limit_s(message.topic))
+        if run is not None:
+            self._workers.submit(partial(self._work, run))
+
+    def _work(self, run: Run) -> None:
+        """Call the handler of one message and send the answer. Runs in a worker thread."""
+        begun = not self._stopping.is_set()
+        answer: _Answer | None = None
+        if begun:
+            self._runs.begin(run)
+            try:
+                answer = self._handle(run)
+            except BaseException as exc:  # noqa: BLE001 - SystemExit in a handler must not end this thread
+                log.error("message %s could not be answered: %r", run.message.id, exc)
+        if not self._runs.end(run):
+            self._came_back(run, answer)
+            return
+        stored = self._answer(run, answer)
+        self._runs.answered(run)
+        for receipt in run.receipts:
+            receipt.handled()
+        if not begun:
+            self._runs.forget(run)  # the center delivers it again
+        elif stored is None:
+            self._forget(run, done=False)
+        else:
+            stored.add_done_callback(partial(self._on_stored, run, answer))
+
+    def _on_stored(self, run: Run, answer: _Answer | None, stored: Future[Any]) -> None:
+        self._forget(run, done=_is_stored(stored) and answer is _ack)
+
+    def _answer(self, run: Run, answer: _Answer | None) -> Future[Any] | None:
+        """Send the answer to the center. Returns: its future; None: nothing was sent."""
+        try:
+            return None if answer is None else self._sender.send(*answer(run.message), ANSWER_TIMEOUT_S)
+        except errors.TmcError as exc:
+            log.error("message %s could not be answered: %s", run.message.id, exc)
+            return None
+
+    def _forget(self, run: Run, done: bool) -> None:
+        """Release a run whose answer was stored or given up; the center sends another copy if it has to."""
+        for receipt in run.receipts:
+            receipt.answered()
+        for message, receipt in self._runs.forget(run):
+            if done:
+                receipt.handled()
+                receipt.answered()
+            else:
+                self.arrive(message, receipt)
+
+    def _handle(self, run: Run) -> _Answer:
+        """Call the handler. Returns: the answer for the center."""
+        message = run.message
+        try:
+            with tracing.handling(message):
+                self._dispatch(message, run)
+        except errors.Reject as exc:
+            return _nack(str(exc), reject=True)
+        except errors.Later as exc:
+            return _nack(str(exc), retry_after=exc.after)
+        except errors.CodecError as exc:
+            log.error("message %s: %s", message.id, exc)
+            return _nack(str(exc))
+        except Exception as exc:
+            if not run.given_up:
+                log.warning("the handler of %s failed on %s", message.topic, message.id, exc_info=True)
+            return _nack(f"{type(exc).__name__}: {exc}")
+        return _ack
+
+    def give_up_overdue(self) -> None:
+        """Give up handlers that have run too long. Called in the keeper's thread."""
+        for run in self._runs.overdue():
+            self._give_up(run)
+        if not self.broken and self._runs.hanging >= self._concurrency:
+            self._break()
+
+    def _give_up(self, run: Run) -> None:
+        message = run.message
+        handler = self._listeners.name(message.topic)
+        error = f"{handler} has run longer than its max_handling of {run.limit_s:g} s and was given up"
+        log.error("message %s of %s, attempt %d: %s", message.id, message.topic, message.attempt, error)
+        assert self._workers is not None
+        assert run.thread is not None
+        if run.task is not None:
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(run.task.cancel)
+        self._workers.replace(run.thread)
+        stored = self._answer(run, _nack(error, hangs=True))
+        for receipt in run.receipts:
+            receipt.handled()
+            if stored is None:
+                receipt.answered()
+        if stored is not None:
+            stored.add_done_callback(partial(_on_given_up, run))
+
+    def _came_back(self, run: Run, answer: _Answer | None) -> None:
+        """A handler that was given up has ended after all: if it succeeded, ack its message."""
+        self._runs.came_back(run)
+        if answer is _ack:
+            log.warning("the handler of %s ended on %s after it was given up", run.message.topic, run.message.id)
+            stored = self._answer(run, answer)
+            if stored is not None:
+                stored.add_done_callback(_is_stored)
+
+    def _break(self) -> None:
+        """Every handler thread hangs: accept no more messages; the process should be restarted."""
+        self.broken = (
+            f"{self._runs.hanging} handlers hang, as many as may run at once (concurrency): this consumer takes no more "
+            "messages, its process must be started again"
+        )
+        log.critical(self.broken)
+        self._stopping.set()
+        self._on_broken()
+
+    def _dispatch(self, message: Message, run: Run) -> None:
+        listener = self._listeners.by_topic.get(message.topic)
+        if listener is not None:
+            self._call_handler(listener, message, run)
+        elif self._listeners.everything is not None:
+            self._listeners.everything.consume(message)
+        else:  # a single queue brings all topics of its app
+            raise errors.NotFound(
+                f"nothing here listens to {message.topic}: add a listener or attach a MessageConsumer"
+            )
+
+    def _call_handler(self, listener: Listener, message: Message, run: Run) -> None:
+        body = codecs.decode(message.body, message.content_type, listener.body_type)
+        extra: dict[str, Any] = {}
+        if listener.wants_message:
+            extra[listener.wants_message] = message
+        if listener.inbox is None:
+            self._run_handler(listener, body, extra, run)
+            return
+        with listener.inbox.once(message.subscriber, message.id) as session:
+            if session is None:
+                return  # the effect happened before
+            if listener.wants_session:
+                extra[listener.wants_session] = session
+            self._run_handler(listener, body, extra, run)
+
+    def _run_handler(self, listener: Listener, body: Any, extra: dict[str, Any], run: Run) -> None:
+        if listener.is_async:
+            self._await(listener.handler(body, **extra), run)
+        else:
+            listener.handler(body, **extra)
+
+    def _await(self, handling: Coroutine[Any, Any, Any], run: Run) -> None:
+        """Run a coroutine on the loop and wait until it ends.
+
+        Even a cancelled one is waited for: until it ends, it may use the session of its inbox.
+        """
+        loop, ended = self._loop, threading.Event()
+        assert loop is not None
+
+        def begin() -> None:
+            run.task = loop.create_task(handling)
+            run.task.add_done_callback(lambda _task: ended.set())
+
+        loop.call_soon_threadsafe(begin)
+        ended.wait()
+        assert run.task is not None
+        try:
+            run.task.result()
+        except asyncio.CancelledError as exc:
+            raise CancelledError from exc  # an Exception: this thread itself was not cancelled
+
+
+async def _cancel_others() -> None:
+    """Cancel all tasks on this loop, then stop it: a hanging handler must not keep the process alive."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    asyncio.get_running_loop().stop()
+
+
+_Answer = Callable[[Message], tuple[sender.Kind, Any]]
+"""Makes the answer for a message; which copy's attempt it names is known only when it is sent."""
+
+
+def _ack(message: Message) -> tuple[sender.Kind, Any]:
+    return sender.ACK, consumption_pb2.AckRequest(message_id=message.id, attempt=message.attempt)
+
+
+def _nack(error: str, *, reject: bool = False, retry_after: timedelta | None = None, hangs: bool = False) -> _Answer:
+    def answer(message: Message) -> tuple[sender.Kind, Any]:
+        request = consumption_pb2.NackRequest(
+            message_id=message.id, attempt=message.attempt, error=error[:500], reject=reject, handler_hangs=hangs
+        )
+        if retry_after is not None:
+            request.retry_after_ms = min(max(0, round(retry_after.total_seconds() * 1000)), _LATEST_MS)
+        return sender.NACK, request
+
+    return answer
+
+
+def _is_stored(answer: Future[Any]) -> bool:
+    """Whether the center stored the answer; logs the reason if not."""
+    exc = answer.exception()
+    if isinstance(exc, errors.Decided):
+        log.debug("answered too late: %s", exc)
+    elif exc is not None:
+        log.error("an answer was not stored, the message is redelivered: %s", exc)
+    return exc is None
+
+
+def _on_given_up(run: Run, answer: Future[Any]) -> None:
+    _is_stored(answer)
+    for receipt in run.receipts:
+        receipt.answered()
