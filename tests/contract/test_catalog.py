@@ -313,14 +313,14 @@ class TestRemoving:
 
     def test_nothing_is_given_up_with_a_stale_copy(self, store: StoreUnderTest) -> None:
         number = store.submitted(room=1)
-        store.watch._store.change_delay_ms = DELAY_MS
-        store.watch._monotonic = lambda: time.monotonic() + 2 * DELAY_MS
+        store.catalog_store.change_delay_ms = DELAY_MS
+        store.monotonic = lambda: time.monotonic() + 2 * DELAY_MS
         store.clock.advance(3600)
         for _ in range(POLICY.max_retry + 3):
             store.redeliver(room=10)
             store.clock.advance(3600)
         assert store.consumption_state(number) is ConsumptionState.SCHEDULED
-        store.watch._store.change_delay_ms = 0
+        store.catalog_store.change_delay_ms = 0
         store.redeliver(room=10)
         assert store.consumption_state(number) is ConsumptionState.FAILED
 

@@ -132,9 +132,7 @@ def test_without_a_heartbeat_nothing_is_held_and_nothing_is_handed_over(store: S
     assert dead.held() == {}
     operation = store.prepared()
     store.outlet.room = 5
-    writer = store.new_writer()
-    writer._incarnation = lambda: None
-    store.perform(store.submit_of(operation.number), writer=writer)
+    store.perform(store.submit_of(operation.number), writer=store.new_writer(incarnation=None))
     row = store.row(operation.number)
     assert (row.attempt, row.tried, row.incarnation, row.tried_ms) == (0, 0, None, None)
     assert store.outlet.delivered == []

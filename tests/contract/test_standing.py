@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.metrics import series, value
 from tests.support.store import INCARNATION, POLICY, StoreUnderTest
 from tmc_server.domain.checks import CheckAnswer, CheckReason, Verdict
 from tmc_server.domain.consumption import ConsumptionState
@@ -31,7 +32,7 @@ def _of(store: StoreUnderTest, counts: StandingCounts) -> tuple[Standing, Standi
 
 
 def _failed_total(store: StoreUnderTest) -> float:
-    return METRICS.failed.labels("order.paid", "coupons")._value.get()
+    return value(METRICS.failed, "order.paid", "coupons")
 
 
 def test_messages_and_deliveries_by_state_with_the_age_of_the_oldest(
@@ -103,9 +104,9 @@ def _check_failed(store: StoreUnderTest) -> int:
 
 
 def test_check_failed_messages_until_somebody_decides(store: StoreUnderTest, counts: StandingCounts) -> None:
-    before = METRICS.check_failed._value.get()
+    before = value(METRICS.check_failed)
     submitted, rolled_back, reactivated, left = (_check_failed(store) for _ in range(4))
-    assert METRICS.check_failed._value.get() - before == 4  # an operator's check counts like the duty's
+    assert value(METRICS.check_failed) - before == 4  # an operator's check counts like the duty's
     assert _of(store, counts)[0].failed == 4
     store.perform(store.submit_of(submitted), store.rollback_of(rolled_back))
     SqlCheckDesk([store.writer] * 32).reactivate("somebody", store.shard, [reactivated], "")
@@ -144,29 +145,25 @@ def test_a_count_reads_the_due_index_and_no_closed_row(store: StoreUnderTest, co
             assert {access for _, access in tables.values()} <= {"range", "ref"}
 
 
-def _gauge(gauge: object, *labels: str) -> float:
-    return gauge.labels(*labels)._value.get()  # type: ignore[attr-defined]
-
-
 def test_only_the_holder_of_a_shard_shows_it(store: StoreUnderTest) -> None:
     store.prepared()
     store.submitted(room=0)
     store.perform(store.nack_of(store.submitted(room=1), 1, reject=True))
     holder = Gauging([StandingCounts(store.database, store.leases, store.watch)], store.watch)
     holder.run_once()
-    assert _gauge(METRICS.messages_prepared, "order.paid") == 1
-    assert _gauge(METRICS.deliveries_scheduled, "order.paid", "coupons") == 1
-    assert _gauge(METRICS.backlog, "order.paid", "coupons") == 1
-    assert _gauge(METRICS.deliveries_failed, "order.paid", "coupons") == 1
+    assert value(METRICS.messages_prepared, "order.paid") == 1
+    assert value(METRICS.deliveries_scheduled, "order.paid", "coupons") == 1
+    assert value(METRICS.backlog, "order.paid", "coupons") == 1
+    assert value(METRICS.deliveries_failed, "order.paid", "coupons") == 1
     store.clock.advance(7)
     holder.run_once()
-    assert _gauge(METRICS.oldest_seconds, "backlog", "order.paid", "coupons") == 7
+    assert value(METRICS.oldest_seconds, "backlog", "order.paid", "coupons") == 7
     store.leases.release()
     other = store.new_leases(INCARNATION + 1)
     with store.counting() as counted:
         holder.run_once()
     assert not counted.statements
-    assert ("order.paid",) not in METRICS.messages_prepared._metrics
+    assert ("order.paid",) not in series(METRICS.messages_prepared)
     assert StandingCounts(store.database, other, store.watch).shards() == [store.shard]
     other.release()
 

@@ -43,7 +43,7 @@ def test_a_confirm_is_the_ack(bench: Bench) -> None:
     copies = [a_copy(1) for _ in range(50)]
     bench.send(*copies)
     eventually(lambda: len(bench.answers.acknowledged) == 50)
-    eventually(lambda: bench.outlet._window.in_flight == 0)
+    eventually(lambda: bench.outlet.in_flight == 0)
     assert (bench.answers.refused, bench.answers.given_back) == ([], [])
     assert bench.outlet.look(1) == QueueLook()
 
@@ -71,7 +71,7 @@ def test_a_message_that_kafka_refuses_is_a_try_by_the_policy() -> None:
     large, small = a_copy(1, body=b"x" * 2000), a_copy(1)
     bench.send(large, small)
     eventually(lambda: bench.answers.acknowledged == [small])
-    eventually(lambda: bench.outlet._window.in_flight == 0)
+    eventually(lambda: bench.outlet.in_flight == 0)
     assert [copy for copy, _ in [*bench.answers.refused, *bench.answers.given_back]] == [large]
     bench.outlet.stop()
 

@@ -93,7 +93,7 @@ class Bench:
         return got == 1
 
     def settled(self) -> None:
-        eventually(lambda: self.outlet._window.in_flight == 0)
+        eventually(lambda: self.outlet.in_flight == 0)
 
     def messages(self, queue: str) -> list[tuple[pika.BasicProperties, bytes]]:
         connection = self.broker.connect()
@@ -191,13 +191,13 @@ def test_with_few_channels_producers_share_them(rabbitmq: RabbitMQ) -> None:
         assert bench.send(subscription) == 1
     bench.settled()
     assert [len(bench.messages(bench.queue(subscription))) for subscription in (1, 2)] == [1, 1]
-    assert set(bench.outlet._lanes) == {("", 0)}
+    assert set(bench.outlet.lanes) == {("", 0)}
     bench.close()
 
 
 def test_nothing_is_published_to_a_queue_that_was_not_declared_yet(rabbitmq: RabbitMQ) -> None:
     bench = Bench(rabbitmq, declare=False)
-    eventually(lambda: bench.outlet._lanes and all(lane.ready for lane in bench.outlet._lanes.values()))
+    eventually(lambda: bench.outlet.lanes and all(lane.ready for lane in bench.outlet.lanes.values()))
     assert bench.outlet.reserve(1, 5) == 0
     bench.queues.run_once()
     assert bench.send(1, 5) == 5
@@ -284,7 +284,7 @@ class TestPoison:
         self.deliver(bench, [a_copy(1), bad, a_copy(1)])
         assert [copy for copy, _ in bench.answers.refused] == [bad]
         assert len(bench.messages(bench.queue(1))) == 2
-        assert bench.outlet._window.bytes == 0
+        assert bench.outlet.bytes_in_flight == 0
 
 
 @pytest.mark.parametrize("name", ["CC", "BCC", "cc", "x-delay", "x-death", "X-Match"])
@@ -329,7 +329,7 @@ def test_a_broker_that_dies_gives_back_what_it_did_not_confirm_and_is_found_agai
     os.killpg(broker.process.pid, signal.SIGSTOP)  # takes no more and answers nothing
     unconfirmed = [a_copy(1) for _ in range(30)]
     bench.outlet.deliver(unconfirmed)
-    eventually(lambda: sum(lane.in_flight for lane in bench.outlet._lanes.values()) == 30)
+    eventually(lambda: sum(lane.in_flight for lane in bench.outlet.lanes.values()) == 30)
     broker.kill()
     eventually(lambda: not bench.outlet.connected)
     assert bench.outlet.reserve(1, 1) == 0
@@ -359,9 +359,9 @@ def test_a_blocked_broker_pauses_and_counts_nothing(monkeypatch: pytest.MonkeyPa
     bench.outlet.deliver(
         [a_copy(1) for _ in range(bench.outlet.reserve(1, 1))]
     )  # the raise_alert is told to who publishes
-    eventually(lambda: bench.outlet._blocked)
+    eventually(lambda: bench.outlet.is_blocked)
     assert (bench.outlet.reserve(1, 1), bench.outlet.look(1)) == (0, None)
-    in_flight = bench.outlet._window.in_flight
+    in_flight = bench.outlet.in_flight
     broker.control("set_vm_memory_high_watermark", "absolute", "1GB")
     eventually(lambda: bench.room(1))
     bench.settled()
@@ -556,7 +556,7 @@ class TestForwarding:
         eventually(lambda: len(bench.answers.acknowledged) == 2)
         assert [copy for copy, _ in bench.answers.refused] == [long]
         bench.settled()
-        assert bench.outlet._window.bytes == 0
+        assert bench.outlet.bytes_in_flight == 0
 
     def test_two_subscriptions_that_forward_one_message_to_one_place(self, rabbitmq: RabbitMQ, exchange: str) -> None:
         nowhere = Forward("rabbitmq", "there", "nowhere")

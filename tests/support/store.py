@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -105,7 +106,8 @@ class StoreUnderTest:
         self.database = database
         self.clock = clock
         self.catalog_store = CatalogStore(database, change_delay_ms=0)
-        self.watch = CatalogWatch(self.catalog_store)
+        self.monotonic = time.monotonic  # a test may set another
+        self.watch = CatalogWatch(self.catalog_store, monotonic=lambda: self.monotonic())
         self.orders, self.orders_key = self.catalog_store.register_app(
             "test", NewApp(id="orders", service_name="orders", biz_id="orders")
         )
@@ -141,8 +143,8 @@ class StoreUnderTest:
     def shard(self) -> int:
         return shard_of(self.topic.table_index, self.topic.spread, "any")
 
-    def new_writer(self, hook: Hook = no_hook) -> ShardWriter:
-        return ShardWriter(self.database, self.watch, self.outlet, lambda: INCARNATION, hook)
+    def new_writer(self, hook: Hook = no_hook, incarnation: int | None = INCARNATION) -> ShardWriter:
+        return ShardWriter(self.database, self.watch, self.outlet, lambda: incarnation, hook)
 
     def new_leases(self, incarnation: int = INCARNATION, lease_ms: int = 1 << 50) -> ShardLeases:
         """Leases on the topic's shard, taken."""

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.support.metrics import value
 from tmc_common.protocol import message_pb2
 from tmc_server.domain.catalog import App
 from tmc_server.errors import (
@@ -412,7 +413,7 @@ class _Failed:
 
 class TestFailedLogins:
     def _count(self, kind: str) -> float:
-        return METRICS.login_failures.labels(kind)._value.get()
+        return value(METRICS.login_failures, kind)
 
     def test_each_is_counted_by_kind_and_one_line_a_second_tells_of_them(
         self, caplog: pytest.LogCaptureFixture

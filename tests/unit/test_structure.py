@@ -432,3 +432,52 @@ def test_an_apps_alert_addresses_cannot_change_places() -> None:
     make: Any = App
     with pytest.raises(TypeError, match="positional"):
         make(*by_position)
+
+
+# Reads of private names by tests, each for what nothing public shows: what dies in the middle of a step (story, hung
+# server), which plan Spark makes, frames of pika, forks and locks, copies of the catalog that are old on purpose.
+_PRIVATE_READS = {
+    "tests/acceptance/test_compose.py": 1,
+    "tests/contract/test_catalog.py": 3,
+    "tests/integration/test_askers.py": 1,
+    "tests/integration/test_discovery.py": 3,
+    "tests/integration/test_fence.py": 1,
+    "tests/integration/test_group_commit.py": 1,
+    "tests/integration/test_hung_server.py": 1,
+    "tests/integration/test_kafka.py": 1,
+    "tests/integration/test_rabbitmq_outlet.py": 1,
+    "tests/integration/test_sdk.py": 6,
+    "tests/integration/test_tls.py": 1,
+    "tests/pipeline/test_archive.py": 2,
+    "tests/pipeline/test_reconcile.py": 3,
+    "tests/pipeline/test_report.py": 3,
+    "tests/support/dev_services.py": 2,
+    "tests/support/story/dying_producer.py": 3,
+    "tests/unit/test_edge.py": 1,
+    "tests/unit/test_pacing.py": 2,
+    "tests/unit/test_rabbit_copies.py": 9,
+    "tests/unit/test_rabbit_queues.py": 2,
+    "tests/unit/test_screening.py": 1,
+    "tests/unit/test_sender.py": 2,
+}
+_PUBLIC_IN_SPITE_OF_THEIR_NAMES = {"_mapping", "_asdict", "_replace", "_exit", "_fields", "_getframe"}
+
+
+def test_tests_and_benches_read_no_private_names() -> None:
+    """A test that reads them is red after every change of the inside; what it needs to see is worth a public name."""
+    found: dict[str, int] = {}
+    for folder in ("tests", "benchmarks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            reads = [
+                node
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.Attribute)
+                and node.attr.startswith("_")
+                and not node.attr.startswith("__")
+                and node.attr not in _PUBLIC_IN_SPITE_OF_THEIR_NAMES
+                and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+                and not (isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "super")
+            ]
+            if reads:
+                found[str(path.relative_to(ROOT))] = len(reads)
+    assert found == _PRIVATE_READS

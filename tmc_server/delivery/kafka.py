@@ -72,6 +72,11 @@ class KafkaForwarder:
         while not self._stopping.is_set():
             self._producer.poll(0.1)
 
+    @property
+    def in_flight(self) -> int:
+        """Copies that are reserved, or handed to librdkafka and not confirmed yet."""
+        return self._window.in_flight
+
     def reserve(self, subscription: SubscriptionNumber, wanted: int) -> int:
         if self._producer is None or self._stopping.is_set():
             return 0

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -511,6 +511,25 @@ class RabbitOutlet:
         finally:
             for sent in late:
                 self._forget(sent)
+
+    @property
+    def in_flight(self) -> int:
+        """Copies that are reserved, or published and not confirmed yet."""
+        return self._window.in_flight
+
+    @property
+    def bytes_in_flight(self) -> int:
+        return self._window.bytes
+
+    @property
+    def lanes(self) -> Mapping[_LaneName, Lane]:
+        """The channels that are open now."""
+        return self._lanes
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the broker takes no copies now."""
+        return self._blocked
 
     def _route(self, subscription: SubscriptionNumber) -> _Route:
         route = self._routes.get(subscription)
