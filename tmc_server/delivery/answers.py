@@ -1,4 +1,4 @@
-"""What became of copies, turned into operations and performed until the store has taken them."""
+"""Turn delivery results (ack, nack, give back) into operations and retry them until the store accepts them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CopyAnswers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def give_back(self, copies: Sequence[Copy], after_ms: int = 0) -> None:
-        """They reached nobody: due again after that time, uncounted."""
+        """The copies were not delivered: make them due again after `after_ms`, without counting the attempt."""
         self._start(
             [
                 GiveBack(
@@ -53,7 +53,7 @@ class CopyAnswers:
         )
 
     def refuse(self, copies: Sequence[Copy], error: str) -> None:
-        """Forwarding failed: again by the subscription's policy."""
+        """Forwarding failed: nack the copies, so that they are retried by the subscription's policy."""
         subscriptions = self._catalog.current.subscriptions
 
         def nack(copy: Copy) -> Nack:

@@ -123,7 +123,7 @@ class KafkaForwarder:
         self._window.release(self._destination(copy.subscription), 1)
 
     def drained_until(self, subscription: SubscriptionNumber, tried_ms: int) -> None:
-        """Nothing waits here for a consumer of ours."""
+        """No-op: the center's consumers do not read from Kafka."""
 
     def look(self, subscription: SubscriptionNumber) -> QueueLook | None:
         return QueueLook() if self._producer is not None else None

@@ -1,11 +1,12 @@
-"""Copies into RabbitMQ: one connection and thread of our own, pipelined, every publish confirmed.
+"""Publish copies to RabbitMQ on one connection and thread, pipelined, with publisher confirms.
 
-A copy is handed to the thread after its row was committed as tried. A confirm needs no further write. A return (it comes
-before its own ack), a nack, no confirm in time, a closed channel, a lost connection: the copy is given back, uncounted. What
-is forwarded to an exchange is acked by the confirm, and a refusal is a failed try of the subscription's policy.
+A copy is handed to the thread after its row is committed with the attempt counted. A confirm needs no further write.
+After a return (which comes before its own ack), a nack, a confirm timeout, a closed channel or a lost connection, the
+copy is given back and the attempt does not count. For copies forwarded to an exchange, the confirm is the ack, and a
+refusal counts as a failed attempt.
 
-Each producer has a channel of its own for each exchange it sends to (see rabbitmq_lane): an exchange that is missing, and a
-message that the broker does not take, cost nobody else anything.
+Each producer has its own channel for each exchange it sends to (see rabbitmq_lane), so a missing exchange, or a
+message that the broker rejects, affects no other producer.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Queues(Protocol):
         """Was it declared? Until then nothing is published to it. Does not block."""
 
     def heal(self, queue: str, silent: bool = False, missing: bool = False) -> None:
-        """Declare it again soon: it is missing, or, silent, there and answers nothing. Does not block."""
+        """Declare it again soon. missing: it was deleted.  silent: it exists but does not answer. Does not block."""
 
 
 RaiseAlert = Callable[[str, SubscriptionNumber, str], None]
@@ -75,9 +76,9 @@ _LaneName = tuple[str, int]
 
 
 class RabbitOutlet:
-    """domain.ports.delivery.Outlet over one connection. url: amqp:// or amqps://.  wake: there is room again for what is due.
+    """domain.ports.delivery.Outlet over one connection. url: amqp:// or amqps://.  wake: called on new room.
 
-    signatures: copies are signed with the key of their subscription, if it has one.
+    signatures: sign copies with their subscription's key, if it has one.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class RabbitOutlet:
         )
 
     def share_progress(self) -> bool:
-        """Let the other servers know what this one saw come out. Returns False: nothing is left to do. Blocks."""
+        """Publish this server's queue progress to the other servers. Returns False: nothing is left to do. Blocks."""
         seen = self._window.unshared(list(self._destinations.values()))
         if seen and self._progress.share(seen):
             self._window.was_shared(self._destinations, seen)
@@ -189,7 +190,7 @@ class RabbitOutlet:
         self._thread.start()
 
     def stop(self, grace_s: float = CONFIRM_TIMEOUT_S) -> bool:
-        """Take nothing more, wait for the confirms of what is on its way. Returns: nothing is uncertain. Blocks."""
+        """Accept no more copies and wait for open confirms. Returns: whether all copies were answered. Blocks."""
         self._stopping.set()
         clean = self._window.drained(grace_s)
         with self._lock:
@@ -259,7 +260,7 @@ class RabbitOutlet:
         return route.exchange, route.producer % self._lanes_per_exchange
 
     def _give_up_waiting(self, connection: Any) -> None:
-        """A broker that just started may take our connection and never answer on it."""
+        """Give up a connection that the broker accepted but never answered on, as it may while starting."""
         if connection is self._connection and not self._answered and not self._stopping.is_set():
             self._note_failure(f"no answer in {PATIENCE_S:g} s")
             give_up(connection, PATIENCE_S / 3)
@@ -312,7 +313,7 @@ class RabbitOutlet:
     # -- on the publisher's thread --------------------------------------------------------------------------------
 
     def _open_lane(self, name: _LaneName) -> None:
-        """From any thread: the first time a producer sends something to this exchange."""
+        """Open a lane the first time a producer sends to this exchange. From any thread."""
         with self._lock:
             connection = self._connection
             if connection is not None:
@@ -406,7 +407,7 @@ class RabbitOutlet:
                 continue
             try:
                 sent = self._as_sent(copy, route, catalog, now, digests)
-            except Exception as exc:  # whatever it is, it is about this copy: it counts as a try, its neighbors go out
+            except Exception as exc:  # only this copy is affected: its attempt counts, the others are still sent
                 log.exception("a message for %s cannot be published", route.destination.name)
                 self._window.release(route.destination, 1)
                 self._answers.refuse([copy], f"cannot be published: {exc!r}")
@@ -454,7 +455,7 @@ class RabbitOutlet:
             self._answers.acknowledge(good)
 
     def _failed(self, lane: Lane, destination: Destination, lost: list[Sent], why: str, silent: bool) -> None:
-        """silent: the broker said nothing, which is nobody's try; otherwise it said no."""
+        """Handle copies that were not accepted. silent: the broker did not answer, so the attempt does not count."""
         METRICS.returned.inc(len(lost))
         failure = self._window.failed(destination)
         copies = [sent.copy for sent in lost]
@@ -475,7 +476,7 @@ class RabbitOutlet:
         silent: bool,
         missing: bool,
     ) -> None:
-        """A queue that is missing is declared at once, one that refuses when it does not stop refusing; each pause."""
+        """Once per pause: declare the queue again if it is missing or still refuses after ALERT_AFTER pauses."""
         persists = failure.pauses >= ALERT_AFTER
         if missing or persists:
             self._queues.heal(destination.name, silent=silent, missing=missing)
@@ -488,7 +489,7 @@ class RabbitOutlet:
         self._window.release(sent.destination, 1)
 
     def _tick(self) -> None:
-        """Once a second: what got no answer in time."""
+        """Once a second, give up on copies that were not confirmed in time."""
         connection = self._connection
         if connection is None or not connection.is_open:
             return
@@ -501,7 +502,7 @@ class RabbitOutlet:
             self._give_up_on(lane, lane.expire(before))
 
     def _give_up_on(self, lane: Lane, late: list[Sent]) -> None:
-        """Nothing was heard of these in time."""
+        """Fail copies that were not confirmed in time."""
         groups: dict[Destination, list[Sent]] = {}
         for sent in late:
             groups.setdefault(sent.destination, []).append(sent)

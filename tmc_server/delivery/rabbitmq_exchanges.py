@@ -1,6 +1,6 @@
-"""Looks at the broker whether an exchange exists, when somebody wants to forward there: an operator's typo is refused at once.
+"""Ask the broker whether an exchange exists before a subscription forwards to it, so that typos are refused at once.
 
-Each look has a connection of its own: it is rare, and a missing exchange closes the channel that asked for it.
+Each query uses its own connection: queries are rare, and asking for a missing exchange closes the channel.
 """
 
 from __future__ import annotations

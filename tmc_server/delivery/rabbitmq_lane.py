@@ -1,9 +1,10 @@
-"""A lane: the confirmed channel of one producer and one exchange, and the search for copies that make the broker close it.
+"""A lane: one producer's channel to one exchange, and the search for copies that make the broker close it.
 
 The broker closes a channel for the content of a single message (an unusable header, a body over its limit) and does not
-say which one. A lane therefore belongs to one producer. What was in flight is sent again in small groups, one group at a
-time, then one copy at a time from the group on which the channel closed again; the copy on which it closes alone is the
-culprit. Its attempt counts, its neighbors go on together, and its next attempts are sent alone from the start.
+say which one. A lane therefore belongs to one producer. After such a close, the copies in flight are sent again in
+small groups, one group at a time, then one by one from the group on which the channel closed again; a copy that
+closes it alone is the culprit. Its attempt counts, the others are sent together again, and its later attempts are
+sent alone from the start.
 """
 
 from __future__ import annotations
@@ -64,10 +65,10 @@ class LaneOwner(Protocol):
         """The broker confirmed or refused these."""
 
     def unsendable(self, lane: Lane, sent: Sent, reason: object) -> None:
-        """No frame holds this copy, or the broker closes the channel for its content. Its neighbors go out."""
+        """The copy cannot be encoded, or the broker closes the channel over it. The others are still sent."""
 
     def stranded(self, lane: Lane, sent: Sent) -> None:
-        """The channel went away under this copy."""
+        """The channel failed before this copy was confirmed."""
 
 
 class Lane:
@@ -162,9 +163,9 @@ class Lane:
         self._advance()
 
     def expire(self, before: float) -> list[Sent]:
-        """Take out what was handed over before that moment and never answered.
+        """Remove copies handed over up to `before` that were not confirmed, and return those in flight.
 
-        What waited here, or is under suspicion, says nothing about its queue: it is reported as stranded.
+        Copies that only waited here, or are under suspicion, say nothing about their queue: they count as stranded.
         """
         late = [sent for sent in self._sent.values() if sent.at <= before]
         stranded = [sent for sent in self._waiting if sent.at <= before] + [sent for sent in late if sent.group]
@@ -173,13 +174,13 @@ class Lane:
         for sent in stranded:
             self._owner.stranded(self, sent)
         if any(sent.group for sent in late) and self._channel.is_open:
-            self._channel.close()  # the broker may still close it for one of these, which the next would be blamed for
+            self._channel.close()  # a later close over one of these would be blamed on the next copy
         elif late or stranded:
             self._advance()
         return [sent for sent in late if not sent.group]
 
     def restart_clock(self, now: float) -> None:
-        """The broker stood still: the time it took is not charged to what is in flight."""
+        """Restart the confirm timeout of all copies, after the broker had blocked publishers."""
         for sent in [*self._sent.values(), *self._waiting]:
             sent.at = now
 
@@ -204,7 +205,7 @@ class Lane:
         self._owner.lane_closed(self, self.lose_everything(), reason, pause_s)
 
     def _open_again(self) -> None:
-        """At once: each such closing takes a culprit out, or leaves fewer suspects; many in a second take their time."""
+        """Reopen at once, since each such close narrows down the suspects; after many in a second, wait briefly."""
         now = time.monotonic()
         often = len(self._content_closings) == _CLOSINGS_A_SECOND and now - self._content_closings[0] < 1.0
         self._content_closings.append(now)

@@ -1,4 +1,4 @@
-"""A copy as an AMQP message: its properties, and the name under which a return or an answer finds it again."""
+"""A copy as an AMQP message: its properties, and the name that matches a returned message to it."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ def sign_copy(copy: Copy, properties: BasicProperties, secret: bytes, digests: D
 
 
 def name_of(key: str, properties: BasicProperties) -> tuple[object, ...]:
-    """One copy among those in flight: subscriptions may forward one message to the same place."""
+    """Identify a copy among those in flight: several subscriptions may forward one message to the same exchange."""
     return key, properties.message_id, properties.headers["tmc-subscriber"], properties.headers["tmc-attempt"]

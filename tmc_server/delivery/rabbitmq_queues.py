@@ -63,7 +63,7 @@ class RabbitQueues:
         self._looks: dict[str, tuple[float, tuple[int, int] | None]] = {}
 
     def arguments(self) -> dict[str, str | int]:
-        """Of every queue we declare. Without a limit a consumer that crashes is handed one message again and again."""
+        """Arguments of every queue. The limit stops endless redelivery of a message that crashes its consumers."""
         if self._kind == "classic":
             return {"x-queue-type": "classic"}
         return {"x-queue-type": "quorum", "x-delivery-limit": DELIVERY_LIMIT}
@@ -122,7 +122,7 @@ class RabbitQueues:
                 channel.queue_declare(name, durable=True, arguments=self.arguments())
         except ChannelClosedByBroker as exc:
             self._channel = None
-            # It is there with other arguments, which is for its operators to decide, or we may not declare it.
+            # It exists with other arguments, which its operators must resolve, or we may not declare it.
             if name not in self._refused:
                 self._refused.add(name)
                 log.warning("queue %s cannot be declared: %s", name, exc.reply_text)
@@ -137,7 +137,7 @@ class RabbitQueues:
 
     @contextmanager
     def _patience(self, name: str) -> Iterator[None]:
-        """A queue that does not answer costs the others a few seconds once a minute."""
+        """Limit the wait for a queue, and for a minute skip one that did not answer."""
         began = time.monotonic()
         try:
             with answered_within(self._connection, _ANSWER_S):
@@ -149,7 +149,7 @@ class RabbitQueues:
             raise
 
     def heal(self, queue: str, silent: bool = False, missing: bool = False) -> None:
-        """Declare it at the next run. silent: it is there and answers nothing.  missing: it was deleted."""
+        """Declare it again at the next run. silent: it exists but does not answer.  missing: it was deleted."""
         if silent:
             self._silent.add(queue)
         if missing and queue in self._declared:
@@ -159,10 +159,10 @@ class RabbitQueues:
         self._declared.discard(queue)
 
     def _renew(self, channel: BlockingChannel, name: str) -> None:
-        """Remove a queue that takes nothing, holds nothing and serves nobody, so that it is declared again.
+        """Delete a queue that accepts nothing, is empty and has no consumers, so that it is declared again.
 
-        A quorum queue whose broker was killed within half a second of its declaration stands without a leader for ever. Should a
-        copy be in it after all, the center delivers it again.
+        A quorum queue whose broker was killed within half a second of its declaration never gets a leader. If it held
+        a copy after all, the center delivers that copy again.
         """
         found = channel.queue_declare(name, passive=True).method
         if found.message_count == 0 and found.consumer_count == 0:
@@ -215,6 +215,6 @@ class RabbitQueues:
                 log.debug("closing a broken connection: %r", exc)
 
     def close(self) -> None:
-        if self._lock.acquire(timeout=5):  # who hangs in there hangs with the process
+        if self._lock.acquire(timeout=5):  # a thread that hangs while holding the lock ends with the process
             self._drop()
             self._lock.release()

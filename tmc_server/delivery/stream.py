@@ -1,12 +1,12 @@
-"""Built-in delivery: copies go straight down the consumers' Subscribe streams, as far as their credit reaches.
+"""Built-in delivery: send copies directly over the consumers' Subscribe streams, as far as their credit allows.
 
-For a center of one process: a stream lives in the memory of the server it is connected to. A subscription without a
-consumer that has credit is not tried; its rows wait in the table and count nothing. What was handed to a stream that
-ended before it was written is given back uncounted.
+For a center with one process: a stream lives in the memory of its server. While no consumer of a subscription has
+credit, no attempt is made and the rows wait in the table. Copies handed to a stream that ends before they are written
+are given back, and the attempt does not count.
 
-A consumer that asks for much and reads nothing must not fill the server's memory: what a stream holds unwritten is bounded
-in copies and in bytes, a message whose copy is still unwritten gets no second one, and a stream whose reader takes nothing
-for a while is cut.
+A consumer that grants much credit but does not read must not fill the server's memory: a stream's unwritten copies
+are limited in number and in bytes, a message with an unwritten copy gets no second one, and a stream whose reader
+stalls is closed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FIRST_GUESS_BYTES = 65_536  # size of a copy, before a stream has seen any
 
 @dataclass(frozen=True, kw_only=True)
 class StreamLimits:
-    """Of one stream. copies, bytes: credit and unwritten bodies at most.  patience_s: how long one write may take."""
+    """Limits of one stream. copies, bytes: maximum credit and unwritten bodies.  patience_s: longest write."""
 
     copies: int = 10_000
     bytes: int = 16 << 20
@@ -69,11 +69,11 @@ class ConsumerStream:
         return min(self.credit, -(-left // self._guess_bytes)) if left > 0 else 0
 
     def grant(self, credit: int) -> None:
-        """Credit beyond the limit is dropped: it comes back as the consumer works. Under the lock."""
+        """Add credit, dropping any beyond the limit; the consumer grants more as it works. Under the lock."""
         self.credit = min(self.credit + credit, self._limits.copies - self.promised - self.unwritten)
 
     def takes(self, copy: Copy) -> bool:
-        """Count a promised copy as unwritten, if its body fits; one always does. Under the lock."""
+        """Count a reserved copy as unwritten if its body fits; a single copy always fits. Under the lock."""
         size = len(copy.body)
         self.promised -= 1
         self._guess_bytes = max(1024, size, (self._guess_bytes * 7 + size) // 8)
@@ -121,10 +121,10 @@ class ConsumerStream:
             self._watch = None
 
     def _cut(self) -> None:
-        """The reader takes nothing: what it holds up goes to others, or waits in the tables.
+        """Close the stream of a stalled reader, so that its copies go to other consumers or wait in the tables.
 
-        gRPC has no way to reset a call whose write is under way. It keeps that one response, and the call ends as soon as
-        the reader takes it, or its connection closes.
+        gRPC cannot reset a call during a write. It keeps that one response, and the call ends once the reader takes
+        it or its connection closes.
         """
         log.warning("a consumer has read nothing for %g s: its stream is cut", self._limits.patience_s)
         METRICS.streams_cut.inc()
@@ -148,7 +148,7 @@ class ConsumerStream:
         self._outlet.close(self)
 
     def finish(self) -> None:
-        """On the loop: the server stops, send the consumer to another one."""
+        """End the stream once it is empty, so that the consumer reconnects. On the loop."""
         self._finished = True
         self._arrived.set()
 
@@ -160,7 +160,7 @@ class ConsumerStream:
 
 
 class StreamOutlet:
-    """domain.ports.delivery.Outlet. give_back: called on the loop with copies that reached nobody.  wake: new room came up."""
+    """domain.ports.delivery.Outlet. give_back: gets undelivered copies, on the loop.  wake: called on new room."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class StreamOutlet:
             self._unwritten[copy.subscription].discard((copy.shard, copy.number))
 
     def close(self, stream: ConsumerStream) -> None:
-        """The consumer is gone, or is sent away. On the loop; a second time does nothing."""
+        """Close a stream and give its unsent copies back. On the loop; idempotent."""
         unsent = stream.unsent()
         with self._lock:
             if stream.open:
@@ -271,10 +271,10 @@ class StreamOutlet:
         self._loop.call_soon_threadsafe(self._push, batches, too_many)
 
     def drained_until(self, subscription: SubscriptionNumber, tried_ms: int) -> None:
-        """Copies go to consumers that have credit; whether one waits here is known by its message."""
+        """No-op: `look` says which messages have an unwritten copy."""
 
     def look(self, subscription: SubscriptionNumber) -> QueueLook | None:
-        """No queue holds a copy that a consumer has not asked for; those that are not written yet are named."""
+        """How many consumers are connected, and which messages have an unwritten copy."""
         with self._lock:
             return QueueLook(
                 consumers=len(self._streams.get(subscription, ())),

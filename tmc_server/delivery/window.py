@@ -1,8 +1,8 @@
-"""How much may be on its way to a broker: in all, per destination, and to one that refuses.
+"""Limit the copies in flight to a broker: in total, per destination, and to a destination that refuses.
 
-Counts copies from `reserve` until their answer. A destination that refuses gets a pause of its own, 1 s doubling to 60 s,
-during which nothing is handed to it; then a few copies try it again, and the first success opens it. So one bad
-queue costs its own messages time and the others nothing.
+Copies count from `reserve` until they are answered. A destination that refuses gets its own pause, 1 s doubling to
+60 s, during which nothing is sent to it; then a few copies probe it, and the first success reopens it. So a bad queue
+delays only its own messages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from tmc_server.domain.ports.delivery import QueueProgress
 
 CONFIRM_TIMEOUT_S = 10.0
-UNCERTAIN_MS = 15_000  # no copy is without an answer for longer: the confirm's timeout, and time to act on it
+UNCERTAIN_MS = 15_000  # the longest a copy can be unanswered: the confirm timeout plus time to act on it
 LONGEST_PAUSE_S = 60.0
 ALERT_AFTER = 3
 _PROBE = 10
@@ -23,9 +23,9 @@ _PROBE = 10
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a refusal led to. pause_s: until the destination may be tried again.  pauses: in a row, this one included.
+    """The pause after a refusal. pause_s: time until the next attempt.  pauses: in a row, including this one.
 
-    begins_a_pause: False for one of many copies of a pause that had begun before.
+    begins_a_pause: False if an earlier copy had already begun this pause.
     """
 
     pause_s: float
@@ -53,7 +53,7 @@ class Destination:
         self.in_flight = 0
         self.failures = 0  # pauses in a row
         self.paused_until = 0.0
-        self.passed_ms = 0  # the newest attempt whose copy came out, as far as any server saw
+        self.passed_ms = 0  # time of the newest attempt whose copy left the queue, as seen by any server
         self.moved_at = 0.0  # when something last came out, or a first consumer was seen
         self.seen = QueueProgress(queue=name, passed_ms=0, moves=0)  # by this server
         self.shared = self.seen  # what the other servers were given of it
@@ -63,7 +63,7 @@ class Destination:
 class Window:
     """size: copies in flight at most; a single destination gets half.  size_bytes: bodies in flight, about.
 
-    on_room: there is room again for somebody who was refused.
+    on_room: called when there is room again after a reservation was cut short.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Window:
             self.bytes += count
 
     def succeeded(self, destination: Destination) -> bool:
-        """Returns: it works again after failures. Neighbors of a refused copy that were still taken do not end its pause."""
+        """Note a success. Returns: whether it ended a run of failures. A success during a pause does not count."""
         if not destination.failures or self._monotonic() < destination.paused_until:
             return False
         with self._lock:
@@ -129,7 +129,7 @@ class Window:
         return True
 
     def failed(self, destination: Destination) -> Failure:
-        """It refused a copy: it gets a pause, unless it is in one."""
+        """Note a refusal: begin a pause, unless one is running."""
         with self._lock:
             now = self._monotonic()
             if now < destination.paused_until:
@@ -151,7 +151,7 @@ class Window:
             )
 
     def hear(self, destination: Destination, progress: Mapping[int, QueueProgress]) -> None:
-        """Other servers saw this. A change since the last time says that something came out meanwhile."""
+        """Take in the other servers' progress; a change since the last call means that a copy left the queue."""
         with self._lock:
             news = [seen for run, seen in progress.items() if destination.heard.get(run) != seen]
             destination.heard = progress
@@ -160,18 +160,18 @@ class Window:
                 destination.passed_ms = max(destination.passed_ms, *(seen.passed_ms for seen in news))
 
     def unshared(self, destinations: Iterable[Destination]) -> list[QueueProgress]:
-        """What this server saw come out since it was last shared."""
+        """This server's progress that is not published yet."""
         with self._lock:
             return [each.seen for each in destinations if each.seen is not each.shared]
 
     def was_shared(self, destinations: Mapping[str, Destination], progress: Iterable[QueueProgress]) -> None:
-        """The other servers can read this now."""
+        """Mark progress as published to the other servers."""
         with self._lock:
             for seen in progress:
                 destinations[seen.queue].shared = seen
 
     def looked(self, destination: Destination, consumers: int) -> int:
-        """Returns: milliseconds since something came out or the first consumer was seen."""
+        """Note a look at the queue. Returns: milliseconds since a copy left it or the first consumer was seen."""
         with self._lock:
             now = self._monotonic()
             if not consumers or not destination.moved_at:

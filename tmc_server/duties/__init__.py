@@ -1,1 +1,1 @@
-"""What the clock asks for: each duty is one run_once() -> result, and `periodic` is the loop around it."""
+"""Periodic background duties: each has a run_once() -> result, and `periodic` is the loop around it."""

@@ -1,8 +1,8 @@
-"""Group what stands in the alert outboxes into notices, and send each notice to its sink.
+"""Group the alerts in the outboxes into notices, and send each notice to its sink.
 
-The outbox is shared by all servers and hands a notice to one of them at a time. Each sink gets each notice once; twice
-only when a server dies, or loses its database, between sending and marking. A sink that fails holds up only its own notices,
-and a notice that its sink refuses holds up no other: it comes again later and later.
+All servers share the outbox; only one of them can claim a notice at a time. A sink gets each notice once, or twice
+if a server dies or loses its database between sending and marking. A failing sink delays only its own notices, and a
+refused notice delays no other: it is retried with an increasing back-off.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Alerting:
         self._refused: dict[int, int] = {}  # by notice: how often
 
     def run_once(self) -> bool:
-        """Returns: there may be more. Raises what the sink raised last; those notices come again."""
+        """Send due notices. Returns: there may be more. Raises the sink's last error; failed notices are retried."""
         claimed_until = self._monotonic() + CLAIM_MS / 2000  # half of it, so that marking comes in time
         waiting = list(self._outbox.claim(self._name, self._page, CLAIM_MS))
         more = len(waiting) == self._page

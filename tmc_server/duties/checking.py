@@ -1,9 +1,10 @@
-"""Ask the producers of undecided messages, in pages, each service at its own pace.
+"""Check undecided messages with their producers, in pages, each service at its own pace.
 
-A page is claimed before it is asked: its messages carry the number of this check and are not due again before the answer can
-be there. One thread reads and claims; pages are asked by workers. How many of them one service and one app may have, and who
-rests, is decided in `pacing`, so that a hanging service keeps two workers, a hanging app at most eight, and neither anything
-else. A service that could not be asked rests for a while (1 s doubling to 60 s); what is due meanwhile moves on uncounted.
+A page is claimed before it is asked: its messages get the number of this check and are not due again until the answer
+can have arrived. One thread reads and claims; workers ask the pages. `pacing` decides how many workers a service and
+an app may have and which services rest, so that a hanging service holds at most two workers, a hanging app eight, and
+nothing else is affected. A service that could not be asked rests (1 s doubling to 60 s); checks due meanwhile are
+postponed, uncounted.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class _Page:
 
     @property
     def at_once(self) -> CheckTarget:
-        """The target as one of several pages may use it."""
+        """The target, with its concurrency divided among the pages of the service."""
         return replace(self.target, concurrency=max(1, self.target.concurrency // self.service.most))
 
 
@@ -83,7 +84,7 @@ class Checking:
         self._seen: dict[tuple[Shard, int], tuple[float, list[Service]]] = {}
 
     def run_once(self) -> bool:
-        """Begin as many pages as services have room for. Returns: something was begun or moved, there may be more."""
+        """Begin as many pages as services have room for. Returns: there may be more."""
         if self._pacing.full:
             return False  # the end of a page wakes us
         catalog = self._catalog.current
@@ -123,7 +124,7 @@ class Checking:
                 resting.setdefault(id(service), (pause_ms, []))[1].extend(pending)
             elif self._pacing.may_begin(service):
                 moved |= self._begin(shard, catalog.apps[name.app], target, service, pending)
-            elif crowded and not service.does_well:  # or it would stand before what others have due in this topic
+            elif crowded and not service.does_well:  # or it would block other services' checks in this topic
                 resting.setdefault(id(service), (_CROWDED_HOLD_MS, []))[1].extend(pending)
         if resting:
             seen.clear()  # nobody knows yet what was behind them
@@ -132,7 +133,7 @@ class Checking:
         return moved
 
     def _all_busy(self, shard: Shard, topic: int) -> bool:
-        """A moment ago only messages of services were due here that have as many pages as they may."""
+        """Whether all checks due here, as of a moment ago, belong to services that may not begin another page."""
         looked, seen = self._seen.get((shard, topic), _UNSEEN)
         recent = self._monotonic() - looked < _LOOK_AGAIN_S
         return bool(seen) and recent and not any(self._pacing.may_begin(service) for service in seen)
@@ -140,9 +141,9 @@ class Checking:
     def _by_service(
         self, catalog: Catalog, shard: Shard, topic: int
     ) -> tuple[list[tuple[ServiceName, CheckTarget, list[Pending]]], bool]:
-        """What is due, each service's own part, the app first that has waited longest; and whether more is behind it.
+        """Due checks by service, those of the longest-waiting app first; and whether there may be more.
 
-        A target that the topic has not is asked nowhere, and so rests.
+        A target that the topic does not have cannot be asked, so its checks rest.
         """
         targets = catalog.topics[topic].checks.targets
         parts: dict[tuple[int, str, str], list[Pending]] = {}
@@ -215,7 +216,7 @@ class Checking:
         return target.concurrency * _ROUNDS if self._asking.asks_singly(target) else target.batch
 
     def _learn(self, page: _Page, answers: Sequence[CheckAnswer]) -> int:
-        """How the service does after this page. Returns: milliseconds until those that were not reached are due again."""
+        """Update the pacing of the service. Returns: milliseconds until unreached checks are due again."""
         now = self._monotonic()
         with self._lock:
             if any(answer.said for answer in answers):
@@ -237,10 +238,10 @@ def count(topic: str, answers: Sequence[CheckAnswer], recorded: Recorded) -> Non
 
 
 def _page_s(target: CheckTarget) -> float:
-    """How long a page may take, seconds; what is not asked by then comes in another one."""
+    """Time limit of a page, in seconds; questions not asked by then go into a later page."""
     return 2 * target.deadline_ms / 1000 + _PAGE_SPARE_S
 
 
 def _claim_ms(target: CheckTarget) -> int:
-    """When its messages are asked about again: after the page, and time to store its answers."""
+    """How long a page stays claimed: its time limit, plus time to store the answers."""
     return round(_page_s(target) * 1000) + _CLAIM_SPARE_MS

@@ -1,8 +1,8 @@
-"""Keep an eye on how many messages of each topic are undecided, for the topics' open limits; and what stands, for the gauges.
+"""Count the undecided messages of each topic, for the open limits; and open and failed rows, for the gauges.
 
-Between counts the number is estimated from what this server stored and decided. The tables are counted at the first
-sight of a topic, whenever the estimate passes half the limit, and every thirtieth run in any case: an answer that nobody
-waited for any more is missing in the estimate.
+Between counts the number is estimated from what this server stored and decided. The tables are counted when a topic
+is first seen, whenever the estimate reaches half the limit, and on every thirtieth run in any case, since the
+estimate misses answers whose caller had given up.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ class Counting:
             before = self.open(topic.number)
             shards = shards_of(topic.table_index, topic.spread)
             counted = self._counter.count(shards, topic.number, topic.open_limit + 1)
-            # What was stored while we counted may or may not be in the count: keep the larger truth.
+            # What was stored during the count may or may not be included: use the larger number.
             self._open[topic.number] = counted + max(0, self.open(topic.number) - before)
             self._seen.add(topic.number)
         return False
 
 
 class Gauging:
-    """Sets the gauges of states, ages and backlogs from the shards that this server holds: the sum over servers is right.
+    """Sets the gauges of states, ages and backlogs for the shards that this server holds; sum them over all servers.
 
-    Shards in which nothing was found are counted together, which costs about one statement; the others one by one, as far as
-    `budget_s` reaches, and from there in the next run.
+    Shards that were empty last time are counted together, in about one statement; the others one by one until
+    `budget_s` is used up. The next run continues from there.
     """
 
     def __init__(

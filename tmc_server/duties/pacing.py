@@ -1,9 +1,9 @@
-"""How many pages of checks may be under way: in all, per app, and per service; and who rests.
+"""Limit how many pages of checks run at once: in total, per app, and per service; and let failing services rest.
 
-Checks go to services that are not ours, and how long they take is their choice. What one app's services do must not be
-felt by another app, so what is scarce, workers, is shared out in three steps:
+Checks call services that we do not control and that may be slow. One app's services must not affect another app, so
+workers, the scarce resource, are limited at three levels:
 
-- all: 64 pages at once. While all workers are taken nothing is claimed, so that no claim waits for a worker.
+- all: 64 pages at once. While all workers are busy nothing is claimed, so that no claim waits for a worker.
 - an app: 8 pages at once. A page that runs into its deadline halves that, down to one; a page that is answered adds one.
 - a service, which is an app in one environment by one way of asking: two pages at once. One that could not be asked rests,
   1 s doubling to 60 s.
@@ -38,7 +38,7 @@ _NEVER = float("-inf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceName:
-    """Whoever is asked together: one app in one environment, by one way of asking."""
+    """Identifies a service: one app in one environment, asked in one way."""
 
     app: int
     tag: str
@@ -50,7 +50,7 @@ class ServiceName:
 
 @dataclass(slots=True, kw_only=True)
 class Service:
-    """How one service does, or all that share a slot.
+    """State of one service, or of all that share a slot.
 
     size: questions of its next page.  most: pages at once.  alerted: its owner knows that it cannot be reached.
     rest_ms: how long it rests after the last failure.  quiet_until: monotonic seconds.
@@ -68,7 +68,7 @@ class Service:
 
     @property
     def does_well(self) -> bool:
-        """It will soon have room again: what is due for it need not be moved out of the others' way."""
+        """Whether it will soon have room again, so that its due checks need not make way for others."""
         return not (self.shared or self.failures or self.app.most < APP_SHARE)
 
     def pause_ms(self, now: float) -> int:
@@ -138,7 +138,7 @@ class Pacing:
         return app.services[name]
 
     def may_begin(self, service: Service) -> bool:
-        """Is there room for another page? A service that rests is another matter."""
+        """Whether there is room for another page. Does not consider whether the service rests."""
         return service.busy < service.most and service.app.busy < service.app.most and not self.full
 
     def begin(self, service: Service) -> None:
@@ -154,7 +154,7 @@ class Pacing:
         self._busy -= 1
 
     def answered(self, service: Service, tag: str, longest: int, now: float) -> None:
-        """Somebody is there. longest: questions of its longest page."""
+        """Note that the service answered. longest: questions in the longest page it may get."""
         service.failures, service.alerted = 0, False
         service.size = min(longest, service.size + max(1, longest // 16))
         app = service.app
@@ -166,10 +166,10 @@ class Pacing:
             app.answered[tag] = now
 
     def failed(self, service: Service, now: float, *, timed_out: bool) -> None:
-        """Nobody was reached. timed_out: it kept its worker until the deadline.
+        """Note that the service was not reached. timed_out: it kept its worker until the deadline.
 
-        Should it hang on one question, pages are halved until that one is alone: they grow slowly again, and a service in
-        such a page comes after those who were not.
+        If it hangs on one question, pages are halved until that question is alone; then they grow slowly again.
+        Messages of a failed page are asked about after those that were not in it.
         """
         service.failures += 1
         if timed_out:

@@ -1,8 +1,8 @@
-"""Deliver what is due: first tries that nobody had room for, retries, and the end of those that used up their tries.
+"""Deliver what is due: first attempts that had no room before, and retries; fail rows whose attempts are used up.
 
 A row is claimed, with its next due time and attempt number, before anything is sent; so a copy that always fails
-cannot stop its neighbors, and a crash after the claim costs one interval, never a message. Before a second copy goes into
-a queue the queue is looked at: while the first may still wait in it, the row moves on uncounted.
+cannot block others, and a crash after the claim delays a message by one interval but never loses it. Before a second
+copy goes into a queue, the queue is inspected: while the first may still be in it, the row is postponed, uncounted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tmc_server.domain.ports.delivery import Claimed, DueWork, Outlet
 from tmc_server.errors import StoreUnavailable
 from tmc_server.metrics import METRICS
 
-_EXHAUSTED_EVERY = 20  # passes: who has no room is looked through for used-up rows only so often
+_EXHAUSTED_EVERY = 20  # passes between searches for exhausted rows while a subscription has no room
 
 
 class Redelivering:
@@ -42,7 +42,7 @@ class Redelivering:
     def one_pass(self) -> Claimed:
         """Each due subscription gets at most one page, so a busy one does not hold up the rest.
 
-        One that fails does not stop the others either. Raises the first failure, after everybody had a turn.
+        A failure does not stop the others; the first one is raised after all have had their turn.
         """
         total = Claimed()
         failure: Exception | None = None
@@ -76,7 +76,7 @@ class Redelivering:
     def _look_for_exhausted(
         self, work: DueWork, shard: Shard, subscription: SubscriptionNumber, look: QueueLook
     ) -> Claimed:
-        """Nobody has room for this subscription: rows at their limit still have to become FAILED."""
+        """Fail rows at their limit while the outlet has no room for this subscription."""
         turn = self._passes[shard, subscription]
         self._passes[shard, subscription] = (turn + 1) % _EXHAUSTED_EVERY
         if turn:

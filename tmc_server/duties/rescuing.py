@@ -1,7 +1,7 @@
-"""Hand over again what a server that is gone had handed over just before: its copies may have died with it.
+"""Redeliver what a dead server handed over shortly before it died, since those copies may be lost.
 
-Only tries within its last moments are meant; older ones were confirmed by the broker or given back. They are due at
-once and not counted. Whoever holds a shard does this for that shard.
+Only attempts from its last moments are affected; older ones were confirmed by the broker or given back. The rows
+become due at once, and the attempts do not count. Each server does this for the shards it holds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tmc_server.domain.ports.servers import Members
 
 
 class Rescuing:
-    """uncertain_ms: so long before its last sign of life a server's copies are uncertain; None: all of them always are."""
+    """uncertain_ms: copies sent within this time before a heartbeat expired are uncertain; None: all are."""
 
     def __init__(self, work: Sequence[DueWork], members: Members, uncertain_ms: int | None) -> None:
         self._work = work

@@ -1,7 +1,7 @@
-"""Keep the hot tables small: remove closed messages that were archived, or that are old where nobody archives.
+"""Keep the hot tables small: remove closed messages once they are archived or, without an archive, by age.
 
-FAILED and CHECK_FAILED are not closed, so they stay whatever their age. Nothing goes inside the replay window. The store
-removes only what is closed, and was before the moment that the archive run looked at: whatever moved since then stays.
+FAILED and CHECK_FAILED messages are not closed, so they stay whatever their age. Nothing in the replay window is
+removed. The store removes only messages closed before the archive run's cutoff; any that changed since then stay.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class Retention:
         return runs
 
     def _warn_of_the_future(self, run: Manifest, now_ms: int) -> None:
-        """Every later run waits for one that says it looked at closing times which are still to come. Said once."""
+        """Log, once, that the cutoff of a run is in the future, which holds up all later runs."""
         if run.before_ms > now_ms + _CLOCKS_APART_MS and run.run not in self._future:
             self._future.add(run.run)
             log.error("run %s ends in the future: nothing is removed before that; is its manifest damaged?", run.run)
 
     def _turns(self, held: Sequence[Shard]) -> Sequence[Shard]:
-        """A list that was read is worked off before another one is read."""
+        """Finish the list that was read before reading another one."""
         return [self._open] if self._open is not None and self._open in held else held
 
     def _turn(self, work: ClosedWork, shard: Shard, before_ms: int, runs: Sequence[Manifest]) -> bool:

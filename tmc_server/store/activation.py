@@ -1,12 +1,12 @@
-"""When a stored change of the catalog counts everywhere.
+"""Wait until a stored catalog change is in effect on every server.
 
-Every server submits with its copy only until `stale_ms` after its last look at the version began, by its own monotonic
-clock. So once that time has passed since the change was committed, by ours, no server can submit with a copy that lacks
-it, whatever became of that server. Servers acknowledge what they use in their heartbeat rows, which makes this one look
-instead of a wait.
+A server submits with its copy of the catalog only until `stale_ms` after it last began to read the version, by its
+own monotonic clock. So once that time has passed by our clock since the change was committed, no server can submit
+with a copy that lacks the change, whatever happened to that server. Servers acknowledge the version they use in their
+heartbeat rows, so usually one query is enough and nothing has to wait.
 
-A server that is gone never acknowledges. The first change after its end forbids it to look at the catalog any more
-(silenced = 1) and waits; then it can never submit again under that incarnation (silenced = 2), and no other change waits.
+A dead server never acknowledges. The first change after its death bars it from reading the catalog (silenced = 1) and
+waits; then it can never submit again under that incarnation (silenced = 2), and later changes do not wait for it.
 Source: docs/decisions/0013-catalog-activation.md.
 """
 
@@ -85,14 +85,14 @@ class CatalogActivation:
         silent_since = self._monotonic()
         while True:
             now, behind = self._behind(version)
-            # From when on `_prove` counts, too: else the wait ends a moment before anybody gone is proven to be.
+            # The same start as in `_prove`; otherwise the wait could end just before a dead server can be marked.
             if all(self._is_over(row, silent_since if row.incarnation in silenced else began) for row in behind):
                 self._prove(silenced, silent_since, behind)
                 return now
             self._rest()
 
     def _begin(self) -> tuple[int, set[int]]:
-        """Returns: the version to wait for, and who may not look any more from now on, or earlier."""
+        """Returns: the version to wait for, and the server runs that may no longer read the catalog."""
 
         def silence() -> tuple[int, set[int]]:
             with self._database.transaction() as connection:
@@ -124,7 +124,7 @@ class CatalogActivation:
         return waited_ms >= stale_ms * _RATE
 
     def _prove(self, silenced: set[int], since: float, behind: list[Any]) -> None:
-        """Those that could not look for so long that they cannot submit are never waited for again."""
+        """Mark runs that have been barred long enough that they cannot submit: they are never waited for again."""
         proven = [row.incarnation for row in behind if row.incarnation in silenced and self._is_over(row, since)]
         if proven:
             with self._database.transaction() as connection:

@@ -57,7 +57,7 @@ class ShardWriter:
         try:
             with self.database.writing(connection):
                 now = self.database.now(connection)
-                # Only now: whatever is in this batch was called for before this look at the copy and its age.
+                # Only now: every operation in this batch was requested before the copy and its age are read.
                 catalog, stale = self._catalog.in_use()
                 open_tx = Transaction(
                     connection=connection,
@@ -107,7 +107,7 @@ class ShardWriter:
     ) -> list[Outcome]:
         """Run operations of one shard in one transaction. buried: those whose tombstones are committed.
 
-        Returns: one outcome per operation, in order. Messages before consumptions: everybody takes locks in this order.
+        Returns: one outcome per operation, in order. Messages before consumptions: all transactions lock in this order.
         """
         outcomes: dict[Operation, Outcome] = {}
         with self.transaction(connection, shard) as tx:

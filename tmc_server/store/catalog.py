@@ -1,8 +1,9 @@
-"""Apps, topics, subscriptions and operators in SQL, and the server's copy of them.
+"""Apps, topics, subscriptions and operators in SQL, and the server's in-memory copy of them.
 
-Every change raises `catalog_version` in its own transaction. The watch reads the version every second and the whole catalog,
-in one snapshot, when it changed. A copy is used for submits only until `change_delay_ms` after the last look at the version
-began, by this process's monotonic clock: no two clocks are compared. Source: docs/decisions/0013-catalog-activation.md.
+Every change increments `catalog_version` in its own transaction. The watch reads the version every second and, when
+it has changed, reloads the whole catalog in one snapshot. A copy is used for submits only until `change_delay_ms`
+after the last read of the version began, by this process's monotonic clock: no two clocks are compared.
+Source: docs/decisions/0013-catalog-activation.md.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class CatalogStore:
 
     @_repeating
     def add_key(self, actor: str, id_: str, replace_newest: bool, tag: str = "") -> str:
-        """A second key; the first goes on working. tag: the first or second one of this environment.
+        """Add a second key; the first still works. tag: add the first or second key of this environment.
 
         Returns: key. Raises AppUnknown, RotationOpen.
         """
@@ -143,7 +144,7 @@ class CatalogStore:
 
     @_repeating
     def drop_old_key(self, actor: str, id_: str, tag: str = "", drop_newest: bool = False) -> None:
-        """Only the newest key works afterwards; drop_newest: none of this environment's. Raises AppUnknown."""
+        """Drop all keys but the newest; drop_newest: drop all keys of this environment. Raises AppUnknown."""
         action = "drop all keys of tag" if drop_newest else "drop old app key"
         with self._change(actor, action, f"{id_} {tag}".rstrip()) as (connection, _):
             keys = _KeyRow.find(connection, id_, tag)
@@ -254,7 +255,7 @@ class CatalogStore:
             row = connection.execute(sa.select(subscription).filter_by(**name, live=1)).one_or_none()
             where = new.forward or Forward("", "", "")
             if row is None:
-                # Never a number that was removed: a copy that still knows that removal would cancel this one's deliveries.
+                # Never reuse a removed number: a server whose copy shows it removed would cancel new deliveries.
                 number = SubscriptionNumber(_next(connection, subscription.c.subscription_no))
                 places = {"forward_kind": where.kind, "forward_target": where.target, "forward_key": where.key}
                 fresh = {"effective_ms": self._effective(now), "removed_ms": None, "live": 1}
@@ -347,12 +348,12 @@ class CatalogStore:
                 connection.execute(pending.values(effective_ms=effective_ms))
 
     def _effective(self, now: int) -> int:
-        """What a new row says: with several servers nothing, until all of them know it."""
+        """effective_ms of a new row: with several servers 0, until all of them know the row."""
         return 0 if self.change_delay_ms else now
 
     @_repeating
     def make_operator(self, name: str, replace: bool = False) -> str | None:
-        """A token for an operator. None: it has one, which is stored nowhere; `replace` makes a new one."""
+        """Create an operator's token. None: there is one, stored only as a hash; `replace` makes a new one."""
         token = new_key()
         with self._change(name, "make operator", name) as (connection, _):
             known = connection.execute(sa.select(operator).filter_by(name=name)).one_or_none()
@@ -364,9 +365,9 @@ class CatalogStore:
         return token
 
     def peek(self, incarnation: int | None = None) -> int:
-        """The version as of now. incarnation: of the server run that looks, whose look others may have forbidden.
+        """The current version. incarnation: the server run that reads it.
 
-        Raises CatalogStale: they have, because its heartbeat was over.
+        Raises CatalogStale: other servers have barred this run from the catalog, because its heartbeat had expired.
         """
         version = f"SELECT catalog_version FROM {meta.name}"
         if incarnation is not None:
@@ -424,7 +425,7 @@ def _sends_to(row: Any) -> Forward:
 
 @dataclass(frozen=True, kw_only=True)
 class _KeyRow:
-    """Where an app's keys are: tag "": for all environments, in tmc_app.  key_hash None: this environment has none yet."""
+    """Hashes of an app's keys. tag "": for all environments, in tmc_app.  key_hash None: there is no key yet."""
 
     app_no: int
     tag: str
@@ -476,7 +477,7 @@ def _new_delivery_key() -> str:
 
 
 def _keys_of_the_last_life(connection: sa.Connection, name: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Copies for a subscription that was removed may still be in the queue, which it shares with the one of now."""
+    """Keys of the last removed subscription of this name, whose copies may still be in the queue they share."""
     lives = sa.select(subscription).filter_by(**name).order_by(subscription.c.subscription_no.desc()).limit(1)
     last = connection.execute(lives).one_or_none()
     if last is None or not last.delivery_key:
@@ -586,8 +587,8 @@ def _delivery_keys(row: Any) -> DeliveryKeys | None:
 class CatalogWatch:
     """The server's copy (domain.ports.catalog.CatalogSource). Read and refreshed from any thread.
 
-    run: incarnation of this server run. None: it has none now, and no look makes its copy fresh.  No run at all: there is only
-    one process.
+    run: gives the incarnation of this server run, or None if it has none now, so that its copy cannot become fresh.
+    Without `run` there is only one process.
     acknowledge: called with the version of a copy once it is in use, so that changes need not wait for this server.
     """
 
@@ -628,7 +629,7 @@ class CatalogWatch:
         return min(1.0, delay / 4000) if delay else 1.0
 
     def run_once(self) -> bool:
-        """Look for changes. Returns: there were some. Raises CatalogStale, StoreUnavailable: the copy grows older."""
+        """Load changes. Returns: there were some. Raises CatalogStale, StoreUnavailable: the copy keeps aging."""
         with self._lock:
             looked = self._monotonic()  # before the look: what is stored later may not be in it
             copy = self.current
@@ -641,7 +642,7 @@ class CatalogWatch:
         return changed
 
     def _incarnation(self) -> int | None:
-        """0, which no run has: changes would not wait for a server without a row, so it must not look either."""
+        """The incarnation to read with. 0, which may not read: changes would not wait for a run without a row."""
         mine = self._run() if self._run is not None else None
         may_be_stale = self._run is not None and self._store.change_delay_ms > 0
         return 0 if mine is None and may_be_stale else mine

@@ -1,7 +1,7 @@
-"""Checks in one open transaction: claim, hold, write down what was answered.
+"""Claim and hold checks and record their answers, in one open transaction.
 
-A claim and an answer belong to one check: an answer counts only while the message is undecided and its number is the one
-that was asked under. A decision goes the way of the producer's own: the same transitions, the same consumption rows.
+An answer counts only while the message is undecided and still has the check number that the question was asked under.
+A decision by check takes the same path as one by the producer: the same transitions, the same consumption rows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def pending_of(shard: Shard, row: Any) -> Pending:
 
 
 def claim(tx: Transaction, pending: Sequence[Pending], until_ms: int, lease: Mapping[str, int]) -> list[Pending]:
-    """lease: owner and epoch that the shard's lease must still have. Returns what is claimed, as it is now."""
+    """Claim due checks. lease: required owner and epoch of the shard's lease. Returns: those claimed, as updated."""
     before = {each.number: each for each in pending}
     ids, until = sorted(before), tx.now + until_ms
     won = tx.execute(tx.sql.claim_checks, ids=ids, now=tx.now, until=until, **lease).rowcount
@@ -60,7 +60,7 @@ def claim(tx: Transaction, pending: Sequence[Pending], until_ms: int, lease: Map
 
 
 def hold(tx: Transaction, pending: Sequence[Pending], pause_ms: int, detail: str, lease: Mapping[str, int]) -> int:
-    """Their service cannot be asked now. Returns: how many were moved on."""
+    """Postpone checks whose service cannot be asked now. Returns: how many were postponed."""
     moved: int = tx.execute(
         tx.sql.hold_checks,
         ids=sorted(each.number for each in pending),
@@ -74,7 +74,7 @@ def hold(tx: Transaction, pending: Sequence[Pending], pause_ms: int, detail: str
 
 
 def record(tx: Transaction, answers: Sequence[Checked], tell_overdue: bool) -> Recorded:
-    """Each answer counts for the check it belongs to, and for no other. tell_overdue: see domain.ports.checks.DueChecks."""
+    """Record answers; each counts only for its own check. tell_overdue: see domain.ports.checks.DueChecks."""
     rows = {row.id: row for row in tx.rows(tx.sql.lock_messages, ids=sorted(each.pending.number for each in answers))}
     tx.reach("locked")
     moved: dict[MessageEvent, list[MessageNumber]] = {MessageEvent.SUBMIT: [], MessageEvent.ROLLBACK: []}

@@ -72,7 +72,7 @@ def _missing(tx: Transaction, number: MessageNumber) -> TmcError:
 
 
 def _may_be_spared(tx: Transaction, operation: Consume) -> bool:
-    """It would be given up by a policy that may have been changed: not with a stale copy of the catalog."""
+    """Whether to delay giving up: the catalog copy is stale, so the retry policy may have changed."""
     return tx.catalog_is_stale and not (isinstance(operation, Nack) and operation.reject)
 
 
@@ -93,9 +93,9 @@ def _pairs(operations: Sequence[Consume]) -> list[_Pair]:
 
 
 def _any_life(tx: Transaction, operations: Sequence[Consume], locked: _Locked) -> dict[Consume, _Pair]:
-    """Rows of copies that were handed over before their subscription was removed and registered again; adds them to locked.
+    """Find rows that belong to an earlier registration of the same subscription, and add them to `locked`.
 
-    A caller names topic, app and tag; which life of that name got the message, only the rows know.
+    A caller names topic, app and tag; only the rows tell which registration of that name received the message.
     """
     found: dict[Consume, _Pair] = {}
     others = tx.catalog.other_lives
@@ -155,7 +155,7 @@ def _decide(operation: Consume, row: Row, tried_ms: int, now: int) -> Decision:
 
 
 def _write(tx: Transaction, before: dict[_Pair, Row], after: dict[_Pair, Row], answered: set[_Pair]) -> None:
-    """answered: these are written in any case, their copies are known to be out of the queue."""
+    """answered: written even if unchanged, because their copies are known to have left the queue."""
     acked: dict[SubscriptionNumber, list[MessageNumber]] = {}
     changed: list[dict[str, Any]] = []
     for (subscription, number), row in after.items():
@@ -274,14 +274,14 @@ def _topic_of(tx: Transaction, subscription: SubscriptionNumber) -> int:
 def claim_due(
     tx: Transaction, subscription: Subscription, due: Sequence[Any], look: QueueLook, lease: Mapping[str, int]
 ) -> Claimed:
-    """Move due rows on: tried once more, held, FAILED at the limit, CANCELLED when the subscription is gone.
+    """Process due rows: attempt again, hold, or mark them FAILED (at the limit) or CANCELLED (no subscription).
 
     due: rows as read without locks. Each is claimed by a guarded UPDATE before anything is sent; rows that somebody
     else moved meanwhile are left alone. Copies of what was claimed go to the outlet after the commit.
     lease: owner and epoch that the shard's lease must still have.
     """
     claims = _Claims(tx, subscription, lease)
-    subscribed = not subscription.is_removed  # for ever: its number never comes back, so no copy is too old to say so
+    subscribed = not subscription.is_removed  # final, since numbers are never reused: even an old copy is right
     groups: dict[tuple[Row, Row], list[MessageNumber]] = {}
     waiting: dict[Row, list[Any]] = {}
     for found in due:

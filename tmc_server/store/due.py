@@ -163,7 +163,7 @@ class SqlAlertOutbox:
 
     @staticmethod
     def _add_to_waiting(connection: sa.Connection, sink: str, alike: Sequence[Alert]) -> bool:
-        """Nobody sends it yet: it can tell of these, too."""
+        """Add alerts to an unclaimed notice of their group. Returns: whether there was one."""
         found = connection.execute(_same_group(sink, alike[0]).where(notice.c.claim == 0, notice.c.due_ms.is_not(None)))
         row = found.first()
         if row is None:
@@ -236,7 +236,7 @@ class SqlAlertOutbox:
         ]
 
     def _claim_one(self, connection: sa.Connection, row: Any, until: int) -> bool:
-        """As it was read: nobody took it, and no alert was added that would be lost with it."""
+        """Claim a notice unless it has changed: another server took it, or added an alert that would be lost."""
         same = (
             notice.c.id == row.id,
             notice.c.claim == row.claim,
@@ -277,7 +277,7 @@ def _same_group(sink: str, like: Alert) -> sa.Select[Any]:
 
 
 class OpenCounts:
-    """How many messages of a topic are undecided, counted in the tables; no further than a limit."""
+    """Counts the undecided messages of a topic in the tables, up to a limit."""
 
     def __init__(self, databases: Sequence[Database]) -> None:
         self._databases = databases  # by shard

@@ -1,7 +1,7 @@
 """Connections: one Database per URL. What differs between kinds of databases is in `dialects`.
 
-Errors of drivers are sorted here and nowhere else: StoreUnavailable (ask again), StoreConflict (the transaction was rolled
-back, run it again), anything else is a fault.
+Driver errors are translated here and nowhere else: StoreUnavailable (retry later), StoreConflict (the transaction was
+rolled back: run it again); anything else is a bug.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StoreConflict(Exception):
 
 
 class RowWaited(StoreConflict):
-    """Somebody held a row for longer than we wait; the transaction was rolled back."""
+    """A row stayed locked for longer than we wait; the transaction was rolled back."""
 
 
 def wall_clock_ms() -> int:
@@ -42,17 +42,18 @@ def wall_clock_ms() -> int:
 
 
 class CarriedClock:
-    """A database's clock, read now and then and carried on with this process's monotonic clock in between.
+    """Estimates a database's clock from occasional readings and, in between, this process's monotonic clock.
 
-    A reading says only that the clock stood there at some moment between asking and answer: it bounds the distance of the
-    two clocks from both sides, and the bounds of successive readings are intersected. So the carried time is off by at
-    most half of the quickest reading plus the drift since, and a slow answer cannot move it: it goes back by no more than
-    it may have been ahead. Bounds that exclude what was known mean that the clock was set: it is followed.
+    A reading says only that the clock had this value at some moment between request and response. This bounds the
+    offset of the two clocks from both sides, and the bounds of successive readings are intersected. So the error is
+    at most half the duration of the fastest reading plus the drift since, and a slow response cannot shift the
+    estimate: it goes back by no more than it may have been ahead. If new bounds exclude the old ones, the clock was
+    set, and we follow it.
     Thread-safe: one attribute is replaced.
     """
 
     def __init__(self) -> None:
-        # Distance of the clocks in milliseconds: as used, at least, at most; and when that was known.
+        # Offset of the clocks in milliseconds: used, lower bound, upper bound; and the time of the reading.
         self._known: tuple[float, float, float, float] | None = None
 
     def knows(self, now: float) -> bool:
@@ -151,7 +152,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """A connection for reading: waits for nobody, locks nothing; each statement sees what is committed then."""
+        """A connection for reading, without locks or waits; each statement sees what is committed by then."""
         with self._translated(), self.readers.connect() as connection:
             yield connection.execution_options(tmc_reading=True)
 
@@ -180,7 +181,7 @@ class Database:
                     raise
 
     def hold_exclusively(self) -> None:
-        """Refuse a second server on this database; the lock goes with the process. Repeat it to see that it holds.
+        """Lock out other servers from this database until this process ends. Repeat to verify that the lock holds.
 
         Raises DatabaseTaken, StoreUnavailable.
         """

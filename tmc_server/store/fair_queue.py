@@ -50,7 +50,7 @@ class FairQueue(Generic[Entry]):
         self.busy = False  # in the line of ready shards, or being worked on
 
     def has_room(self, app: int, count: int) -> bool:
-        """May this app add this many? It may take what nobody uses, and its share even of a full queue."""
+        """Whether an app may add this many entries: while there is room, and up to its share of a full queue."""
         if self.count + count <= self.limit and self.bytes <= self.limit_bytes:
             return True
         line = self.lines.get(app)
@@ -59,7 +59,7 @@ class FairQueue(Generic[Entry]):
         return apps > 1 and held + count <= self.limit // apps and held_bytes <= self.limit_bytes // apps
 
     def add(self, entry: Entry) -> list[Entry]:
-        """Returns: what had to leave for it, the newest entries of the apps that hold more than their share."""
+        """Add an entry. Returns: those pushed out to make room, the newest entries of apps over their share."""
         line = self.lines.get(entry.app)
         if line is None:
             line = self.lines[entry.app] = _Line()
@@ -119,7 +119,7 @@ class FairQueue(Generic[Entry]):
                 batch.append(waiting.popleft())
             if not waiting:
                 self._leave(turns[0])
-            elif len(batch) < most:  # its turn is over; one that the end of the batch cut off goes on in the next
+            elif len(batch) < most:  # its turn is over; a turn cut off by a full batch continues in the next
                 turns.rotate(-1)
                 line.credit += _QUANTUM_BYTES
         return batch

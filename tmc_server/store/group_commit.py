@@ -6,13 +6,13 @@ hand all answers to the loop in one call. A shard is worked on by one lane at a 
 
 - A shard's queue is shared fairly between apps: a lane serves them in turns by the bytes of their operations (deficit
   round robin), each app's own operations stay in order.
-- A full queue refuses, it does not grow: QueueFull. An app may fill it as long as nobody else needs the room; an app that
-  holds less than its share is not refused, the newest operations of the app that holds most make room for it.
+- A full queue refuses with QueueFull instead of growing. An app may fill it while no other app needs the room; an app
+  below its share is not refused: the newest operations of the app that holds the most are pushed out for it.
 - A statement error repeats the batch by halves, so that one poisoned operation fails alone.
-- A lost connection leaves the commit's outcome open; operations are idempotent, so the batch is simply run again on a
-  new connection, and finds its own work or does it. Only then is anybody answered.
-- A cancelled caller hurts nobody: its operations run to their end and find nobody waiting.
-- A row that somebody else holds is skipped and tried again shortly; its neighbors do not wait for it.
+- A lost connection leaves the outcome of the commit unknown; operations are idempotent, so the batch is run again on
+  a new connection before any caller is answered.
+- Cancelling a caller is harmless: its operations still complete, and their answers are dropped.
+- A row locked by another transaction is skipped and retried shortly; the rest of the batch does not wait for it.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class GroupCommit:
         self._loop.call_soon_threadsafe(self._abandon)
 
     def _abandon(self) -> None:
-        """On the loop: no lane will come any more, so nobody may go on waiting for one."""
+        """On the loop: fail all queued operations, since no lane is left to run them."""
         self._closed = True
         with self._condition:
             left = [each for queue in self._queues.values() for each in queue.waiting()]
@@ -191,7 +191,7 @@ class GroupCommit:
                 METRICS.batch_operations.observe(len(entries))
                 self._loop.call_soon_threadsafe(self._hand_over, entries)
                 self._put_back(shard)
-        except BaseException:  # a lane answers whatever its work throws; this is a fault of the lane itself
+        except BaseException:  # `_run` handles the errors of a batch; this is a bug in the lane itself
             log.exception("a lane died")
             _answer(entries, ShuttingDown())
             self._loop.call_soon_threadsafe(self._hand_over, entries)
@@ -267,7 +267,7 @@ class GroupCommit:
     def _one_by_one(
         self, connection: sa.Connection | None, shard: Shard, entries: Sequence[_Waiting]
     ) -> sa.Connection | None:
-        """Somebody holds a row that one of these has to wait for: by halves each would wait again and again."""
+        """Run entries singly after one waited too long for a row: halving would wait for it again and again."""
         if len(entries) == 1:
             _answer(entries, RowLocked())
             return connection

@@ -1,7 +1,8 @@
-"""Leases on shards: who looks after what is due in them. One row per shard, in the shard's own database.
+"""Leases on shards: which server handles what is due in a shard. One row per shard, in the shard's own database.
 
-A lease saves work, it guards nothing by itself: every claim checks the row (owner and epoch) in its own statement, and
-rows are guarded by their state and attempt. The owner stops by its own monotonic clock before the others may take over.
+A lease only avoids duplicate work and guards nothing by itself: every claim checks the lease row (owner and epoch) in
+its own statement, and rows are guarded by their state and attempt. By its own monotonic clock, the owner stops before
+other servers may take over.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tmc_server.domain.numbers import Shard
 from tmc_server.store.engines import Database, StoreConflict, repeated
 from tmc_server.store.tables import lease
 
-ORPHAN_MS = 2_000  # a shard without an owner for so long may be taken by anyone, whatever its fair share
+ORPHAN_MS = 2_000  # any server may take a shard that had no owner for this long, even above its fair share
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,11 @@ class ShardLeases:
         self._releasing = False
 
     def held(self) -> Mapping[Shard, ShardLease]:
-        """By shard. Nothing once the lease may be over by this server's own clock."""
+        """Leases by shard; empty once they may have expired by this server's own clock."""
         return self._held if self._monotonic() - self._renewed < self._lease_ms / 1000 else {}
 
     def run_once(self) -> bool:
-        """Renew, give away what is more than the fair share, take what nobody holds. Returns: something changed."""
+        """Renew leases, release those above the fair share, take free ones. Returns: whether anything changed."""
         me = self._identity()
         if me is None or self._releasing or not self._shards:
             self._held = {}
@@ -115,7 +116,7 @@ class ShardLeases:
             return kept, True
 
     def _wanted(self, free: Sequence[Any], me: int, now: int, share_left: int) -> list[Any]:
-        """Servers begin at different shards, so that two that look at the same moment rarely want the same ones."""
+        """Choose free leases to take. Servers begin at different shards, so that two rarely want the same ones."""
         count = len(free)
         turned = [free[(i + me) % count] for i in range(count)]
         within = turned[: max(0, share_left)]
@@ -142,7 +143,7 @@ class ShardLeases:
         connection.execute(mine.values(owner=0, expires_ms=now))
 
     def release(self) -> None:
-        """Free them all, for others to take at once; none is taken any more."""
+        """Free all leases, so that others can take them at once, and take no more."""
         self._releasing = True
         held, self._held = self._held, {}
         me = next(iter(held.values())).owner if held else None

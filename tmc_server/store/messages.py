@@ -1,8 +1,8 @@
 """Prepare, publish, submit, rollback: the message half of a batch.
 
 Two attempts with one key never decide each other's message: the unique key admits one live message, the attempt id
-tells a repeat from a twin, and a rollback leaves a tombstone, so that its own Prepare, still on its way, is refused.
-The tombstone is read after the insert: whichever of the two transactions comes second sees the other.
+tells a repeat from another attempt, and a rollback leaves a tombstone, so that a late Prepare of the same attempt is
+refused. The tombstone is read after the insert, so the later of the two transactions always sees the earlier one.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ def _answer_to_loser(operation: Prepare, holder: _Holder) -> Answer:
 
 
 def _insert(tx: Transaction, operations: list[Prepare]) -> dict[_Key, _Holder]:
-    """Insert what has a free key. Returns: the holders of the keys that were taken.
+    """Insert messages whose key is free. Returns: the holders of the keys that were taken.
 
-    Plain INSERT, catch, look, repeat without the losers: the same on every database, and no upsert's row count or
-    swallowed warning has to be believed. Source: docs/decisions/0003-idempotent-insert.md.
+    Plain INSERT; on a conflict, look up the holders and repeat without the losers. This works on every database and
+    does not depend on an upsert's row count or swallowed warnings. Source: docs/decisions/0003-idempotent-insert.md.
     """
     holders: dict[_Key, _Holder] = {}
     pending = operations
@@ -168,7 +168,7 @@ def _row_of(operation: Prepare, now: int) -> dict[str, Any]:
 
 
 def _refuse_tombstoned(tx: Transaction, inserted: Sequence[Prepare]) -> set[Prepare]:
-    """Take out again what was rolled back before it arrived. Returns: these."""
+    """Delete inserted messages that were rolled back before they arrived. Returns: their operations."""
     if not inserted:
         return set()
     dead = _tombstoned(tx, [_attempt_of(operation) for operation in inserted])
@@ -300,7 +300,7 @@ def write_decisions(
 
 
 def _number_of(tx: Transaction, operation: Decide, buried: bool) -> MessageNumber | None:
-    """The message that is meant. Once its tombstone is committed the look waits for a Prepare that is under way."""
+    """The number of the message meant. Once its tombstone is committed, wait for a Prepare that is in progress."""
     if operation.number is not None:
         return operation.number
     statement = tx.sql.by_attempt_waiting if buried else tx.sql.by_attempt
@@ -362,7 +362,7 @@ def _alert_contradictions(
 
 
 def _schedule(tx: Transaction, messages: Sequence[_Submitted]) -> None:
-    """One consumption row per message and subscriber; what the outlet has room for counts as tried and goes out."""
+    """Insert a row per message and subscriber; copies with room at the outlet count as attempted and are sent."""
     by_topic: dict[int, list[_Submitted]] = {}
     for message in messages:
         by_topic.setdefault(message.topic, []).append(message)

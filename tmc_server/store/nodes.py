@@ -1,11 +1,11 @@
-"""Node slots and heartbeats: who may make message numbers, until when, and which servers there are.
+"""Node slots and heartbeats: which servers may make message numbers, until when, and which servers exist.
 
 A slot is leased with an epoch. `high_ms` in the table is a promise made in advance: the holder makes no number with a
-later time, so the next holder, who starts there, cannot repeat one, even if clocks went back in between.
+later time, so the next holder, which starts there, cannot repeat one, even if clocks went back in between.
 
-The same beat keeps the row of this server run in `tmc_server`: a run whose row has expired is gone,
-and what it handed over last is handed over again by the others. The row also says which version of the catalog this run
-uses. Who stores a change may forbid a run whose row has expired to look at the catalog (`silenced`): it then takes another
+The same heartbeat renews the row of this server run in `tmc_server`. A run whose row has expired is dead, and the
+other servers redeliver what it handed over last. The row also says which version of the catalog this run uses. A
+server that stores a change may bar an expired run from reading the catalog (`silenced`); that run then takes another
 identity, as after any lost slot.
 """
 
@@ -85,7 +85,7 @@ class NodeSlots:
         self.gone: Sequence[ServerRun] = ()
 
     def incarnation(self) -> int | None:
-        """This server run. None: the last beat is so long ago that the others may take it for gone."""
+        """This server run. None: its last heartbeat is so old that other servers may consider it dead."""
         lease = self.lease
         fresh = self._monotonic() - self._beat < self._lease_ms / 1000
         return lease.incarnation if lease is not None and fresh else None

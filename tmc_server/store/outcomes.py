@@ -1,4 +1,4 @@
-"""What a batch has to say about each of its operations."""
+"""The outcome of an operation in a batch: its answer, or why to run it again."""
 
 from __future__ import annotations
 

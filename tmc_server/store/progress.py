@@ -1,4 +1,4 @@
-"""What each server saw come out of queues, in a table that all of them read (domain.ports.delivery.SharedProgress)."""
+"""The queue progress each server saw, in a table that all servers read (domain.ports.delivery.SharedProgress)."""
 
 from __future__ import annotations
 

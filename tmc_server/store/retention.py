@@ -80,7 +80,7 @@ class ClosedMessages:
         return found
 
     def forget(self, before_ms: int, limit: int) -> int:
-        """Tombstones and sent alerts from before: nobody asks for them any more. Returns: how many went."""
+        """Delete tombstones, sent alerts and notices older than `before_ms`. Returns: how many were deleted."""
         total = 0
         forgotten = (
             (_OLD_TOMBSTONES, tombstone.c.attempt_id),

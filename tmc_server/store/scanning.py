@@ -1,4 +1,4 @@
-"""Looks at what is due: one UNION ALL of MIN(due) per database over everything this server looks after."""
+"""Find what is due: one UNION ALL of MIN(due) per database, over all shards this server holds."""
 
 from __future__ import annotations
 

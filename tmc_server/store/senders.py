@@ -1,9 +1,9 @@
-"""Where producers were seen, as they said with their calls; written behind the calls, never in their way.
+"""Addresses that producers give with their calls, stored in the background so that calls are never delayed.
 
-Tags and addresses are the senders' choice, so each app has its bounds: at most 64 new places a second on the way to the
-table, 32 environments in it, and 16 addresses per environment. Environments that are known stay: further ones wait until one
-was not seen for an hour. Of addresses those that were seen last are kept, since instances come and go. What one app says
-takes no room from another.
+Tags and addresses are chosen by the senders, so each app has limits: 64 new places a second on the way to the table,
+32 environments in it, and 16 addresses per environment. Known environments stay: a further one waits until one has
+not been seen for an hour. The most recently seen addresses are kept, since instances come and go. No app can take
+room from another.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SqlSeenSenders:
             places[tag, address] = None
 
     def run_once(self) -> bool:
-        """Write down who was seen, forget who was not seen for an hour. Once a second."""
+        """Store the places seen since the last run, delete those not seen for an hour. Once a second."""
         waiting, self._waiting = self._waiting, {}
         for app, places in sorted(waiting.items()):
             repeated(lambda app=app, places=list(places): self._write(app, places))  # type: ignore[misc]
@@ -65,7 +65,7 @@ class SqlSeenSenders:
                 connection.execute(sender.delete().filter_by(app_no=app, tag=tag, address=address))
 
     def seen_at(self, app: int, tag: str) -> Sequence[str]:
-        """host:port of everybody of that app and tag who was seen within the last hour, newest first."""
+        """host:port of all instances of an app and tag seen within the last hour, newest first."""
         query = sa.select(sender.c.address).filter_by(app_no=app, tag=tag).order_by(sender.c.seen_ms.desc())
         with self._database.reading() as connection:
             fresh = sender.c.seen_ms >= self._database.now(connection) - SEEN_FOR_MS

@@ -1,8 +1,8 @@
-"""Which database holds which shard, written down in the catalog: two servers can never disagree about it.
+"""Which database holds which shard, stored in the catalog so that servers can never disagree about it.
 
-Each database has a random identity of its own, in its table `tmc_database`; addresses may change, it stays. The catalog
-says for every shard which identity holds it. A server whose configuration says otherwise refuses to start, and stops when
-the map is changed under it. Source: docs/decisions/0014-shard-map.md.
+Each database has its own random identity, in its table `tmc_database`, which stays the same when its address changes.
+The catalog says for every shard which identity holds it. A server whose configuration differs refuses to start, and
+stops if the map changes while it runs. Source: docs/decisions/0014-shard-map.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def place_of(database: Database) -> str:
 
 
 def identify(connection: sa.Connection) -> None:
-    """Give a database its identity, unless it has one. The caller is the only one that does so now."""
+    """Give a database its identity, unless it has one. The caller ensures that no one else does so now."""
     if connection.execute(sa.select(database_identity)).one_or_none() is None:
         connection.execute(database_identity.insert().values(id=1, identity=secrets.token_hex(16)))
 

@@ -1,7 +1,7 @@
-"""Counts what stands open and what failed in the shards of one database, for the gauges.
+"""Count open and failed rows in the shards of one database, for the gauges.
 
-Closed rows are never looked at: what is open has a due time and is found by the due indexes, what failed stands in a table
-of its own. Each count stops at a limit, so one statement takes bounded time however long a backlog is.
+Closed rows are never read: open rows have a due time and are found through the due indexes, failed ones are in a
+table of their own. Each count stops at a limit, so one statement takes bounded time however long a backlog is.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class StandingCounts:
         id_: str,
         late: str,
     ) -> str:
-        """Through the due index, whatever the statistics say: a plan over the table would read what is closed."""
+        """SQL that counts open rows. The due index is forced, because a table scan would read closed rows."""
         index = self._database.dialect.through_index(f"{table}_due")
         some = (
             f"SELECT {id_} AS id, CASE WHEN {late} THEN 1 ELSE 0 END AS late FROM {table} {index}"

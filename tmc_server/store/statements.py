@@ -60,9 +60,9 @@ class InsertRows:
 
 
 class ByIds:
-    """A statement whose `ids` are numbers or bytes, rendered as they are: an expanding parameter costs more than its query.
+    """A statement whose `ids` are rendered as literals, because an expanding parameter costs more than the query.
 
-    Compiled once per dialect; every other parameter stays one.
+    Compiled once per dialect; all other parameters stay bound.
     """
 
     def __init__(self, statement: Any) -> None:
@@ -188,8 +188,8 @@ class ShardStatements:
                 consumption,
             )
         )
-        # One row each, guarded by the state and the attempt that the decision was made on. The try is answered: no longer
-        # one that a server run could take with it.
+        # One row each, guarded by the state and the attempt that the decision was made on. The attempt is
+        # answered, so it is no longer lost if its server run dies.
         self.change_consumption = (
             consumption.update()
             .where(
@@ -251,7 +251,7 @@ class ShardStatements:
             ),
             consumption,
         )
-        # subscription, ids, old_attempt, now, new_due_ms: only the due time moves; the last try's copy may still wait.
+        # subscription, ids, old_attempt, now, new_due_ms: only the due time changes; the last copy may be queued.
         self.hold = _by_primary(
             consumption.update()
             .where(
@@ -277,7 +277,7 @@ class ShardStatements:
                 message.c.body,
             ).where(_in(message.c.id))
         )
-        # subscription, gone, since, limit: tries of a server run that is gone, whose copies may have died with it; no locks.
+        # subscription, gone, since, limit: attempts of a dead server run, whose copies may be lost; no locks.
         died = (
             consumption.c.subscription_no == sa.bindparam("subscription"),
             consumption.c.state == int(c.ConsumptionState.SCHEDULED),
@@ -367,7 +367,7 @@ class ShardStatements:
         self.write_decided_by = ByIds(
             message.update().where(_in(message.c.id)).values(check_answer=sa.bindparam("decided_by"))
         )
-        # ids, now: an operator has them asked again; numbers of checks go on.
+        # ids, now: an operator restarts the checks; check numbers continue.
         self.reactivate_checks = ByIds(
             _by_primary(
                 message.update()
@@ -474,7 +474,7 @@ class ShardStatements:
         )
         self.insert_alerts = InsertRows(alert)
         self.insert_failed = InsertRows(failed, verb="REPLACE")
-        # topic, subscription, ids: they wait for nobody any more.
+        # topic, subscription, ids: they no longer wait for an operator.
         self.delete_failed = ByIds(
             failed.delete().where(
                 failed.c.shard == self.shard,

@@ -105,7 +105,7 @@ topic = sa.Table(
     sa.Column("open_limit", sa.BigInteger, nullable=False),
     _ms("effective_ms"),
     sa.Column("queue_mode", sa.SmallInteger, nullable=False, server_default="2"),
-    # Distances and limit of the checks' UNKNOWN answers.
+    # Delays and limit for UNKNOWN answers to checks.
     sa.Column("check_retry_kind", sa.SmallInteger, nullable=False, server_default="1"),
     sa.Column("check_interval_ms", sa.BigInteger, nullable=False, server_default="10000"),
     sa.Column("check_max_retry", sa.Integer, nullable=False, server_default="15"),
@@ -195,7 +195,7 @@ shard_map = sa.Table(
     **_OPTIONS,
 )
 
-# What each server run saw come out of the broker's queues: acks reach any server, copies are held back by another one.
+# Queue progress seen by each server run: acks may reach one server while another one holds copies back.
 queue_progress = sa.Table(
     "tmc_queue_progress",
     METADATA,
@@ -251,7 +251,7 @@ tombstone = sa.Table(
 )
 
 # What the retention duty has removed. horizon_ms: closed messages from before it may be gone, never goes back.
-# run, position: of the archive's lists, how far; "" and 0: none yet.
+# run, position: progress through the archive's lists; "" and 0: none yet.
 retention = sa.Table(
     "tmc_retention",
     METADATA,
@@ -281,8 +281,8 @@ alert = sa.Table(
     **_OPTIONS,
 )
 
-# Notices of alerts: one row per sink, grouped. due_ms: when it is sent, or tried again; NULL once it was taken.
-# claim: 0, or the number under which a server sends it until due_ms; while it is 0 further alerts are added to it.
+# Notices of alerts: one row per sink, grouped. due_ms: when it is sent or retried; NULL once it was sent.
+# claim: 0, or the number of the server that sends it until due_ms; while it is 0, further alerts are added to it.
 notice = sa.Table(
     "tmc_notice",
     METADATA,
@@ -407,7 +407,7 @@ def _build(shard: Shard) -> ShardTables:
         sa.Column(
             "check_target", _text(32), nullable=False, server_default=""
         ),  # which of the topic's; "": the usual one
-        # What checks move: their number, never goes back; UNKNOWN answers, to the limit; since when nobody was reached.
+        # State of checks: their number, never reset; UNKNOWN answers so far; since when the service was unreachable.
         sa.Column("check_attempt", sa.Integer, nullable=False, server_default="0"),
         sa.Column("checked", sa.Integer, nullable=False, server_default="0"),
         _ms("unreached_ms", nullable=True),
@@ -427,10 +427,10 @@ def _build(shard: Shard) -> ShardTables:
         sa.Column("attempt", sa.Integer, nullable=False),
         sa.Column("tried", sa.Integer, nullable=False),
         _ms("due_ms", nullable=True),
-        sa.Column("incarnation", sa.BigInteger),  # which server run made the last try
+        sa.Column("incarnation", sa.BigInteger),  # which server run made the last attempt
         _ms("created_ms"),
         _ms("closed_ms", nullable=True),
-        _ms("tried_ms", nullable=True),  # when the last copy was handed over; NULL: answered, or it never got there
+        _ms("tried_ms", nullable=True),  # when the last copy was handed over; NULL: answered, or not delivered
         # Redelivery, one subscription at a time: a subscriber that is away costs one look, not one per row.
         sa.Index(f"tmc_consumption_{nn}_due", "subscription_no", "due_ms"),
         **_OPTIONS,

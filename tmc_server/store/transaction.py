@@ -32,7 +32,7 @@ class Transaction:
     """now: milliseconds, the database's clock, one value for the whole transaction.
 
     incarnation: this server run; None: its heartbeat is over, nothing may be handed over.
-    drained_until: by subscription, when the newest try was made that consumers answered for in this transaction.
+    drained_until: by subscription, the time of the newest attempt that a consumer answered in this transaction.
     """
 
     connection: sa.Connection
@@ -85,12 +85,12 @@ class Transaction:
                 raise GuardBroken(f"{changed} rows instead of {len(rows)}: {statement}")
 
     def note(self, actor: str, action: str, subject: str, reason: str) -> None:
-        """An audit row, in the transaction of what it tells of."""
+        """Insert an audit row in the transaction of the change."""
         row = {"at_ms": self.now, "actor": actor, "action": action, "subject": subject, "reason": reason}
         self.insert(self.sql.insert_audit, [row])
 
     def note_failed(self, topic: int, subscription: SubscriptionNumber, numbers: Sequence[MessageNumber]) -> None:
-        """These wait for a human now: FAILED deliveries, or CHECK_FAILED messages under subscription 0."""
+        """Record what now waits for an operator: FAILED deliveries, or CHECK_FAILED messages under subscription 0."""
         rows = [
             {
                 "shard": self.sql.shard,
@@ -105,11 +105,11 @@ class Transaction:
         self.failed[topic, subscription] += len(rows)
 
     def note_recovered(self, topic: int, subscription: SubscriptionNumber, numbers: Sequence[MessageNumber]) -> None:
-        """They were FAILED or CHECK_FAILED, and are not any more."""
+        """Delete the records of rows that are no longer FAILED or CHECK_FAILED."""
         self.execute(self.sql.delete_failed, topic=topic, subscription=subscription, ids=sorted(numbers))
 
     def reserve(self, subscription: SubscriptionNumber, wanted: int) -> int:
-        """Room at the outlet, given back by itself when the transaction fails."""
+        """Reserve room at the outlet; it is released automatically if the transaction fails."""
         granted = self.outlet.reserve(subscription, wanted) if self.incarnation is not None else 0
         self.reserved[subscription] += granted
         return granted
