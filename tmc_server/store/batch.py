@@ -107,7 +107,7 @@ class ShardWriter:
     ) -> list[Outcome]:
         """Run operations of one shard in one transaction. buried: those whose tombstones are committed.
 
-        Returns: one outcome per operation, in order. Messages before consumptions: all transactions lock in this order.
+        Returns: one outcome per operation, in order. Messages before consumptions: the common lock order.
         """
         outcomes: dict[Operation, Outcome] = {}
         with self.transaction(connection, shard) as tx:
