@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 import tmc_client as tmc
-from tests.integration.test_checks import prepared_with
+from tests.integration.server.test_checks import prepared_with
 from tests.support.cluster import Cluster
 from tests.support.dose import LONG
 from tests.support.eventually import eventually

@@ -20,7 +20,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 # A table of our own: the standard library's is_global says yes to 6to4 and NAT64 in Python 3.11. It refuses every range of
 # IANA's special-purpose registries except private use (10/8, 172.16/12, 192.168/16, 100.64/10, fc00::/7), where services
-# live, and every part of IPv6 that is not assigned to unicast. tests/unit/test_egress.py holds the registries.
+# live, and every part of IPv6 that is not assigned to unicast. tests/unit/server/test_egress.py holds the registries.
 _NEVER = [
     ipaddress.ip_network(text)
     for text in (

@@ -1,7 +1,7 @@
 """Typical mistakes of people who write consumers, and the one sentence that each of them gets.
 
 MISTAKES is a table of docs/mistakes.md. Adding a mistake means adding a function and its row, then writing the page:
-`python -m tests.integration.test_consumer_mistakes`. A sentence names the thing and the way out.
+`python -m tests.integration.client.test_consumer_mistakes`. A sentence names the thing and the way out.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ MISTAKES = [
 ]
 
 TABLE = Table(
-    source="tests/integration/test_consumer_mistakes.py",
+    source="tests/integration/client/test_consumer_mistakes.py",
     columns=["mistake", "error", "sentence"],
     rows=[mistake.row for mistake in MISTAKES],
 )

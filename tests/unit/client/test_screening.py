@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.eventually import eventually
-from tests.unit.test_signatures import A_MESSAGE, KEY
+from tests.unit.common.test_signatures import A_MESSAGE, KEY
 from tmc_client import errors
 from tmc_client.received import Message
 from tmc_client.screening import Calls, Screen, Suspect, signed_content

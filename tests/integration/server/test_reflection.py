@@ -21,7 +21,7 @@ from tmc_common.protocol import admin_pb2, admin_pb2_grpc
 from tmc_server.app import initialize
 from tmc_server.config import Config
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def lines() -> list[str]:

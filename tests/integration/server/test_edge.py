@@ -15,7 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.integration.test_api import BAD, Api, a_connection, a_message, a_publish, refusal
+from tests.integration.server.test_api import BAD, Api, a_connection, a_message, a_publish, refusal
 from tests.support.center import RunningCenter
 from tests.support.dose import LONG
 from tests.support.eventually import eventually

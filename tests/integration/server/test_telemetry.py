@@ -20,7 +20,7 @@ from tmc_server.config import Config
 from tmc_server.metrics import METRICS
 from tmc_server.store.tables import node_slot
 
-PAGE = Path(__file__).parents[2] / "docs" / "telemetry.md"
+PAGE = Path(__file__).parents[3] / "docs" / "telemetry.md"
 
 
 def _scrape(port: int) -> dict[tuple[str, tuple[str, ...]], float]:

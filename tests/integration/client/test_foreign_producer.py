@@ -10,7 +10,7 @@ import pytest
 
 import tmc_client as tmc
 from examples.foreign_producer import grpc_service, plain_http
-from tests.integration.test_checks import Operator
+from tests.integration.server.test_checks import Operator
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
 from tests.support.ports import free_port

@@ -47,7 +47,7 @@ def _copy_shard(tmp_path: Path, shard: int) -> None:
 
 
 def test_the_page_on_moving_a_shard_names_every_table_that_holds_rows_of_it() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "operating.md").read_text()
     section = page.split("## Moving a shard")[1].split("\n## ")[0]
     by_shard = [table.name for table in DATABASE_TABLES if "shard" in table.c]
     assert "tmc_failed" in by_shard

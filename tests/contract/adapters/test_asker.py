@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from tests.integration.test_askers import OPTIONS, at
+from tests.integration.server.test_askers import OPTIONS, at
 from tests.support.ports import free_port
 from tests.support.rogue import RogueGrpc, RogueHttp
 from tmc_server.checks.channels import Channels

@@ -1,7 +1,7 @@
 """Typical mistakes of producers, and the sentence that each gets: the first table of docs/mistakes.md.
 
 A mistake is one row of MISTAKES: a function that makes it in a Place, and what must come of it. Adding one means adding a
-function and its row, then writing the page: `python -m tests.integration.test_mistakes`.
+function and its row, then writing the page: `python -m tests.integration.client.test_mistakes`.
 """
 
 from __future__ import annotations
@@ -383,7 +383,7 @@ def test_a_mistake_gets_a_sentence_that_names_it_and_the_way_out(mistake: Mistak
 
 
 TABLE = Table(
-    source="tests/integration/test_mistakes.py",
+    source="tests/integration/client/test_mistakes.py",
     columns=["mistake", "error", "sentence"],
     rows=[mistake.row for mistake in MISTAKES],
 )

@@ -16,7 +16,7 @@ from grpc._cython import cygrpc
 from tests.support.center import RunningCenter
 from tests.support.dose import LONG
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 IDLE_S = 60 if LONG else 1  # strikes are counted when pings come: only a long run proves that they are tolerated
 
 

@@ -62,7 +62,7 @@ def test_it_is_not_known_to_be_on_this_machine(address: str) -> None:
 
 
 def test_nobody_decides_it_in_another_way() -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     files = [path for package in root.glob("tmc_*") for path in package.rglob("*.py")]
     own = [path.name for path in files if re.search(r"\.is_loopback\b|def _?is_loopback", path.read_text())]
     assert own == ["addresses.py"]

@@ -394,7 +394,7 @@ def test_a_forward_is_signed_with_the_key_that_operators_are_shown(center: Runni
 
 def _documented_permissions(user: str) -> list[str]:
     """Regular expressions for configure, write and read: a row of the table in docs/operating.md."""
-    page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "operating.md").read_text()
     (row,) = re.findall(rf"^\| {re.escape(user)} \| `(.*)` \| `(.*)` \| `(.*)` \|$", page, re.MULTILINE)
     return [each.replace(r"\|", "|") for each in row]
 

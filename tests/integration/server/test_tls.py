@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import tmc_client as tmc
 import tmc_client.aio
-from tests.integration.test_api import Api, refusal
+from tests.integration.server.test_api import Api, refusal
 from tests.support.center import RunningCenter
 from tests.support.certificates import Authority
 from tests.support.tcp_proxy import TcpProxy

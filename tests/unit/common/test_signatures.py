@@ -122,7 +122,7 @@ HEADERS = [{}, {"trace": "x"}, {"CC": "a", "x-delay": "1", "tmc-forward-key": "k
 
 @pytest.mark.parametrize("headers", HEADERS, ids=str)
 def test_the_program_of_the_page_about_signatures_agrees(headers: dict[str, str]) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "signatures.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "signatures.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {}
     exec(program, names)
