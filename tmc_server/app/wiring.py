@@ -20,6 +20,7 @@ from tmc_server.config import Config
 from tmc_server.delivery.window import UNCERTAIN_MS
 from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.alerts import AlertSink
+from tmc_server.domain.ports.checks import Asking
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.alerting import Alerting, Grouping
 from tmc_server.duties.checking import Checking
@@ -35,7 +36,7 @@ from tmc_server.requests.caller import Allowance, Budget, RateLimiter
 from tmc_server.requests.deciding import Deciding
 from tmc_server.requests.deciding_by_hand import DecidingByHand
 from tmc_server.requests.first_use import FirstUse, topics_exist
-from tmc_server.requests.preparing import Preparing
+from tmc_server.requests.preparing import OpenGauge, Preparing
 from tmc_server.requests.signing import Signing
 from tmc_server.rpc.admin_service import AdminServicer
 from tmc_server.rpc.authentication import Authentication
@@ -126,55 +127,19 @@ def wire(
     ]
     counting = Counting(store.watch, OpenCounts(store.shards.shards))
     METRICS.names.limit = config.telemetry.series
-    first_use = _first_use(config, store) if dev else None
-    rate = RateLimiter(config.limits.items_per_second)
-    administering = Administering(
-        editor=store.catalog,
-        catalog=store.watch,
-        reader=Reader(store.shards),
-        performer=commit,
-        refresh=store.watch.run_once,
-        activation=store.activation,
-        instances=surroundings.instances,
-        forwarding=outlets,
-    )
-    signing = Signing(store.catalog, store.watch, administering.change, outlets.raise_alert, config.delivery.signatures)
-    preparing = Preparing(
-        catalog=store.watch,
-        ids=store.nodes.ids,
-        performer=commit,
-        rate=rate,
-        gauge=counting,
-        body_bytes=config.limits.body_bytes,
-        senders=surroundings.senders,
-        ensure_topic=first_use.topic_to_produce if first_use else topics_exist,
-    )
-    by_hand = DecidingByHand(
-        editor=store.catalog,
-        catalog=store.watch,
-        desk=SqlCheckDesk([writers[database] for database in store.shards.shards]),
-        reader=Reader(store.shards),
+    served = _serve(
+        config,
+        store,
+        outlets,
+        surroundings,
         asking=checks.asking,
-        change=administering.change,
+        writers=writers,
+        commit=commit,
+        gauge=counting,
+        dev=dev,
     )
-    servicers = {
-        "tmc.v1.MessageService": MessageServicer(
-            preparing, Deciding(store.watch, commit, rate, counting), administering
-        ),
-        "tmc.v1.ConsumptionService": ConsumptionServicer(
-            acking=Acking(store.watch, commit, rate),
-            administering=administering,
-            signing=signing,
-            streams=outlets.streams,
-            broker=outlets.broker,
-            ensure_topic=first_use.topic_to_consume if first_use else topics_exist,
-        ),
-        "tmc.v1.AdminService": AdminServicer(administering, by_hand, signing),
-    }
-    edge = _edge(config, store, first_use)
-    grpc = build(servicers, edge, config.server.listen, config.tls, config.limits)
-    doors = Periodic("doors", edge.doorkeeper.sweep, _DOORS_S)
-    edge.doorkeeper.wake = doors.wake
+    doors = Periodic("doors", served.edge.doorkeeper.sweep, _DOORS_S)
+    served.edge.doorkeeper.wake = doors.wake
 
     def finish(subscriptions: frozenset[SubscriptionNumber]) -> None:
         if outlets.streams is not None:
@@ -206,11 +171,82 @@ def wire(
         commit=commit,
         shard_keeping=shard_keeping,
         checking=checking,
-        administering=administering,
-        grpc=grpc,
+        administering=served.administering,
+        grpc=served.grpc,
         duties=duties,
-        findable=surroundings.duties(grpc.port),
+        findable=surroundings.duties(served.grpc.port),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Served:
+    """What callers reach."""
+
+    administering: Administering
+    edge: Edge
+    grpc: GrpcServer
+
+
+def _serve(
+    config: Config,
+    store: OpenStore,
+    outlets: Outlets,
+    surroundings: Surroundings,
+    *,
+    asking: Asking,
+    writers: Mapping[Database, ShardWriter],
+    commit: ShardedGroupCommit,
+    gauge: OpenGauge,
+    dev: bool,
+) -> _Served:
+    """The use cases and the RPCs in front of them. Raises OSError: the port is taken."""
+    catalog, reader = store.watch, Reader(store.shards)
+    first_use = _first_use(config, store) if dev else None
+    rate = RateLimiter(config.limits.items_per_second)
+    administering = Administering(
+        editor=store.catalog,
+        catalog=catalog,
+        reader=reader,
+        performer=commit,
+        refresh=catalog.run_once,
+        activation=store.activation,
+        instances=surroundings.instances,
+        forwarding=outlets,
+    )
+    signing = Signing(store.catalog, catalog, administering.change, outlets.raise_alert, config.delivery.signatures)
+    preparing = Preparing(
+        catalog=catalog,
+        ids=store.nodes.ids,
+        performer=commit,
+        rate=rate,
+        gauge=gauge,
+        body_bytes=config.limits.body_bytes,
+        senders=surroundings.senders,
+        ensure_topic=first_use.topic_to_produce if first_use else topics_exist,
+    )
+    by_hand = DecidingByHand(
+        editor=store.catalog,
+        catalog=catalog,
+        desk=SqlCheckDesk([writers[database] for database in store.shards.shards]),
+        reader=reader,
+        asking=asking,
+        change=administering.change,
+    )
+    servicers = {
+        "tmc.v1.MessageService": MessageServicer(preparing, Deciding(catalog, commit, rate, gauge), administering),
+        "tmc.v1.ConsumptionService": ConsumptionServicer(
+            acking=Acking(catalog, commit, rate),
+            administering=administering,
+            signing=signing,
+            streams=outlets.streams,
+            broker=outlets.broker,
+            ensure_topic=first_use.topic_to_consume if first_use else topics_exist,
+        ),
+        "tmc.v1.AdminService": AdminServicer(administering, by_hand, signing),
+    }
+    edge = _edge(config, store, first_use)
+    grpc = build(servicers, edge, config.server.listen, config.tls, config.limits)
+    return _Served(administering=administering, edge=edge, grpc=grpc)
 
 
 def _part(store: OpenStore, writer: ShardWriter, outbox: SqlAlertOutbox) -> _Part:
