@@ -44,7 +44,8 @@ from tmc_server.domain.ports.delivery import Claimed, Copy
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.checking import Checking
 from tmc_server.store.batch import ShardWriter
-from tmc_server.store.catalog import CatalogStore, CatalogWatch
+from tmc_server.store.catalog import CatalogStore
+from tmc_server.store.catalog_watch import CatalogWatch
 from tmc_server.store.due import SqlAlertOutbox, SqlDueWork
 from tmc_server.store.due_checks import SqlCheckDesk, SqlDueChecks
 from tmc_server.store.engines import Database, ShardMap, repeated

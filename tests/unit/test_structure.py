@@ -375,8 +375,6 @@ def test_every_field_of_the_protos_is_commented() -> None:
 _BY_POSITION = {
     "tmc_server.domain.consumption.Row",
     "tmc_server.domain.ids.MessageId",
-    "tmc_server.store.messages._Holder",
-    "tmc_server.store.messages._Submitted",
     "tmc_server.store.tables.ShardTables",
     "tmc_server.store.transaction.Transaction",
 }

@@ -13,7 +13,8 @@ from tmc_server.config import Config
 from tmc_server.domain.numbers import Shard
 from tmc_server.errors import Retryable, StoreUnavailable
 from tmc_server.store.activation import CatalogActivation
-from tmc_server.store.catalog import CatalogStore, CatalogWatch
+from tmc_server.store.catalog import CatalogStore
+from tmc_server.store.catalog_watch import CatalogWatch
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.fitness import examine
 from tmc_server.store.migrate import migrate

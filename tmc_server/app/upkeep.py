@@ -12,7 +12,7 @@ from tmc_server.duties.periodic import Periodic
 from tmc_server.duties.rescuing import Rescuing
 from tmc_server.errors import Retryable
 from tmc_server.metrics import METRICS
-from tmc_server.store.catalog import CatalogWatch
+from tmc_server.store.catalog_watch import CatalogWatch
 from tmc_server.store.dialects.contract import DatabaseTaken
 from tmc_server.store.engines import Database
 from tmc_server.store.leases import ShardLeases

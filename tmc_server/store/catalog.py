@@ -1,4 +1,4 @@
-"""Apps, topics, subscriptions and operators in SQL, and the server's in-memory copy of them.
+"""Apps, topics, subscriptions and operators in SQL: every change to them, and the whole catalog at one moment.
 
 Every change increments `catalog_version` in its own transaction. The watch reads the version every second and, when
 it has changed, reloads the whole catalog in one snapshot. A copy is used for submits only until `change_delay_ms`
@@ -12,8 +12,6 @@ import functools
 import hashlib
 import json
 import secrets
-import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -21,11 +19,11 @@ from typing import Any, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
-from tmc_server.domain.catalog import App, Catalog, DeliveryKeys, Forward, QueueMode, Subscription, TagKeys, Topic
+from tmc_server.domain.catalog import App, Catalog, Forward, Subscription, Topic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
 from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.catalog import CheckChange, NewApp, NewSubscription, NewTopic, TopicChange
-from tmc_server.domain.retry import RetryKind, RetryPolicy
+from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import (
     AppUnknown,
     CatalogStale,
@@ -35,6 +33,7 @@ from tmc_server.errors import (
     SubscriptionUnknown,
     TopicUnknown,
 )
+from tmc_server.store.catalog_rows import app_from, app_of, sends_to, subscription_of, tag_keys, target_of, topic_of
 from tmc_server.store.engines import Database, repeated
 from tmc_server.store.tables import (
     app,
@@ -105,12 +104,12 @@ class CatalogStore:
             if row is not None:
                 if any(row._mapping[name] != value for name, value in values.items()):
                     raise NameTaken
-                return _app(row, _tag_keys(connection).get(row.app_no, ())), ""
+                return app_of(row, tag_keys(connection).get(row.app_no, ())), ""
             number = _next(connection, app.c.app_no)
             row_values = {"app_no": number, "id": id_, **values, "key_hash": hash_of(key), "old_key_hash": None}
             row_values |= {"check_token": secrets.token_hex(32), "disabled": 0}
             connection.execute(app.insert().values(**row_values, created_ms=now))
-            return _app_from(row_values), key
+            return app_from(row_values), key
 
     @_repeating
     def make_check_token(self, actor: str, id_: str) -> str:
@@ -186,12 +185,12 @@ class CatalogStore:
             if row is not None:
                 if any(row._mapping[name] != value for name, value in values.items()):
                     raise NameTaken
-                return _topic(row)
+                return topic_of(row)
             number = _next(connection, topic.c.topic_no)
             connection.execute(
                 topic.insert().values(topic_no=number, name=new.name, effective_ms=self._effective(now), **values)
             )
-            return _topic(connection.execute(sa.select(topic).where(topic.c.topic_no == number)).one())
+            return topic_of(connection.execute(sa.select(topic).where(topic.c.topic_no == number)).one())
 
     @_repeating
     def set_topic_check(
@@ -223,7 +222,7 @@ class CatalogStore:
                     )
                 )
             stored = connection.execute(sa.select(check_target).where(check_target.c.topic_no == number))
-            return _topic(_topic_row(connection, topic_name), {row.name: _target(row) for row in stored})
+            return topic_of(_topic_row(connection, topic_name), {row.name: target_of(row) for row in stored})
 
     @_repeating
     def update_topic(self, actor: str, topic_name: str, changes: TopicChange) -> Topic:
@@ -234,7 +233,7 @@ class CatalogStore:
             number = _topic_row(connection, topic_name).topic_no
             if values:
                 connection.execute(topic.update().where(topic.c.topic_no == number).values(**values))
-            return _topic(_topic_row(connection, topic_name))
+            return topic_of(_topic_row(connection, topic_name))
 
     @_repeating
     def claim_topic(self, topic_name: str, app_id: str) -> None:
@@ -264,7 +263,7 @@ class CatalogStore:
                 connection.execute(
                     subscription.insert().values(subscription_no=number, **name, **values, **places, **fresh, **keys)
                 )
-            elif (change is None or new.forward is not None) and _sends_to(row) != where:
+            elif (change is None or new.forward is not None) and sends_to(row) != where:
                 raise NameTaken("This subscription sends elsewhere: remove it first, or take another tag or app.")
             else:
                 number = row.subscription_no
@@ -388,18 +387,19 @@ class CatalogStore:
             operators = {row.token_hash: row.name for row in connection.execute(sa.select(operator))}
             targets: dict[int, dict[str, CheckTarget]] = {}
             for row in connection.execute(sa.select(check_target)):
-                targets.setdefault(row.topic_no, {})[row.name] = _target(row)
-            tag_keys = _tag_keys(connection)
+                targets.setdefault(row.topic_no, {})[row.name] = target_of(row)
+            by_app = tag_keys(connection)
             copy = Catalog(
                 version=version,
                 apps={
-                    row.app_no: _app(row, tag_keys.get(row.app_no, ())) for row in connection.execute(sa.select(app))
+                    row.app_no: app_of(row, by_app.get(row.app_no, ())) for row in connection.execute(sa.select(app))
                 },
                 topics={
-                    row.topic_no: _topic(row, targets.get(row.topic_no)) for row in connection.execute(sa.select(topic))
+                    row.topic_no: topic_of(row, targets.get(row.topic_no))
+                    for row in connection.execute(sa.select(topic))
                 },
                 subscriptions={
-                    row.subscription_no: _subscription(row) for row in connection.execute(sa.select(subscription))
+                    row.subscription_no: subscription_of(row) for row in connection.execute(sa.select(subscription))
                 },
                 shard_map={row.shard: row.identity for row in connection.execute(sa.select(shard_map))},
             )
@@ -417,10 +417,6 @@ def _named(columns: Mapping[str, int], fields: Collection[str] | None) -> dict[s
     """Those of these fields of a policy; None: all."""
     wanted = _POLICY_COLUMNS if fields is None else fields
     return {_POLICY_COLUMNS[field]: columns[_POLICY_COLUMNS[field]] for field in wanted}
-
-
-def _sends_to(row: Any) -> Forward:
-    return Forward(row.forward_kind, row.forward_target, row.forward_key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -486,163 +482,4 @@ def _keys_of_the_last_life(connection: sa.Connection, name: Mapping[str, Any]) -
 
 
 def _subscription_row(connection: sa.Connection, number: SubscriptionNumber) -> Subscription:
-    return _subscription(connection.execute(sa.select(subscription).filter_by(subscription_no=number)).one())
-
-
-def _app(row: Any, tag_keys: tuple[TagKeys, ...] = ()) -> App:
-    return _app_from(row._mapping, tag_keys)
-
-
-def _tag_keys(connection: sa.Connection) -> dict[int, tuple[TagKeys, ...]]:
-    """By app number."""
-    found: dict[int, tuple[TagKeys, ...]] = {}
-    for row in connection.execute(sa.select(app_key).order_by(app_key.c.tag)):
-        found[row.app_no] = (*found.get(row.app_no, ()), TagKeys(row.tag, _hashes(row._mapping)))
-    return found
-
-
-def _hashes(values: Any) -> tuple[bytes, ...]:
-    """Newest first."""
-    return tuple(h for h in (values["key_hash"], values["old_key_hash"]) if h is not None)
-
-
-def _app_from(values: Any, tag_keys: tuple[TagKeys, ...] = ()) -> App:
-    return App(
-        number=values["app_no"],
-        id=values["id"],
-        service_name=values["service_name"],
-        biz_id=values["biz_id"],
-        alert_email=values["alert_email"],
-        alert_phone=values["alert_phone"],
-        key_hashes=_hashes(values),
-        check_token=values["check_token"],
-        disabled=bool(values["disabled"]),
-        tag_keys=tag_keys,
-    )
-
-
-def _topic(row: Any, targets: Mapping[str, CheckTarget] | None = None) -> Topic:
-    """targets: those that were set; without any the topic has the usual one."""
-    retry = RetryPolicy(
-        kind=RetryKind(row.check_retry_kind),
-        interval_ms=row.check_interval_ms,
-        max_retry=row.check_max_retry,
-        cap_ms=row.check_cap_ms,
-    )
-    checks = CheckPolicy(targets, retry) if targets else CheckPolicy(retry=retry)
-    return Topic(
-        number=row.topic_no,
-        name=row.name,
-        owner=row.owner_no,
-        default_tag=row.default_tag,
-        table_index=row.table_index,
-        spread=row.spread,
-        transaction_time_ms=row.transaction_time_ms,
-        open_limit=row.open_limit,
-        effective_ms=row.effective_ms,
-        queue_mode=QueueMode(row.queue_mode),
-        signed=bool(row.signed),
-        checks=checks,
-    )
-
-
-def _target(row: Any) -> CheckTarget:
-    return CheckTarget(
-        name=row.name,
-        kind=row.kind,
-        address=row.address,
-        options=json.loads(row.options),
-        deadline_ms=row.deadline_ms,
-        concurrency=row.concurrency,
-        batch=row.batch,
-        tls=bool(row.tls),
-    )
-
-
-def _subscription(row: Any) -> Subscription:
-    policy = RetryPolicy(
-        kind=RetryKind(row.retry_kind), interval_ms=row.interval_ms, max_retry=row.max_retry, cap_ms=row.cap_ms
-    )
-    forward = Forward(row.forward_kind, row.forward_target, row.forward_key) if row.forward_kind else None
-    return Subscription(
-        number=row.subscription_no,
-        topic=row.topic_no,
-        app=row.app_no,
-        tag=row.tag,
-        policy=policy,
-        effective_ms=row.effective_ms,
-        removed_ms=row.removed_ms,
-        forward=forward,
-        keys=_delivery_keys(row),
-    )
-
-
-def _delivery_keys(row: Any) -> DeliveryKeys | None:
-    if not row.delivery_key:
-        return None
-    other = bytes.fromhex(row.other_key) if row.other_key else None
-    return DeliveryKeys(signing=bytes.fromhex(row.delivery_key), other=other, since_ms=row.signed_ms)
-
-
-class CatalogWatch:
-    """The server's copy (domain.ports.catalog.CatalogSource). Read and refreshed from any thread.
-
-    run: gives the incarnation of this server run, or None if it has none now, so that its copy cannot become fresh.
-    Without `run` there is only one process.
-    acknowledge: called with the version of a copy once it is in use, so that changes need not wait for this server.
-    """
-
-    def __init__(
-        self,
-        store: CatalogStore,
-        run: Callable[[], int | None] | None = None,
-        acknowledge: Callable[[int], object] = lambda _version: None,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._store = store
-        self._run = run
-        self._acknowledge = acknowledge
-        self._monotonic = monotonic
-        self._lock = threading.Lock()
-        # One attribute: a reader must not pair an old copy with the time of a newer look.
-        self._seen = (Catalog(), float("-inf"))
-        self._operators: dict[bytes, str] = {}
-
-    @property
-    def current(self) -> Catalog:
-        return self._seen[0]
-
-    @property
-    def operators(self) -> dict[bytes, str]:
-        return self._operators
-
-    def in_use(self) -> tuple[Catalog, bool]:
-        """See domain.ports.catalog.CatalogSource."""
-        copy, looked = self._seen
-        delay_s = self._store.change_delay_ms / 1000
-        return copy, delay_s > 0 and self._monotonic() - looked >= delay_s
-
-    @property
-    def period_s(self) -> float:
-        """How often to look for changes, so that a healthy server's copy is never stale."""
-        delay = self._store.change_delay_ms
-        return min(1.0, delay / 4000) if delay else 1.0
-
-    def run_once(self) -> bool:
-        """Load changes. Returns: there were some. Raises CatalogStale, StoreUnavailable: the copy keeps aging."""
-        with self._lock:
-            looked = self._monotonic()  # before the look: what is stored later may not be in it
-            copy = self.current
-            changed = self._store.peek(self._incarnation()) != copy.version
-            if changed:
-                copy, self._operators = self._store.load()
-            self._seen = (copy, looked)
-        if changed:
-            self._acknowledge(copy.version)
-        return changed
-
-    def _incarnation(self) -> int | None:
-        """The incarnation to read with. 0, which may not read: changes would not wait for a run without a row."""
-        mine = self._run() if self._run is not None else None
-        may_be_stale = self._run is not None and self._store.change_delay_ms > 0
-        return 0 if mine is None and may_be_stale else mine
+    return subscription_of(connection.execute(sa.select(subscription).filter_by(subscription_no=number)).one())

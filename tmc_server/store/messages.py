@@ -38,7 +38,7 @@ _Key = tuple[int, str, str]  # topic, tag, message key
 _Attempt = tuple[bytes, int, str, str]  # attempt id, topic, tag, message key
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Holder:
     """The live message that holds a key."""
 
@@ -93,7 +93,13 @@ def _target(operation: Prepare) -> MessageState:
 
 
 def _as_holder(operation: Prepare) -> _Holder:
-    return _Holder(operation.number, operation.app, operation.attempt_id, operation.digest, _target(operation))
+    return _Holder(
+        number=operation.number,
+        producer=operation.app,
+        attempt_id=operation.attempt_id,
+        digest=operation.digest,
+        state=_target(operation),
+    )
 
 
 def _answer_to_loser(operation: Prepare, holder: _Holder) -> Answer:
@@ -136,7 +142,11 @@ def _look_up(tx: Transaction, operations: Iterable[Prepare]) -> dict[_Key, _Hold
         groups.setdefault((operation.topic.number, operation.producer_tag), []).append(operation.key)
     return {
         (topic, tag, row.message_key): _Holder(
-            row.id, row.producer_no, row.attempt_id, row.digest, MessageState(row.state)
+            number=row.id,
+            producer=row.producer_no,
+            attempt_id=row.attempt_id,
+            digest=row.digest,
+            state=MessageState(row.state),
         )
         for (topic, tag), keys in groups.items()
         for row in tx.rows(tx.sql.live_by_keys, topic=topic, tag=tag, keys=keys)
@@ -179,7 +189,7 @@ def _refuse_tombstoned(tx: Transaction, inserted: Sequence[Prepare]) -> set[Prep
     return refused
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Submitted:
     """A message that was just committed and needs its consumption rows."""
 
@@ -195,27 +205,27 @@ class _Submitted:
     @classmethod
     def published(cls, operation: Prepare) -> _Submitted:
         return cls(
-            operation.number,
-            operation.topic.number,
-            operation.app,
-            operation.key,
-            operation.body,
-            operation.content_type,
-            dict(operation.headers),
-            operation.delay_ms,
+            number=operation.number,
+            topic=operation.topic.number,
+            producer=operation.app,
+            key=operation.key,
+            body=operation.body,
+            content_type=operation.content_type,
+            headers=dict(operation.headers),
+            delay_ms=operation.delay_ms,
         )
 
     @classmethod
     def stored(cls, row: Any) -> _Submitted:
         return cls(
-            row.id,
-            row.topic_no,
-            row.producer_no,
-            row.message_key,
-            row.body,
-            row.content_type,
-            parse_headers(row.headers),
-            row.delay_ms,
+            number=row.id,
+            topic=row.topic_no,
+            producer=row.producer_no,
+            key=row.message_key,
+            body=row.body,
+            content_type=row.content_type,
+            headers=parse_headers(row.headers),
+            delay_ms=row.delay_ms,
         )
 
 

@@ -93,6 +93,8 @@ class ShardStatements:
         self._for_consumptions(self.tables.consumption)
         self._for_claims(self.tables.message, self.tables.consumption)
         self._for_checks(self.tables.message)
+        self._around_a_check(self.tables.message)
+        self._for_operators(self.tables.message)
         self._for_retention()
         self._for_notes()
 
@@ -322,6 +324,9 @@ class ShardStatements:
             .limit(sa.bindparam("limit"))
         )
         self.asked_messages = ByIds(sa.select(*asked).where(_in(message.c.id)).order_by(message.c.id))
+
+    def _around_a_check(self, message: sa.Table) -> None:
+        """What the duty writes before and after it asked."""
         prepared = message.c.state == int(m.MessageState.PREPARED)
         due = (_in(message.c.id), prepared, message.c.due_ms <= sa.bindparam("now"), self._leased())
         # ids, now, owner, epoch, until: a check of each begins.
@@ -367,6 +372,8 @@ class ShardStatements:
         self.write_decided_by = ByIds(
             message.update().where(_in(message.c.id)).values(check_answer=sa.bindparam("decided_by"))
         )
+
+    def _for_operators(self, message: sa.Table) -> None:
         # ids, now: an operator restarts the checks; check numbers continue.
         self.reactivate_checks = ByIds(
             _by_primary(
@@ -383,7 +390,9 @@ class ShardStatements:
                 .where(_in(message.c.id), _states(message.c.state, m.sources(m.MessageEvent.SUBMIT)))
                 .values(
                     check_attempt=message.c.check_attempt + 1,
-                    due_ms=sa.case((prepared, sa.bindparam("until")), else_=None),
+                    due_ms=sa.case(
+                        (message.c.state == int(m.MessageState.PREPARED), sa.bindparam("until")), else_=None
+                    ),
                 ),
                 message,
             )

@@ -27,7 +27,8 @@ from tmc_server.errors import (
 )
 from tmc_server.store.activation import CatalogActivation
 from tmc_server.store.batch import ShardWriter
-from tmc_server.store.catalog import CatalogStore, CatalogWatch, hash_of
+from tmc_server.store.catalog import CatalogStore, hash_of
+from tmc_server.store.catalog_watch import CatalogWatch
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.migrate import migrate
 from tmc_server.store.nodes import LEASE_MS, NodeSlots

@@ -12,7 +12,8 @@ import pytest
 
 from tmc_server.app.maintenance import CannotStart, diagnose, initialize, open_shards
 from tmc_server.config import Config
-from tmc_server.store.catalog import CatalogStore, CatalogWatch
+from tmc_server.store.catalog import CatalogStore
+from tmc_server.store.catalog_watch import CatalogWatch
 from tmc_server.store.nodes import NodeSlots
 from tmc_server.store.shard_map import ShardsElsewhere, accept, check
 from tmc_server.store.tables import DATABASE_TABLES
