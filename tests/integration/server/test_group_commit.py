@@ -327,6 +327,39 @@ class TestOnMariaDB:
         assert store.row(operation.number) is not None
         assert len(store.messages_with_key("beside")) == 1
 
+    def test_a_rollback_beside_its_own_prepare_finds_what_that_commits(self, store: StoreUnderTest) -> None:
+        """The prepare has looked for tombstones and is about to commit; the rollback cannot see it yet."""
+        prepare, inside, go, buried = store.a_prepare(), threading.Event(), threading.Event(), threading.Event()
+        preparing = threading.Thread(target=lambda: store.perform(prepare))
+
+        def hold(_connection: sa.Connection) -> None:
+            if threading.current_thread() is preparing:
+                inside.set()
+                assert go.wait(20)
+
+        def look(point: str) -> None:
+            if point == "committed":
+                buried.set()
+
+        answers: list[Any] = []
+        rollback = store.decide_attempt(prepare, commit=False)
+        deciding = threading.Thread(
+            target=lambda: answers.extend(store.perform(rollback, writer=store.new_writer(look)))
+        )
+        sa.event.listen(store.database.engine, "commit", hold)
+        try:
+            preparing.start()
+            assert inside.wait(20)
+            deciding.start()
+            assert buried.wait(20)
+            go.set()
+            for thread in (preparing, deciding):
+                thread.join(30)
+        finally:
+            sa.event.remove(store.database.engine, "commit", hold)
+        assert store.state_of(prepare.number) is MessageState.ROLLED_BACK
+        assert answers == [store.stored(prepare.number, MessageState.ROLLED_BACK)]
+
     def test_a_database_that_is_away_is_unavailable_to_all(self, store: StoreUnderTest) -> None:
         from tests.support.ports import free_port
         from tmc_server.store.engines import Database
