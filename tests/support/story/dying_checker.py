@@ -20,7 +20,7 @@ def die_at(point, keys):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-claim, ask, settle, stored = SqlDueChecks.claim, CheckDispatcher.ask, due_checks.settle, SqlDueChecks.settle
+claim, ask, record, stored = SqlDueChecks.claim, CheckDispatcher.ask, due_checks.record, SqlDueChecks.record
 
 
 def dying_claim(self, shard, pending, until_ms):
@@ -37,22 +37,22 @@ def dying_ask(self, target, app, tag, questions, seconds):
     return answers
 
 
-def dying_settle(tx, answers, tell_overdue):
-    settled = settle(tx, answers, tell_overdue)
+def dying_record(tx, answers, tell_overdue):
+    recorded = record(tx, answers, tell_overdue)
     die_at("before-commit", [checked.pending.key for checked in answers])
-    return settled
+    return recorded
 
 
 def dying_stored(self, shard, answers, tell_overdue):
-    settled = stored(self, shard, answers, tell_overdue)
+    recorded = stored(self, shard, answers, tell_overdue)
     die_at("after-commit", [checked.pending.key for checked in answers])
-    return settled
+    return recorded
 
 
-SqlDueChecks.claim, CheckDispatcher.ask, due_checks.settle, SqlDueChecks.settle = (
+SqlDueChecks.claim, CheckDispatcher.ask, due_checks.record, SqlDueChecks.record = (
     dying_claim,
     dying_ask,
-    dying_settle,
+    dying_record,
     dying_stored,
 )
 
