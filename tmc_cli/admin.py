@@ -26,6 +26,7 @@ app = typer.Typer(
     help="Register apps, topics and subscriptions; inspect messages.",
 )
 Growth = Annotated[bool | None, typer.Option("--exponential/--linear", help="How the delays between attempts grow.")]
+PAGE_SIZE = 1_000
 SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 
 
@@ -82,7 +83,7 @@ def _call(
 
 def _all_pages(context: typer.Context, method: str, request: Any, response_class: type[Message]) -> Any:
     """A whole listing in one answer. request: of the first page."""
-    request.page_size = 1_000
+    request.page_size = PAGE_SIZE
     whole = _ask(context, method, request, response_class)
     while whole.next_page_token:
         request.page_token = whole.next_page_token
@@ -199,7 +200,7 @@ def register_topic(
         transaction_time_ms=transaction_time_ms,
         open_limit=open_limit,
         queue_mode=types_pb2.QUEUE_MODE_SINGLE if single_queue else types_pb2.QUEUE_MODE_MULTI,
-        unsigned=unsigned,
+        unsigned_copies=unsigned,
     )
     _call(context, "RegisterTopic", request, admin_pb2.Topic)
 
@@ -344,8 +345,8 @@ def get_message(
     context: typer.Context, id: Annotated[str, typer.Argument()] = "", topic: str = "", key: str = ""
 ) -> None:
     """Show a message with its deliveries and failed attempts, by id or by --topic and --key."""
-    request = admin_pb2.AdminServiceGetMessageRequest(message_id=id, topic=topic, key=key)
-    _call(context, "GetMessage", request, admin_pb2.MessageDetail)
+    request = admin_pb2.GetMessageDetailRequest(message_id=id, topic=topic, key=key)
+    _call(context, "GetMessageDetail", request, admin_pb2.MessageDetail)
 
 
 @app.command()

@@ -143,7 +143,6 @@ class Consumer:
         if not self._listeners:
             raise ValueError("nothing to consume: decorate a function with @consumer.listener(topic) first")
         self._handling.start()
-        self._handling.keeper.start()
         self._starter = threading.Thread(target=self._start_transport, name="tmc-consumer", daemon=True)
         self._starter.start()
 
@@ -197,7 +196,7 @@ class Consumer:
         self._call(_REPORT, request, consumption_pb2.ReportForgedCopiesResponse)
 
     def _ask_for_a_signed_one(self, message: Message) -> Future[Any]:
-        request = consumption_pb2.NackRequest(message_id=message.id, attempt=message.attempt, unsigned=True)
+        request = consumption_pb2.NackRequest(message_id=message.id, attempt=message.attempt, missing_signature=True)
         return self._center.sender.send(sender.NACK, request, ANSWER_TIMEOUT_S)
 
     def _call(self, path: str, request: Any, response_class: Any) -> Any:

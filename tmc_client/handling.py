@@ -55,7 +55,7 @@ class Handling:
         self._workers: Workers | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
-        self._stopping = threading.Event()
+        self._stopping = False
         self.broken = ""
 
     @property
@@ -74,10 +74,11 @@ class Handling:
             self._loop = asyncio.new_event_loop()
             self._loop_thread = threading.Thread(target=self._run_loop, name="tmc-handlers", daemon=True)
             self._loop_thread.start()
+        self.keeper.start()
 
     def begin_no_more(self) -> None:
         """Start no more handlers: the center redelivers queued messages; running handlers may finish."""
-        self._stopping.set()
+        self._stopping = True
 
     def wait_idle(self, seconds: float) -> bool:
         """Wait until no handler runs or waits, except those given up. Returns False on timeout."""
@@ -113,7 +114,7 @@ class Handling:
 
     def _work(self, run: Run) -> None:
         """Call the handler of one message and send the answer. Runs in a worker thread."""
-        begun = not self._stopping.is_set()
+        begun = not self._stopping
         answer: _Answer | None = None
         if begun:
             self._runs.begin(run)
@@ -218,7 +219,7 @@ class Handling:
             "messages, its process must be started again"
         )
         log.critical(self.broken)
-        self._stopping.set()
+        self._stopping = True
         self._on_broken()
 
     def _dispatch(self, message: Message, run: Run) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ def prepare_request(
 ) -> message_pb2.PrepareRequest:
     """The wire form of a message to prepare. Raises CodecError, InvalidRequest."""
     content = _content(topic, body, key, headers, delay, attempt_id)
-    return _made(message_pb2.PrepareRequest, {**content, "ledger_id": ledger_id})
+    return _made(message_pb2.PrepareRequest, lambda: {**content(), "ledger_id": ledger_id})
 
 
 def publish_request(
@@ -67,7 +67,8 @@ def _content(
     headers: Mapping[str, str] | None,
     delay: timedelta,
     attempt_id: bytes | None,
-) -> dict[str, Any]:
+) -> Callable[[], dict[str, Any]]:
+    """Returns: makes the fields. Raises CodecError, InvalidRequest."""
     if not isinstance(key, str):
         raise errors.InvalidRequest(f"key={key!r} is no str: write key={str(key)!r}.", field="key")
     delay = duration("delay", delay)
@@ -75,7 +76,7 @@ def _content(
         if not (isinstance(name, str) and isinstance(value, str)):
             raise errors.InvalidRequest(f"Header {name!r}: {value!r} is no str: write {str(value)!r}.", field="headers")
     data, content_type = codecs.encode(body)
-    return {
+    return lambda: {
         "topic": str(topic),
         "key": key,
         "body": data,
@@ -86,9 +87,10 @@ def _content(
     }
 
 
-def _made(request_class: type[Request], fields: Mapping[str, Any]) -> Request:
+def _made(request_class: type[Request], fields: Callable[[], dict[str, Any]]) -> Request:
+    """Whatever the fields are made of: what cannot be sent is an InvalidRequest."""
     try:
-        return request_class(**fields)
+        return request_class(**fields())
     except (TypeError, ValueError) as exc:
         raise errors.InvalidRequest(f"This message cannot be sent: {exc}") from exc
 

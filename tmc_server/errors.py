@@ -12,6 +12,7 @@
     |   `-- Unavailable       StoreUnavailable, CatalogStale, ShuttingDown, NoIdentity, DiscoveryUnavailable
     `-- Ask the operators     InternalFault
 
+A class's docstring is the sentence that callers get by default.
 `reason` is the name in the published enum tmc.v1.Reason; rpc/status.py maps classes to gRPC statuses.
 """
 
@@ -252,7 +253,7 @@ class NoIdentity(Unavailable):
 
 
 class DiscoveryUnavailable(Unavailable):
-    """Service discovery does not answer, and no earlier answer is cached: repeat when it is back."""
+    """Service discovery does not answer, and no earlier answer is known: repeat when it is back."""
 
     reason = "DISCOVERY_UNAVAILABLE"
 

@@ -62,7 +62,7 @@ class Shop:
     def state_of(self, key: str) -> int | None:
         try:
             return self.cluster.admin(
-                "GetMessage", admin_pb2.AdminServiceGetMessageRequest(topic="shop.paid", key=key)
+                "GetMessageDetail", admin_pb2.GetMessageDetailRequest(topic="shop.paid", key=key)
             ).message.state
         except Exception as exc:
             if "NOT_FOUND" in str(exc):

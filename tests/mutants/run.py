@@ -65,6 +65,7 @@ def failed(tests: Iterable[str], patch: Path | None = None) -> list[str]:
 
 def _failed(python: str, tests: list[str], copy: Path) -> list[str]:
     results = copy / "failed.txt"
+    results.unlink(missing_ok=True)
     command = [python, "-m", "pytest", "-p", "tests.mutants.recorder", "-q", "--timeout", "150", *tests]
     # programs that a test starts are those of the copy, too
     here = os.environ | {"PYTHONPATH": str(copy), "TMC_MUTANT_RESULTS": str(results)}

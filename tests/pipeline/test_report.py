@@ -111,7 +111,7 @@ def test_consumption(messages: Any, subscribers: Any) -> None:
         (r.topic, r.subscriber): r for r in figures.consumption(figures.deliveries(messages, subscribers)).collect()
     }
     paid = rows["order.paid", "coupons.default"]
-    assert (paid.deliveries, paid.acked, paid.failed, paid.cancelled, paid.under_way, paid.first_try) == (
+    assert (paid.deliveries, paid.acked, paid.failed, paid.cancelled, paid.under_way, paid.first_attempt) == (
         4,
         2,
         1,
@@ -203,7 +203,7 @@ def _page_of(reason: str, subscriber: str = "s") -> str:
     """The page of a time in which one try failed."""
     names = ("production", "production_by_hour", "consumption", "consumption_by_hour", "skew", "oldest_open")
     tables: dict[str, Any] = {name: [] for name in names}
-    failed = {"topic": "t", "subscriber": subscriber, "reason": reason, "tries": 1}
+    failed = {"topic": "t", "subscriber": subscriber, "reason": reason, "attempts": 1}
     return page.page("t", {}, {**tables, "failures": [failed]})
 
 
@@ -238,7 +238,7 @@ def test_open_messages_are_reported_whatever_their_age(spark: SparkSession, fill
 
 def test_failures_with_equal_labels_have_a_bar_each() -> None:
     axes = Figure().add_subplot()
-    rows = [{"subscriber": "s", "reason": "x" * 40 + str(n), "tries": 5 - n} for n in range(3)]
+    rows = [{"subscriber": "s", "reason": "x" * 40 + str(n), "attempts": 5 - n} for n in range(3)]
     page._failures(axes, rows)
     assert sorted(bar.get_y() for bar in axes.patches) == pytest.approx([-0.4, 0.6, 1.6])
     assert len({label.get_text() for label in axes.get_yticklabels()}) == 1

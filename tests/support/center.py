@@ -94,8 +94,8 @@ class RunningCenter:
     def detail(self, topic: str, key: str) -> Any:
         """A message with its consumptions, as an operator sees it."""
         with grpc.insecure_channel(self.address) as channel:
-            request = admin_pb2.AdminServiceGetMessageRequest(topic=topic, key=key)
-            return self.admin(channel).GetMessage(request, metadata=self.operator)
+            request = admin_pb2.GetMessageDetailRequest(topic=topic, key=key)
+            return self.admin(channel).GetMessageDetail(request, metadata=self.operator)
 
     def _register(self) -> None:
         with grpc.insecure_channel(self.address) as channel:

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 
 PACKAGES = ("tmc_common", "tmc_client", "tmc_server", "tmc_cli", "tmc_pipeline")
 
-# Room -> other rooms that it may import. Whatever is not listed is forbidden; a new room is red until it is listed.
+# Package -> other packages that it may import. Whatever is not listed is forbidden; a new package is red until it is listed.
 _SERVER = {"tmc_server.domain", "tmc_server.errors"}
 ALLOWED = {
     "tmc_common": set(),
@@ -58,7 +58,7 @@ ALLOWED = {
         "tmc_server.metrics",
         "tmc_common.protocol",
     },
-    # Adapters know the domain's ports and nothing of each other; no room but app knows an adapter.
+    # Adapters know the domain's ports and nothing of each other; no package but app knows an adapter.
     "tmc_server.store": {*_SERVER, "tmc_server.metrics"},
     "tmc_server.delivery": {
         *_SERVER,
@@ -83,7 +83,7 @@ ALLOWED["tmc_cli"] = {
 }
 ALLOWED["tmc_pipeline"] = {"tmc_client", "tmc_server.config", "tmc_server.domain", "tmc_server.settings"}
 
-# Library -> rooms that may import it.
+# Library -> packages that may import it.
 LIBRARIES = {
     "alembic": {"tmc_server.store"},
     "confluent_kafka": {"tmc_server.delivery"},
@@ -119,7 +119,7 @@ def _modules() -> Iterator[tuple[str, Path]]:
 
 
 def _room(module: str) -> str:
-    """The server's folders and modules are rooms of their own, the other packages are one room each."""
+    """The server's folders and modules are packages of their own, the other packages are one package each."""
     return ".".join(module.split(".")[: 2 if module.startswith("tmc_server.") else 1])
 
 
@@ -141,15 +141,15 @@ def test_every_room_is_listed() -> None:
     assert {_room(module) for module, _ in _modules()} == set(ALLOWED)
 
 
-@pytest.mark.parametrize("room", ALLOWED)
-def test_a_room_imports_only_what_is_listed(room: str) -> None:
+@pytest.mark.parametrize("package", ALLOWED)
+def test_a_room_imports_only_what_is_listed(package: str) -> None:
     forbidden = {
         f"{module} imports {name}"
         for module, path in _modules()
-        if _room(module) == room
+        if _room(module) == package
         for name in _imports(path)
-        if name.split(".")[0] in PACKAGES and _room(name) != room
-        if not any(f"{name}.".startswith(f"{allowed}.") for allowed in ALLOWED[room])
+        if name.split(".")[0] in PACKAGES and _room(name) != package
+        if not any(f"{name}.".startswith(f"{allowed}.") for allowed in ALLOWED[package])
     }
     assert forbidden == set()
 
@@ -211,12 +211,12 @@ def test_the_domain_is_pure() -> None:
             assert used <= _OF_THE_DOMAIN | {"tmc_server", "tmc_common"}, module
 
 
-@pytest.mark.parametrize("room", ["tmc_server.domain", "tmc_server.requests"])
-def test_signatures_say_what_they_take(room: str) -> None:
+@pytest.mark.parametrize("package", ["tmc_server.domain", "tmc_server.requests"])
+def test_signatures_say_what_they_take(package: str) -> None:
     untyped = {
         f"{module}:{node.lineno}"
         for module, path in _modules()
-        if _room(module) == room
+        if _room(module) == package
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Name) and node.id == "Any"
     }
@@ -371,7 +371,7 @@ def test_every_field_of_the_protos_is_commented() -> None:
             before = line
 
 
-# Built from rows of the database, or to be reshaped with the operations (design section 5); each is named where it is made.
+# Built from rows of the database; each is named where it is made.
 _BY_POSITION = {
     "tmc_server.domain.consumption.Row",
     "tmc_server.domain.ids.MessageId",

@@ -156,7 +156,7 @@ class ListAppsResponse(_message.Message):
     def __init__(self, apps: _Optional[_Iterable[_Union[App, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Topic(_message.Message):
-    __slots__ = ("name", "number", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "effective_ms", "queue_mode", "unsigned")
+    __slots__ = ("name", "number", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "effective_ms", "queue_mode", "unsigned_copies")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -167,7 +167,7 @@ class Topic(_message.Message):
     OPEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
     EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MODE_FIELD_NUMBER: _ClassVar[int]
-    UNSIGNED_FIELD_NUMBER: _ClassVar[int]
+    UNSIGNED_COPIES_FIELD_NUMBER: _ClassVar[int]
     name: str
     number: int
     owner: str
@@ -178,11 +178,11 @@ class Topic(_message.Message):
     open_limit: int
     effective_ms: int
     queue_mode: _types_pb2.QueueMode
-    unsigned: bool
-    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., effective_ms: _Optional[int] = ..., queue_mode: _Optional[_Union[_types_pb2.QueueMode, str]] = ..., unsigned: bool = ...) -> None: ...
+    unsigned_copies: bool
+    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., effective_ms: _Optional[int] = ..., queue_mode: _Optional[_Union[_types_pb2.QueueMode, str]] = ..., unsigned_copies: bool = ...) -> None: ...
 
 class RegisterTopicRequest(_message.Message):
-    __slots__ = ("name", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "queue_mode", "unsigned")
+    __slots__ = ("name", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "queue_mode", "unsigned_copies")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_TAG_FIELD_NUMBER: _ClassVar[int]
@@ -191,7 +191,7 @@ class RegisterTopicRequest(_message.Message):
     TRANSACTION_TIME_MS_FIELD_NUMBER: _ClassVar[int]
     OPEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MODE_FIELD_NUMBER: _ClassVar[int]
-    UNSIGNED_FIELD_NUMBER: _ClassVar[int]
+    UNSIGNED_COPIES_FIELD_NUMBER: _ClassVar[int]
     name: str
     owner: str
     default_tag: str
@@ -200,8 +200,8 @@ class RegisterTopicRequest(_message.Message):
     transaction_time_ms: int
     open_limit: int
     queue_mode: _types_pb2.QueueMode
-    unsigned: bool
-    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., queue_mode: _Optional[_Union[_types_pb2.QueueMode, str]] = ..., unsigned: bool = ...) -> None: ...
+    unsigned_copies: bool
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., queue_mode: _Optional[_Union[_types_pb2.QueueMode, str]] = ..., unsigned_copies: bool = ...) -> None: ...
 
 class UpdateTopicRequest(_message.Message):
     __slots__ = ("name", "transaction_time_ms", "open_limit")
@@ -327,7 +327,7 @@ class DeliveryKeys(_message.Message):
     previous: str
     def __init__(self, key: _Optional[str] = ..., previous: _Optional[str] = ...) -> None: ...
 
-class AdminServiceGetMessageRequest(_message.Message):
+class GetMessageDetailRequest(_message.Message):
     __slots__ = ("message_id", "topic", "key")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -517,16 +517,18 @@ class Consumption(_message.Message):
     def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.ConsumptionState, str]] = ..., attempt: _Optional[int] = ..., tried: _Optional[int] = ..., due_ms: _Optional[int] = ..., created_ms: _Optional[int] = ..., closed_ms: _Optional[int] = ...) -> None: ...
 
 class FailedAttempt(_message.Message):
-    __slots__ = ("app", "attempt", "at_ms", "error")
+    __slots__ = ("app", "attempt", "at_ms", "error", "tag")
     APP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     AT_MS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
     app: str
     attempt: int
     at_ms: int
     error: str
-    def __init__(self, app: _Optional[str] = ..., attempt: _Optional[int] = ..., at_ms: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+    tag: str
+    def __init__(self, app: _Optional[str] = ..., attempt: _Optional[int] = ..., at_ms: _Optional[int] = ..., error: _Optional[str] = ..., tag: _Optional[str] = ...) -> None: ...
 
 class ListMessagesRequest(_message.Message):
     __slots__ = ("topic", "state", "from_ms", "to_ms", "page_size", "page_token")

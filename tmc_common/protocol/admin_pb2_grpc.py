@@ -111,9 +111,9 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.RotateDeliveryKeyRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.DeliveryKeys.FromString,
                 _registered_method=True)
-        self.GetMessage = channel.unary_unary(
-                '/tmc.v1.AdminService/GetMessage',
-                request_serializer=tmc_dot_v1_dot_admin__pb2.AdminServiceGetMessageRequest.SerializeToString,
+        self.GetMessageDetail = channel.unary_unary(
+                '/tmc.v1.AdminService/GetMessageDetail',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.GetMessageDetailRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.MessageDetail.FromString,
                 _registered_method=True)
         self.ListMessages = channel.unary_unary(
@@ -290,7 +290,7 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetMessage(self, request, context):
+    def GetMessageDetail(self, request, context):
         """One message by id, or the newest one of a topic and key, with its deliveries and failed attempts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -460,9 +460,9 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.RotateDeliveryKeyRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.DeliveryKeys.SerializeToString,
             ),
-            'GetMessage': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetMessage,
-                    request_deserializer=tmc_dot_v1_dot_admin__pb2.AdminServiceGetMessageRequest.FromString,
+            'GetMessageDetail': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMessageDetail,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.GetMessageDetailRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.MessageDetail.SerializeToString,
             ),
             'ListMessages': grpc.unary_unary_rpc_method_handler(
@@ -943,7 +943,7 @@ class AdminService(object):
             _registered_method=True)
 
     @staticmethod
-    def GetMessage(request,
+    def GetMessageDetail(request,
             target,
             options=(),
             channel_credentials=None,
@@ -956,8 +956,8 @@ class AdminService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/tmc.v1.AdminService/GetMessage',
-            tmc_dot_v1_dot_admin__pb2.AdminServiceGetMessageRequest.SerializeToString,
+            '/tmc.v1.AdminService/GetMessageDetail',
+            tmc_dot_v1_dot_admin__pb2.GetMessageDetailRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.MessageDetail.FromString,
             options,
             channel_credentials,

@@ -38,22 +38,22 @@ class AckManyResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[AckResult, _Mapping]]] = ...) -> None: ...
 
 class NackRequest(_message.Message):
-    __slots__ = ("message_id", "attempt", "error", "reject", "retry_after_ms", "handler_hangs", "unsigned")
+    __slots__ = ("message_id", "attempt", "error", "reject", "retry_after_ms", "handler_hangs", "missing_signature")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     REJECT_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     HANDLER_HANGS_FIELD_NUMBER: _ClassVar[int]
-    UNSIGNED_FIELD_NUMBER: _ClassVar[int]
+    MISSING_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     attempt: int
     error: str
     reject: bool
     retry_after_ms: int
     handler_hangs: bool
-    unsigned: bool
-    def __init__(self, message_id: _Optional[str] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., reject: bool = ..., retry_after_ms: _Optional[int] = ..., handler_hangs: bool = ..., unsigned: bool = ...) -> None: ...
+    missing_signature: bool
+    def __init__(self, message_id: _Optional[str] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., reject: bool = ..., retry_after_ms: _Optional[int] = ..., handler_hangs: bool = ..., missing_signature: bool = ...) -> None: ...
 
 class NackResponse(_message.Message):
     __slots__ = ()

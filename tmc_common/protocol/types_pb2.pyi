@@ -56,6 +56,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CATALOG_STALE: _ClassVar[Reason]
     SHUTTING_DOWN: _ClassVar[Reason]
     NO_IDENTITY: _ClassVar[Reason]
+    INTERNAL_FAULT: _ClassVar[Reason]
     ROTATION_OPEN: _ClassVar[Reason]
     NOT_BUILT_IN: _ClassVar[Reason]
     DISCOVERY_UNAVAILABLE: _ClassVar[Reason]
@@ -65,7 +66,6 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     APP_DISABLED: _ClassVar[Reason]
     KEY_OF_ANOTHER_TAG: _ClassVar[Reason]
     CERTIFICATE_OF_ANOTHER: _ClassVar[Reason]
-    INTERNAL_FAULT: _ClassVar[Reason]
 
 class QueueMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -118,6 +118,7 @@ STORE_UNAVAILABLE: Reason
 CATALOG_STALE: Reason
 SHUTTING_DOWN: Reason
 NO_IDENTITY: Reason
+INTERNAL_FAULT: Reason
 ROTATION_OPEN: Reason
 NOT_BUILT_IN: Reason
 DISCOVERY_UNAVAILABLE: Reason
@@ -127,7 +128,6 @@ FORWARD_REFUSED: Reason
 APP_DISABLED: Reason
 KEY_OF_ANOTHER_TAG: Reason
 CERTIFICATE_OF_ANOTHER: Reason
-INTERNAL_FAULT: Reason
 QUEUE_MODE_UNSPECIFIED: QueueMode
 QUEUE_MODE_SINGLE: QueueMode
 QUEUE_MODE_MULTI: QueueMode

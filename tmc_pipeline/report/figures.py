@@ -84,8 +84,8 @@ def deliveries(messages: DataFrame, subscribers: DataFrame) -> DataFrame:
 def consumption(delivered: DataFrame, *by: str) -> DataFrame:
     """Rows of `deliveries` -> one row per topic, subscriber and `by`, in their order.
 
-    deliveries, acked, failed, cancelled, under_way, first_try, attempts bigint; deliver_p50 ...: from decision (and delay) to
-    stored ack; life_p50 ...: from prepare to stored ack. first_try: acked after one attempt.
+    deliveries, acked, failed, cancelled, under_way, first_attempt, attempts bigint; deliver_p50 ...: from decision (and delay) to
+    stored ack; life_p50 ...: from prepare to stored ack. first_attempt: acked after one attempt.
     """
     state = f.col("state")
     acked = state == int(ConsumptionState.ACKED)
@@ -97,7 +97,7 @@ def consumption(delivered: DataFrame, *by: str) -> DataFrame:
             _count(state == int(ConsumptionState.FAILED), "failed"),
             _count(state == int(ConsumptionState.CANCELLED), "cancelled"),
             _count(state == int(ConsumptionState.SCHEDULED), "under_way"),
-            _count(acked & (f.col("attempt") <= 1), "first_try"),
+            _count(acked & (f.col("attempt") <= 1), "first_attempt"),
             f.sum("attempt").alias("attempts"),
             *_latencies(f.when(acked, f.col("closed_ms") - f.col("decided_ms") - f.col("delay_ms")), "deliver"),
             *_latencies(f.when(acked, f.col("closed_ms") - f.col("prepared_ms")), "life"),
@@ -107,14 +107,14 @@ def consumption(delivered: DataFrame, *by: str) -> DataFrame:
 
 
 def failures(messages: DataFrame, subscribers: DataFrame) -> DataFrame:
-    """MESSAGE with topic -> topic, subscriber, reason string, tries bigint; most first. Digits of a reason become #."""
-    tries = messages.select("topic", f.explode("attempts").alias("each")).select("topic", "each.*")
+    """MESSAGE with topic -> topic, subscriber, reason string, attempts bigint; most first. Digits of a reason become #."""
+    failed = messages.select("topic", f.explode("attempts").alias("each")).select("topic", "each.*")
     reason = f.substring(f.regexp_replace("error", r"\d+", "#"), 1, _REASON_LENGTH)
-    named = tries.join(f.broadcast(subscribers), "subscription_no", "left")
+    named = failed.join(f.broadcast(subscribers), "subscription_no", "left")
     return (
         named.groupBy("topic", "subscriber", reason.alias("reason"))
-        .agg(f.count(f.lit(1)).alias("tries"))
-        .orderBy(f.desc("tries"), "topic", "subscriber", "reason")
+        .agg(f.count(f.lit(1)).alias("attempts"))
+        .orderBy(f.desc("attempts"), "topic", "subscriber", "reason")
     )
 
 

@@ -177,6 +177,6 @@ def _failures(axes: Axes, rows: Rows) -> None:
         return
     first = rows[:_MOST_LINES][::-1]
     places = range(len(first))  # by number: bars with equal labels would lie upon each other
-    axes.barh(places, [row["tries"] for row in first], color=_COLOURS[3])
+    axes.barh(places, [row["attempts"] for row in first], color=_COLOURS[3])
     axes.set_yticks(places, [_label(f"{row['subscriber']}: {row['reason'][:40]}") for row in first])
     axes.set_xlabel("failed attempts")

@@ -46,7 +46,7 @@ class Outlets:
         self._alerts = alerts
         self._progress = progress
         self.answers = CopyAnswers(loop, catalog)
-        self._alarms: dict[tuple[str, SubscriptionNumber, int], str] = {}
+        self._raised: dict[tuple[str, SubscriptionNumber, int], str] = {}
         self._told: set[tuple[str, SubscriptionNumber, int]] = set()
         self.streams: StreamOutlet | None = None
         known: dict[str, Outlet] = {}
@@ -113,17 +113,17 @@ class Outlets:
     def raise_alert(self, kind: str, subscription: SubscriptionNumber, detail: str, every_minutes: int = 1) -> None:
         """Alert the owner of a subscription, once in that time over all servers. From any thread; written by a duty."""
         minute = int(time.time() // 60)
-        self._alarms.setdefault((kind, subscription, minute - minute % every_minutes), detail)
+        self._raised.setdefault((kind, subscription, minute - minute % every_minutes), detail)
 
-    def _write_alarms(self) -> bool:
-        for key, detail in list(self._alarms.items()):
+    def _write_raised(self) -> bool:
+        for key, detail in list(self._raised.items()):
             kind, subscription, episode = key
             if key not in self._told:
                 self._alerts.add(
                     kind, self._catalog.current.subscriptions[subscription].topic, subscription, episode, detail
                 )
                 self._told.add(key)
-            del self._alarms[key]
+            del self._raised[key]
         self._told = {key for key in self._told if key[2] >= int(time.time() // 60) - 2 * _EPISODE_MINUTES}
         return False
 
@@ -138,7 +138,7 @@ class Outlets:
         self.raise_alert("no forwarder", subscription, detail, _EPISODE_MINUTES)
 
     def duties(self) -> list[Periodic]:
-        alerts = Periodic("alerts", self._write_alarms, 1.0)
+        alerts = Periodic("raising", self._write_raised, 1.0)
         if self.queues is None:
             return [alerts]
         self._declaring = Periodic("queues", self.queues.run_once, 1.0)

@@ -48,7 +48,13 @@ class CheckDispatcher:
     def asks_singly(self, target: CheckTarget) -> bool:
         """See domain.ports.checks.Asking."""
         asker = self._askers.get(target.kind)
-        return asker is not None and asker.asks_singly(target)
+        if asker is None:
+            return False
+        try:
+            return asker.asks_singly(target)
+        except Exception:
+            log.exception("kind %s does not say whether it asks singly: it gets batches", target.kind)
+            return False
 
     def describe(self, target: CheckTarget, app: App, tag: str, question: Question) -> tuple[str, str]:
         """See domain.ports.checks.Asking."""

@@ -85,5 +85,8 @@ class AskerContract(ABC):
     def test_nobody_there_is_told_apart_so_that_the_next_address_is_tried(self) -> None:
         assert {answer.reason for answer in self._ask("away", 3)} == {CheckReason.UNREACHABLE}
 
+    def test_it_says_whether_it_asks_singly(self) -> None:
+        assert self.asker().asks_singly(self.target()) in (True, False)
+
     def test_the_question_can_be_read(self) -> None:
         assert "k-0" in self.asker().render(self.target(), self.questions(1)[0])

@@ -98,14 +98,14 @@ class KafkaForwarder:
                     forward.target, copy.body, key.encode(), headers=list(headers.items()), on_delivery=self._on(copy)
                 )
             except (KafkaException, BufferError) as exc:
-                self._confirmed(copy)
+                self._forget(copy)
                 self._answers.give_back([copy], after_ms=1000)
                 log.warning("Kafka takes nothing now: %s", exc)
         METRICS.published.inc(len(copies))
 
     def _on(self, copy: Copy) -> Callable[[Any, Any], None]:
         def delivered(error: Any, _message: Any) -> None:
-            self._confirmed(copy)
+            self._forget(copy)
             if error is None:
                 self._window.succeeded(self._destination(copy.subscription))
                 self._answers.acknowledge([copy])
@@ -119,7 +119,7 @@ class KafkaForwarder:
 
         return delivered
 
-    def _confirmed(self, copy: Copy) -> None:
+    def _forget(self, copy: Copy) -> None:
         self._window.release(self._destination(copy.subscription), 1)
 
     def drained_until(self, subscription: SubscriptionNumber, tried_ms: int) -> None:

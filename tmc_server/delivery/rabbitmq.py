@@ -524,7 +524,7 @@ class RabbitOutlet:
 
     @property
     def lanes(self) -> Mapping[_LaneName, Lane]:
-        """The channels that are open now."""
+        """All lanes, those that are being reopened too."""
         return self._lanes
 
     @property

@@ -23,7 +23,7 @@ class ConsumptionState(IntEnum):
 
     SCHEDULED = 1  #: has a due time: is delivered then, again and again, until acked
     ACKED = 2  #: the consumer is done; final
-    FAILED = 3  #: tries used up or rejected; a human was alerted
+    FAILED = 3  #: attempts used up, or rejected; a human was alerted
     CANCELLED = 4  #: the subscription was removed
 
 

@@ -53,7 +53,7 @@ _ADMIN_METHODS = (
     "ListSubscriptions",
     "GetDeliveryKeys",
     "RotateDeliveryKey",
-    "GetMessage",
+    "GetMessageDetail",
     "ListMessages",
     "ListConsumptions",
     "ReactivateConsumption",

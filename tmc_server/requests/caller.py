@@ -35,13 +35,8 @@ Item = Operation | TmcError
 async def perform_each(performer: Performer, items: Sequence[Item]) -> list[Answer]:
     """Perform what can be performed. Returns: one answer per item, in order. Raises only what concerns all of them."""
     runnable = [item for item in items if not isinstance(item, TmcError)]
-    if not runnable:
-        return [item for item in items if isinstance(item, TmcError)]
-    answers = await performer.perform(runnable)
-    if len(answers) == len(items):
-        return answers
-    rest = iter(answers)
-    return [item if isinstance(item, TmcError) else next(rest) for item in items]
+    answers = iter(await performer.perform(runnable) if runnable else ())
+    return [item if isinstance(item, TmcError) else next(answers) for item in items]
 
 
 class RateLimiter:

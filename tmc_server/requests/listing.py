@@ -26,10 +26,10 @@ def listed(rows: Iterable[Row], key: Callable[[Row], str], page_size: int, page_
 
     Raises InvalidField.
     """
-    if page_token and not page_token.startswith(_AFTER):
-        raise InvalidField("page_token", "be one that the center gave you")
     limit = validation.page_size(page_size)
     after = page_token.removeprefix(_AFTER)
+    if page_token and (after == page_token or not after):
+        raise InvalidField("page_token", "be one that the center gave you")
     ordered = sorted((row for row in rows if not after or key(row) > after), key=key)
     more = len(ordered) > limit
     return Listing(rows=ordered[:limit], next_token=f"{_AFTER}{key(ordered[limit - 1])}" if more else "")

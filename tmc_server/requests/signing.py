@@ -17,7 +17,7 @@ RaiseAlert = Callable[[str, SubscriptionNumber, str, int], None]
 
 _MOST_COPIES = 2**53
 _MESSAGE_ID_CHARACTERS = 100
-_ALARM_MINUTES = 10
+_ALERT_MINUTES = 10
 
 
 class Signing:
@@ -70,7 +70,7 @@ class Signing:
         METRICS.forged.labels(topic if found is not None else "", caller.app.id).inc(count)
         if found is not None:
             detail = f"{count} copies that this center did not sign were refused; one claims to be message {message_id}"
-            self._raise_alert("forged copies", found.number, detail, _ALARM_MINUTES)
+            self._raise_alert("forged copies", found.number, detail, _ALERT_MINUTES)
 
     async def keys(self, actor: str, topic: str, app: str, tag: str) -> DeliveryKeys:
         """Of any subscription, forwarding ones too. Audited. Raises SubscriptionUnknown, InvalidField: an unsigned topic."""

@@ -108,7 +108,7 @@ def headers(value: Mapping[str, str], may_replay: bool = False) -> Mapping[str, 
 
 def attempt_id(value: bytes) -> bytes:
     if len(value) != ATTEMPT_ID_BYTES:
-        raise InvalidField("attempt_id", "be exactly 16 bytes, made once per message and try")
+        raise InvalidField("attempt_id", "be exactly 16 bytes, made once per transaction")
     return value
 
 

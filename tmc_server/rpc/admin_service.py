@@ -7,7 +7,6 @@ from typing import Any
 
 from tmc_common.protocol import admin_pb2
 from tmc_server.domain.ports.catalog import CheckChange
-from tmc_server.domain.ports.servers import ServerView
 from tmc_server.requests import validation
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.deciding_by_hand import DecidingByHand
@@ -98,7 +97,7 @@ class AdminServicer:
         keys = await self._signing.rotate(actor, request.topic, request.app, request.tag, request.drop_previous)
         return convert.delivery_keys_to(keys)
 
-    async def GetMessage(self, _actor: str, request: admin_pb2.AdminServiceGetMessageRequest) -> Any:
+    async def GetMessageDetail(self, _actor: str, request: admin_pb2.GetMessageDetailRequest) -> Any:
         detail = await self._admin.message(request.message_id, request.topic, request.key)
         return convert.detail_to(detail, self._admin.catalog)
 
@@ -126,7 +125,8 @@ class AdminServicer:
         return convert.consumption_to(view, parsed.topic, parsed.app, catalog)
 
     async def ListServers(self, _actor: str, request: admin_pb2.ListServersRequest) -> Any:
-        page = listed(await self._admin.servers(), _alive_first, request.page_size, request.page_token)
+        servers = await self._admin.servers()
+        page = listed(servers, lambda each: in_order(each.run.incarnation), request.page_size, request.page_token)
         shown = map(convert.server_to, page.rows)
         return admin_pb2.ListServersResponse(servers=shown, next_page_token=page.next_token)
 
@@ -177,7 +177,3 @@ class AdminServicer:
     async def DecideMessage(self, actor: str, request: admin_pb2.DecideMessageRequest) -> Any:
         view = await self._by_hand.decide(actor, request.message_id, request.verdict, request.reason)
         return convert.message_to(view, self._admin.catalog)
-
-
-def _alive_first(server: ServerView) -> str:
-    return f"{0 if server.alive else 1}{in_order(server.run.incarnation)}"

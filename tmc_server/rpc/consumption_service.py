@@ -53,7 +53,7 @@ class ConsumptionServicer:
 
     def _nack_item(self, caller: Caller) -> Callable[[consumption_pb2.NackRequest], Item]:
         def make(request: consumption_pb2.NackRequest) -> Item:
-            if request.unsigned:
+            if request.missing_signature:
                 return self._acking.sign_again(caller, request.message_id, Attempt(request.attempt))
             return self._acking.nack(
                 caller,

@@ -13,7 +13,7 @@ from tmc_server.domain.ports.delivery import BrokerAddress, Copy
 from tmc_server.domain.ports.servers import ServerView, ShardPlace
 from tmc_server.domain.queue_names import queue_of
 from tmc_server.domain.retry import RetryPolicy
-from tmc_server.domain.views import CheckView, ConsumptionView, MessageDetail, MessageView
+from tmc_server.domain.views import AttemptView, CheckView, ConsumptionView, MessageDetail, MessageView
 from tmc_server.errors import InvalidField
 from tmc_server.requests import validation
 from tmc_server.requests.administering import TopicSettings
@@ -113,18 +113,20 @@ def detail_to(detail: MessageDetail, catalog: Catalog) -> admin_pb2.MessageDetai
     return admin_pb2.MessageDetail(
         message=message_to(message, catalog),
         consumptions=[consumption_to(view, message.topic, message.producer, catalog) for view in detail.consumptions],
-        failed_attempts=[
-            admin_pb2.FailedAttempt(
-                app=app_name(catalog, catalog.subscriptions[tried.subscription].app)
-                if tried.subscription in catalog.subscriptions
-                else "",
-                attempt=tried.attempt,
-                at_ms=tried.at_ms,
-                error=tried.error,
-            )
-            for tried in detail.failed_attempts
-        ],
+        failed_attempts=[failed_attempt_to(view, catalog) for view in detail.failed_attempts],
         check=progress_to(message.check) if message.check.attempt or message.check.due_ms else None,
+    )
+
+
+def failed_attempt_to(view: AttemptView, catalog: Catalog) -> admin_pb2.FailedAttempt:
+    """app, tag "": of a subscription that this server does not know."""
+    subscription = catalog.subscriptions.get(view.subscription)
+    return admin_pb2.FailedAttempt(
+        app=app_name(catalog, subscription.app) if subscription is not None else "",
+        tag=subscription.tag if subscription is not None else "",
+        attempt=view.attempt,
+        at_ms=view.at_ms,
+        error=view.error,
     )
 
 
@@ -160,7 +162,7 @@ def topic_settings_from(request: admin_pb2.RegisterTopicRequest) -> TopicSetting
         owner=request.owner,
         default_tag=request.default_tag,
         queue_mode=request.queue_mode,
-        unsigned=request.unsigned,
+        unsigned=request.unsigned_copies,
         **{name: getattr(request, name) for name in optional if request.HasField(name)},
     )
 
@@ -187,7 +189,7 @@ def topic_to(topic: Topic, catalog: Catalog) -> admin_pb2.Topic:
         open_limit=topic.open_limit,
         effective_ms=topic.effective_ms,
         queue_mode=types_pb2.QueueMode.Name(topic.queue_mode),
-        unsigned=not topic.signed,
+        unsigned_copies=not topic.signed,
     )
 
 

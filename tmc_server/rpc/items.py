@@ -1,4 +1,4 @@
-"""From requests to items and from answers to results, one by one or in batches."""
+"""From requests to items, one by one or in batches."""
 
 from __future__ import annotations
 

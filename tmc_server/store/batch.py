@@ -73,7 +73,7 @@ class ShardWriter:
                 committing = True
         except BaseException as exc:
             if open_tx is not None:
-                # The commit may have gone through and counted these tries, but nothing was handed over.
+                # The commit may have gone through and counted these attempts, but nothing was handed over.
                 uncertain = open_tx.copies if committing and isinstance(exc, StoreUnavailable) else []
                 open_tx.release()
                 if uncertain:

@@ -1,9 +1,6 @@
 """Apps, topics, subscriptions and operators in SQL: every change to them, and the whole catalog at one moment.
 
-Every change increments `catalog_version` in its own transaction. The watch reads the version every second and, when
-it has changed, reloads the whole catalog in one snapshot. A copy is used for submits only until `change_delay_ms`
-after the last read of the version began, by this process's monotonic clock: no two clocks are compared.
-Source: docs/decisions/0013-catalog-activation.md.
+Every change increments `catalog_version` in its own transaction. Source: docs/decisions/0013-catalog-activation.md.
 """
 
 from __future__ import annotations
@@ -143,7 +140,7 @@ class CatalogStore:
 
     @_repeating
     def drop_old_key(self, actor: str, id_: str, tag: str = "", drop_newest: bool = False) -> None:
-        """Drop all keys but the newest; drop_newest: drop all keys of this environment. Raises AppUnknown."""
+        """Drop the older key; drop_newest: drop all keys of this environment. Raises AppUnknown."""
         action = "drop all keys of tag" if drop_newest else "drop old app key"
         with self._change(actor, action, f"{id_} {tag}".rstrip()) as (connection, _):
             keys = _KeyRow.find(connection, id_, tag)

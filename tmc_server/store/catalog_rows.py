@@ -1,4 +1,4 @@
-"""From rows of the catalog to records."""
+"""From rows of the catalog's tables to records."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def sends_to(row: Any) -> Forward:
     return Forward(row.forward_kind, row.forward_target, row.forward_key)
 
 
-def app_of(row: Any, tag_keys: tuple[TagKeys, ...] = ()) -> App:
-    return app_from(row._mapping, tag_keys)
+def app_of(row: Any, keys: tuple[TagKeys, ...] = ()) -> App:
+    return app_from(row._mapping, keys)
 
 
 def tag_keys(connection: sa.Connection) -> dict[int, tuple[TagKeys, ...]]:
@@ -35,7 +35,7 @@ def _hashes(values: Any) -> tuple[bytes, ...]:
     return tuple(h for h in (values["key_hash"], values["old_key_hash"]) if h is not None)
 
 
-def app_from(values: Any, tag_keys: tuple[TagKeys, ...] = ()) -> App:
+def app_from(values: Any, keys: tuple[TagKeys, ...] = ()) -> App:
     return App(
         number=values["app_no"],
         id=values["id"],
@@ -46,7 +46,7 @@ def app_from(values: Any, tag_keys: tuple[TagKeys, ...] = ()) -> App:
         key_hashes=_hashes(values),
         check_token=values["check_token"],
         disabled=bool(values["disabled"]),
-        tag_keys=tag_keys,
+        tag_keys=keys,
     )
 
 

@@ -1,4 +1,9 @@
-"""A server's copy of the catalog, kept current by looking for changes."""
+"""A server's copy of the catalog, kept current by looking for changes.
+
+The watch reads the version every second and, when it has changed, reloads the whole catalog in one snapshot. A copy is
+used for submits only until `change_delay_ms` after the last read of the version began, by this process's monotonic
+clock: no two clocks are compared. Source: docs/decisions/0013-catalog-activation.md.
+"""
 
 from __future__ import annotations
 

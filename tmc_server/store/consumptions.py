@@ -263,7 +263,7 @@ def _alert_hanging(tx: Transaction, accepted: Sequence[_Accepted]) -> None:
 
 
 def _given_up(row: Row, error: str) -> str:
-    return f"given up after try {row.attempt}: {error}"[:500]
+    return f"given up after attempt {row.attempt}: {error}"[:500]
 
 
 def _topic_of(tx: Transaction, subscription: SubscriptionNumber) -> int:

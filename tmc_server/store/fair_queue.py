@@ -38,7 +38,7 @@ class FairQueue(Generic[Entry]):
     limit, limit_bytes: of all lines together. An app's share is its part of them among the apps that have a line.
     """
 
-    __slots__ = ("busy", "bytes", "count", "limit", "limit_bytes", "lines", "turns")
+    __slots__ = ("bytes", "count", "limit", "limit_bytes", "lines", "turns")
 
     def __init__(self, limit: int, limit_bytes: int) -> None:
         self.limit = limit
@@ -47,7 +47,6 @@ class FairQueue(Generic[Entry]):
         self.turns: deque[int] = deque()  # apps with a line, the one whose turn it is first
         self.count = 0
         self.bytes = 0
-        self.busy = False  # in the line of ready shards, or being worked on
 
     def has_room(self, app: int, count: int) -> bool:
         """Whether an app may add this many entries: while there is room, and up to its share of a full queue."""

@@ -106,6 +106,7 @@ class GroupCommit:
         self._loop = loop
         self._on_death = on_death
         self._queues: dict[Shard, FairQueue[_Waiting]] = {}
+        self._busy: set[Shard] = set()  # in the line of ready shards, or being worked on
         self._ready: deque[Shard] = deque()  # shards with work and without a lane, longest waiting first
         self._condition = threading.Condition()
         self._stopping = False
@@ -172,8 +173,8 @@ class GroupCommit:
                 if queue is None:
                     queue = self._queues[shard] = FairQueue(self._limits.queue, self._limits.queue_bytes)
                 pushed_out += queue.add(each)
-                if not queue.busy:
-                    queue.busy = True
+                if shard not in self._busy:
+                    self._busy.add(shard)
                     self._ready.append(shard)
                     self._condition.notify()
         for each in pushed_out:
@@ -217,7 +218,7 @@ class GroupCommit:
                 self._ready.append(shard)
                 self._condition.notify()
             else:
-                queue.busy = False
+                self._busy.discard(shard)
 
     def _run(self, connection: sa.Connection | None, shard: Shard, entries: Sequence[_Waiting]) -> sa.Connection | None:
         """Every entry gets an outcome, whatever happens. Returns: the connection to use next."""

@@ -18,7 +18,7 @@ from tmc_server.domain.numbers import Shard
 from tmc_server.store.engines import Database, StoreConflict, repeated
 from tmc_server.store.tables import lease
 
-ORPHAN_MS = 2_000  # any server may take a shard that had no owner for this long, even above its fair share
+WITHOUT_OWNER_MS = 2_000  # any server may take a shard that had no owner for this long, even above its fair share
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class ShardLeases:
         count = len(free)
         turned = [free[(i + me) % count] for i in range(count)]
         within = turned[: max(0, share_left)]
-        without_owner = [row for row in turned[max(0, share_left) :] if row.expires_ms <= now - ORPHAN_MS]
+        without_owner = [row for row in turned[max(0, share_left) :] if row.expires_ms <= now - WITHOUT_OWNER_MS]
         return sorted(within + without_owner, key=lambda row: row.shard)
 
     def _read(self) -> tuple[int, dict[Shard, Any]]:

@@ -50,7 +50,9 @@ class Reader:
         consumption, attempt = tables.consumption, tables.attempt
         with self._shards.shards[message.shard].reading() as connection:
             consumptions = connection.execute(
-                sa.select(consumption).where(consumption.c.message_id == message.number)
+                sa.select(consumption)
+                .where(consumption.c.message_id == message.number)
+                .order_by(consumption.c.subscription_no)
             ).fetchall()
             attempts = connection.execute(
                 sa.select(attempt).where(attempt.c.message_id == message.number).order_by(attempt.c.id)
@@ -145,8 +147,7 @@ class Reader:
                     held = sa.select(lease).where(lease.c.expires_ms > database.now(connection)).order_by(lease.c.shard)
                     for row in connection.execute(held):
                         shards.setdefault(row.owner, []).append(row.shard)
-        views = [ServerView(run, run.expires_ms > now, sorted(shards.get(run.incarnation, ()))) for run in runs]
-        return sorted(views, key=lambda view: not view.alive)
+        return [ServerView(run, run.expires_ms > now, sorted(shards.get(run.incarnation, ()))) for run in runs]
 
     def shard_places(self) -> list[ShardPlace]:
         with self._shards.catalog.reading() as connection:

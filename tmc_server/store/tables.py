@@ -282,7 +282,7 @@ alert = sa.Table(
 )
 
 # Notices of alerts: one row per sink, grouped. due_ms: when it is sent or retried; NULL once it was sent.
-# claim: 0, or the number of the server that sends it until due_ms; while it is 0, further alerts are added to it.
+# claim: 0, or the random number of the server run that sends it until due_ms; while it is 0, further alerts are added to it.
 notice = sa.Table(
     "tmc_notice",
     METADATA,

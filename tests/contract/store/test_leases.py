@@ -6,7 +6,7 @@ from tests.support.store import StoreUnderTest
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.store.due import SqlDueWork
-from tmc_server.store.leases import ORPHAN_MS, ShardLeases
+from tmc_server.store.leases import WITHOUT_OWNER_MS, ShardLeases
 
 LEASE_MS = 10_000
 SHARDS = list(range(32))
@@ -94,7 +94,7 @@ def test_a_shard_that_nobody_wants_is_taken_whatever_the_share(store: StoreUnder
     assert servers.turn() == [16, 16]
     servers.leases[1].release()  # and is still counted as alive
     assert servers.turn(0) == [16, 0]
-    store.clock.advance(ORPHAN_MS / 1000)
+    store.clock.advance(WITHOUT_OWNER_MS / 1000)
     assert servers.turn(0) == [32, 0]
 
 
@@ -149,5 +149,5 @@ def test_who_still_beats_keeps_its_shards_a_little_longer(store: StoreUnderTest)
     store.clock.advance(LEASE_MS / 2000)
     servers.turn(1)
     assert set(servers.leases[1].held()) == own
-    store.clock.advance(ORPHAN_MS / 1000)
+    store.clock.advance(WITHOUT_OWNER_MS / 1000)
     assert servers.turn(1)[1] == 32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import threading
@@ -15,8 +16,10 @@ from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
+from typer.testing import CliRunner
 
 from tests.support.center import RunningCenter
+from tmc_cli.admin import app as admin_app
 from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2, message_pb2_grpc, types_pb2
 from tmc_server.domain.rights import RIGHTS, Right
 from tmc_server.rpc.server import SERVICES
@@ -181,7 +184,7 @@ class TestBadInput:
         ack = consumption_pb2.AckRequest(message_id=message_id)
         assert api("ConsumptionService/Ack", ack, center.as_app("coupons")) == refused
         for method, request in (
-            ("GetMessage", admin_pb2.AdminServiceGetMessageRequest(message_id=message_id)),
+            ("GetMessageDetail", admin_pb2.GetMessageDetailRequest(message_id=message_id)),
             ("CheckNow", admin_pb2.CheckNowRequest(message_id=message_id)),
         ):
             assert api(f"AdminService/{method}", request) == refused
@@ -343,6 +346,43 @@ class TestIdentity:
         else:
             assert answer.state == types_pb2.MESSAGE_STATE_COMMITTED
 
+    @pytest.mark.parametrize(
+        ("method", "request_class", "field"),
+        [
+            ("ListApps", admin_pb2.ListAppsRequest, "apps"),
+            ("ListTopics", admin_pb2.ListTopicsRequest, "topics"),
+            ("ListSubscriptions", admin_pb2.ListSubscriptionsRequest, "subscriptions"),
+            ("ListServers", admin_pb2.ListServersRequest, "servers"),
+        ],
+    )
+    def test_lists_have_pages(self, api: Api, method: str, request_class: Any, field: str) -> None:
+        whole = getattr(api(f"AdminService/{method}", request_class(page_size=1000)), field)
+        found, token = [], ""
+        while True:
+            page = api(f"AdminService/{method}", request_class(page_size=1, page_token=token))
+            found += getattr(page, field)
+            token = page.next_page_token
+            if not token:
+                break
+        assert whole
+        assert len(found) == len(whole)
+        if field != "servers":  # whose heartbeats go on
+            assert found == list(whole)
+        assert api(f"AdminService/{method}", request_class(page_token="junk")) == (*FIELD, "page_token")
+
+    def test_the_command_line_shows_all_pages_as_one(self, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tmc_cli.admin.PAGE_SIZE", 1)
+        settings = {"TMC_ADDRESS": api.center.address, "TMC_ADMIN_TOKEN": api.center.token}
+        shown = json.loads(CliRunner().invoke(admin_app, ["list-apps"], env=settings).stdout)
+        assert list(shown) == ["apps"]
+        assert (
+            len(shown["apps"]) == len(api("AdminService/ListApps", admin_pb2.ListAppsRequest(page_size=1000)).apps) > 1
+        )
+
+    def test_the_shard_map_is_whole(self, api: Api) -> None:
+        shards = api("AdminService/GetShardMap", admin_pb2.GetShardMapRequest()).shards
+        assert [place.shard for place in shards] == list(range(32))
+
     def test_subscriptions_are_described_for_app_and_tag(self, api: Api, center: RunningCenter) -> None:
         def topics(app: str, tag: str = "") -> list[str]:
             request = consumption_pb2.DescribeSubscriptionsRequest()
@@ -440,7 +480,7 @@ class TestAdmin:
         )
         api("ConsumptionService/Nack", nack, center.as_app("coupons"))
         detail = api(
-            "AdminService/GetMessage", admin_pb2.AdminServiceGetMessageRequest(topic="order.paid", key="to-fail")
+            "AdminService/GetMessageDetail", admin_pb2.GetMessageDetailRequest(topic="order.paid", key="to-fail")
         )
         assert [c.state for c in detail.consumptions] == [types_pb2.CONSUMPTION_STATE_FAILED]
         assert [a.error for a in detail.failed_attempts] == ["no stock"]

@@ -415,7 +415,7 @@ class TestOperators:
         operator.set_check(target, retry=retry)
         messages = [orders.prepare("web.paid", {}, key=f"limit-{number}") for number in range(3)]
         eventually(lambda: {state_of(orders, message) for message in messages} == {CHECK_FAILED})
-        detail = operator("GetMessage", admin_pb2.AdminServiceGetMessageRequest(message_id=messages[0].message_id))
+        detail = operator("GetMessageDetail", admin_pb2.GetMessageDetailRequest(message_id=messages[0].message_id))
         assert (detail.check.attempt, detail.check.checked, detail.check.due_ms) == (3, 3, 0)
         assert len(detail.failed_attempts) == 3
         reactivate = admin_pb2.ReactivateChecksRequest(topic="web.paid", reason="mended", limit=2, dry_run=True)

@@ -269,7 +269,7 @@ def test_generated_hostile_calls_end_in_documented_statuses_and_change_no_row_of
 
     def rows() -> list[str]:
         return [
-            str(api("AdminService/GetMessage", admin_pb2.AdminServiceGetMessageRequest(message_id=message_id)).message)
+            str(api("AdminService/GetMessageDetail", admin_pb2.GetMessageDetailRequest(message_id=message_id)).message)
             for message_id in ids
         ]
 

@@ -32,7 +32,7 @@ SLOW = types_pb2.RetryPolicy(interval_ms=3_600_000, max_retry=0)  # a copy that 
 @pytest.fixture(autouse=True)
 def _one_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a test takes, and whenever it begins."""
-    monkeypatch.setattr("tmc_server.requests.signing._ALARM_MINUTES", 1 << 40)
+    monkeypatch.setattr("tmc_server.requests.signing._ALERT_MINUTES", 1 << 40)
 
 
 @pytest.fixture(scope="module")
