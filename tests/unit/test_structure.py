@@ -17,7 +17,7 @@ import pytest
 
 import tmc_client
 from tmc_client import errors as client_errors
-from tmc_common.protocol import types_pb2
+from tmc_common.protocol import admin_pb2, types_pb2
 from tmc_pipeline.settings import Settings
 from tmc_server import errors
 from tmc_server.config import Config
@@ -479,3 +479,45 @@ def test_tests_and_benches_read_no_private_names() -> None:
             if reads:
                 found[str(path.relative_to(ROOT))] = len(reads)
     assert found == _PRIVATE_READS
+
+
+# Ports whose adapters all pass one contract suite.
+_CONTRACTS = {
+    "tmc_server/domain/ports/delivery.py::Outlet": "tests/contract/adapters/test_outlet.py",
+    "tmc_server/domain/ports/checks.py::Asker": "tests/contract/adapters/test_asker.py",
+    "tmc_server/domain/ports/checks.py::Instances": "tests/contract/adapters/test_instances.py",
+    "tmc_server/domain/ports/alerts.py::AlertSink": "tests/contract/adapters/test_sink.py",
+    "tmc_client/received.py::Transport": "tests/contract/adapters/test_transport.py",
+}
+
+
+def _methods(made: ast.ClassDef) -> set[str]:
+    return {each.name for each in made.body if isinstance(each, ast.FunctionDef)} - {"__init__"}
+
+
+def _classes(path: Path) -> list[ast.ClassDef]:
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+
+
+@pytest.mark.parametrize("port", _CONTRACTS)
+def test_every_adapter_of_a_port_passes_its_contract(port: str) -> None:
+    """Adapters are found by their methods: one that is added without its contract is red."""
+    source, _, name = port.partition("::")
+    (protocol,) = [made for made in _classes(ROOT / source) if made.name == name]
+    near = {"tmc_client/received.py": "tmc_client/transports"}.get(source, "tmc_server")
+    adapters = {
+        made.name
+        for path in (ROOT / near).rglob("*.py")
+        if "ports" not in path.parts
+        for made in _classes(path)
+        if _methods(protocol) <= _methods(made)
+    }
+    suite = (ROOT / _CONTRACTS[port]).read_text()
+    assert adapters
+    assert {adapter for adapter in adapters if adapter not in suite} == set()
+
+
+def test_every_admin_rpc_has_a_command() -> None:
+    commands = (ROOT / "tmc_cli" / "admin.py").read_text()
+    methods = [method.name for method in admin_pb2.DESCRIPTOR.services_by_name["AdminService"].methods]
+    assert [method for method in methods if f'"{method}"' not in commands] == []

@@ -97,12 +97,19 @@ class TestStreams(OutletContract):
         thread = threading.Thread(target=loop.run_forever)
         thread.start()
         made = StreamOutlet(loop, self._ended.extend, lambda: None)
-        consumer = asyncio.run_coroutine_threadsafe(self._consume(made), loop)
+        asyncio.run_coroutine_threadsafe(self._start(made), loop).result(10)
         yield made
-        consumer.cancel()
+        asyncio.run_coroutine_threadsafe(self._end(), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+    async def _start(self, outlet: StreamOutlet) -> None:
+        self._consumer = asyncio.create_task(self._consume(outlet))
+
+    async def _end(self) -> None:
+        self._consumer.cancel()
+        await asyncio.gather(self._consumer, return_exceptions=True)
 
     async def _consume(self, outlet: StreamOutlet) -> None:
         stream = outlet.open([self.subscription])

@@ -78,7 +78,7 @@ class TestLog(SinkContract):
         return LogSink()
 
     def taken(self) -> list[str]:
-        return [record.getMessage() for record in self.caplog.records]
+        return [record.getMessage() for record in self.caplog.records if record.name == "tmc.alert"]
 
 
 class TestWebhook(SinkContract):
