@@ -346,7 +346,7 @@ def test_switched_off_nothing_is_signed_and_nothing_verified(
 def test_copies_of_an_unsigned_topic_are_not_signed_beside_a_signed_one_of_the_same_consumer(
     center: RunningCenter, rabbitmq: RabbitMQ, tmp_path: Any
 ) -> None:
-    shop = _Shop(center, rabbitmq, tmp_path, unsigned=True)
+    shop = _Shop(center, rabbitmq, tmp_path, unsigned_copies=True)
     signed = center.subscribe(f"{shop.topic}.signed", shop.app, retry=SLOW)
     handled: list[bytes] = []
 
