@@ -95,7 +95,7 @@ def test_a_producer_that_dies(shop: Shop, point: str) -> None:
         bought = number in shop.purchases()
         assert bought is (point in ("after-commit", "after-submit"))
         want = {"before-prepare": None, "after-prepare": ROLLED_BACK}.get(point, COMMITTED)
-        eventually(lambda n=number, w=want: shop.state_of(f"purchase-{n}") == w, seconds=20)
+        eventually(lambda n=number, w=want: shop.state_of(f"purchase-{n}") == w)
 
 
 @pytest.mark.parametrize("point", SERVER_POINTS)
@@ -114,7 +114,7 @@ def test_a_server_that_dies(shop: Shop, point: str) -> None:
         committed = set(numbers[::2])
         for number in numbers:  # all of them within the transaction time: their producer fell silent after that
             prepared_with(shop.center, shop.engine, "shop.paid", f"die-{number}", committed=number in committed)
-        eventually(lambda d=dying: d.process.poll() == -signal.SIGKILL, seconds=20)
+        eventually(lambda d=dying: d.process.poll() == -signal.SIGKILL)
         regular.start()
         want = {n: COMMITTED if n in committed else ROLLED_BACK for n in numbers}
         eventually(lambda w=want: {n: shop.state_of(f"die-{n}") for n in w} == w, seconds=60)

@@ -76,7 +76,7 @@ def test_a_service_over_tls_from_registration_to_message(settings: dict[str, str
         return json.loads(done.stdout)
 
     try:
-        eventually(lambda: _tmc("admin", "list-apps", environment=operator).returncode == 0, seconds=30)
+        eventually(lambda: _tmc("admin", "list-apps", environment=operator).returncode == 0)
         key = admin("register-app", "orders", "--alert-email", "orders@example.org")["key"]
         admin("register-app", "coupons")
         admin("register-topic", "order.paid", "--owner", "orders", "--spread", "3")

@@ -44,7 +44,7 @@ def test_the_programs_of_the_quickstart_page(programs: tuple[Path, str]) -> None
     center = subprocess.Popen([TMC, "dev", "--port", address.rpartition(":")[2]], cwd=folder, stderr=subprocess.DEVNULL)
     consumer = subprocess.Popen([sys.executable, "-u", "coupons.py"], cwd=folder, stdout=log)
     try:
-        eventually(lambda: _tmc(address, "list-subscriptions").count('"coupons"') == 1, seconds=30)
+        eventually(lambda: _tmc(address, "list-subscriptions").count('"coupons"') == 1)
         for _ in range(3):
             subprocess.run([sys.executable, "orders.py"], cwd=folder, check=True, timeout=30)
         eventually(lambda: (folder / "coupons.log").read_text().count("coupon for order") == 3)
@@ -81,7 +81,7 @@ def test_the_operators_lines_of_the_page_about_checks(tmp_path: Path) -> None:
             line = [sys.executable, "-c", producer.format(address, key)]
             return subprocess.run(line, capture_output=True, text=True, timeout=30).stdout.strip()
 
-        eventually(lambda: prepared("o-1"), seconds=30)
+        eventually(lambda: prepared("o-1"))
         options = re.search(r"--kind reflection (.*)", (ROOT / "docs" / "checks.md").read_text())
         assert options is not None
         arguments = shlex.split(options[1])

@@ -228,7 +228,7 @@ class Cluster:
             least = min((len(server.shards) for server in alive), default=0)
             return len(alive) == servers and shards == list(range(32)) and least >= 32 // servers - 2
 
-        eventually(fair, seconds=40)
+        eventually(fair)
 
     def stop(self) -> None:
         for server in self.servers:

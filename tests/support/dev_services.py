@@ -99,7 +99,7 @@ def _stop_one(service: Mapping[str, Any] | None) -> None:
     for pid, when in service["pids"] if service else ():
         if _started(pid) == when:
             os.kill(pid, signal.SIGTERM)
-            eventually(lambda pid=pid, when=when: _ended(pid, when), seconds=30)
+            eventually(lambda pid=pid, when=when: _ended(pid, when))
 
 
 def _ended(pid: int, when: str) -> bool:

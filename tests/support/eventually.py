@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(probe: Callable[[], T], seconds: float = 20, describe: Callable[[], object] | None = None) -> T:
+def eventually(probe: Callable[[], T], seconds: float = 120, describe: Callable[[], object] | None = None) -> T:
     """Call `probe` until it answers something true and return that; fail after `seconds` with its last answer."""
     end = time.monotonic() + seconds
     pause = 0.005

@@ -75,7 +75,7 @@ class RabbitMQ:
         with open(self.home / "epmd", "ab") as log:
             command = ["epmd", "-port", port, "-address", "127.0.0.1"]
             epmd = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
-        eventually(lambda: self._open(int(port)), seconds=20)
+        eventually(lambda: self._open(int(port)))
         return epmd
 
     def start(self) -> None:

@@ -270,6 +270,6 @@ def test_a_checks_server_is_found_through_consul_by_its_tag(checks: Checks, cons
         number=1, id="orders", service_name="orders", biz_id="orders", alert_email="", alert_phone="", key_hashes=()
     )
     with checks.serve("127.0.0.1:0", agent=consul.address, service="orders", tag="blue") as server:
-        eventually(lambda: list(instances.addresses(orders, "blue")) == [server.address], seconds=20)
+        eventually(lambda: list(instances.addresses(orders, "blue")) == [server.address])
         assert list(instances.addresses(orders, "green")) == []
-    eventually(lambda: list(instances.addresses(orders, "blue")) == [], seconds=20)
+    eventually(lambda: list(instances.addresses(orders, "blue")) == [])

@@ -45,7 +45,7 @@ def test_plain_http(running: RunningCenter) -> None:
                 ids[number] = answer.read().decode()
         with tmc.connect(running.address, app="orders", key=running.keys["orders"]) as orders:
             want = {number: ROLLED_BACK if number % 3 == 0 else COMMITTED for number in ids}
-            eventually(lambda: {n: orders.get_message(id_).state for n, id_ in ids.items()} == want, seconds=20)
+            eventually(lambda: {n: orders.get_message(id_).state for n, id_ in ids.items()} == want)
     finally:
         server.shutdown()
         thread.join()
@@ -68,8 +68,8 @@ def test_a_grpc_service_that_knows_nothing_of_us(running: RunningCenter) -> None
     Operator(running).set_check(target, topic="foreign.paid")
     with tmc.connect(running.address, app="orders", key=running.keys["orders"]) as orders:
         paid, cancelled, open_ = (orders.prepare("foreign.paid", {}, key=key) for key in ("o-1", "o-2", "open"))
-        eventually(lambda: orders.get_message(paid.message_id).state == COMMITTED, seconds=20)
-        eventually(lambda: orders.get_message(cancelled.message_id).state == ROLLED_BACK, seconds=20)
+        eventually(lambda: orders.get_message(paid.message_id).state == COMMITTED)
+        eventually(lambda: orders.get_message(cancelled.message_id).state == ROLLED_BACK)
         report = Operator(running)("CheckNow", admin_pb2.CheckNowRequest(message_id=open_.message_id))
         assert (report.verdict, report.answer) == (types_pb2.VERDICT_UNKNOWN, "status = 1/ORDER_STATUS_OPEN")
         assert report.request == 'shop.v1.OrderService/GetOrder {"order_id": "open"}'

@@ -95,7 +95,7 @@ def test_gunicorn_preload(running: RunningCenter, tmp_path: Path) -> None:
     ]
     server = subprocess.Popen(command, cwd=tmp_path)
     try:
-        eventually(lambda: _get(port, "first"), seconds=30)
+        eventually(lambda: _get(port, "first"))
         workers = {_get(port, str(i)) for i in range(60)}
         assert len(workers) > 1
         assert {"gunicorn-preloaded", *(f"gunicorn-{i}" for i in range(60))} <= _keys(running)

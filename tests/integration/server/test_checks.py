@@ -161,7 +161,7 @@ class TestEmbedded:
         eventually(lambda: embedded.detail("shop.paid", "later").check.unreached_ms > 0)
         assert state_of(center, message) == PREPARED
         with center.checks(business).serve(address):
-            eventually(lambda: state_of(center, message) == COMMITTED, seconds=20)
+            eventually(lambda: state_of(center, message) == COMMITTED)
 
 
 class _Quiet(WSGIRequestHandler):

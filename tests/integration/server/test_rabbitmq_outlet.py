@@ -339,7 +339,7 @@ def test_a_broker_that_dies_gives_back_what_it_did_not_confirm_and_is_found_agai
     eventually(lambda: bench.room(1), seconds=60)
     more = bench.send(1)
     bench.settled()
-    eventually(lambda: bench.outlet.look(1), seconds=30)
+    eventually(lambda: bench.outlet.look(1))
     arrived = len(bench.messages(bench.queue(1)))
     given_back = {copy.number for copy, _ in bench.answers.given_back}
     assert {copy.number for copy in unconfirmed} <= given_back
