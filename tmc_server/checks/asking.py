@@ -52,7 +52,7 @@ class CheckDispatcher:
             return False
         try:
             return asker.asks_singly(target)
-        except Exception:
+        except Exception:  # code of an installed package; this pass is about the checks of all topics
             log.exception("kind %s does not say whether it asks singly: it gets batches", target.kind)
             return False
 

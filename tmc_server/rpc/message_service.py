@@ -122,24 +122,25 @@ class MessageServicer:
         return answers.many(results=map(answers.to_item, await use_case.perform(caller, items)))
 
     def _prepare_item(self, caller: Caller) -> Callable[[message_pb2.PrepareRequest], Item]:
-        return lambda request: self._preparing.item(
-            caller,
-            publish=False,
-            topic=request.topic,
-            key=request.key,
-            body=request.body,
-            content_type=request.content_type,
-            headers=request.headers,
-            attempt_id=request.attempt_id,
-            delay_ms=request.delay_ms,
-            ledger_id=request.ledger_id,
-            check_target=request.check_target,
+        return lambda request: self._item(
+            caller, request, publish=False, ledger_id=request.ledger_id, check_target=request.check_target
         )
 
     def _publish_item(self, caller: Caller) -> Callable[[message_pb2.PublishRequest], Item]:
-        return lambda request: self._preparing.item(
+        return lambda request: self._item(caller, request, publish=True)
+
+    def _item(
+        self,
+        caller: Caller,
+        request: message_pb2.PrepareRequest | message_pb2.PublishRequest,
+        *,
+        publish: bool,
+        ledger_id: bytes = b"",
+        check_target: str = "",
+    ) -> Item:
+        return self._preparing.item(
             caller,
-            publish=True,
+            publish=publish,
             topic=request.topic,
             key=request.key,
             body=request.body,
@@ -147,6 +148,8 @@ class MessageServicer:
             headers=request.headers,
             attempt_id=request.attempt_id,
             delay_ms=request.delay_ms,
+            ledger_id=ledger_id,
+            check_target=check_target,
         )
 
     def _decide_item(

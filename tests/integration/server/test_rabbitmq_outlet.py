@@ -153,7 +153,7 @@ def test_a_deleted_queue_is_declared_again_and_alerted_every_time_and_stops_nobo
         assert {copy.subscription for copy, _ in bench.answers.given_back} == {1}
         assert len(bench.answers.given_back) - before == sent
         bench.queues.run_once()  # declares what was found missing
-        assert [raise_alert[:2] for raise_alert in bench.alerts] == [("queue missing", 1)] * deletion
+        assert [alert[:2] for alert in bench.alerts] == [("queue missing", 1)] * deletion
         assert bench.send(1) == 1  # the first copy after its pause
         bench.settled()
         assert len(bench.messages(bench.queue(1))) == 1
@@ -168,7 +168,7 @@ def test_a_queue_that_refused_for_long_and_is_then_deleted_is_declared_again(rab
     connection.close()
     bench.queues.run_once()
     probes = []
-    while ("queue refuses", 1) not in [raise_alert[:2] for raise_alert in bench.alerts]:
+    while ("queue refuses", 1) not in [alert[:2] for alert in bench.alerts]:
         probes.append(bench.send(1, 400))
         bench.settled()
     assert len(probes) == window.ALERT_AFTER
@@ -308,7 +308,7 @@ def test_a_full_queue_that_rejects_is_given_back(rabbitmq: RabbitMQ) -> None:
     connection.channel().queue_declare(bench.queue(1), durable=True, arguments=full)
     connection.close()
     bench.queues.run_once()
-    assert [raise_alert[:2] for raise_alert in bench.alerts] == [("queue differs", 1)]  # used as it is, and told
+    assert [alert[:2] for alert in bench.alerts] == [("queue differs", 1)]  # used as it is
     bench.send(1, 10)
     bench.settled()
     assert 5 <= len(bench.answers.given_back) <= 7  # the broker looks at the length a little late
@@ -356,9 +356,8 @@ def test_a_blocked_broker_pauses_and_counts_nothing(monkeypatch: pytest.MonkeyPa
     bench.send(1)
     bench.settled()
     broker.control("set_vm_memory_high_watermark", "absolute", "1")
-    bench.outlet.deliver(
-        [a_copy(1) for _ in range(bench.outlet.reserve(1, 1))]
-    )  # the raise_alert is told to who publishes
+    # The broker reports its memory alarm to connections that publish.
+    bench.outlet.deliver([a_copy(1) for _ in range(bench.outlet.reserve(1, 1))])
     eventually(lambda: bench.outlet.is_blocked)
     assert (bench.outlet.reserve(1, 1), bench.outlet.look(1)) == (0, None)
     in_flight = bench.outlet.in_flight
@@ -470,7 +469,7 @@ def test_a_missing_queue_that_is_only_looked_at_is_declared_again_and_alerted(be
     eventually(lambda: bench.outlet.look(1))
     bench.delete(bench.queue(1))
     eventually(lambda: bench.outlet.look(1) == QueueLook() and bench.queues.run_once() is False and bench.alerts)
-    assert [raise_alert[:2] for raise_alert in bench.alerts] == [("queue missing", 1)]
+    assert [alert[:2] for alert in bench.alerts] == [("queue missing", 1)]
     assert bench.send(1) == 1
     bench.settled()
     assert len(bench.messages(bench.queue(1))) == 1
