@@ -25,6 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Register apps, topics and subscriptions; inspect messages.",
 )
+Reason = Annotated[str, typer.Option(help="For the audit trail.")]
 Growth = Annotated[bool | None, typer.Option("--exponential/--linear", help="How the delays between attempts grow.")]
 PAGE_SIZE = 1_000
 SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
@@ -149,21 +150,21 @@ def drop_old_app_key(context: typer.Context, id: str, tag: str = "", drop_newest
 
 
 @app.command()
-def rotate_check_token(context: typer.Context, id: str, reason: Annotated[str, typer.Option()]) -> None:
+def rotate_check_token(context: typer.Context, id: str, reason: Reason) -> None:
     """Replace the token that checks of an app's messages carry; services with the SDK learn the new one by themselves."""
     request = admin_pb2.RotateCheckTokenRequest(id=id, reason=reason)
     _call(context, "RotateCheckToken", request, admin_pb2.RotateCheckTokenResponse)
 
 
 @app.command()
-def disable_app(context: typer.Context, id: str, reason: Annotated[str, typer.Option()]) -> None:
+def disable_app(context: typer.Context, id: str, reason: Reason) -> None:
     """Refuse all calls of an app and end its streams. Its messages are still checked, its deliveries are kept."""
     request = admin_pb2.DisableAppRequest(id=id, reason=reason)
     _call(context, "DisableApp", request, admin_pb2.DisableAppResponse)
 
 
 @app.command()
-def enable_app(context: typer.Context, id: str, reason: Annotated[str, typer.Option()]) -> None:
+def enable_app(context: typer.Context, id: str, reason: Reason) -> None:
     """Accept calls of a disabled app again."""
     _call(context, "EnableApp", admin_pb2.EnableAppRequest(id=id, reason=reason), admin_pb2.EnableAppResponse)
 
@@ -186,10 +187,12 @@ def register_topic(
     open_limit: int | None = None,
     single_queue: bool = False,
     unsigned: bool = False,
+    ordered: bool = False,
 ) -> None:
     """Register a topic of the app that produces it. --single-queue: subscribers read all such topics from one queue.
 
     --unsigned: its copies in queues are not signed (docs/signatures.md).
+    --ordered: each message has an order key, and messages of one key are delivered one after another (docs/order.md).
     """
     request = admin_pb2.RegisterTopicRequest(
         name=name,
@@ -201,6 +204,7 @@ def register_topic(
         open_limit=open_limit,
         queue_mode=types_pb2.QUEUE_MODE_SINGLE if single_queue else types_pb2.QUEUE_MODE_MULTI,
         unsigned_copies=unsigned,
+        ordered=ordered,
     )
     _call(context, "RegisterTopic", request, admin_pb2.Topic)
 
@@ -214,6 +218,18 @@ def update_topic(
     before = next((each for each in topics if each.name == name), None)
     request = admin_pb2.UpdateTopicRequest(name=name, transaction_time_ms=transaction_time_ms, open_limit=open_limit)
     _change(context, "UpdateTopic", request, before, admin_pb2.Topic)
+
+
+@app.command()
+def pause_topic(context: typer.Context, name: str, reason: Reason) -> None:
+    """Deliver nothing of a topic until it is resumed. Producers notice nothing; no attempt is counted."""
+    _call(context, "PauseTopic", admin_pb2.PauseTopicRequest(name=name, reason=reason), admin_pb2.Topic)
+
+
+@app.command()
+def resume_topic(context: typer.Context, name: str, reason: Reason) -> None:
+    """Deliver a paused topic again."""
+    _call(context, "ResumeTopic", admin_pb2.ResumeTopicRequest(name=name, reason=reason), admin_pb2.Topic)
 
 
 @app.command()
@@ -232,18 +248,27 @@ def subscribe(
     max_retry: int | None = None,
     cap_ms: int | None = None,
     exponential: Growth = None,
+    order: Annotated[str, typer.Option(help="For ordered topics: STRICT, SKIP or OFF (docs/order.md).")] = "",
     forward: str = "",
     forward_key: str = "",
     untried: Annotated[bool, typer.Option(help="Store --forward without checking that the exchange exists.")] = False,
 ) -> None:
     """Subscribe an app, or change the named fields of its retry policy. --forward rabbitmq:EXCHANGE delivers to an exchange."""
     before = _subscription(context, topic, app, tag)
-    request = admin_pb2.RegisterSubscriptionRequest(topic=topic, app=app, tag=tag, untried=untried)
+    request = admin_pb2.RegisterSubscriptionRequest(
+        topic=topic,
+        app=app,
+        tag=tag,
+        order=_state(types_pb2.OrderMode, "ORDER_MODE_", order),
+        untried=untried,
+    )
     if before is not None:
         request.retry.CopyFrom(before.retry)
         if before.HasField("forward"):
             request.forward.CopyFrom(before.forward)
     named = _change_policy(request.retry, interval_ms, max_retry, cap_ms, exponential)
+    if order:
+        named.append("order")
     if forward:
         to, _, target = forward.partition(":")
         request.forward.CopyFrom(types_pb2.Forward(kind=to, target=target, key=forward_key))
@@ -314,6 +339,27 @@ def unsubscribe(context: typer.Context, topic: str, app: str, tag: str = "") -> 
 
 
 @app.command()
+def pause_subscription(context: typer.Context, topic: str, app: str, reason: Reason, tag: str = "") -> None:
+    """Deliver nothing to a subscription until it is resumed. No attempt is counted."""
+    request = admin_pb2.PauseSubscriptionRequest(topic=topic, app=app, tag=tag, reason=reason)
+    _call(context, "PauseSubscription", request, admin_pb2.Subscription)
+
+
+@app.command()
+def resume_subscription(context: typer.Context, topic: str, app: str, reason: Reason, tag: str = "") -> None:
+    """Deliver to a paused subscription again."""
+    request = admin_pb2.ResumeSubscriptionRequest(topic=topic, app=app, tag=tag, reason=reason)
+    _call(context, "ResumeSubscription", request, admin_pb2.Subscription)
+
+
+@app.command()
+def repair_order(context: typer.Context, topic: str, app: str, reason: Reason, tag: str = "") -> None:
+    """Examine all order keys of a subscription now, and repair what is wrong. Servers do this by themselves, slowly."""
+    request = admin_pb2.RepairOrderRequest(topic=topic, app=app, tag=tag, reason=reason)
+    _call(context, "RepairOrder", request, admin_pb2.RepairOrderResponse, timeout=150)
+
+
+@app.command()
 def list_subscriptions(context: typer.Context, topic: str = "") -> None:
     """List the subscriptions of one topic, or all."""
     request = admin_pb2.ListSubscriptionsRequest(topic=topic)
@@ -380,7 +426,7 @@ def list_consumptions(
     page_size: int = 100,
     page_token: str = "",
 ) -> None:
-    """List the deliveries of a topic. --state: SCHEDULED, ACKED, FAILED, CANCELLED."""
+    """List the deliveries of a topic. --state: SCHEDULED, WAITING, ACKED, FAILED, CANCELLED."""
     request = admin_pb2.ListConsumptionsRequest(
         topic=topic,
         app=app,
@@ -392,12 +438,17 @@ def list_consumptions(
 
 
 @app.command()
-def reactivate(
-    context: typer.Context, message_id: str, app: str, reason: Annotated[str, typer.Option()], tag: str = ""
-) -> None:
+def reactivate(context: typer.Context, message_id: str, app: str, reason: Reason, tag: str = "") -> None:
     """Retry a FAILED delivery with a fresh retry budget."""
     request = admin_pb2.ReactivateConsumptionRequest(message_id=message_id, app=app, tag=tag, reason=reason)
     _call(context, "ReactivateConsumption", request, admin_pb2.Consumption)
+
+
+@app.command()
+def cancel(context: typer.Context, message_id: str, app: str, reason: Reason, tag: str = "") -> None:
+    """Give a delivery up for good. The next message of its order key is delivered."""
+    request = admin_pb2.CancelConsumptionRequest(message_id=message_id, app=app, tag=tag, reason=reason)
+    _call(context, "CancelConsumption", request, admin_pb2.Consumption)
 
 
 @app.command()
@@ -508,7 +559,7 @@ def check_now(context: typer.Context, message_id: str) -> None:
 
 
 @app.command()
-def reactivate_check(context: typer.Context, message_id: str, reason: Annotated[str, typer.Option()]) -> None:
+def reactivate_check(context: typer.Context, message_id: str, reason: Reason) -> None:
     """Check a CHECK_FAILED message again."""
     request = admin_pb2.ReactivateCheckRequest(message_id=message_id, reason=reason)
     _call(context, "ReactivateCheck", request, message_pb2.Message)
@@ -518,7 +569,7 @@ def reactivate_check(context: typer.Context, message_id: str, reason: Annotated[
 def reactivate_checks(
     context: typer.Context,
     topic: str,
-    reason: Annotated[str, typer.Option()],
+    reason: Reason,
     from_ms: int = 0,
     to_ms: int = 0,
     limit: int | None = None,
@@ -536,7 +587,7 @@ def decide(
     context: typer.Context,
     message_id: str,
     verdict: Annotated[str, typer.Argument(help="COMMIT or ROLLBACK.")],
-    reason: Annotated[str, typer.Option()],
+    reason: Reason,
 ) -> None:
     """Decide an undecided message by hand."""
     request = admin_pb2.DecideMessageRequest(

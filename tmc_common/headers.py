@@ -12,6 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 PREFIX = "tmc-user-"
+ORDER_KEY = "tmc-order-key"
+"""The order key of a message; set by the center, kept with the message's own headers and signed with them."""
+SEQUENCE = "tmc-sequence"
+"""Added to a copy of a message with an order key: its place among the messages of that key, in decimal."""
 _ROUTING = ("cc", "bcc")
 
 

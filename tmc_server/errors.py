@@ -88,7 +88,7 @@ class NameTaken(TmcError):
 
 
 class ContentDiffers(TmcError):
-    """This attempt id was used for another body, header or delay: make a new attempt id for each new content."""
+    """This attempt id was used for another body, header, order key or delay: make a new attempt id for each new content."""
 
     reason = "CONTENT_DIFFERS"
 
@@ -178,7 +178,7 @@ class AttemptStale(TmcError):
 
 
 class ConsumptionClosed(TmcError):
-    """The delivery is acked, failed or cancelled already: nothing was changed."""
+    """The delivery is acked, failed or cancelled already, or waits for an earlier one: nothing was changed."""
 
     reason = "CONSUMPTION_CLOSED"
 

@@ -95,6 +95,9 @@ class Metrics:
         )
         self.backlog = gauge("backlog", "of these, due or attempted and not acked yet", "topic", "app")
         self.deliveries_failed = gauge("deliveries_failed", "deliveries FAILED: a human reactivates", "topic", "app")
+        self.deliveries_waiting = gauge(
+            "deliveries_waiting", "deliveries WAITING for an earlier message of their order key", "topic", "app"
+        )
         self.oldest_seconds = gauge("oldest_seconds", "age of the oldest, per state", "state", "topic", "app")
         self.duty_failures = gauge("duty_failures", "runs of a duty that failed in a row", "duty")
 

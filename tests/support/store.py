@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from tests.support.clock import ManualClock
 from tests.support.mariadb import MariaDB
+from tmc_common.headers import ORDER_KEY
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
 from tmc_server.domain.consumption import ConsumptionState, QueueLook
 from tmc_server.domain.ids import IdGenerator, MessageId
@@ -27,6 +28,7 @@ from tmc_server.domain.numbers import NO_SUBSCRIPTION
 from tmc_server.domain.operations import (
     Ack,
     Answer,
+    Cancel,
     Decide,
     Done,
     Extend,
@@ -37,10 +39,12 @@ from tmc_server.domain.operations import (
     Reactivate,
     Stored,
 )
+from tmc_server.domain.ordering import OrderMode
 from tmc_server.domain.placement import shard_of
 from tmc_server.domain.ports.catalog import NewApp, NewSubscription, NewTopic
 from tmc_server.domain.ports.checks import Asking
 from tmc_server.domain.ports.delivery import Claimed, Copy
+from tmc_server.domain.ports.ordering import FIRST_LINE, Repaired
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.checking import Checking
 from tmc_server.store.batch import ShardWriter
@@ -50,6 +54,7 @@ from tmc_server.store.due import SqlAlertOutbox, SqlDueWork
 from tmc_server.store.due_checks import SqlCheckDesk, SqlDueChecks
 from tmc_server.store.engines import Database, ShardMap, repeated
 from tmc_server.store.leases import ShardLeases
+from tmc_server.store.line_repair import SqlLineWork
 from tmc_server.store.migrate import migrate
 from tmc_server.store.outcomes import Wait
 from tmc_server.store.tables import METADATA, meta, shard_tables
@@ -135,6 +140,7 @@ class StoreUnderTest:
         self.writer = self.new_writer()
         self.leases = self.new_leases()
         self.due = SqlDueWork(self.writer, self.leases, self.watch)
+        self.lines = SqlLineWork(self.writer, self.leases, self.watch)
         self.checks = SqlDueChecks(self.writer, self.leases, self.watch)
         self.desk = SqlCheckDesk([self.writer] * 32)
         self.alerts = SqlAlertOutbox(database)
@@ -221,6 +227,9 @@ class StoreUnderTest:
     def reactivate_of(self, number: int) -> Reactivate:
         return Reactivate(**self._delivery(number), actor="operator", reason="test")
 
+    def cancel_of(self, number: int) -> Cancel:
+        return Cancel(**self._delivery(number), actor="operator", reason="test")
+
     def stored(self, number: int | None, state: MessageState) -> Stored:
         """The answer about a message of `orders`."""
         message_id = MessageId(self.topic.number, self.orders.number, self.shard, number) if number else None
@@ -284,6 +293,44 @@ class StoreUnderTest:
         """The duty over this store: pages run where they are begun, pauses go by the manual clock."""
         seconds = lambda: self.clock() / 1000  # noqa: E731
         return Checking(due or self.checks, asking, self.watch, monotonic=seconds, run=lambda job: job())
+
+    def take_ordered_topic(self, order: OrderMode = OrderMode.STRICT) -> None:
+        """From now on messages go to a topic with order keys, and its one subscription."""
+        self.topic = self.catalog_store.register_topic(
+            "test",
+            NewTopic(
+                name="account.moved",
+                owner="orders",
+                default_tag="default",
+                table_index=self.topic.table_index,
+                spread=1,
+                transaction_time_ms=10_000,
+                open_limit=1_000_000,
+                ordered=True,
+            ),
+        )
+        self.set_order(order)
+
+    def set_order(self, order: OrderMode) -> None:
+        """The order mode of the subscription from now on."""
+        new = NewSubscription(topic=self.topic.name, app="coupons", tag="", policy=POLICY, order=order)
+        self.subscription = self.catalog_store.register_subscription("test", new)
+        self.watch.run_once()
+
+    def a_keyed(self, order_key: str, **changes: Any) -> Prepare:
+        return self.a_prepare(headers={ORDER_KEY: order_key}, **changes)
+
+    def sent(self, order_key: str, room: int = 0, **changes: Any) -> int:
+        """A committed message of the ordered topic. room: copies that the outlet takes at that moment."""
+        return self.submitted(room, headers={ORDER_KEY: order_key}, **changes)
+
+    def repaired(self) -> Repaired:
+        """All lines of the subscription were examined, two at a time."""
+        total, after = Repaired(after=None), FIRST_LINE
+        while after is not None:
+            page = self.lines.repair(self.shard, self.subscription.number, after, 2)
+            total, after = total + page, page.after
+        return total
 
     def removed(self) -> None:
         """The subscription of `coupons` is removed for good, and this server knows it."""

@@ -156,7 +156,7 @@ class ListAppsResponse(_message.Message):
     def __init__(self, apps: _Optional[_Iterable[_Union[App, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Topic(_message.Message):
-    __slots__ = ("name", "number", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "effective_ms", "queue_mode", "unsigned_copies")
+    __slots__ = ("name", "number", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "effective_ms", "queue_mode", "unsigned_copies", "ordered", "paused")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +168,8 @@ class Topic(_message.Message):
     EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MODE_FIELD_NUMBER: _ClassVar[int]
     UNSIGNED_COPIES_FIELD_NUMBER: _ClassVar[int]
+    ORDERED_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     name: str
     number: int
     owner: str
@@ -179,10 +181,12 @@ class Topic(_message.Message):
     effective_ms: int
     queue_mode: _types_pb2.QueueMode
     unsigned_copies: bool
-    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., effective_ms: _Optional[int] = ..., queue_mode: _Optional[_Union[_types_pb2.QueueMode, str]] = ..., unsigned_copies: bool = ...) -> None: ...
+    ordered: bool
+    paused: bool
+    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., effective_ms: _Optional[int] = ..., queue_mode: _Optional[_Union[_types_pb2.QueueMode, str]] = ..., unsigned_copies: bool = ..., ordered: bool = ..., paused: bool = ...) -> None: ...
 
 class RegisterTopicRequest(_message.Message):
-    __slots__ = ("name", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "queue_mode", "unsigned_copies")
+    __slots__ = ("name", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "queue_mode", "unsigned_copies", "ordered")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_TAG_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +196,7 @@ class RegisterTopicRequest(_message.Message):
     OPEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MODE_FIELD_NUMBER: _ClassVar[int]
     UNSIGNED_COPIES_FIELD_NUMBER: _ClassVar[int]
+    ORDERED_FIELD_NUMBER: _ClassVar[int]
     name: str
     owner: str
     default_tag: str
@@ -201,7 +206,8 @@ class RegisterTopicRequest(_message.Message):
     open_limit: int
     queue_mode: _types_pb2.QueueMode
     unsigned_copies: bool
-    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., queue_mode: _Optional[_Union[_types_pb2.QueueMode, str]] = ..., unsigned_copies: bool = ...) -> None: ...
+    ordered: bool
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., queue_mode: _Optional[_Union[_types_pb2.QueueMode, str]] = ..., unsigned_copies: bool = ..., ordered: bool = ...) -> None: ...
 
 class UpdateTopicRequest(_message.Message):
     __slots__ = ("name", "transaction_time_ms", "open_limit")
@@ -230,7 +236,7 @@ class ListTopicsResponse(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[Topic, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Subscription(_message.Message):
-    __slots__ = ("number", "topic", "app", "tag", "retry", "effective_ms", "removed_ms", "forward", "queue")
+    __slots__ = ("number", "topic", "app", "tag", "retry", "effective_ms", "removed_ms", "forward", "queue", "order", "paused")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     APP_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +246,8 @@ class Subscription(_message.Message):
     REMOVED_MS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     number: int
     topic: str
     app: str
@@ -249,10 +257,12 @@ class Subscription(_message.Message):
     removed_ms: int
     forward: _types_pb2.Forward
     queue: str
-    def __init__(self, number: _Optional[int] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., effective_ms: _Optional[int] = ..., removed_ms: _Optional[int] = ..., forward: _Optional[_Union[_types_pb2.Forward, _Mapping]] = ..., queue: _Optional[str] = ...) -> None: ...
+    order: _types_pb2.OrderMode
+    paused: bool
+    def __init__(self, number: _Optional[int] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., effective_ms: _Optional[int] = ..., removed_ms: _Optional[int] = ..., forward: _Optional[_Union[_types_pb2.Forward, _Mapping]] = ..., queue: _Optional[str] = ..., order: _Optional[_Union[_types_pb2.OrderMode, str]] = ..., paused: bool = ...) -> None: ...
 
 class RegisterSubscriptionRequest(_message.Message):
-    __slots__ = ("topic", "app", "tag", "retry", "forward", "update_mask", "untried")
+    __slots__ = ("topic", "app", "tag", "retry", "forward", "update_mask", "untried", "order")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     APP_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +270,7 @@ class RegisterSubscriptionRequest(_message.Message):
     FORWARD_FIELD_NUMBER: _ClassVar[int]
     UPDATE_MASK_FIELD_NUMBER: _ClassVar[int]
     UNTRIED_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     topic: str
     app: str
     tag: str
@@ -267,7 +278,8 @@ class RegisterSubscriptionRequest(_message.Message):
     forward: _types_pb2.Forward
     update_mask: _field_mask_pb2.FieldMask
     untried: bool
-    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., forward: _Optional[_Union[_types_pb2.Forward, _Mapping]] = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ..., untried: bool = ...) -> None: ...
+    order: _types_pb2.OrderMode
+    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., retry: _Optional[_Union[_types_pb2.RetryPolicy, _Mapping]] = ..., forward: _Optional[_Union[_types_pb2.Forward, _Mapping]] = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ..., untried: bool = ..., order: _Optional[_Union[_types_pb2.OrderMode, str]] = ...) -> None: ...
 
 class RemoveSubscriptionRequest(_message.Message):
     __slots__ = ("topic", "app", "tag")
@@ -493,7 +505,7 @@ class DecideMessageRequest(_message.Message):
     def __init__(self, message_id: _Optional[str] = ..., verdict: _Optional[_Union[_types_pb2.Verdict, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Consumption(_message.Message):
-    __slots__ = ("message_id", "topic", "app", "tag", "state", "attempt", "tried", "due_ms", "created_ms", "closed_ms")
+    __slots__ = ("message_id", "topic", "app", "tag", "state", "attempt", "tried", "due_ms", "created_ms", "closed_ms", "sequence", "waits_for")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     APP_FIELD_NUMBER: _ClassVar[int]
@@ -504,6 +516,8 @@ class Consumption(_message.Message):
     DUE_MS_FIELD_NUMBER: _ClassVar[int]
     CREATED_MS_FIELD_NUMBER: _ClassVar[int]
     CLOSED_MS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     topic: str
     app: str
@@ -514,7 +528,9 @@ class Consumption(_message.Message):
     due_ms: int
     created_ms: int
     closed_ms: int
-    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.ConsumptionState, str]] = ..., attempt: _Optional[int] = ..., tried: _Optional[int] = ..., due_ms: _Optional[int] = ..., created_ms: _Optional[int] = ..., closed_ms: _Optional[int] = ...) -> None: ...
+    sequence: int
+    waits_for: str
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.ConsumptionState, str]] = ..., attempt: _Optional[int] = ..., tried: _Optional[int] = ..., due_ms: _Optional[int] = ..., created_ms: _Optional[int] = ..., closed_ms: _Optional[int] = ..., sequence: _Optional[int] = ..., waits_for: _Optional[str] = ...) -> None: ...
 
 class FailedAttempt(_message.Message):
     __slots__ = ("app", "attempt", "at_ms", "error", "tag")
@@ -587,6 +603,82 @@ class ReactivateConsumptionRequest(_message.Message):
     tag: str
     reason: str
     def __init__(self, message_id: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class CancelConsumptionRequest(_message.Message):
+    __slots__ = ("message_id", "app", "tag", "reason")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    app: str
+    tag: str
+    reason: str
+    def __init__(self, message_id: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class PauseTopicRequest(_message.Message):
+    __slots__ = ("name", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ResumeTopicRequest(_message.Message):
+    __slots__ = ("name", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class PauseSubscriptionRequest(_message.Message):
+    __slots__ = ("topic", "app", "tag", "reason")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    app: str
+    tag: str
+    reason: str
+    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ResumeSubscriptionRequest(_message.Message):
+    __slots__ = ("topic", "app", "tag", "reason")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    app: str
+    tag: str
+    reason: str
+    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RepairOrderRequest(_message.Message):
+    __slots__ = ("topic", "app", "tag", "reason")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    app: str
+    tag: str
+    reason: str
+    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RepairOrderResponse(_message.Message):
+    __slots__ = ("scheduled", "released", "cancelled", "dropped")
+    SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    scheduled: int
+    released: int
+    cancelled: int
+    dropped: int
+    def __init__(self, scheduled: _Optional[int] = ..., released: _Optional[int] = ..., cancelled: _Optional[int] = ..., dropped: _Optional[int] = ...) -> None: ...
 
 class ListServersRequest(_message.Message):
     __slots__ = ("page_size", "page_token")

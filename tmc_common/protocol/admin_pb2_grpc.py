@@ -131,6 +131,36 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ReactivateConsumptionRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.Consumption.FromString,
                 _registered_method=True)
+        self.CancelConsumption = channel.unary_unary(
+                '/tmc.v1.AdminService/CancelConsumption',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.CancelConsumptionRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.Consumption.FromString,
+                _registered_method=True)
+        self.PauseTopic = channel.unary_unary(
+                '/tmc.v1.AdminService/PauseTopic',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.PauseTopicRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.Topic.FromString,
+                _registered_method=True)
+        self.ResumeTopic = channel.unary_unary(
+                '/tmc.v1.AdminService/ResumeTopic',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.ResumeTopicRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.Topic.FromString,
+                _registered_method=True)
+        self.PauseSubscription = channel.unary_unary(
+                '/tmc.v1.AdminService/PauseSubscription',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.PauseSubscriptionRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.Subscription.FromString,
+                _registered_method=True)
+        self.ResumeSubscription = channel.unary_unary(
+                '/tmc.v1.AdminService/ResumeSubscription',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.ResumeSubscriptionRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.Subscription.FromString,
+                _registered_method=True)
+        self.RepairOrder = channel.unary_unary(
+                '/tmc.v1.AdminService/RepairOrder',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.RepairOrderRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.RepairOrderResponse.FromString,
+                _registered_method=True)
         self.ListServers = channel.unary_unary(
                 '/tmc.v1.AdminService/ListServers',
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ListServersRequest.SerializeToString,
@@ -318,6 +348,48 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CancelConsumption(self, request, context):
+        """Give a delivery up for good: SCHEDULED, FAILED or WAITING -> CANCELLED. A late ack is still answered as done.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseTopic(self, request, context):
+        """Deliver nothing of a topic until it is resumed; what is due stays due, and nothing is counted as an attempt.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeTopic(self, request, context):
+        """Deliver a paused topic again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseSubscription(self, request, context):
+        """Deliver nothing to a subscription until it is resumed; what is due stays due, and nothing is counted as an attempt.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeSubscription(self, request, context):
+        """Deliver to a paused subscription again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RepairOrder(self, request, context):
+        """Examine all order keys of a subscription at once; servers do the same by themselves, a few keys at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListServers(self, request, context):
         """The servers of this center, with the shards each of them looks after.
         """
@@ -479,6 +551,36 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ReactivateConsumption,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.ReactivateConsumptionRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.Consumption.SerializeToString,
+            ),
+            'CancelConsumption': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelConsumption,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.CancelConsumptionRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.Consumption.SerializeToString,
+            ),
+            'PauseTopic': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseTopic,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.PauseTopicRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.Topic.SerializeToString,
+            ),
+            'ResumeTopic': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeTopic,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.ResumeTopicRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.Topic.SerializeToString,
+            ),
+            'PauseSubscription': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseSubscription,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.PauseSubscriptionRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.Subscription.SerializeToString,
+            ),
+            'ResumeSubscription': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeSubscription,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.ResumeSubscriptionRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.Subscription.SerializeToString,
+            ),
+            'RepairOrder': grpc.unary_unary_rpc_method_handler(
+                    servicer.RepairOrder,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.RepairOrderRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.RepairOrderResponse.SerializeToString,
             ),
             'ListServers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListServers,
@@ -1040,6 +1142,168 @@ class AdminService(object):
             '/tmc.v1.AdminService/ReactivateConsumption',
             tmc_dot_v1_dot_admin__pb2.ReactivateConsumptionRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.Consumption.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelConsumption(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/CancelConsumption',
+            tmc_dot_v1_dot_admin__pb2.CancelConsumptionRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.Consumption.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseTopic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/PauseTopic',
+            tmc_dot_v1_dot_admin__pb2.PauseTopicRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.Topic.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeTopic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/ResumeTopic',
+            tmc_dot_v1_dot_admin__pb2.ResumeTopicRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.Topic.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseSubscription(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/PauseSubscription',
+            tmc_dot_v1_dot_admin__pb2.PauseSubscriptionRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.Subscription.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeSubscription(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/ResumeSubscription',
+            tmc_dot_v1_dot_admin__pb2.ResumeSubscriptionRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.Subscription.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RepairOrder(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/RepairOrder',
+            tmc_dot_v1_dot_admin__pb2.RepairOrderRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.RepairOrderResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("topic", "key", "body", "content_type", "headers", "attempt_id", "delay_ms", "ledger_id", "check_target")
+    __slots__ = ("topic", "key", "body", "content_type", "headers", "attempt_id", "delay_ms", "ledger_id", "check_target", "order_key")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class PrepareRequest(_message.Message):
     DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     CHECK_TARGET_FIELD_NUMBER: _ClassVar[int]
+    ORDER_KEY_FIELD_NUMBER: _ClassVar[int]
     topic: str
     key: str
     body: bytes
@@ -34,7 +35,8 @@ class PrepareRequest(_message.Message):
     delay_ms: int
     ledger_id: bytes
     check_target: str
-    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., body: _Optional[bytes] = ..., content_type: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., attempt_id: _Optional[bytes] = ..., delay_ms: _Optional[int] = ..., ledger_id: _Optional[bytes] = ..., check_target: _Optional[str] = ...) -> None: ...
+    order_key: str
+    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., body: _Optional[bytes] = ..., content_type: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., attempt_id: _Optional[bytes] = ..., delay_ms: _Optional[int] = ..., ledger_id: _Optional[bytes] = ..., check_target: _Optional[str] = ..., order_key: _Optional[str] = ...) -> None: ...
 
 class PrepareResponse(_message.Message):
     __slots__ = ("message_id", "state")
@@ -67,7 +69,7 @@ class PrepareManyResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[PrepareResult, _Mapping]]] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
-    __slots__ = ("topic", "key", "body", "content_type", "headers", "attempt_id", "delay_ms")
+    __slots__ = ("topic", "key", "body", "content_type", "headers", "attempt_id", "delay_ms", "order_key")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +84,7 @@ class PublishRequest(_message.Message):
     HEADERS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    ORDER_KEY_FIELD_NUMBER: _ClassVar[int]
     topic: str
     key: str
     body: bytes
@@ -89,7 +92,8 @@ class PublishRequest(_message.Message):
     headers: _containers.ScalarMap[str, str]
     attempt_id: bytes
     delay_ms: int
-    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., body: _Optional[bytes] = ..., content_type: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., attempt_id: _Optional[bytes] = ..., delay_ms: _Optional[int] = ...) -> None: ...
+    order_key: str
+    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., body: _Optional[bytes] = ..., content_type: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., attempt_id: _Optional[bytes] = ..., delay_ms: _Optional[int] = ..., order_key: _Optional[str] = ...) -> None: ...
 
 class PublishResponse(_message.Message):
     __slots__ = ("message_id", "state")
@@ -216,7 +220,7 @@ class GetMessageRequest(_message.Message):
     def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
 
 class Message(_message.Message):
-    __slots__ = ("message_id", "topic", "key", "producer", "producer_tag", "state", "body", "content_type", "headers", "delay_ms", "created_ms", "decided_ms", "attempt_id", "digest")
+    __slots__ = ("message_id", "topic", "key", "producer", "producer_tag", "state", "body", "content_type", "headers", "delay_ms", "created_ms", "decided_ms", "attempt_id", "digest", "order_key")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +242,7 @@ class Message(_message.Message):
     DECIDED_MS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ORDER_KEY_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     topic: str
     key: str
@@ -252,7 +257,8 @@ class Message(_message.Message):
     decided_ms: int
     attempt_id: str
     digest: str
-    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ..., producer: _Optional[str] = ..., producer_tag: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.MessageState, str]] = ..., body: _Optional[bytes] = ..., content_type: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., delay_ms: _Optional[int] = ..., created_ms: _Optional[int] = ..., decided_ms: _Optional[int] = ..., attempt_id: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+    order_key: str
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ..., producer: _Optional[str] = ..., producer_tag: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.MessageState, str]] = ..., body: _Optional[bytes] = ..., content_type: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., delay_ms: _Optional[int] = ..., created_ms: _Optional[int] = ..., decided_ms: _Optional[int] = ..., attempt_id: _Optional[str] = ..., digest: _Optional[str] = ..., order_key: _Optional[str] = ...) -> None: ...
 
 class DescribeChecksRequest(_message.Message):
     __slots__ = ()

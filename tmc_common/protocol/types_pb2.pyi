@@ -20,6 +20,7 @@ class ConsumptionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONSUMPTION_STATE_ACKED: _ClassVar[ConsumptionState]
     CONSUMPTION_STATE_FAILED: _ClassVar[ConsumptionState]
     CONSUMPTION_STATE_CANCELLED: _ClassVar[ConsumptionState]
+    CONSUMPTION_STATE_WAITING: _ClassVar[ConsumptionState]
 
 class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -73,6 +74,13 @@ class QueueMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     QUEUE_MODE_SINGLE: _ClassVar[QueueMode]
     QUEUE_MODE_MULTI: _ClassVar[QueueMode]
 
+class OrderMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ORDER_MODE_UNSPECIFIED: _ClassVar[OrderMode]
+    ORDER_MODE_STRICT: _ClassVar[OrderMode]
+    ORDER_MODE_SKIP: _ClassVar[OrderMode]
+    ORDER_MODE_OFF: _ClassVar[OrderMode]
+
 class RetryKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     RETRY_KIND_UNSPECIFIED: _ClassVar[RetryKind]
@@ -88,6 +96,7 @@ CONSUMPTION_STATE_SCHEDULED: ConsumptionState
 CONSUMPTION_STATE_ACKED: ConsumptionState
 CONSUMPTION_STATE_FAILED: ConsumptionState
 CONSUMPTION_STATE_CANCELLED: ConsumptionState
+CONSUMPTION_STATE_WAITING: ConsumptionState
 VERDICT_UNSPECIFIED: Verdict
 VERDICT_COMMIT: Verdict
 VERDICT_ROLLBACK: Verdict
@@ -131,6 +140,10 @@ CERTIFICATE_OF_ANOTHER: Reason
 QUEUE_MODE_UNSPECIFIED: QueueMode
 QUEUE_MODE_SINGLE: QueueMode
 QUEUE_MODE_MULTI: QueueMode
+ORDER_MODE_UNSPECIFIED: OrderMode
+ORDER_MODE_STRICT: OrderMode
+ORDER_MODE_SKIP: OrderMode
+ORDER_MODE_OFF: OrderMode
 RETRY_KIND_UNSPECIFIED: RetryKind
 RETRY_KIND_LINEAR: RetryKind
 RETRY_KIND_EXPONENTIAL: RetryKind

@@ -25,6 +25,7 @@ from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.alerting import Alerting, Grouping
 from tmc_server.duties.checking import Checking
 from tmc_server.duties.counting import Counting, Gauging
+from tmc_server.duties.ordering import Ordering
 from tmc_server.duties.periodic import Periodic
 from tmc_server.duties.redelivering import Redelivering
 from tmc_server.duties.rescuing import Rescuing
@@ -35,7 +36,8 @@ from tmc_server.requests.administering import Administering
 from tmc_server.requests.caller import Allowance, Budget, RateLimiter
 from tmc_server.requests.deciding import Deciding
 from tmc_server.requests.deciding_by_hand import DecidingByHand
-from tmc_server.requests.first_use import FirstUse, topics_exist
+from tmc_server.requests.delivery_control import DeliveryControl
+from tmc_server.requests.first_use import FirstUse, topics_exist, topics_to_produce_exist
 from tmc_server.requests.preparing import OpenGauge, Preparing
 from tmc_server.requests.signing import Signing
 from tmc_server.rpc.admin_service import AdminServicer
@@ -51,6 +53,7 @@ from tmc_server.store.due_checks import SqlCheckDesk, SqlDueChecks
 from tmc_server.store.engines import Database
 from tmc_server.store.group_commit import GroupCommit, Limits, ShardedGroupCommit
 from tmc_server.store.leases import ShardLeases
+from tmc_server.store.line_repair import SqlLineWork
 from tmc_server.store.progress import SqlQueueProgress
 from tmc_server.store.reading import Reader
 from tmc_server.store.retention import ClosedMessages
@@ -61,6 +64,7 @@ log = logging.getLogger("tmc.app")
 
 _RETENTION_S = 60.0
 _GAUGES_S = 15.0
+_ORDERING_S = 2.0
 _DOORS_S = 1.0
 _WOKEN_S = 30.0  # the scan wakes these duties; without it they run this often
 _EXCLUSIVE_S = 5.0
@@ -92,6 +96,7 @@ class _Part:
     writer: ShardWriter
     leases: ShardLeases
     due: SqlDueWork
+    lines: SqlLineWork
     outbox: SqlAlertOutbox
 
 
@@ -134,6 +139,7 @@ def wire(
         surroundings,
         asking=checks.asking,
         writers=writers,
+        lines={part.database: part.lines for part in parts},
         commit=commit,
         gauge=counting,
         dev=dev,
@@ -153,6 +159,7 @@ def wire(
         Periodic("node", Beating(store.nodes).run_once, beat_s),
         *(Periodic("leases", keeping.run_once, beat_s) for keeping in shard_keeping),
         *_redelivering(parts, outlets, redelivery),
+        *_ordering(store, parts),
         *_asking(checking, asking),
         *_scanning(config, store, parts, [redelivery, asking]),
         *(duty for part in parts for duty in _alerting(part.outbox, sinks, store)),
@@ -195,6 +202,7 @@ def _serve(
     *,
     asking: Asking,
     writers: Mapping[Database, ShardWriter],
+    lines: Mapping[Database, SqlLineWork],
     commit: ShardedGroupCommit,
     gauge: OpenGauge,
     dev: bool,
@@ -207,7 +215,6 @@ def _serve(
         editor=store.catalog,
         catalog=catalog,
         reader=reader,
-        performer=commit,
         refresh=catalog.run_once,
         activation=store.activation,
         instances=surroundings.instances,
@@ -222,7 +229,7 @@ def _serve(
         gauge=gauge,
         body_bytes=config.limits.body_bytes,
         senders=surroundings.senders,
-        ensure_topic=first_use.topic_to_produce if first_use else topics_exist,
+        ensure_topic=first_use.topic_to_produce if first_use else topics_to_produce_exist,
     )
     by_hand = DecidingByHand(
         editor=store.catalog,
@@ -230,6 +237,14 @@ def _serve(
         desk=SqlCheckDesk([writers[database] for database in store.shards.shards]),
         reader=reader,
         asking=asking,
+        change=administering.change,
+    )
+    deliveries = DeliveryControl(
+        editor=store.catalog,
+        catalog=catalog,
+        reader=reader,
+        performer=commit,
+        lines=[lines[database] for database in store.shards.shards],
         change=administering.change,
     )
     servicers = {
@@ -242,7 +257,7 @@ def _serve(
             broker=outlets.broker,
             ensure_topic=first_use.topic_to_consume if first_use else topics_exist,
         ),
-        "tmc.v1.AdminService": AdminServicer(administering, by_hand, signing),
+        "tmc.v1.AdminService": AdminServicer(administering, by_hand, signing, deliveries),
     }
     edge = _edge(config, store, first_use)
     grpc = build(servicers, edge, config.server.listen, config.tls, config.limits)
@@ -259,7 +274,8 @@ def _part(store: OpenStore, writer: ShardWriter, outbox: SqlAlertOutbox) -> _Par
         store.lease_ms,
     )
     due = SqlDueWork(writer, leases, store.watch)
-    return _Part(database=database, writer=writer, leases=leases, due=due, outbox=outbox)
+    lines = SqlLineWork(writer, leases, store.watch)
+    return _Part(database=database, writer=writer, leases=leases, due=due, lines=lines, outbox=outbox)
 
 
 def _group_commit(
@@ -344,6 +360,10 @@ def _redelivering(parts: Sequence[_Part], outlets: Outlets, bell: Bell) -> list[
     ]
     bell.hang(duties)
     return duties
+
+
+def _ordering(store: OpenStore, parts: Sequence[_Part]) -> list[Periodic]:
+    return [Periodic("ordering", Ordering(part.lines, store.watch).run_once, _ORDERING_S) for part in parts]
 
 
 def _asking(checking: Sequence[Checking], bell: Bell) -> list[Periodic]:

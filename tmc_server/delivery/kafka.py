@@ -14,6 +14,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from tmc_common.headers import ORDER_KEY
 from tmc_server.delivery.window import Destination, Window
 from tmc_server.domain.catalog import FORWARD_KEY
 from tmc_server.domain.consumption import QueueLook
@@ -90,7 +91,8 @@ class KafkaForwarder:
         for copy in copies:
             forward = self._catalog.current.subscriptions[copy.subscription].forward
             assert forward is not None
-            key = copy.headers.get(FORWARD_KEY) or forward.key or copy.key
+            # Messages of one order key belong into one partition.
+            key = copy.headers.get(FORWARD_KEY) or forward.key or copy.headers.get(ORDER_KEY) or copy.key
             message_id = str(MessageId(copy.topic, copy.producer, copy.shard, copy.number))
             headers = {**copy.headers, "tmc-message-id": message_id, "tmc-attempt": str(copy.attempt)}
             try:

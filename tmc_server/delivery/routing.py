@@ -13,6 +13,8 @@ from tmc_server.domain.ports.delivery import Copy, Outlet
 class RoutingOutlet:
     """domain.ports.delivery.Outlet. forwarders: by kind. A kind that this server cannot do gets no room: its rows wait.
 
+    So do those of paused topics and subscriptions.
+
     on_missing: called with a subscription whose rows are due, and the kind of forwarder that is missing.
     """
 
@@ -33,6 +35,8 @@ class RoutingOutlet:
         return self._consumers if forward is None else self._forwarders.get(forward.kind)
 
     def reserve(self, subscription: SubscriptionNumber, wanted: int) -> int:
+        if self._catalog.current.is_paused(subscription):
+            return 0
         outlet = self._outlet(subscription)
         return outlet.reserve(subscription, wanted) if outlet is not None else 0
 
@@ -56,6 +60,8 @@ class RoutingOutlet:
             outlet.drained_until(subscription, tried_ms)
 
     def look(self, subscription: SubscriptionNumber) -> QueueLook | None:
+        if self._catalog.current.is_paused(subscription):
+            return None
         outlet = self._outlet(subscription)
         if outlet is not None:
             return outlet.look(subscription)

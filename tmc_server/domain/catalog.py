@@ -13,6 +13,7 @@ from functools import cached_property
 
 from tmc_server.domain.checks import CheckPolicy
 from tmc_server.domain.numbers import Shard, SubscriptionNumber
+from tmc_server.domain.ordering import OrderMode
 from tmc_server.domain.placement import shards_of
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import CredentialsInvalid, SubscriptionUnknown, TopicUnknown
@@ -73,7 +74,10 @@ class Forward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """The owner prepares, submits and rolls back; placement is fixed forever. signed: copies in queues are signed."""
+    """The owner prepares, submits and rolls back; placement is fixed forever. signed: copies in queues are signed.
+
+    ordered: each message has an order key; also fixed forever.  paused: nothing is delivered.
+    """
 
     number: int
     name: str
@@ -86,6 +90,8 @@ class Topic:
     effective_ms: int
     queue_mode: QueueMode = QueueMode.MULTI
     signed: bool = True
+    ordered: bool = False
+    paused: bool = False
     checks: CheckPolicy = field(default_factory=CheckPolicy)
 
 
@@ -108,6 +114,7 @@ class Subscription:
 
     effective_ms: every server knows it since then; 0: not known yet.  removed_ms None: it is active.
     keys: None: its topic is not signed, or a server without signatures registered it and no keys were requested yet.
+    order: for topics with order keys.  paused: nothing is delivered, what is due stays due.
     """
 
     number: SubscriptionNumber
@@ -119,6 +126,8 @@ class Subscription:
     removed_ms: int | None
     forward: Forward | None = None
     keys: DeliveryKeys | None = None
+    order: OrderMode = OrderMode.STRICT
+    paused: bool = False
 
     @property
     def is_removed(self) -> bool:
@@ -194,6 +203,21 @@ class Catalog:
             for shard in shards_of(topic.table_index, topic.spread):
                 found.setdefault(shard, []).append(topic)
         return found
+
+    def is_paused(self, number: SubscriptionNumber) -> bool:
+        """Whether nothing is delivered to this subscription now: it or its topic is paused.
+
+        A removed one is not: its deliveries are cancelled.
+        """
+        subscription = self.subscriptions[number]
+        topic = self.topics.get(subscription.topic)
+        return not subscription.is_removed and (subscription.paused or (topic is not None and topic.paused))
+
+    def is_ordered(self, number: SubscriptionNumber) -> bool:
+        """Whether rows of this subscription may stand in lines."""
+        subscription = self.subscriptions.get(number)
+        topic = self.topics.get(subscription.topic) if subscription is not None else None
+        return topic is not None and topic.ordered
 
     def subscribers(self, topic_number: int) -> Sequence[Subscription]:
         """The subscriptions that receive a message submitted with this copy of the catalog."""

@@ -24,13 +24,14 @@ class ConsumptionState(IntEnum):
     SCHEDULED = 1  #: has a due time: is delivered then, again and again, until acked
     ACKED = 2  #: the consumer is done; final
     FAILED = 3  #: attempts used up, or rejected; a human was alerted
-    CANCELLED = 4  #: the subscription was removed
+    CANCELLED = 4  #: an operator cancelled it, or the subscription was removed
+    WAITING = 5  #: an earlier message of its order key is still open
 
 
 def is_open(state: ConsumptionState) -> bool:
     """Whether a delivery in this state can still change. mypy reports a state without a case."""
     match state:
-        case ConsumptionState.SCHEDULED | ConsumptionState.FAILED:
+        case ConsumptionState.SCHEDULED | ConsumptionState.FAILED | ConsumptionState.WAITING:
             return True
         case ConsumptionState.ACKED | ConsumptionState.CANCELLED:
             return False
@@ -46,6 +47,8 @@ class ConsumptionEvent(Enum):
     """What can happen to a consumption, named by the call or duty that causes it."""
 
     SUBMIT = "Submit"
+    QUEUE = "Submit, behind others"
+    RELEASE = "its turn has come"
     DELIVER = "redelivering"
     GIVE_BACK = "give back"
     NACK = "Nack"
@@ -53,7 +56,8 @@ class ConsumptionEvent(Enum):
     REJECT = "Nack(reject)"
     EXHAUST = "redelivering, limit"
     ACK = "Ack"
-    CANCEL = "redelivering, removed"
+    REMOVE = "redelivering, removed"
+    CANCEL = "CancelConsumption"
     HOLD = "redelivering, copy waits"
     REACTIVATE = "ReactivateConsumption"
 
@@ -79,9 +83,16 @@ TRANSITIONS: Mapping[tuple[ConsumptionState | None, ConsumptionEvent], Transitio
     (_S.SCHEDULED, _E.EXHAUST): Transition("k", _S.FAILED),
     (_S.SCHEDULED, _E.ACK): Transition("l", _S.ACKED),
     (_S.FAILED, _E.ACK): Transition("m", _S.ACKED),
-    (_S.SCHEDULED, _E.CANCEL): Transition("n", _S.CANCELLED),
+    (_S.SCHEDULED, _E.REMOVE): Transition("n", _S.CANCELLED),
     (_S.FAILED, _E.REACTIVATE): Transition("o", _S.SCHEDULED),
     (_S.SCHEDULED, _E.HOLD): Transition("p", _S.SCHEDULED),
+    (None, _E.QUEUE): Transition("u", _S.WAITING),
+    (_S.WAITING, _E.RELEASE): Transition("v", _S.SCHEDULED),
+    (_S.WAITING, _E.ACK): Transition("w", _S.ACKED),
+    (_S.WAITING, _E.REMOVE): Transition("x", _S.CANCELLED),
+    (_S.SCHEDULED, _E.CANCEL): Transition("y", _S.CANCELLED),
+    (_S.FAILED, _E.CANCEL): Transition("z", _S.CANCELLED),
+    (_S.WAITING, _E.CANCEL): Transition("aa", _S.CANCELLED),
 }
 
 
@@ -106,6 +117,10 @@ Decision = Row | TmcError | None
 
 def _transition(row: Row, event: ConsumptionEvent, attempt: Attempt | None = None) -> Transition | TmcError:
     transition = TRANSITIONS.get((row.state, event))
+    if transition is None and row.state is ConsumptionState.WAITING:
+        return ConsumptionClosed(
+            "The delivery waits for an earlier message of its order key: reactivate or cancel that one."
+        )
     if transition is None:
         return ConsumptionClosed(f"The delivery is {row.state.name} already: nothing was changed.")
     if transition.own_try and attempt != row.attempt:
@@ -166,10 +181,18 @@ def decide_reactivate(row: Row, now: int) -> Decision:
     return transition if isinstance(transition, TmcError) else replace(row, state=transition.to, tried=0, due_ms=now)
 
 
+def decide_cancel(row: Row) -> Decision:
+    """An operator gives a delivery up for good; repeated, it changes nothing."""
+    if row.state is ConsumptionState.CANCELLED:
+        return None
+    transition = _transition(row, ConsumptionEvent.CANCEL)
+    return transition if isinstance(transition, TmcError) else replace(row, state=transition.to, due_ms=None)
+
+
 def decide_due(row: Row, policy: RetryPolicy, subscribed: bool, now: int) -> Row:
     """A due row: cancelled when its subscription is gone, FAILED when the budget is used up, else tried once more."""
     if not subscribed:
-        return replace(row, state=TRANSITIONS[row.state, ConsumptionEvent.CANCEL].to, due_ms=None)
+        return replace(row, state=TRANSITIONS[row.state, ConsumptionEvent.REMOVE].to, due_ms=None)
     if row.tried > policy.max_retry:
         return replace(row, state=TRANSITIONS[row.state, ConsumptionEvent.EXHAUST].to, due_ms=None)
     tried = row.tried + 1
@@ -233,3 +256,8 @@ def first_try(policy: RetryPolicy, now: int) -> Row:
 def untried(due_ms: int) -> Row:
     """A row that the redelivering duty picks up at its due time."""
     return Row(ConsumptionState.SCHEDULED, attempt=NO_ATTEMPT, tried=0, due_ms=due_ms)
+
+
+def waiting() -> Row:
+    """A row whose turn has not come: an earlier message of its order key is still open."""
+    return Row(ConsumptionState.WAITING, attempt=NO_ATTEMPT, tried=0, due_ms=None)

@@ -16,7 +16,14 @@ SubscriptionNumber = NewType("SubscriptionNumber", int)
 Attempt = NewType("Attempt", int)
 """Which attempt of a delivery, from 1 on; 0: none yet, or not known."""
 
+OrderHash = NewType("OrderHash", int)
+"""Stands for an order key, see ordering."""
+
+OrderSequence = NewType("OrderSequence", int)
+"""The place of a message among those with its order key, see ordering."""
+
 NO_SUBSCRIPTION = SubscriptionNumber(0)
 NO_ATTEMPT = Attempt(0)
+NO_SEQUENCE = OrderSequence(0)
 NO_MESSAGE = MessageNumber(0)
 """Less than every message's."""

@@ -156,8 +156,18 @@ class SignAgain(Consume):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Reactivate(Consume):
-    """An operator wants a failed delivery tried again."""
+class ByOperator(Consume):
+    """The base of what operators do about one consumption; audited."""
 
     actor: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Reactivate(ByOperator):
+    """A failed delivery is tried again."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Cancel(ByOperator):
+    """A delivery is given up for good."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
-from tmc_server.domain.numbers import Attempt, MessageNumber, Shard, SubscriptionNumber
+from tmc_server.domain.numbers import Attempt, MessageNumber, OrderSequence, Shard, SubscriptionNumber
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,10 @@ class MessageView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumptionView:
-    """One delivery duty."""
+    """One delivery duty. sequence: None: delivered without regard to its order key.
+
+    waits_for: while WAITING, the message whose ack it waits for.
+    """
 
     shard: Shard
     number: MessageNumber
@@ -57,6 +60,8 @@ class ConsumptionView:
     due_ms: int | None
     created_ms: int
     closed_ms: int | None
+    sequence: OrderSequence | None = None
+    waits_for: MessageNumber | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

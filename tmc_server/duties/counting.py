@@ -122,6 +122,7 @@ class Gauging:
                     add(METRICS.deliveries_scheduled, labels, each.open)
                     add(METRICS.backlog, labels, each.late)
                     add(METRICS.deliveries_failed, labels, each.failed)
+                    add(METRICS.deliveries_waiting, labels, each.waiting)
                 else:
                     add(METRICS.messages_prepared, (topic,), each.open)
                     add(METRICS.messages_undecided, (topic,), each.late)
@@ -138,7 +139,7 @@ class Gauging:
 
 
 def _stands(standing: Standing) -> bool:
-    return bool(standing.open or standing.failed)
+    return bool(standing.open or standing.failed or standing.waiting)
 
 
 def _states(standing: Standing) -> tuple[str, str, str]:

@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
-from tmc_server.domain.operations import THE_CENTER, Done, Reactivate
+from tmc_server.domain.ordering import OrderMode
 from tmc_server.domain.placement import shard_of, shards_of, table_index_for
 from tmc_server.domain.ports.catalog import (
     Activation,
@@ -27,7 +27,6 @@ from tmc_server.domain.ports.checks import Instances
 from tmc_server.domain.ports.delivery import Forwarding
 from tmc_server.domain.ports.reading import RowReader
 from tmc_server.domain.ports.servers import ServerView, ShardPlace
-from tmc_server.domain.ports.work import Performer
 from tmc_server.domain.queue_names import LONGEST, queue_name
 from tmc_server.domain.retry import DAY_MS
 from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView
@@ -35,8 +34,7 @@ from tmc_server.errors import (
     AppUnknown,
     InvalidField,
     MessageUnknown,
-    SubscriptionUnknown,
-    TmcError,
+    StoreUnavailable,
     TopicUnknown,
     Unavailable,
 )
@@ -66,6 +64,7 @@ class TopicSettings:
     open_limit: int = 1_000_000
     queue_mode: int = 0
     unsigned: bool = False
+    ordered: bool = False
 
 
 class Administering:
@@ -79,7 +78,6 @@ class Administering:
         editor: CatalogEditor,
         catalog: CatalogSource,
         reader: RowReader,
-        performer: Performer,
         refresh: Callable[[], object],
         activation: Activation,
         instances: Instances,
@@ -88,16 +86,17 @@ class Administering:
         self._editor = editor
         self._catalog = catalog
         self._reader = reader
-        self._performer = performer
         self._refresh = refresh
         self._activation = activation
         self._instances = instances
         self._forwarding = forwarding
         # Their own threads: a wait lasts seconds, and all other blocking work of the server shares the loop's few.
         self._waits = ThreadPoolExecutor(_WAITS, thread_name_prefix="tmc-activation")
+        self._stopped = False
 
     def stop(self) -> None:
-        """Once no call comes any more: nobody waits for a change. Does not block."""
+        """On the loop, once no call comes any more: nobody waits for a change. Does not block."""
+        self._stopped = True
         self._activation.stop()
         self._waits.shutdown(wait=False, cancel_futures=True)
 
@@ -114,6 +113,8 @@ class Administering:
         return result, await self._everywhere()
 
     async def _everywhere(self) -> int:
+        if self._stopped:
+            raise StoreUnavailable("The change is stored, but this server stops before all servers know it: repeat it.")
         return await asyncio.get_running_loop().run_in_executor(self._waits, self._activation.wait)
 
     async def _change_with_key(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, int]:
@@ -176,6 +177,8 @@ class Administering:
         """Raises InvalidField, AppUnknown, NameTaken: it is there with other settings."""
         if wanted.queue_mode not in (0, *map(int, QueueMode)):
             raise InvalidField("queue_mode", "be SINGLE or MULTI")
+        if wanted.ordered and wanted.spread != 1:
+            raise InvalidField("spread", "be 1: the messages of one order key are in one shard")
         index = table_index_for(wanted.name) if wanted.table_index is None else wanted.table_index
         new = NewTopic(
             name=validation.topic(wanted.name, "name"),
@@ -187,6 +190,7 @@ class Administering:
             open_limit=validation.between(wanted.open_limit, "open_limit", 1, 10_000_000),
             queue_mode=QueueMode(wanted.queue_mode or QueueMode.MULTI),
             signed=not wanted.unsigned,
+            ordered=wanted.ordered,
         )
         made, effective_ms = await self.change(self._editor.register_topic, actor, new)
         if made.effective_ms:
@@ -211,16 +215,18 @@ class Administering:
     async def register_subscription(
         self, actor: str, new: NewSubscription, change: Collection[str] | None = None, untried: bool = False
     ) -> Subscription:
-        """Subscribe an app, or change the retry policy of a subscription that is there.
+        """Subscribe an app, or change the retry policy and order mode of a subscription that is there.
 
-        change: the fields of the policy that change when it is there; None: all.  untried: do not look whether the target of
-        a forward exists.  Raises ForwardRefused: it does not, or nobody can say.
+        change: the fields of the policy, and "order", that change when it is there; None: all.
+        untried: do not look whether the target of a forward exists.  Raises ForwardRefused: it does not, or nobody can say.
         """
         if validation.topic(new.topic) not in self.catalog.topic_by_name:
             await asyncio.to_thread(self._refresh)  # another server may have registered it a moment ago
         place = self._topic(new.topic)
         validation.app_id(new.app, "app")
         tag = validation.tag(new.tag) or place.default_tag
+        if new.order is not OrderMode.STRICT and not place.ordered:
+            raise InvalidField("order", f"be left out: the messages of {place.name} have no order keys")
         if new.forward is not None:
             self._check_forward(new.forward)
             # One that is there cannot get another target, and its policy may change while the broker is away.
@@ -363,32 +369,6 @@ class Administering:
             limit,
         )
         return _page(rows, limit)
-
-    async def reactivate(self, actor: str, message_id: str, app: str, tag: str, reason: str) -> ConsumptionView:
-        """A failed delivery gets a fresh budget. Raises ConsumptionClosed when it is not FAILED."""
-        parsed = validation.message_id(message_id)
-        validation.line(reason, "reason", 500, least=1)
-        catalog = self.catalog
-        consumer = catalog.app_by_id.get(validation.app_id(app, "app"))
-        topic = catalog.topics.get(parsed.topic)
-        if consumer is None or topic is None:
-            raise SubscriptionUnknown("There is no such subscription: list them to see topic, app and tag.")
-        subscription = catalog.consumable(topic.number, consumer, validation.tag(tag) or topic.default_tag)
-        operation = Reactivate(
-            shard=parsed.shard,
-            app=THE_CENTER,
-            number=parsed.number,
-            subscription=subscription.number,
-            actor=actor,
-            reason=reason,
-        )
-        (answer,) = await self._performer.perform([operation])
-        if isinstance(answer, TmcError):
-            raise answer
-        assert isinstance(answer, Done)
-        found = await asyncio.to_thread(self._reader.consumption, parsed.shard, parsed.number, answer.subscription)
-        assert found is not None
-        return found
 
 
 def _page(rows: Sequence[Placed], limit: int) -> Listing[Placed]:

@@ -16,16 +16,21 @@ ACTOR = "first use"
 
 
 EnsureTopic = Callable[[Caller, str], None]
+EnsureProducible = Callable[[Caller, str, bool], None]
 
 
 def topics_exist(_caller: Caller, _name: str) -> None:
     """Do nothing: in production, naming a topic does not create it."""
 
 
+def topics_to_produce_exist(_caller: Caller, _name: str, _ordered: bool) -> None:
+    """The same for producers."""
+
+
 class DevEditor(CatalogEditor, Protocol):
     """The editor, and taking over a topic that a consumer named first."""
 
-    def claim_topic(self, topic_name: str, app_id: str) -> None: ...
+    def claim_topic(self, topic_name: str, app_id: str, ordered: bool) -> None: ...
 
 
 class FirstUse:
@@ -56,12 +61,13 @@ class FirstUse:
             found = self._catalog.current.app_by_id[id_]
         return found
 
-    def topic_to_produce(self, caller: Caller, name: str) -> None:
+    def topic_to_produce(self, caller: Caller, name: str, ordered: bool) -> None:
+        """ordered: its first message has an order key, so all will have."""
         found = self._catalog.current.topic_by_name.get(name)
         if found is None:
-            self._make_topic(name, caller.app.id)
+            self._make_topic(name, caller.app.id, ordered)
         elif found.owner == 0:
-            self._editor.claim_topic(name, caller.app.id)
+            self._editor.claim_topic(name, caller.app.id, ordered)
             self._made(f"{caller.app.id} as owner of topic {name}")
 
     def topic_to_consume(self, caller: Caller, name: str) -> None:
@@ -75,7 +81,7 @@ class FirstUse:
             self._editor.register_subscription(ACTOR, new)
             self._made(f"subscription of {caller.app.id} ({tag}) to {name}")
 
-    def _make_topic(self, name: str, owner: str) -> None:
+    def _make_topic(self, name: str, owner: str, ordered: bool = False) -> None:
         new = NewTopic(
             name=name,
             owner=owner,
@@ -84,6 +90,7 @@ class FirstUse:
             spread=1,
             transaction_time_ms=self._transaction_time_ms,
             open_limit=1_000_000,
+            ordered=ordered,
         )
         self._editor.register_topic(ACTOR, new)
         self._made(f"topic {name}")

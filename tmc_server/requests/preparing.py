@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from tmc_common.headers import ORDER_KEY
 from tmc_server.domain.ids import IdGenerator
 from tmc_server.domain.message import digest_of
 from tmc_server.domain.operations import Answer, Prepare, Stored
@@ -17,7 +18,7 @@ from tmc_server.errors import InvalidField, OpenLimit
 from tmc_server.metrics import METRICS, count_each
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller, Item, RateLimiter, perform_each
-from tmc_server.requests.first_use import EnsureTopic, topics_exist
+from tmc_server.requests.first_use import EnsureProducible, topics_to_produce_exist
 
 
 class OpenGauge(Protocol):
@@ -39,7 +40,7 @@ class Preparing:
         gauge: OpenGauge,
         body_bytes: int,
         senders: SeenSenders,
-        ensure_topic: EnsureTopic = topics_exist,
+        ensure_topic: EnsureProducible = topics_to_produce_exist,
     ) -> None:
         self._catalog = catalog
         self._ids = ids
@@ -62,10 +63,11 @@ class Preparing:
         headers: Mapping[str, str],
         attempt_id: bytes,
         delay_ms: int,
+        order_key: str = "",
         ledger_id: bytes = b"",
         check_target: str = "",
     ) -> Item:
-        """One checked message. Raises InvalidField, TopicUnknown, OpenLimit, NoIdentity."""
+        """One checked message. order_key "": it has none. Raises InvalidField, TopicUnknown, OpenLimit, NoIdentity."""
         validation.topic(topic)
         validation.key(key)
         validation.attempt_id(attempt_id)
@@ -75,8 +77,14 @@ class Preparing:
         content_type = content_type or "application/octet-stream"
         headers = validation.headers(headers, may_replay=publish and bool(caller.operator))
         ledger = validation.ledger_id(ledger_id)
-        self._ensure_topic(caller, topic)
+        if order_key:
+            headers = {**headers, ORDER_KEY: validation.key(order_key, "order_key")}
+        self._ensure_topic(caller, topic, bool(order_key))
         found = self._catalog.current.producible(topic, caller.app)
+        if found.ordered and not order_key:
+            raise InvalidField("order_key", f"be given: each message of {topic} is delivered in the order of its key")
+        if order_key and not found.ordered:
+            raise InvalidField("order_key", f"be empty: {topic} was not registered as ordered")
         if check_target and check_target not in found.checks.targets:
             raise InvalidField("check_target", "be the name of one of the topic's targets, or empty")
         if not publish and self._gauge.open(found.number) >= found.open_limit:

@@ -9,6 +9,7 @@ from tmc_common.addresses import HostPort
 from tmc_server.domain.catalog import FORWARD_KEY, REPLAY_OF
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import MessageNumber, Shard
+from tmc_server.domain.ordering import OrderMode
 from tmc_server.domain.retry import DAY_MS, RetryKind, RetryPolicy
 from tmc_server.errors import InvalidField
 
@@ -63,9 +64,9 @@ def topic(value: str, field: str = "topic") -> str:
     return value
 
 
-def key(value: str) -> str:
+def key(value: str, field: str = "key") -> str:
     if not 1 <= len(value) <= 128 or value != value.strip() or _CONTROL.search(value):
-        raise InvalidField("key", "be 1 to 128 characters without control characters and outer spaces")
+        raise InvalidField(field, "be 1 to 128 characters without control characters and outer spaces")
     return value
 
 
@@ -147,6 +148,13 @@ def page_token(value: str) -> tuple[Shard, MessageNumber]:
     if match is None or int(match[1]) > 31 or int(match[2]) >= 1 << 63:
         raise InvalidField("page_token", "be one that the center gave you")
     return Shard(int(match[1])), MessageNumber(int(match[2]))
+
+
+def order_mode(value: int) -> OrderMode:
+    """0 means the default."""
+    if value not in (0, *map(int, OrderMode)):
+        raise InvalidField("order", f"be {', '.join(each.name for each in OrderMode)}")
+    return OrderMode(value) if value else OrderMode.STRICT
 
 
 def policy(kind: int, interval_ms: int | None, max_retry: int | None, cap_ms: int | None) -> RetryPolicy:

@@ -7,9 +7,11 @@ from typing import Any
 
 from tmc_common.protocol import admin_pb2
 from tmc_server.domain.ports.catalog import CheckChange
+from tmc_server.domain.views import ConsumptionView
 from tmc_server.requests import validation
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.deciding_by_hand import DecidingByHand
+from tmc_server.requests.delivery_control import DeliveryControl
 from tmc_server.requests.listing import in_order, listed
 from tmc_server.requests.signing import Signing
 from tmc_server.rpc import convert
@@ -18,8 +20,11 @@ from tmc_server.rpc import convert
 class AdminServicer:
     """Methods take the operator's name and a request."""
 
-    def __init__(self, administering: Administering, by_hand: DecidingByHand, signing: Signing) -> None:
+    def __init__(
+        self, administering: Administering, by_hand: DecidingByHand, signing: Signing, deliveries: DeliveryControl
+    ) -> None:
         self._admin = administering
+        self._deliveries = deliveries
         self._signing = signing
         self._by_hand = by_hand
 
@@ -73,7 +78,10 @@ class AdminServicer:
         return admin_pb2.ListTopicsResponse(topics=shown, next_page_token=page.next_token)
 
     async def RegisterSubscription(self, actor: str, request: admin_pb2.RegisterSubscriptionRequest) -> Any:
-        change = convert.policy_fields(request.update_mask) if request.HasField("update_mask") else None
+        change = None
+        if request.HasField("update_mask"):
+            change = convert.policy_fields(request.update_mask, "order")
+            change += [path for path in request.update_mask.paths if path == "order"]
         subscription = await self._admin.register_subscription(
             actor, convert.new_subscription_from(request), change, request.untried
         )
@@ -119,10 +127,42 @@ class AdminServicer:
         return admin_pb2.ListConsumptionsResponse(consumptions=rows, next_page_token=page.next_token)
 
     async def ReactivateConsumption(self, actor: str, request: admin_pb2.ReactivateConsumptionRequest) -> Any:
-        view = await self._admin.reactivate(actor, request.message_id, request.app, request.tag, request.reason)
-        catalog = self._admin.catalog
-        parsed = validation.message_id(request.message_id)
-        return convert.consumption_to(view, parsed.topic, parsed.app, catalog)
+        view = await self._deliveries.reactivate(actor, request.message_id, request.app, request.tag, request.reason)
+        return self._consumption(request.message_id, view)
+
+    async def CancelConsumption(self, actor: str, request: admin_pb2.CancelConsumptionRequest) -> Any:
+        view = await self._deliveries.cancel(actor, request.message_id, request.app, request.tag, request.reason)
+        return self._consumption(request.message_id, view)
+
+    def _consumption(self, message_id: str, view: ConsumptionView) -> admin_pb2.Consumption:
+        parsed = validation.message_id(message_id)
+        return convert.consumption_to(view, parsed.topic, parsed.app, self._admin.catalog)
+
+    async def PauseTopic(self, actor: str, request: admin_pb2.PauseTopicRequest) -> Any:
+        topic = await self._deliveries.pause_topic(actor, request.name, True, request.reason)
+        return convert.topic_to(topic, self._admin.catalog)
+
+    async def ResumeTopic(self, actor: str, request: admin_pb2.ResumeTopicRequest) -> Any:
+        topic = await self._deliveries.pause_topic(actor, request.name, False, request.reason)
+        return convert.topic_to(topic, self._admin.catalog)
+
+    async def PauseSubscription(self, actor: str, request: admin_pb2.PauseSubscriptionRequest) -> Any:
+        return await self._pause_subscription(actor, request, paused=True)
+
+    async def ResumeSubscription(self, actor: str, request: admin_pb2.ResumeSubscriptionRequest) -> Any:
+        return await self._pause_subscription(actor, request, paused=False)
+
+    async def _pause_subscription(self, actor: str, request: Any, paused: bool) -> admin_pb2.Subscription:
+        subscription = await self._deliveries.pause_subscription(
+            actor, request.topic, request.app, request.tag, paused, request.reason
+        )
+        return convert.subscription_to(subscription, self._admin.catalog)
+
+    async def RepairOrder(self, actor: str, request: admin_pb2.RepairOrderRequest) -> Any:
+        done = await self._deliveries.repair_order(actor, request.topic, request.app, request.tag, request.reason)
+        return admin_pb2.RepairOrderResponse(
+            scheduled=done.scheduled, released=done.released, cancelled=done.cancelled, dropped=done.dropped
+        )
 
     async def ListServers(self, _actor: str, request: admin_pb2.ListServersRequest) -> Any:
         servers = await self._admin.servers()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
+from tmc_common.headers import ORDER_KEY
 from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
 from tmc_server.domain.catalog import App, Catalog, DeliveryKeys, Forward, Subscription, Topic
 from tmc_server.domain.checks import CheckTarget
@@ -89,6 +90,7 @@ def message_to(view: MessageView, catalog: Catalog) -> message_pb2.Message:
         decided_ms=view.decided_ms or 0,
         attempt_id=view.attempt_id.hex(),
         digest=view.digest.hex(),
+        order_key=view.headers.get(ORDER_KEY, ""),
     )
 
 
@@ -105,6 +107,8 @@ def consumption_to(view: ConsumptionView, topic: int, producer: int, catalog: Ca
         due_ms=view.due_ms or 0,
         created_ms=view.created_ms,
         closed_ms=view.closed_ms or 0,
+        sequence=view.sequence or 0,
+        waits_for=str(MessageId(topic, producer, view.shard, view.waits_for)) if view.waits_for else "",
     )
 
 
@@ -163,6 +167,7 @@ def topic_settings_from(request: admin_pb2.RegisterTopicRequest) -> TopicSetting
         default_tag=request.default_tag,
         queue_mode=request.queue_mode,
         unsigned=request.unsigned_copies,
+        ordered=request.ordered,
         **{name: getattr(request, name) for name in optional if request.HasField(name)},
     )
 
@@ -174,6 +179,7 @@ def new_subscription_from(request: admin_pb2.RegisterSubscriptionRequest) -> New
         tag=request.tag,
         policy=policy_from(request.retry),
         forward=forward_from(request.forward) if request.HasField("forward") else None,
+        order=validation.order_mode(request.order),
     )
 
 
@@ -190,6 +196,8 @@ def topic_to(topic: Topic, catalog: Catalog) -> admin_pb2.Topic:
         effective_ms=topic.effective_ms,
         queue_mode=types_pb2.QueueMode.Name(topic.queue_mode),
         unsigned_copies=not topic.signed,
+        ordered=topic.ordered,
+        paused=topic.paused,
     )
 
 
@@ -204,6 +212,8 @@ def subscription_to(subscription: Subscription, catalog: Catalog) -> admin_pb2.S
         removed_ms=subscription.removed_ms or 0,
         forward=forward_to(subscription.forward),
         queue="" if subscription.forward else queue_of(subscription, catalog),
+        order=types_pb2.OrderMode.Name(subscription.order),
+        paused=subscription.paused,
     )
 
 

@@ -150,6 +150,7 @@ class MessageServicer:
             delay_ms=request.delay_ms,
             ledger_id=ledger_id,
             check_target=check_target,
+            order_key=request.order_key,
         )
 
     def _decide_item(

@@ -178,6 +178,7 @@ class CatalogStore:
                 "open_limit": new.open_limit,
                 "queue_mode": int(new.queue_mode),
                 "signed": int(new.signed),
+                "ordered": int(new.ordered),
             }
             if row is not None:
                 if any(row._mapping[name] != value for name, value in values.items()):
@@ -233,11 +234,20 @@ class CatalogStore:
             return topic_of(_topic_row(connection, topic_name))
 
     @_repeating
-    def claim_topic(self, topic_name: str, app_id: str) -> None:
+    def pause_topic(self, actor: str, topic_name: str, paused: bool, reason: str) -> Topic:
+        """See domain.ports.catalog.CatalogEditor."""
+        with self._change(actor, "pause topic" if paused else "resume topic", topic_name, reason) as (connection, _):
+            number = _topic_row(connection, topic_name).topic_no
+            connection.execute(topic.update().where(topic.c.topic_no == number).values(paused=int(paused)))
+            return topic_of(_topic_row(connection, topic_name))
+
+    @_repeating
+    def claim_topic(self, topic_name: str, app_id: str, ordered: bool) -> None:
         """Give a topic that nobody owns yet (owner 0: a consumer named it first) to an app. For `tmc dev`."""
         with self._change("first use", "claim topic", topic_name) as (connection, _):
             owner = _app_no(connection, app_id)
-            connection.execute(topic.update().filter_by(name=topic_name, owner_no=0).values(owner_no=owner))
+            values = {"owner_no": owner, "ordered": int(ordered)}
+            connection.execute(topic.update().filter_by(name=topic_name, owner_no=0).values(**values))
 
     @_repeating
     def register_subscription(
@@ -247,7 +257,7 @@ class CatalogStore:
         with self._change(actor, "register subscription", f"{new.topic} {new.app} {new.tag}") as (connection, now):
             topic_row = _topic_row(connection, new.topic)
             name = _name(connection, topic_row, new.app, new.tag)
-            values = _policy_columns(new.policy)
+            values = {**_policy_columns(new.policy), "order_mode": int(new.order)}
             row = connection.execute(sa.select(subscription).filter_by(**name, live=1)).one_or_none()
             where = new.forward or Forward("", "", "")
             if row is None:
@@ -307,6 +317,21 @@ class CatalogStore:
                 mine = subscription.update().filter_by(subscription_no=number)
                 connection.execute(mine.values(delivery_key=row.other_key, other_key=row.delivery_key))
             return _subscription_row(connection, number)
+
+    @_repeating
+    def pause_subscription(
+        self, actor: str, topic_name: str, app_id: str, tag: str, paused: bool, reason: str
+    ) -> Subscription:
+        """See domain.ports.catalog.CatalogEditor."""
+        action = "pause subscription" if paused else "resume subscription"
+        with self._change(actor, action, f"{topic_name} {app_id} {tag}", reason) as (connection, _):
+            name = _name(connection, _topic_row(connection, topic_name), app_id, tag)
+            row = connection.execute(sa.select(subscription).filter_by(**name, live=1)).one_or_none()
+            if row is None:
+                raise SubscriptionUnknown("There is no such subscription: list them to see topic, app and tag.")
+            mine = subscription.update().filter_by(subscription_no=row.subscription_no)
+            connection.execute(mine.values(paused=int(paused)))
+            return _subscription_row(connection, row.subscription_no)
 
     @_repeating
     def remove_subscription(self, actor: str, topic_name: str, app_id: str, tag: str) -> Subscription:
@@ -404,6 +429,7 @@ class CatalogStore:
 
 
 _POLICY_COLUMNS = {"kind": "retry_kind", "interval_ms": "interval_ms", "max_retry": "max_retry", "cap_ms": "cap_ms"}
+_CHANGED_COLUMNS = {**_POLICY_COLUMNS, "order": "order_mode"}
 
 
 def _policy_columns(policy: RetryPolicy) -> dict[str, int]:
@@ -411,9 +437,9 @@ def _policy_columns(policy: RetryPolicy) -> dict[str, int]:
 
 
 def _named(columns: Mapping[str, int], fields: Collection[str] | None) -> dict[str, int]:
-    """Those of these fields of a policy; None: all."""
-    wanted = _POLICY_COLUMNS if fields is None else fields
-    return {_POLICY_COLUMNS[field]: columns[_POLICY_COLUMNS[field]] for field in wanted}
+    """Those of these fields; None: all."""
+    wanted = columns if fields is None else [_CHANGED_COLUMNS[field] for field in fields]
+    return {column: columns[column] for column in wanted}
 
 
 @dataclass(frozen=True, kw_only=True)

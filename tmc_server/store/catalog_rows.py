@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain.catalog import App, DeliveryKeys, Forward, QueueMode, Subscription, TagKeys, Topic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
+from tmc_server.domain.ordering import OrderMode
 from tmc_server.domain.retry import RetryKind, RetryPolicy
 from tmc_server.store.tables import app_key
 
@@ -71,6 +72,8 @@ def topic_of(row: Any, targets: Mapping[str, CheckTarget] | None = None) -> Topi
         effective_ms=row.effective_ms,
         queue_mode=QueueMode(row.queue_mode),
         signed=bool(row.signed),
+        ordered=bool(row.ordered),
+        paused=bool(row.paused),
         checks=checks,
     )
 
@@ -103,6 +106,8 @@ def subscription_of(row: Any) -> Subscription:
         removed_ms=row.removed_ms,
         forward=forward,
         keys=_delivery_keys(row),
+        order=OrderMode(row.order_mode),
+        paused=bool(row.paused),
     )
 
 

@@ -1,17 +1,18 @@
-"""Ack, nack, extend, give back, reactivate: the consumption half of a batch, and the claim of due rows."""
+"""Ack, nack, extend, give back, reactivate, cancel: the consumption half of a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tmc_server.domain import consumption
-from tmc_server.domain.catalog import Subscription
-from tmc_server.domain.consumption import ConsumptionState, Decision, QueueLook, Row
-from tmc_server.domain.numbers import Attempt, MessageNumber, SubscriptionNumber
+from tmc_server.domain.consumption import ConsumptionState, Decision, Row
+from tmc_server.domain.numbers import MessageNumber, OrderHash, OrderSequence, SubscriptionNumber
 from tmc_server.domain.operations import (
     Ack,
+    ByOperator,
+    Cancel,
     Consume,
     Done,
     Extend,
@@ -21,28 +22,45 @@ from tmc_server.domain.operations import (
     Reactivate,
     SignAgain,
 )
-from tmc_server.domain.ports.delivery import Claimed, Copy
+from tmc_server.domain.ordering import OrderMode, releases_next
 from tmc_server.errors import CatalogStale, MessageGone, SubscriptionUnknown, TmcError
-from tmc_server.store.messages import parse_headers
+from tmc_server.store.lines import LineName, Lines
 from tmc_server.store.outcomes import Outcome, Wait
 from tmc_server.store.transaction import Transaction
 
+UNDER_WAY = (ConsumptionState.SCHEDULED, ConsumptionState.WAITING)
+_ACTIONS: Mapping[type[ByOperator], str] = {Reactivate: "reactivate consumption", Cancel: "cancel consumption"}
+_BLOCKED = "; the later messages of its order key wait until it is acked, reactivated or cancelled"
 _Pair = tuple[SubscriptionNumber, MessageNumber]
 _Accepted = tuple[_Pair, Consume]
 
 
 def consume(tx: Transaction, operations: Sequence[Consume]) -> dict[Operation, Outcome]:
     """Decide each operation in the order of arrival on the locked rows, then write what changed."""
-    outcomes: dict[Operation, Outcome] = {}
     locked = _lock(tx, _pairs(operations))
     owned = _any_life(tx, operations, locked)
+    with Lines(tx, set(locked.lines.values())) as lines:
+        return _consume(tx, operations, locked, owned, lines)
+
+
+def _consume(
+    tx: Transaction,
+    operations: Sequence[Consume],
+    locked: _Locked,
+    owned: Mapping[Consume, _Pair],
+    lines: Lines,
+) -> dict[Operation, Outcome]:
+    outcomes: dict[Operation, Outcome] = {}
     before, after = dict(locked.rows), dict(locked.rows)
     accepted: list[_Accepted] = []
     for operation in operations:
         pair = owned.get(operation, (operation.subscription, operation.number))
         row = after.get(pair)
         if row is None:
-            outcomes[operation] = Wait.LOCKED if pair in locked.held else _missing(tx, operation.number)
+            outcomes[operation] = Wait.LOCKED if pair in locked.busy else _missing(tx, operation.number)
+            continue
+        if locked.lines.get(pair) in lines.busy:
+            outcomes[operation] = Wait.LOCKED
             continue
         decision = _decide(operation, row, locked.tried_ms[pair], tx.now)
         if isinstance(decision, Row) and decision.state is ConsumptionState.FAILED and _may_be_spared(tx, operation):
@@ -58,11 +76,50 @@ def consume(tx: Transaction, operations: Sequence[Consume]) -> dict[Operation, O
             accepted.append((pair, operation))
     answered = {pair for pair, operation in accepted if isinstance(operation, Nack | Extend)}
     _write(tx, before, after, answered)
+    heads = {pair for pair, line in locked.lines.items() if lines.is_head(line, pair[1])}
+    _advance_lines(tx, lines, locked, before, after)
     _journal(tx, accepted)
     errors = {pair: operation.error for pair, operation in accepted if isinstance(operation, Nack)}
-    _note_failures(tx, before, after, errors)
+    note_failures(tx, before, after, errors, heads)
     _alert_hanging(tx, accepted)
     return outcomes
+
+
+def _advance_lines(
+    tx: Transaction, lines: Lines, locked: _Locked, before: Mapping[_Pair, Row], after: Mapping[_Pair, Row]
+) -> None:
+    """Where a head was closed, the next of its order key has its turn."""
+    left: dict[SubscriptionNumber, list[tuple[OrderHash, OrderSequence]]] = {}
+    passed: dict[SubscriptionNumber, dict[OrderHash, OrderSequence | None]] = {}
+    overtaken: dict[SubscriptionNumber, list[MessageNumber]] = {}
+    for pair, line in locked.lines.items():
+        subscription, number = pair
+        row = after[pair]
+        if row.state is before[pair].state:
+            continue
+        is_head = lines.is_head(line, number)
+        if before[pair].state is ConsumptionState.WAITING:
+            left.setdefault(subscription, []).append((line[1], locked.sequences[pair]))
+        elif is_head and _releases_next(tx, subscription, row):
+            passed.setdefault(subscription, {})[line[1]] = locked.sequences.get(pair)
+        elif not is_head and row.state is ConsumptionState.SCHEDULED:
+            overtaken.setdefault(subscription, []).append(number)
+    for subscription, numbers in overtaken.items():
+        tx.execute(tx.sql.lines.forget_sequence, subscription=subscription, ids=sorted(numbers))
+    for subscription, leaving in left.items():
+        lines.leave(subscription, leaving)
+    for subscription, closed in sorted(passed.items()):
+        lines.advance(tx.catalog.subscriptions[subscription], closed)
+
+
+def _releases_next(tx: Transaction, subscription: SubscriptionNumber, row: Row) -> bool:
+    if row.state is ConsumptionState.FAILED and tx.catalog_is_stale:
+        return False  # the order mode may have changed: the ordering duty decides
+    return releases_next(row.state, _order(tx, subscription))
+
+
+def _order(tx: Transaction, subscription: SubscriptionNumber) -> OrderMode:
+    return tx.catalog.subscriptions[subscription].order
 
 
 def _missing(tx: Transaction, number: MessageNumber) -> TmcError:
@@ -76,16 +133,21 @@ def _may_be_spared(tx: Transaction, operation: Consume) -> bool:
     return tx.catalog_is_stale and not (isinstance(operation, Nack) and operation.reject)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Locked:
-    """rows: those we hold.  tried_ms: when their last copies were handed over.  held: rows that somebody else holds."""
+    """rows: those we hold.  tried_ms: when their last copies were handed over.  busy: rows that another transaction has locked.
+
+    lines, sequences: of rows with an order key; a row that was skipped may have lost its sequence.
+    """
 
     rows: dict[_Pair, Row] = field(default_factory=dict)
     tried_ms: dict[_Pair, int] = field(default_factory=dict)
-    held: set[_Pair] = field(default_factory=set)
+    lines: dict[_Pair, LineName] = field(default_factory=dict)
+    sequences: dict[_Pair, OrderSequence] = field(default_factory=dict)
+    busy: set[_Pair] = field(default_factory=set)
 
     def has(self, pair: _Pair) -> bool:
-        return pair in self.rows or pair in self.held
+        return pair in self.rows or pair in self.busy
 
 
 def _pairs(operations: Sequence[Consume]) -> list[_Pair]:
@@ -121,17 +183,21 @@ def _lock(tx: Transaction, pairs: Sequence[_Pair], into: _Locked | None = None) 
         wanted.setdefault(subscription, set()).add(number)
     for subscription, numbers in sorted(wanted.items()):
         for row in tx.rows(tx.sql.lock_consumptions, subscription=subscription, ids=sorted(numbers)):
-            locked.rows[subscription, row.message_id] = _row(row)
+            locked.rows[subscription, row.message_id] = row_of(row)
             locked.tried_ms[subscription, row.message_id] = row.tried_ms or 0
+            if row.order_hash is not None:
+                locked.lines[subscription, row.message_id] = (subscription, OrderHash(row.order_hash))
+            if row.sequence is not None:
+                locked.sequences[subscription, row.message_id] = OrderSequence(row.sequence)
         missing = sorted(number for number in numbers if (subscription, number) not in locked.rows)
         if missing:
             found = tx.rows(tx.sql.existing_consumptions, subscription=subscription, ids=missing)
-            locked.held.update((subscription, row.message_id) for row in found)
+            locked.busy.update((subscription, row.message_id) for row in found)
     tx.reach("locked")
     return locked
 
 
-def _row(row: Any) -> Row:
+def row_of(row: Any) -> Row:
     return Row(ConsumptionState(row.state), row.attempt, row.tried, row.due_ms)
 
 
@@ -151,6 +217,8 @@ def _decide(operation: Consume, row: Row, tried_ms: int, now: int) -> Decision:
             return consumption.decide_sign_again(row, operation.attempt, tried_ms, operation.since_ms, now)
         case Reactivate():
             return consumption.decide_reactivate(row, now)
+        case Cancel():
+            return consumption.decide_cancel(row)
     raise TypeError(f"{type(operation).__name__} is no operation on a consumption")
 
 
@@ -167,7 +235,7 @@ def _write(tx: Transaction, before: dict[_Pair, Row], after: dict[_Pair, Row], a
         else:
             changed.append(
                 {"id": number, "subscription": subscription, "old_state": int(old.state), "old_attempt": old.attempt}
-                | _new_values(row, tx.now)
+                | new_values(row, tx.now)
             )
     for subscription, numbers in sorted(acked.items()):
         tx.change(tx.sql.ack, len(numbers), subscription=subscription, ids=sorted(numbers), now=tx.now)
@@ -175,13 +243,13 @@ def _write(tx: Transaction, before: dict[_Pair, Row], after: dict[_Pair, Row], a
     tx.reach("written")
 
 
-def _new_values(row: Row, now: int) -> dict[str, Any]:
+def new_values(row: Row, now: int) -> dict[str, Any]:
     return {
         "new_state": int(row.state),
         "new_attempt": row.attempt,
         "new_tried": row.tried,
         "new_due_ms": row.due_ms,
-        "new_closed_ms": None if row.state is ConsumptionState.SCHEDULED else now,
+        "new_closed_ms": None if row.state in UNDER_WAY else now,
     }
 
 
@@ -207,19 +275,25 @@ def _journal(tx: Transaction, accepted: Sequence[_Accepted]) -> None:
             {
                 "at_ms": tx.now,
                 "actor": change.actor,
-                "action": "reactivate consumption",
+                "action": _ACTIONS[type(change)],
                 "subject": f"message {number} subscription {subscription}",
                 "reason": change.reason,
             }
             for (subscription, number), change in accepted
-            if isinstance(change, Reactivate)
+            if isinstance(change, ByOperator)
         ],
     )
 
 
-def _note_failures(
-    tx: Transaction, before: dict[_Pair, Row], after: dict[_Pair, Row], errors: Mapping[_Pair, str]
+def note_failures(
+    tx: Transaction,
+    before: Mapping[_Pair, Row],
+    after: Mapping[_Pair, Row],
+    errors: Mapping[_Pair, str],
+    heads: Collection[_Pair],
 ) -> None:
+    """errors: what consumers said.  heads: rows that are the heads of their lines."""
+    blocking = {pair for pair in heads if _order(tx, pair[0]) is OrderMode.STRICT}
     failed: dict[SubscriptionNumber, list[MessageNumber]] = {}
     recovered: dict[SubscriptionNumber, list[MessageNumber]] = {}
     for (subscription, number), row in after.items():
@@ -240,7 +314,8 @@ def _note_failures(
             "message_id": number,
             "subscription_no": subscription,
             "attempt": after[subscription, number].attempt,
-            "detail": _given_up(after[subscription, number], errors.get((subscription, number), "no ack")),
+            "detail": _given_up(after[subscription, number], errors.get((subscription, number), "no ack"))
+            + (_BLOCKED if (subscription, number) in blocking else ""),
         }
         for subscription, numbers in failed.items()
         for number in numbers
@@ -263,112 +338,9 @@ def _alert_hanging(tx: Transaction, accepted: Sequence[_Accepted]) -> None:
 
 
 def _given_up(row: Row, error: str) -> str:
-    return f"given up after attempt {row.attempt}: {error}"[:500]
+    return f"given up after attempt {row.attempt}: {error}"[: 500 - len(_BLOCKED)]
 
 
 def _topic_of(tx: Transaction, subscription: SubscriptionNumber) -> int:
     known = tx.catalog.subscriptions.get(subscription)
     return known.topic if known is not None else 0
-
-
-def claim_due(
-    tx: Transaction, subscription: Subscription, due: Sequence[Any], look: QueueLook, lease: Mapping[str, int]
-) -> Claimed:
-    """Process due rows: attempt again, hold, or mark them FAILED (at the limit) or CANCELLED (no subscription).
-
-    due: rows as read without locks. Each is claimed by a guarded UPDATE before anything is sent; rows that somebody
-    else moved meanwhile are left alone. Copies of what was claimed go to the outlet after the commit.
-    lease: owner and epoch that the shard's lease must still have.
-    """
-    claims = _Claims(tx, subscription, lease)
-    subscribed = not subscription.is_removed  # final, since numbers are never reused: even an old copy is right
-    groups: dict[tuple[Row, Row], list[MessageNumber]] = {}
-    waiting: dict[Row, list[Any]] = {}
-    for found in due:
-        old = _row(found)
-        if old.state is not ConsumptionState.SCHEDULED:
-            continue
-        # Rows of one group get the same values, so their due time as read does not tell them apart.
-        same = Row(old.state, old.attempt, old.tried, None)
-        waits = found.tried_ms is not None and (tx.sql.shard, found.message_id) in look.unwritten
-        if subscribed and (waits or look.may_hold_copy(found.tried_ms, tx.now)):
-            waiting.setdefault(same, []).append(found)
-        else:
-            new = consumption.decide_due(old, subscription.policy, subscribed, tx.now)
-            if new.state is ConsumptionState.FAILED and tx.catalog_is_stale:
-                continue  # its policy may have been changed: it is looked at again
-            groups.setdefault((same, new), []).append(found.message_id)
-    claimed = Claimed()
-    for row, held in waiting.items():
-        claimed += claims.hold(row, held, look)
-    for (old, new), numbers in sorted(groups.items(), key=lambda group: min(group[1])):
-        claimed += claims.take(old, new, sorted(numbers))
-    tx.reach("written")
-    return claimed
-
-
-class _Claims:
-    """Guarded changes of due rows of one subscription."""
-
-    def __init__(self, tx: Transaction, subscription: Subscription, lease: Mapping[str, int]) -> None:
-        self._tx = tx
-        self._subscription = subscription
-        self._guard = {"subscription": subscription.number, "now": tx.now, **lease}
-
-    def hold(self, row: Row, found: Sequence[Any], look: QueueLook) -> Claimed:
-        tx = self._tx
-        held = consumption.decide_held(
-            row, self._subscription.policy, min(each.tried_ms for each in found), look, tx.now
-        )
-        ids = sorted(each.message_id for each in found)
-        values = {"ids": ids, "old_attempt": row.attempt, "new_due_ms": held.due_ms}
-        return Claimed(held=tx.connection.execute(tx.sql.hold, {**self._guard, **values}).rowcount)
-
-    def take(self, old: Row, new: Row, numbers: list[MessageNumber]) -> Claimed:
-        mine = self._claim(old, new, numbers)
-        if new.state is ConsumptionState.SCHEDULED:
-            _load_copies(self._tx, self._subscription.number, mine, new.attempt)
-            return Claimed(delivered=len(mine))
-        if new.state is ConsumptionState.FAILED:
-            pairs = [(self._subscription.number, number) for number in mine]
-            _note_failures(self._tx, dict.fromkeys(pairs, old), dict.fromkeys(pairs, new), errors={})
-            return Claimed(failed=len(mine))
-        return Claimed(cancelled=len(mine))
-
-    def _claim(self, old: Row, new: Row, numbers: list[MessageNumber]) -> list[MessageNumber]:
-        tx = self._tx
-        goes_out = new.state is ConsumptionState.SCHEDULED
-        values = _new_values(new, tx.now) | {
-            "new_incarnation": tx.incarnation if goes_out else None,
-            "new_tried_ms": tx.now if goes_out else None,
-            "old_attempt": old.attempt,
-            "old_tried": old.tried,
-            "ids": numbers,
-        }
-        won = tx.connection.execute(tx.sql.claim, {**self._guard, **values}).rowcount
-        if won == len(numbers):
-            return numbers
-        if won == 0:
-            return []
-        rows = tx.rows(tx.sql.lock_consumptions, subscription=self._subscription.number, ids=numbers)
-        return [row.message_id for row in rows if _row(row) == new]
-
-
-def _load_copies(
-    tx: Transaction, subscription: SubscriptionNumber, numbers: list[MessageNumber], attempt: Attempt
-) -> None:
-    for row in tx.rows(tx.sql.bodies, ids=numbers) if numbers else ():
-        tx.copies.append(
-            Copy(
-                shard=tx.sql.shard,
-                number=row.id,
-                subscription=subscription,
-                attempt=attempt,
-                topic=row.topic_no,
-                producer=row.producer_no,
-                key=row.message_key,
-                body=row.body,
-                content_type=row.content_type,
-                headers=parse_headers(row.headers),
-            )
-        )

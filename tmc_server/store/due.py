@@ -16,7 +16,7 @@ from tmc_server.domain.ports.alerts import Alert
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.store.batch import ShardWriter
-from tmc_server.store.consumptions import claim_due
+from tmc_server.store.claims import claim_due
 from tmc_server.store.engines import Database, StoreConflict, repeated
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.scanning import DueIndex, earliest_delivery
@@ -73,7 +73,7 @@ class SqlDueWork:
                         return Claimed()
                     due = tx.rows(query, subscription=subscription, now=tx.now, limit=room)
                     tx.reach("read")
-                    return claim_due(tx, known, due, look, lease.guard)
+                    return claim_due(tx, tx.catalog.subscriptions[subscription], due, look, lease.guard)
 
         return repeated(run)
 

@@ -14,12 +14,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tmc_server.domain import consumption
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.message import TRANSITIONS, UNDECIDED, Decided, MessageEvent, MessageState, decide
-from tmc_server.domain.numbers import NO_SUBSCRIPTION, Attempt, MessageNumber, Shard, SubscriptionNumber
+from tmc_server.domain.numbers import NO_SUBSCRIPTION, MessageNumber
 from tmc_server.domain.operations import Answer, Decide, Operation, Prepare, Stored
-from tmc_server.domain.ports.delivery import Copy
 from tmc_server.errors import (
     AlreadyCommitted,
     AlreadyRolledBack,
@@ -30,8 +28,11 @@ from tmc_server.errors import (
     MessageGone,
     MessageUnknown,
 )
+from tmc_server.store.copies import parse_headers
 from tmc_server.store.engines import StoreConflict
+from tmc_server.store.lines import LineName, Lines
 from tmc_server.store.outcomes import Outcome, Wait
+from tmc_server.store.scheduling import Submitted, lines_of, schedule
 from tmc_server.store.transaction import Transaction
 
 _Key = tuple[int, str, str]  # topic, tag, message key
@@ -60,12 +61,20 @@ def _attempt_of(operation: Prepare) -> _Attempt:
 def prepare(tx: Transaction, operations: Sequence[Prepare]) -> dict[Operation, Outcome]:
     """Insert messages. Returns: what is stored under each one's key afterwards, or why it is not."""
     outcomes: dict[Operation, Outcome] = {}
+    joining = {
+        operation: lines_of(tx, operation.topic.number, operation.headers)
+        for operation in operations
+        if operation.publish and operation.topic.ordered
+    }
+    lines = Lines(tx, {name for names in joining.values() for name in names})
     # Sorted by key: two batches take their locks in the same order and do not deadlock.
     first: dict[_Key, Prepare] = {}
     twins: list[Prepare] = []
     for operation in sorted(operations, key=_key_of):
         if operation.publish and tx.catalog_is_stale:
             outcomes[operation] = CatalogStale()
+        elif not lines.busy.isdisjoint(joining.get(operation, ())):
+            outcomes[operation] = Wait.LOCKED
         elif first.setdefault(_key_of(operation), operation) is not operation:
             twins.append(operation)
     holders = _insert(tx, list(first.values()))
@@ -82,9 +91,9 @@ def prepare(tx: Transaction, operations: Sequence[Prepare]) -> dict[Operation, O
         winner = first[_key_of(twin)]
         holder = holders.get(_key_of(twin)) or _as_holder(winner)
         outcomes[twin] = Wait.LOCKED if winner in refused else _answer_to_loser(twin, holder)
-    _schedule(
-        tx, [_Submitted.published(operation) for operation in won if operation.publish and operation not in refused]
-    )
+    published = {operation for operation in won if operation.publish} - refused
+    with lines:
+        schedule(tx, [Submitted.published(operation) for operation in operations if operation in published], lines)
     return outcomes
 
 
@@ -189,46 +198,6 @@ def _refuse_tombstoned(tx: Transaction, inserted: Sequence[Prepare]) -> set[Prep
     return refused
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Submitted:
-    """A message that was just committed and needs its consumption rows."""
-
-    number: MessageNumber
-    topic: int
-    producer: int
-    key: str
-    body: bytes
-    content_type: str
-    headers: dict[str, str]
-    delay_ms: int
-
-    @classmethod
-    def published(cls, operation: Prepare) -> _Submitted:
-        return cls(
-            number=operation.number,
-            topic=operation.topic.number,
-            producer=operation.app,
-            key=operation.key,
-            body=operation.body,
-            content_type=operation.content_type,
-            headers=dict(operation.headers),
-            delay_ms=operation.delay_ms,
-        )
-
-    @classmethod
-    def stored(cls, row: Any) -> _Submitted:
-        return cls(
-            number=row.id,
-            topic=row.topic_no,
-            producer=row.producer_no,
-            key=row.message_key,
-            body=row.body,
-            content_type=row.content_type,
-            headers=parse_headers(row.headers),
-            delay_ms=row.delay_ms,
-        )
-
-
 def decide_each(
     tx: Transaction, operations: Sequence[Decide], buried: Collection[Operation]
 ) -> dict[Operation, Outcome]:
@@ -242,12 +211,13 @@ def decide_each(
     rows = {row.id: row for row in tx.rows(tx.sql.lock_messages, ids=named)} if named else {}
     tx.reach("locked")
     missing = [number for number in named if number not in rows]
-    locked = {row.id for row in tx.rows(tx.sql.existing_messages, ids=missing)} if missing else set()
+    locked = {row.id: row for row in tx.rows(tx.sql.existing_messages, ids=missing)} if missing else {}
+    lines, behind = _lines_to_join(tx, meant, rows, locked)
     states = {number: MessageState(row.state) for number, row in rows.items()}
     moved: dict[MessageEvent, list[MessageNumber]] = {MessageEvent.SUBMIT: [], MessageEvent.ROLLBACK: []}
     for operation, number in meant.items():
         row = rows.get(number) if number is not None else None
-        if number in locked:
+        if number in locked or number in behind:
             outcomes[operation] = Wait.LOCKED
         elif number is None:
             outcomes[operation] = _unknown_attempt(tx, operation, operation in buried)
@@ -257,9 +227,38 @@ def decide_each(
             outcomes[operation] = CatalogStale()
         else:
             outcomes[operation] = _decide_one(operation, states, moved, row)
-    write_decisions(tx, rows, moved)
+    write_decisions(tx, rows, moved, lines)
     _alert_contradictions(tx, meant, outcomes)
     return outcomes
+
+
+def _lines_to_join(
+    tx: Transaction,
+    meant: Mapping[Decide, MessageNumber | None],
+    rows: Mapping[MessageNumber, Any],
+    locked: Mapping[MessageNumber, Any],
+) -> tuple[Lines, set[MessageNumber]]:
+    """Lock the lines that submitted messages join.
+
+    Returns: the lines, and the messages that cannot be submitted now: their line is locked, or the row of a message of
+    their order key that was submitted before them is.
+    """
+    joining: dict[MessageNumber, set[LineName]] = {}
+    for operation, number in meant.items():
+        row = None if number is None else rows.get(number) or locked.get(number)
+        if row is None or not operation.commit or not operation.topic.ordered:
+            continue
+        is_meant = row.topic_no == operation.topic.number and not _is_hidden(row, operation)
+        if is_meant and MessageState(row.state) in UNDECIDED:
+            joining[row.id] = lines_of(tx, row.topic_no, parse_headers(row.headers))
+    lines = Lines(tx, {name for number, names in joining.items() for name in names if number in rows})
+    closed, behind = set(lines.busy), set[MessageNumber]()
+    for number, names in joining.items():  # in the order of arrival
+        if number in locked:
+            closed |= names
+        elif not closed.isdisjoint(names):
+            behind.add(number)
+    return lines, behind
 
 
 def _is_hidden(row: Any, operation: Decide) -> bool:
@@ -288,9 +287,13 @@ def write_decisions(
     tx: Transaction,
     rows: dict[MessageNumber, Any],
     moved: dict[MessageEvent, list[MessageNumber]],
+    lines: Lines | None = None,
     decided_by: str = "",
 ) -> None:
-    """Submit and roll back locked rows (of `lock_messages`), by number. decided_by: "": the producer."""
+    """Submit and roll back locked rows (of `lock_messages`), by number, in the order of `moved`.
+
+    lines: those that the submitted ones join; None: wait for them here.  decided_by: "": the producer.
+    """
     submitted, rolled_back = moved[MessageEvent.SUBMIT], moved[MessageEvent.ROLLBACK]
     recovered: dict[int, list[MessageNumber]] = {}
     for number in (*submitted, *rolled_back):
@@ -300,7 +303,12 @@ def write_decisions(
         tx.note_recovered(topic, NO_SUBSCRIPTION, numbers)
     if submitted:
         tx.change(tx.sql.submit, len(submitted), ids=sorted(submitted), now=tx.now)
-        _schedule(tx, [_Submitted.stored(rows[number]) for number in sorted(submitted)])
+        messages = [Submitted.stored(rows[number]) for number in submitted]
+        if lines is None:
+            joined = {name for each in messages for name in lines_of(tx, each.topic, each.headers)}
+            lines = Lines(tx, joined, wait=True)
+        with lines:
+            schedule(tx, messages, lines)
     if decided_by and (decided := sorted([*submitted, *rolled_back])):
         tx.change(tx.sql.write_decided_by, len(decided), ids=decided, decided_by=decided_by)
     if rolled_back:
@@ -369,57 +377,3 @@ def _alert_contradictions(
         for operation, number in meant.items()
         if isinstance(outcomes[operation], AlreadyCommitted | AlreadyRolledBack)
     )
-
-
-def _schedule(tx: Transaction, messages: Sequence[_Submitted]) -> None:
-    """Insert a row per message and subscriber; copies with room at the outlet count as attempted and are sent."""
-    by_topic: dict[int, list[_Submitted]] = {}
-    for message in messages:
-        by_topic.setdefault(message.topic, []).append(message)
-    rows: list[dict[str, Any]] = []
-    for topic, submitted in by_topic.items():
-        for subscription in tx.catalog.subscribers(topic):
-            prompt = sum(1 for message in submitted if message.delay_ms == 0)
-            room = tx.reserve(subscription.number, prompt) if prompt else 0
-            first = consumption.first_try(subscription.policy, tx.now)
-            for message in submitted:
-                goes_out = room > 0 and message.delay_ms == 0
-                row = first if goes_out else consumption.untried(tx.now + message.delay_ms)
-                if goes_out:
-                    room -= 1
-                    tx.copies.append(_copy(message, tx.sql.shard, subscription.number, row.attempt))
-                rows.append(
-                    {
-                        "message_id": message.number,
-                        "subscription_no": subscription.number,
-                        "state": int(row.state),
-                        "attempt": row.attempt,
-                        "tried": row.tried,
-                        "due_ms": row.due_ms,
-                        "incarnation": tx.incarnation if goes_out else None,
-                        "created_ms": tx.now,
-                        "closed_ms": None,
-                        "tried_ms": tx.now if goes_out else None,
-                    }
-                )
-    tx.insert(tx.sql.insert_consumptions, rows)
-
-
-def _copy(message: _Submitted, shard: Shard, subscription: SubscriptionNumber, attempt: Attempt) -> Copy:
-    return Copy(
-        shard=shard,
-        number=message.number,
-        subscription=subscription,
-        attempt=attempt,
-        topic=message.topic,
-        producer=message.producer,
-        key=message.key,
-        body=message.body,
-        content_type=message.content_type,
-        headers=message.headers,
-    )
-
-
-def parse_headers(stored: str | None) -> dict[str, str]:
-    """The headers column as a dictionary."""
-    return dict(json.loads(stored)) if stored else {}

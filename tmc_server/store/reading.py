@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,11 +12,13 @@ from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.ports.servers import ServerView, ShardPlace
 from tmc_server.domain.views import AttemptView, CheckView, ConsumptionView, MessageDetail, MessageView
+from tmc_server.store.copies import parse_headers
 from tmc_server.store.engines import ShardMap
-from tmc_server.store.messages import parse_headers
 from tmc_server.store.nodes import server_runs
 from tmc_server.store.shard_map import stored_map
-from tmc_server.store.tables import lease, shard_tables
+from tmc_server.store.tables import lease, order, shard_tables
+
+_Heads = Mapping[tuple[SubscriptionNumber, int], MessageNumber]
 
 
 class Reader:
@@ -54,12 +56,13 @@ class Reader:
                 .where(consumption.c.message_id == message.number)
                 .order_by(consumption.c.subscription_no)
             ).fetchall()
+            heads = _heads(connection, consumptions)
             attempts = connection.execute(
                 sa.select(attempt).where(attempt.c.message_id == message.number).order_by(attempt.c.id)
             ).fetchall()
         return MessageDetail(
             message,
-            [_consumption(message.shard, row) for row in consumptions],
+            [_consumption(message.shard, row, heads) for row in consumptions],
             [
                 AttemptView(subscription=row.subscription_no, attempt=row.attempt, at_ms=row.at_ms, error=row.error)
                 for row in attempts
@@ -123,7 +126,8 @@ class Reader:
                         table.c.message_id == last, table.c.subscription_no > rows[-1].subscription_no
                     )
                     rows = [*rows, *connection.execute(rest).fetchall()]
-            found += [_consumption(shard, row) for row in rows]
+                heads = _heads(connection, rows)
+            found += [_consumption(shard, row, heads) for row in rows]
         return found
 
     def consumption(
@@ -133,7 +137,8 @@ class Reader:
         query = sa.select(table).where(table.c.message_id == number, table.c.subscription_no == subscription)
         with self._shards.shards[shard].reading() as connection:
             row = connection.execute(query).one_or_none()
-        return None if row is None else _consumption(shard, row)
+            heads = _heads(connection, [row] if row is not None else [])
+        return None if row is None else _consumption(shard, row, heads)
 
     def servers(self) -> list[ServerView]:
         catalog = self._shards.catalog
@@ -183,7 +188,24 @@ def _message(shard: Shard, row: Any) -> MessageView:
     )
 
 
-def _consumption(shard: Shard, row: Any) -> ConsumptionView:
+def _heads(connection: sa.Connection, consumptions: Sequence[Any]) -> _Heads:
+    """Whose turn it is in the lines of those that wait."""
+    hashes: dict[SubscriptionNumber, list[int]] = {}
+    for row in consumptions:
+        if row.state == ConsumptionState.WAITING:
+            hashes.setdefault(row.subscription_no, []).append(row.order_hash)
+    return {
+        (subscription, row.order_hash): MessageNumber(row.head_id)
+        for subscription, wanted in hashes.items()
+        for row in connection.execute(
+            sa.select(order.c.order_hash, order.c.head_id).where(
+                order.c.subscription_no == subscription, order.c.order_hash.in_(wanted)
+            )
+        )
+    }
+
+
+def _consumption(shard: Shard, row: Any, heads: _Heads) -> ConsumptionView:
     return ConsumptionView(
         shard=shard,
         number=row.message_id,
@@ -194,4 +216,6 @@ def _consumption(shard: Shard, row: Any) -> ConsumptionView:
         due_ms=row.due_ms,
         created_ms=row.created_ms,
         closed_ms=row.closed_ms,
+        sequence=row.sequence,
+        waits_for=(heads.get((row.subscription_no, row.order_hash)) if row.state == ConsumptionState.WAITING else None),
     )

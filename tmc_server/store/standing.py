@@ -16,11 +16,11 @@ from tmc_server.domain.ports.reading import Standing
 from tmc_server.store.engines import Database
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.scanning import chunks
-from tmc_server.store.tables import failed, shard_tables
+from tmc_server.store.tables import failed, shard_tables, waiting
 
 COUNTED_AT_MOST = 100_000  # rows of one topic or subscription, state and shard
 _UNION = 200
-_MESSAGES, _DELIVERIES, _FAILED = 0, 1, 2
+_MESSAGES, _DELIVERIES, _FAILED, _WAITING = 0, 1, 2, 3
 
 
 class StandingCounts:
@@ -53,6 +53,7 @@ class StandingCounts:
         for kind, topic, subscription in self._groups(shard):
             counted = found.get((kind, shard, topic, subscription))
             failures = found.get((_FAILED, shard, topic, subscription))
+            waiting = found.get((_WAITING, shard, topic, subscription), (0,))
             if counted is not None and failures is not None:
                 count, late, oldest, oldest_late = counted
                 made.append(
@@ -62,6 +63,7 @@ class StandingCounts:
                         open=count,
                         late=int(late),
                         failed=failures[0],
+                        waiting=waiting[0],
                         oldest_open_ms=oldest and created_ms(oldest),
                         oldest_late_ms=oldest_late and created_ms(oldest_late),
                         oldest_failed_ms=failures[2],
@@ -90,6 +92,8 @@ class StandingCounts:
                 late = f"due_ms <= {now} OR tried > 0"
                 table = shard_tables(shard).consumption.name
                 parts.append(self._open(shard, kind, topic, subscription, table, "subscription_no", "message_id", late))
+                if topics[topic].ordered:
+                    parts.append(self._waiting(shard, topic, subscription))
             parts.append(self._failed(shard, topic, subscription))
         return parts
 
@@ -124,4 +128,11 @@ class StandingCounts:
         return (
             f"SELECT {_FAILED} AS kind, {shard} AS shard, {topic} AS topic, {subscription} AS subscription,"
             f" COUNT(*) AS rows_, 0 AS late, MIN(failed_ms) AS oldest, NULL AS oldest_late FROM ({some}) AS some_{_FAILED}"
+        )
+
+    def _waiting(self, shard: Shard, topic: int, subscription: SubscriptionNumber) -> str:
+        some = f"SELECT message_id FROM {waiting.name} WHERE subscription_no = {subscription} LIMIT {self._limit}"
+        return (
+            f"SELECT {_WAITING} AS kind, {shard} AS shard, {topic} AS topic, {subscription} AS subscription,"
+            f" COUNT(*) AS rows_, 0 AS late, MIN(message_id) AS oldest, NULL AS oldest_late FROM ({some}) AS some_{_WAITING}"
         )

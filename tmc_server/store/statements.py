@@ -1,86 +1,22 @@
 """The statements of one shard, built once. Every UPDATE carries its guard; callers compare the row count.
 
-IN lists are expanding parameters: `ids` is always a list of message numbers in ascending order.
+`ids` is always a list of message numbers in ascending order, see ByIds.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
 
 import sqlalchemy as sa
 
 from tmc_server.domain import consumption as c
 from tmc_server.domain import message as m
 from tmc_server.domain.numbers import Shard
-from tmc_server.store.dialects import dialect_of
-from tmc_server.store.tables import FAMILY, alert, audit, failed, lease, retention, shard_tables, tombstone
+from tmc_server.store.line_statements import LineStatements
+from tmc_server.store.sql import ByIds, InsertRows, by_ids, by_primary, has_state
+from tmc_server.store.tables import alert, audit, failed, lease, retention, shard_tables, tombstone
 
-
-def _in(column: sa.Column[Any], name: str = "ids") -> sa.ColumnElement[bool]:
-    return column.in_(sa.bindparam(name, expanding=True))
-
-
-_IDS = re.compile(r"\(__\[POSTCOMPILE_ids[^\]]*\]\)")
 CHECK_COLUMNS = ("check_attempt", "checked", "unreached_ms", "check_answer")  # begin at their defaults
-
-
-def _by_primary(statement: Any, table: sa.Table) -> Any:
-    """Lock by primary key only: a plan over the due index takes locks in another order and deadlocks against acks."""
-    for name in FAMILY:
-        hint = dialect_of(name).through_index("PRIMARY")
-        if isinstance(statement, sa.Select):
-            statement = statement.with_hint(table, hint, name)
-        else:
-            statement = statement.with_hint(hint, dialect_name=name)
-    return statement
-
-
-def _states(column: sa.Column[Any], states: tuple[int, ...]) -> sa.ColumnElement[bool]:
-    return sa.or_(*(column == int(state) for state in states))
-
-
-class InsertRows:
-    """INSERT of many rows as one statement, whatever their number.
-
-    The drivers' own executemany sends a statement per 64 KiB or per row. Values: int, str, bytes, None.
-    """
-
-    def __init__(self, table: sa.Table, without: Sequence[str] = (), verb: str = "INSERT") -> None:
-        """without: columns that begin with their default.  verb: REPLACE, where a row that is there already is the same."""
-        names = [column.name for column in table.columns if column.autoincrement is not True]
-        self._columns = [name for name in names if name not in without]
-        self._head = f"{verb} INTO {table.name} ({', '.join(self._columns)}) VALUES "
-
-    def run(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-        """rows: one dictionary each, with every column. Raises IntegrityError: no row of this call is in."""
-        dialect_of(connection.dialect.name).insert(connection, self._head, self._columns, rows)
-
-
-class ByIds:
-    """A statement whose `ids` are rendered as literals, because an expanding parameter costs more than the query.
-
-    Compiled once per dialect; all other parameters stay bound.
-    """
-
-    def __init__(self, statement: Any) -> None:
-        self._statement = statement
-        self._prepared: dict[str, tuple[str, str, list[str], Mapping[str, Any]]] = {}
-
-    def run(self, connection: sa.Connection, ids: Sequence[int | bytes], **values: Any) -> sa.CursorResult[Any]:
-        """ids: not empty."""
-        dialect = connection.dialect
-        if dialect.name not in self._prepared:
-            compiled = self._statement.compile(dialect=dialect)
-            head, tail = _IDS.split(str(compiled))
-            order = [name for name in compiled.positiontup if name != "ids"]
-            self._prepared[dialect.name] = (head, tail, order, compiled.params)
-        head, tail, order, fixed = self._prepared[dialect.name]
-        numbers = ",".join(map(dialect_of(dialect.name).literal, ids))
-        parameters = tuple(values[name] if name in values else fixed[name] for name in order)
-        return connection.exec_driver_sql(f"{head}({numbers}){tail}", parameters)
 
 
 class ShardStatements:
@@ -92,6 +28,7 @@ class ShardStatements:
         self._for_messages(self.tables.message)
         self._for_consumptions(self.tables.consumption)
         self._for_claims(self.tables.message, self.tables.consumption)
+        self.lines = LineStatements(self.tables)
         self._for_checks(self.tables.message)
         self._around_a_check(self.tables.message)
         self._for_operators(self.tables.message)
@@ -100,7 +37,7 @@ class ShardStatements:
 
     def _for_messages(self, message: sa.Table) -> None:
         self.insert_messages = InsertRows(message, without=CHECK_COLUMNS)
-        self.delete_messages = message.delete().where(_in(message.c.id))
+        self.delete_messages = message.delete().where(by_ids(message.c.id))
         # topic, tag, keys: the live messages that hold these keys.
         self.live_by_keys = sa.select(
             message.c.id,
@@ -112,7 +49,7 @@ class ShardStatements:
         ).where(
             message.c.topic_no == sa.bindparam("topic"),
             message.c.producer_tag == sa.bindparam("tag"),
-            _in(message.c.message_key, "keys"),
+            by_ids(message.c.message_key, "keys"),
             message.c.live == 1,
         )
         # topic, tag, key, attempt: one attempt, live or rolled back.
@@ -138,13 +75,15 @@ class ShardStatements:
                 message.c.body,
                 message.c.delay_ms,
             )
-            .where(_in(message.c.id))
+            .where(by_ids(message.c.id))
             .order_by(message.c.id)
         )
         # ids: lock what is free; waiting here would hold up 200 neighbors.
         self.lock_messages = ByIds(locked.with_for_update(skip_locked=True))
         self.lock_message_waiting = ByIds(locked.with_for_update())
-        self.existing_messages = sa.select(message.c.id).where(_in(message.c.id))
+        self.existing_messages = sa.select(
+            message.c.id, message.c.topic_no, message.c.producer_tag, message.c.state, message.c.headers
+        ).where(by_ids(message.c.id))
         self.submit = ByIds(self._decide(m.MessageEvent.SUBMIT))
         self.roll_back = ByIds(self._decide(m.MessageEvent.ROLLBACK).values(live=None))
         # topic, limit: undecided messages, counted no further than the limit.
@@ -156,10 +95,11 @@ class ShardStatements:
         )
 
     def _for_consumptions(self, consumption: sa.Table) -> None:
-        self.insert_consumptions = InsertRows(consumption)
+        self.insert_consumptions = InsertRows(consumption, without=("order_hash", "sequence"))
+        self.insert_ordered = InsertRows(consumption)
         # subscription, ids
         self.lock_consumptions = ByIds(
-            _by_primary(
+            by_primary(
                 sa.select(
                     consumption.c.message_id,
                     consumption.c.state,
@@ -167,24 +107,26 @@ class ShardStatements:
                     consumption.c.tried,
                     consumption.c.due_ms,
                     consumption.c.tried_ms,
+                    consumption.c.order_hash,
+                    consumption.c.sequence,
                 )
-                .where(consumption.c.subscription_no == sa.bindparam("subscription"), _in(consumption.c.message_id))
+                .where(consumption.c.subscription_no == sa.bindparam("subscription"), by_ids(consumption.c.message_id))
                 .order_by(consumption.c.message_id)
                 .with_for_update(skip_locked=True),
                 consumption,
             )
         )
         self.existing_consumptions = sa.select(consumption.c.message_id).where(
-            consumption.c.subscription_no == sa.bindparam("subscription"), _in(consumption.c.message_id)
+            consumption.c.subscription_no == sa.bindparam("subscription"), by_ids(consumption.c.message_id)
         )
         # subscription, ids, now
         self.ack = ByIds(
-            _by_primary(
+            by_primary(
                 consumption.update()
                 .where(
                     consumption.c.subscription_no == sa.bindparam("subscription"),
-                    _in(consumption.c.message_id),
-                    _states(consumption.c.state, c.sources(c.ConsumptionEvent.ACK)),
+                    by_ids(consumption.c.message_id),
+                    has_state(consumption.c.state, c.sources(c.ConsumptionEvent.ACK)),
                 )
                 .values(state=int(c.ConsumptionState.ACKED), due_ms=None, closed_ms=sa.bindparam("now")),
                 consumption,
@@ -221,6 +163,8 @@ class ShardStatements:
                 consumption.c.tried,
                 consumption.c.due_ms,
                 consumption.c.tried_ms,
+                consumption.c.order_hash,
+                consumption.c.sequence,
             )
             .where(
                 consumption.c.subscription_no == sa.bindparam("subscription"),
@@ -231,11 +175,11 @@ class ShardStatements:
         )
         leased = self._leased()
         # subscription, ids, attempt, now -> the claimed rows get one constant due time.
-        self.claim = _by_primary(
+        self.claim = by_primary(
             consumption.update()
             .where(
                 consumption.c.subscription_no == sa.bindparam("subscription"),
-                _in(consumption.c.message_id),
+                by_ids(consumption.c.message_id),
                 consumption.c.state == int(c.ConsumptionState.SCHEDULED),
                 consumption.c.attempt == sa.bindparam("old_attempt"),
                 consumption.c.tried == sa.bindparam("old_tried"),
@@ -254,11 +198,11 @@ class ShardStatements:
             consumption,
         )
         # subscription, ids, old_attempt, now, new_due_ms: only the due time changes; the last copy may be queued.
-        self.hold = _by_primary(
+        self.hold = by_primary(
             consumption.update()
             .where(
                 consumption.c.subscription_no == sa.bindparam("subscription"),
-                _in(consumption.c.message_id),
+                by_ids(consumption.c.message_id),
                 consumption.c.state == int(c.ConsumptionState.SCHEDULED),
                 consumption.c.attempt == sa.bindparam("old_attempt"),
                 consumption.c.tried_ms.is_not(None),
@@ -277,7 +221,7 @@ class ShardStatements:
                 message.c.content_type,
                 message.c.headers,
                 message.c.body,
-            ).where(_in(message.c.id))
+            ).where(by_ids(message.c.id))
         )
         # subscription, gone, since, limit: attempts of a dead server run, whose copies may be lost; no locks.
         died = (
@@ -292,9 +236,9 @@ class ShardStatements:
             .limit(sa.bindparam("limit"))
         )
         # the same, ids, now
-        self.rescue = _by_primary(
+        self.rescue = by_primary(
             consumption.update()
-            .where(*died, _in(consumption.c.message_id), leased)
+            .where(*died, by_ids(consumption.c.message_id), leased)
             .values(due_ms=sa.bindparam("now"), tried=consumption.c.tried - 1, incarnation=None, tried_ms=None),
             consumption,
         )
@@ -323,15 +267,15 @@ class ShardStatements:
             .order_by(message.c.due_ms, message.c.id)
             .limit(sa.bindparam("limit"))
         )
-        self.asked_messages = ByIds(sa.select(*asked).where(_in(message.c.id)).order_by(message.c.id))
+        self.asked_messages = ByIds(sa.select(*asked).where(by_ids(message.c.id)).order_by(message.c.id))
 
     def _around_a_check(self, message: sa.Table) -> None:
         """What the duty writes before and after it asked."""
         prepared = message.c.state == int(m.MessageState.PREPARED)
-        due = (_in(message.c.id), prepared, message.c.due_ms <= sa.bindparam("now"), self._leased())
+        due = (by_ids(message.c.id), prepared, message.c.due_ms <= sa.bindparam("now"), self._leased())
         # ids, now, owner, epoch, until: a check of each begins.
         self.claim_checks = ByIds(
-            _by_primary(
+            by_primary(
                 message.update()
                 .where(*due)
                 .values(check_attempt=message.c.check_attempt + 1, due_ms=sa.bindparam("until")),
@@ -340,7 +284,7 @@ class ShardStatements:
         )
         # ids, now, owner, epoch, until, since, answer: nobody can be asked, nothing is counted.
         self.hold_checks = ByIds(
-            _by_primary(
+            by_primary(
                 message.update()
                 .where(*due)
                 .values(
@@ -355,7 +299,7 @@ class ShardStatements:
         after_check = (
             message.update()
             .where(
-                _in(message.c.id),
+                by_ids(message.c.id),
                 prepared,
                 message.c.check_attempt == sa.bindparam("old_attempt"),
             )
@@ -367,27 +311,27 @@ class ShardStatements:
                 check_answer=sa.bindparam("new_answer"),
             )
         )
-        self.after_check = ByIds(_by_primary(after_check, message))
+        self.after_check = ByIds(by_primary(after_check, message))
         # ids, decided_by.
         self.write_decided_by = ByIds(
-            message.update().where(_in(message.c.id)).values(check_answer=sa.bindparam("decided_by"))
+            message.update().where(by_ids(message.c.id)).values(check_answer=sa.bindparam("decided_by"))
         )
 
     def _for_operators(self, message: sa.Table) -> None:
         # ids, now: an operator restarts the checks; check numbers continue.
         self.reactivate_checks = ByIds(
-            _by_primary(
+            by_primary(
                 message.update()
-                .where(_in(message.c.id), _states(message.c.state, m.sources(m.MessageEvent.REACTIVATE)))
+                .where(by_ids(message.c.id), has_state(message.c.state, m.sources(m.MessageEvent.REACTIVATE)))
                 .values(state=int(m.MessageState.PREPARED), due_ms=sa.bindparam("now"), checked=0, unreached_ms=None),
                 message,
             )
         )
         # ids, until: an operator asks now.
         self.begin_check = ByIds(
-            _by_primary(
+            by_primary(
                 message.update()
-                .where(_in(message.c.id), _states(message.c.state, m.sources(m.MessageEvent.SUBMIT)))
+                .where(by_ids(message.c.id), has_state(message.c.state, m.sources(m.MessageEvent.SUBMIT)))
                 .values(
                     check_attempt=message.c.check_attempt + 1,
                     due_ms=sa.case(
@@ -417,7 +361,7 @@ class ShardStatements:
         open_or_late = sa.exists().where(
             consumption.c.message_id == message.c.id,
             sa.or_(
-                sa.not_(_states(consumption.c.state, c.CLOSED)),
+                sa.not_(has_state(consumption.c.state, c.CLOSED)),
                 consumption.c.closed_ms.is_(None),
                 consumption.c.closed_ms >= before,
             ),
@@ -425,17 +369,17 @@ class ShardStatements:
         removable = (
             message.c.decided_ms < before,
             sa.or_(
-                _states(message.c.state, m.CLOSED_ITSELF),
-                sa.and_(_states(message.c.state, m.CLOSED_WITH_DELIVERIES), sa.not_(open_or_late)),
+                has_state(message.c.state, m.CLOSED_ITSELF),
+                sa.and_(has_state(message.c.state, m.CLOSED_WITH_DELIVERIES), sa.not_(open_or_late)),
             ),
         )
         # ids, before
-        self.remove_messages = ByIds(message.delete().where(_in(message.c.id), *removable))
+        self.remove_messages = ByIds(message.delete().where(by_ids(message.c.id), *removable))
         # ids: what belongs to messages that are not there any more.
         self.remove_belongings = [
             ByIds(
                 table.delete().where(
-                    _in(table.c.message_id), sa.not_(sa.exists().where(message.c.id == table.c.message_id))
+                    by_ids(table.c.message_id), sa.not_(sa.exists().where(message.c.id == table.c.message_id))
                 )
             )
             for table in (consumption, self.tables.attempt)
@@ -479,7 +423,7 @@ class ShardStatements:
         self.tombstones = ByIds(
             sa.select(
                 tombstone.c.attempt_id, tombstone.c.topic_no, tombstone.c.producer_tag, tombstone.c.message_key
-            ).where(_in(tombstone.c.attempt_id))
+            ).where(by_ids(tombstone.c.attempt_id))
         )
         self.insert_alerts = InsertRows(alert)
         self.insert_failed = InsertRows(failed, verb="REPLACE")
@@ -489,7 +433,7 @@ class ShardStatements:
                 failed.c.shard == self.shard,
                 failed.c.topic_no == sa.bindparam("topic"),
                 failed.c.subscription_no == sa.bindparam("subscription"),
-                _in(failed.c.message_id),
+                by_ids(failed.c.message_id),
             )
         )
         self.alert_exists = sa.select(alert.c.message_id).where(
@@ -506,7 +450,7 @@ class ShardStatements:
         target = m.TRANSITIONS[source[0], event].to
         return (
             message.update()
-            .where(_in(message.c.id), _states(message.c.state, source))
+            .where(by_ids(message.c.id), has_state(message.c.state, source))
             .values(state=int(target), due_ms=None, decided_ms=sa.bindparam("now"))
         )
 

@@ -111,6 +111,8 @@ topic = sa.Table(
     sa.Column("check_max_retry", sa.Integer, nullable=False, server_default="15"),
     sa.Column("check_cap_ms", sa.BigInteger, nullable=False, server_default="3600000"),
     sa.Column("signed", sa.SmallInteger, nullable=False, server_default="1"),
+    sa.Column("ordered", sa.SmallInteger, nullable=False, server_default="0"),  # 1: its messages have order keys
+    sa.Column("paused", sa.SmallInteger, nullable=False, server_default="0"),  # 1: nothing is delivered
     **_OPTIONS,
 )
 
@@ -153,6 +155,8 @@ subscription = sa.Table(
     sa.Column("delivery_key", _text(64), nullable=False, server_default=""),
     sa.Column("other_key", _text(64), nullable=False, server_default=""),
     sa.Column("signed_ms", sa.BigInteger, nullable=False, server_default="0"),  # see domain.catalog.DeliveryKeys
+    sa.Column("order_mode", sa.SmallInteger, nullable=False, server_default="1"),  # see domain.ordering.OrderMode
+    sa.Column("paused", sa.SmallInteger, nullable=False, server_default="0"),  # 1: nothing is delivered
     sa.UniqueConstraint("topic_no", "app_no", "tag", "live", name="tmc_subscription_name"),
     **_OPTIONS,
 )
@@ -320,6 +324,31 @@ failed = sa.Table(
     **_OPTIONS,
 )
 
+# One row per order key and subscription: its lock, the delivery whose turn it is (0: none), the last sequence given.
+order = sa.Table(
+    "tmc_order",
+    METADATA,
+    sa.Column("subscription_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("order_hash", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("head_id", sa.BigInteger, nullable=False),
+    sa.Column("last_sequence", sa.BigInteger, nullable=False),
+    sa.Column("shard", sa.SmallInteger, nullable=False),  # that of the subscription's topic, for moving it
+    **_OPTIONS,
+)
+
+# The WAITING consumptions, in the order in which their turns come. due_ms: not before this time.
+waiting = sa.Table(
+    "tmc_waiting",
+    METADATA,
+    sa.Column("subscription_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("order_hash", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("sequence", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("message_id", sa.BigInteger, nullable=False),
+    _ms("due_ms"),
+    sa.Column("shard", sa.SmallInteger, nullable=False),
+    **_OPTIONS,
+)
+
 # What operators changed, written in the transaction of the change.
 audit = sa.Table(
     "tmc_audit",
@@ -350,10 +379,10 @@ CATALOG_TABLES = (
     database_identity,
 )
 # Once in every database that holds shards.
-DATABASE_TABLES = (lease, retention, tombstone, alert, notice, failed, audit, database_identity)
+DATABASE_TABLES = (lease, retention, tombstone, alert, notice, failed, order, waiting, audit, database_identity)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ShardTables:
     """The tables of one shard."""
 
@@ -431,6 +460,9 @@ def _build(shard: Shard) -> ShardTables:
         _ms("created_ms"),
         _ms("closed_ms", nullable=True),
         _ms("tried_ms", nullable=True),  # when the last copy was handed over; NULL: answered, or not delivered
+        # For messages with an order key: the line they stand in, and their place; NULL: delivered out of order.
+        sa.Column("order_hash", sa.BigInteger),
+        sa.Column("sequence", sa.BigInteger),
         # Redelivery, one subscription at a time: a subscriber that is away costs one look, not one per row.
         sa.Index(f"tmc_consumption_{nn}_due", "subscription_no", "due_ms"),
         **_OPTIONS,
@@ -448,4 +480,4 @@ def _build(shard: Shard) -> ShardTables:
         sa.Index(f"tmc_attempt_{nn}_message", "message_id"),
         **_OPTIONS,
     )
-    return ShardTables(shard, message, consumption, attempt)
+    return ShardTables(shard=shard, message=message, consumption=consumption, attempt=attempt)

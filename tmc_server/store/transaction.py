@@ -13,7 +13,8 @@ from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ids import first_number
 from tmc_server.domain.numbers import MessageNumber, SubscriptionNumber
 from tmc_server.domain.ports.delivery import Copy, Outlet
-from tmc_server.store.statements import ByIds, InsertRows, ShardStatements
+from tmc_server.store.sql import ByIds, InsertRows
+from tmc_server.store.statements import ShardStatements
 
 Hook = Callable[[str], None]
 """Called at named points of a transaction; tests park a thread there. Points: begin, read, locked, buried, written, committed."""

@@ -7,7 +7,7 @@ import pytest
 from tests.support.store import POLICY, StoreUnderTest
 from tmc_server.domain.consumption import ConsumptionState, QueueLook
 from tmc_server.domain.ports.delivery import Claimed
-from tmc_server.store.consumptions import claim_due
+from tmc_server.store.claims import claim_due
 from tmc_server.store.statements import statements_of
 
 

@@ -40,7 +40,6 @@ def test_changes_that_are_awaited_hold_up_no_read_and_end_with_the_server() -> N
             editor=Mock(),
             catalog=Mock(),
             reader=reader,
-            performer=Mock(),
             refresh=Mock(),
             activation=activation,
             instances=Mock(),
@@ -66,13 +65,30 @@ def test_changes_that_are_awaited_hold_up_no_read_and_end_with_the_server() -> N
     assert all(name.startswith("tmc-activation") for name in activation.threads)
 
 
+def test_a_change_that_is_stored_while_the_server_stops_is_to_be_repeated() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        administering = Administering(
+            editor=Mock(),
+            catalog=Mock(),
+            reader=Mock(),
+            refresh=Mock(),
+            activation=_Activation(),
+            instances=Mock(),
+            forwarding=Mock(),
+        )
+        await administering.change(lambda: loop.call_soon_threadsafe(administering.stop))
+
+    with pytest.raises(StoreUnavailable, match="repeat it"):
+        asyncio.run(main())
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_stopping_needs_no_change_before_and_may_be_repeated(times: int) -> None:
     administering = Administering(
         editor=Mock(),
         catalog=Mock(),
         reader=Mock(),
-        performer=Mock(),
         refresh=Mock(),
         activation=_Activation(),
         instances=Mock(),

@@ -9,6 +9,7 @@ from typing import ParamSpec, Protocol, TypeVar
 from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
 from tmc_server.domain.checks import CheckPolicy
 from tmc_server.domain.numbers import SubscriptionNumber
+from tmc_server.domain.ordering import OrderMode
 from tmc_server.domain.retry import RetryPolicy
 
 P = ParamSpec("P")
@@ -49,11 +50,15 @@ class NewSubscription:
     tag: str
     policy: RetryPolicy
     forward: Forward | None = None
+    order: OrderMode = OrderMode.STRICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTopic:
-    """What a topic is registered with. owner: app id.  signed: its copies in queues are.  All but times and limits is final."""
+    """What a topic is registered with. owner: app id.  signed: its copies in queues are.  ordered: messages have order keys.
+
+    All but times and limits is final.
+    """
 
     name: str
     owner: str
@@ -64,6 +69,7 @@ class NewTopic:
     open_limit: int
     queue_mode: QueueMode = QueueMode.MULTI
     signed: bool = True
+    ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +126,19 @@ class CatalogEditor(Protocol):
     def register_subscription(
         self, actor: str, new: NewSubscription, change: Collection[str] | None = None
     ) -> Subscription:
-        """If it exists: change its policy, and take back an unfinished removal. After a removal: a new number.
+        """If it exists: change its policy and order, and take back an unfinished removal. After a removal: a new number.
 
-        change: the fields of the policy that change when it is there; None: all.
+        change: the fields of the policy, and "order", that change when it is there; None: all.
         Raises TopicUnknown, AppUnknown, NameTaken: where it sends cannot be changed.
         """
+
+    def pause_topic(self, actor: str, topic_name: str, paused: bool, reason: str) -> Topic:
+        """Deliver nothing of it, or deliver again. Raises TopicUnknown."""
+
+    def pause_subscription(
+        self, actor: str, topic_name: str, app_id: str, tag: str, paused: bool, reason: str
+    ) -> Subscription:
+        """Deliver nothing to it, or deliver again. Raises TopicUnknown, AppUnknown, SubscriptionUnknown."""
 
     def remove_subscription(self, actor: str, topic_name: str, app_id: str, tag: str) -> Subscription:
         """Ask for its removal: nothing changes for it before finish_removal, and registering it again takes this back.

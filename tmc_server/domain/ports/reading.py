@@ -51,7 +51,7 @@ class Standing:
     """How many rows of one topic or subscription are in which state, and since when the oldest is; None: none is.
 
     subscription: 0: messages of the topic.  open: PREPARED, or SCHEDULED.  late: of these, past their transaction time; or due
-    or tried.  failed: CHECK_FAILED, or FAILED.
+    or tried.  failed: CHECK_FAILED, or FAILED.  waiting: WAITING deliveries.
     """
 
     topic: int
@@ -59,6 +59,7 @@ class Standing:
     open: int = 0
     late: int = 0
     failed: int = 0
+    waiting: int = 0
     oldest_open_ms: int | None = None
     oldest_late_ms: int | None = None
     oldest_failed_ms: int | None = None

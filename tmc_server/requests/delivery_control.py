@@ -1,0 +1,123 @@
+"""What operators do about deliveries: reactivate and cancel one, pause and resume many, repair their order. All audited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tmc_server.domain.catalog import Subscription, Topic
+from tmc_server.domain.ids import MessageId
+from tmc_server.domain.numbers import OrderHash
+from tmc_server.domain.operations import THE_CENTER, ByOperator, Cancel, Done, Reactivate
+from tmc_server.domain.placement import shards_of
+from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, ChangeEverywhere
+from tmc_server.domain.ports.ordering import FIRST_LINE, LineWork, Repaired
+from tmc_server.domain.ports.reading import RowReader
+from tmc_server.domain.ports.work import Performer
+from tmc_server.domain.views import ConsumptionView
+from tmc_server.errors import SubscriptionUnknown, TmcError, TopicUnknown
+from tmc_server.requests import validation
+
+_LINES = 500
+
+
+class DeliveryControl:
+    """change: runs a change of the catalog and makes this server's copy current.  lines: by shard."""
+
+    def __init__(
+        self,
+        editor: CatalogEditor,
+        catalog: CatalogSource,
+        reader: RowReader,
+        performer: Performer,
+        lines: Sequence[LineWork],
+        change: ChangeEverywhere,
+    ) -> None:
+        self._editor = editor
+        self._catalog = catalog
+        self._reader = reader
+        self._performer = performer
+        self._lines = lines
+        self._change = change
+
+    async def reactivate(self, actor: str, message_id: str, app: str, tag: str, reason: str) -> ConsumptionView:
+        """A failed delivery gets a fresh budget. Raises ConsumptionClosed when it is not FAILED."""
+        return await self._perform(Reactivate, actor, message_id, app, tag, reason)
+
+    async def cancel(self, actor: str, message_id: str, app: str, tag: str, reason: str) -> ConsumptionView:
+        """Give a delivery up for good. Raises ConsumptionClosed when it was acked."""
+        return await self._perform(Cancel, actor, message_id, app, tag, reason)
+
+    async def _perform(
+        self, kind: type[ByOperator], actor: str, message_id: str, app: str, tag: str, reason: str
+    ) -> ConsumptionView:
+        parsed = validation.message_id(message_id)
+        operation = kind(
+            shard=parsed.shard,
+            app=THE_CENTER,
+            number=parsed.number,
+            subscription=self._receiver(parsed, app, tag).number,
+            actor=actor,
+            reason=_reason(reason),
+        )
+        (answer,) = await self._performer.perform([operation])
+        if isinstance(answer, TmcError):
+            raise answer
+        assert isinstance(answer, Done)
+        found = await asyncio.to_thread(self._reader.consumption, parsed.shard, parsed.number, answer.subscription)
+        assert found is not None
+        return found
+
+    async def pause_topic(self, actor: str, name: str, paused: bool, reason: str) -> Topic:
+        """Deliver nothing of it, or deliver again. Raises TopicUnknown."""
+        topic = validation.topic(name, "name")
+        made, effective_ms = await self._change(self._editor.pause_topic, actor, topic, paused, _reason(reason))
+        return replace(made, effective_ms=effective_ms)
+
+    async def pause_subscription(
+        self, actor: str, topic: str, app: str, tag: str, paused: bool, reason: str
+    ) -> Subscription:
+        """Deliver nothing to it, or deliver again. Raises TopicUnknown, AppUnknown, SubscriptionUnknown."""
+        name = (validation.topic(topic), validation.app_id(app, "app"), validation.tag(tag))
+        made, effective_ms = await self._change(self._editor.pause_subscription, actor, *name, paused, _reason(reason))
+        return replace(made, effective_ms=effective_ms)
+
+    async def repair_order(self, actor: str, topic: str, app: str, tag: str, reason: str) -> Repaired:
+        """Examine all lines of a subscription. Raises TopicUnknown, SubscriptionUnknown."""
+        place = self._catalog.current.topic_by_name.get(validation.topic(topic))
+        if place is None:
+            raise TopicUnknown(f"There is no topic {topic!r}: list the topics to see their names.")
+        subscription = self._named(place, app, tag)
+        subject = f"{topic} {app} {subscription.tag}"
+        return await asyncio.to_thread(self._repair, place, subscription, actor, subject, _reason(reason))
+
+    def _repair(self, topic: Topic, subscription: Subscription, actor: str, subject: str, reason: str) -> Repaired:
+        total = Repaired(after=None)
+        for shard in shards_of(topic.table_index, topic.spread):
+            self._lines[shard].note(shard, actor, subject, reason)
+            after: OrderHash | None = FIRST_LINE
+            while after is not None:
+                page = self._lines[shard].repair(shard, subscription.number, after, _LINES, wait=True)
+                total, after = total + page, page.after
+        return total
+
+    def _receiver(self, message: MessageId, app: str, tag: str) -> Subscription:
+        topic = self._catalog.current.topics.get(message.topic)
+        if topic is None:
+            raise SubscriptionUnknown(_NO_SUCH)
+        return self._named(topic, app, tag)
+
+    def _named(self, topic: Topic, app: str, tag: str) -> Subscription:
+        catalog = self._catalog.current
+        consumer = catalog.app_by_id.get(validation.app_id(app, "app"))
+        if consumer is None:
+            raise SubscriptionUnknown(_NO_SUCH)
+        return catalog.consumable(topic.number, consumer, validation.tag(tag) or topic.default_tag)
+
+
+_NO_SUCH = "There is no such subscription: list them to see topic, app and tag."
+
+
+def _reason(text: str) -> str:
+    return validation.line(text, "reason", validation.ERROR_CHARACTERS, least=1)

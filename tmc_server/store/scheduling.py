@@ -1,0 +1,194 @@
+"""Consumption rows for messages that are submitted in this transaction: one per message and subscriber."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tmc_common.headers import ORDER_KEY
+from tmc_server.domain import consumption
+from tmc_server.domain.catalog import Subscription
+from tmc_server.domain.consumption import Row
+from tmc_server.domain.numbers import Attempt, MessageNumber, OrderHash, OrderSequence, Shard, SubscriptionNumber
+from tmc_server.domain.operations import Prepare
+from tmc_server.domain.ordering import OrderMode, order_hash
+from tmc_server.domain.ports.delivery import Copy
+from tmc_server.store.copies import parse_headers, with_sequence
+from tmc_server.store.lines import LineName, Lines
+from tmc_server.store.transaction import Transaction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """A message that was just committed and needs its consumption rows."""
+
+    number: MessageNumber
+    topic: int
+    producer: int
+    key: str
+    body: bytes
+    content_type: str
+    headers: Mapping[str, str]
+    delay_ms: int
+
+    @classmethod
+    def published(cls, operation: Prepare) -> Submitted:
+        return cls(
+            number=operation.number,
+            topic=operation.topic.number,
+            producer=operation.app,
+            key=operation.key,
+            body=operation.body,
+            content_type=operation.content_type,
+            headers=dict(operation.headers),
+            delay_ms=operation.delay_ms,
+        )
+
+    @classmethod
+    def stored(cls, row: Any) -> Submitted:
+        return cls(
+            number=row.id,
+            topic=row.topic_no,
+            producer=row.producer_no,
+            key=row.message_key,
+            body=row.body,
+            content_type=row.content_type,
+            headers=parse_headers(row.headers),
+            delay_ms=row.delay_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a message stands among those of its order key. waits: an earlier one is open."""
+
+    line: OrderHash
+    sequence: OrderSequence
+    waits: bool
+
+
+def lines_of(tx: Transaction, topic: int, headers: Mapping[str, str]) -> set[LineName]:
+    """The lines that a message with these headers joins when it is submitted."""
+    key = headers.get(ORDER_KEY)
+    if key is None:
+        return set()
+    hashed = order_hash(key)
+    return {(each.number, hashed) for each in tx.catalog.subscribers(topic) if each.order is not OrderMode.OFF}
+
+
+def schedule(tx: Transaction, messages: Sequence[Submitted], lines: Lines) -> None:
+    """Insert a row per message and subscriber; copies with room at the outlet count as attempted and are sent.
+
+    messages: in the order of their submits.  lines: those that they join.
+    """
+    by_topic: dict[int, list[Submitted]] = {}
+    for message in messages:
+        by_topic.setdefault(message.topic, []).append(message)
+    rows = _Rows(tx)
+    for topic, submitted in by_topic.items():
+        for subscription in tx.catalog.subscribers(topic):
+            places = _join(lines, subscription, submitted)
+            prompt = sum(1 for each in submitted if each.delay_ms == 0 and not _waits(places, each))
+            room = tx.reserve(subscription.number, prompt) if prompt else 0
+            first = consumption.first_try(subscription.policy, tx.now)
+            for message in submitted:
+                place = places.get(message.number)
+                if _waits(places, message):
+                    rows.add(message, subscription.number, consumption.waiting(), place)
+                elif room > 0 and message.delay_ms == 0:
+                    room -= 1
+                    rows.add(message, subscription.number, first, place, goes_out=True)
+                    tx.copies.append(_copy(message, tx.sql.shard, subscription.number, first.attempt, place))
+                else:
+                    rows.add(message, subscription.number, consumption.untried(tx.now + message.delay_ms), place)
+    rows.insert()
+
+
+def _join(lines: Lines, subscription: Subscription, messages: Sequence[Submitted]) -> Mapping[MessageNumber, _Place]:
+    """Places of the messages that have an order key, if this subscription heeds it."""
+    places: dict[MessageNumber, _Place] = {}
+    if subscription.order is OrderMode.OFF:
+        return places
+    for message in messages:
+        key = message.headers.get(ORDER_KEY)
+        if key is not None:
+            line = order_hash(key)
+            sequence, waits = lines.join((subscription.number, line), message.number)
+            places[message.number] = _Place(line=line, sequence=sequence, waits=waits)
+    return places
+
+
+def _waits(places: Mapping[MessageNumber, _Place], message: Submitted) -> bool:
+    place = places.get(message.number)
+    return place is not None and place.waits
+
+
+class _Rows:
+    """Consumption rows of one transaction, inserted together. Most have no order key: those are cheaper."""
+
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+        self._plain: list[dict[str, Any]] = []
+        self._ordered: list[dict[str, Any]] = []
+        self._waiting: list[dict[str, Any]] = []
+
+    def add(
+        self,
+        message: Submitted,
+        subscription: SubscriptionNumber,
+        row: Row,
+        place: _Place | None,
+        goes_out: bool = False,
+    ) -> None:
+        now = self._tx.now
+        values = {
+            "message_id": message.number,
+            "subscription_no": subscription,
+            "state": int(row.state),
+            "attempt": row.attempt,
+            "tried": row.tried,
+            "due_ms": row.due_ms,
+            "incarnation": self._tx.incarnation if goes_out else None,
+            "created_ms": now,
+            "closed_ms": None,
+            "tried_ms": now if goes_out else None,
+        }
+        if place is None:
+            self._plain.append(values)
+            return
+        named = {"order_hash": place.line, "sequence": place.sequence}
+        self._ordered.append(values | named)
+        if place.waits:
+            due_ms = now + message.delay_ms
+            self._waiting.append(
+                {
+                    "subscription_no": subscription,
+                    **named,
+                    "message_id": message.number,
+                    "due_ms": due_ms,
+                    "shard": self._tx.sql.shard,
+                }
+            )
+
+    def insert(self) -> None:
+        self._tx.insert(self._tx.sql.insert_consumptions, self._plain)
+        self._tx.insert(self._tx.sql.insert_ordered, self._ordered)
+        self._tx.insert(self._tx.sql.lines.insert_waiting, self._waiting)
+
+
+def _copy(
+    message: Submitted, shard: Shard, subscription: SubscriptionNumber, attempt: Attempt, place: _Place | None
+) -> Copy:
+    return Copy(
+        shard=shard,
+        number=message.number,
+        subscription=subscription,
+        attempt=attempt,
+        topic=message.topic,
+        producer=message.producer,
+        key=message.key,
+        body=message.body,
+        content_type=message.content_type,
+        headers=with_sequence(message.headers, place.sequence if place is not None else None),
+    )

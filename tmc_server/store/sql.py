@@ -1,0 +1,75 @@
+"""What statements are made of: guards, hints, inserts of many rows, and lists of ids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from tmc_server.store.dialects import dialect_of
+from tmc_server.store.tables import FAMILY
+
+
+def by_ids(column: sa.Column[Any], name: str = "ids") -> sa.ColumnElement[bool]:
+    return column.in_(sa.bindparam(name, expanding=True))
+
+
+_IDS = re.compile(r"\(__\[POSTCOMPILE_ids[^\]]*\]\)")
+
+
+def by_primary(statement: Any, table: sa.Table) -> Any:
+    """Lock by primary key only: a plan over the due index takes locks in another order and deadlocks against acks."""
+    for name in FAMILY:
+        hint = dialect_of(name).through_index("PRIMARY")
+        if isinstance(statement, sa.Select):
+            statement = statement.with_hint(table, hint, name)
+        else:
+            statement = statement.with_hint(hint, dialect_name=name)
+    return statement
+
+
+def has_state(column: sa.Column[Any], states: tuple[int, ...]) -> sa.ColumnElement[bool]:
+    return sa.or_(*(column == int(state) for state in states))
+
+
+class InsertRows:
+    """INSERT of many rows as one statement, whatever their number.
+
+    The drivers' own executemany sends a statement per 64 KiB or per row. Values: int, str, bytes, None.
+    """
+
+    def __init__(self, table: sa.Table, without: Sequence[str] = (), verb: str = "INSERT") -> None:
+        """without: columns that begin with their default.  verb: REPLACE, where a row that is there already is the same."""
+        names = [column.name for column in table.columns if column.autoincrement is not True]
+        self._columns = [name for name in names if name not in without]
+        self._head = f"{verb} INTO {table.name} ({', '.join(self._columns)}) VALUES "
+
+    def run(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        """rows: one dictionary each, with every column. Raises IntegrityError: no row of this call is in."""
+        dialect_of(connection.dialect.name).insert(connection, self._head, self._columns, rows)
+
+
+class ByIds:
+    """A statement whose `ids` are rendered as literals, because an expanding parameter costs more than the query.
+
+    Compiled once per dialect; all other parameters stay bound.
+    """
+
+    def __init__(self, statement: Any) -> None:
+        self._statement = statement
+        self._prepared: dict[str, tuple[str, str, list[str], Mapping[str, Any]]] = {}
+
+    def run(self, connection: sa.Connection, ids: Sequence[int | bytes], **values: Any) -> sa.CursorResult[Any]:
+        """ids: not empty."""
+        dialect = connection.dialect
+        if dialect.name not in self._prepared:
+            compiled = self._statement.compile(dialect=dialect)
+            head, tail = _IDS.split(str(compiled))
+            order = [name for name in compiled.positiontup if name != "ids"]
+            self._prepared[dialect.name] = (head, tail, order, compiled.params)
+        head, tail, order, fixed = self._prepared[dialect.name]
+        numbers = ",".join(map(dialect_of(dialect.name).literal, ids))
+        parameters = tuple(values[name] if name in values else fixed[name] for name in order)
+        return connection.exec_driver_sql(f"{head}({numbers}){tail}", parameters)
