@@ -68,13 +68,16 @@ class AsyncCenter:
         body: T,
         *,
         key: str,
+        order_key: str = "",
         headers: Mapping[str, str] | None = None,
         delay: timedelta = timedelta(0),
         attempt_id: bytes | None = None,
         timeout: timedelta | None = None,
     ) -> Prepared:
         """Store a message durably; it is delivered only after it is submitted."""
-        request = prepare_request(topic, body, key, headers, delay, attempt_id)
+        request = prepare_request(
+            topic, body, key=key, order_key=order_key, headers=headers, delay=delay, attempt_id=attempt_id
+        )
         limit = duration("timeout", timeout or self.blocking.timeout)
         return prepared_of(request, await self._call(sender.PREPARE, request, limit))
 
@@ -84,13 +87,16 @@ class AsyncCenter:
         body: T,
         *,
         key: str,
+        order_key: str = "",
         headers: Mapping[str, str] | None = None,
         delay: timedelta = timedelta(0),
         attempt_id: bytes | None = None,
         timeout: timedelta | None = None,
     ) -> str:
         """Prepare and submit in one commit. Returns: message id."""
-        request = publish_request(topic, body, key, headers, delay, attempt_id)
+        request = publish_request(
+            topic, body, key=key, order_key=order_key, headers=headers, delay=delay, attempt_id=attempt_id
+        )
         limit = duration("timeout", timeout or self.blocking.timeout)
         result: str = (await self._call(sender.PUBLISH, request, limit)).message_id
         return result

@@ -66,6 +66,7 @@ class Center:
         body: T,
         *,
         key: str,
+        order_key: str = "",
         headers: Mapping[str, str] | None = None,
         delay: timedelta = timedelta(0),
         attempt_id: bytes | None = None,
@@ -73,10 +74,13 @@ class Center:
     ) -> Prepared:
         """Store a message durably; it is delivered only after it is submitted.
 
+        order_key: for ordered topics; messages of one order key are delivered one after another.
         attempt_id: the 16 bytes of an earlier attempt to retry; by default a new attempt.
         Raises: KeyInProgress, KeyCommitted for another attempt with this key; Unavailable; any TmcError.
         """
-        request = prepare_request(topic, body, key, headers, delay, attempt_id)
+        request = prepare_request(
+            topic, body, key=key, order_key=order_key, headers=headers, delay=delay, attempt_id=attempt_id
+        )
         limit = duration("timeout", timeout or self.timeout)
         return prepared_of(request, wait(self.producer.prepare(request, limit), limit))
 
@@ -86,13 +90,16 @@ class Center:
         body: T,
         *,
         key: str,
+        order_key: str = "",
         headers: Mapping[str, str] | None = None,
         delay: timedelta = timedelta(0),
         attempt_id: bytes | None = None,
         timeout: timedelta | None = None,
     ) -> str:
         """Prepare and submit in one commit, for messages that belong to no local transaction. Returns: message id."""
-        request = publish_request(topic, body, key, headers, delay, attempt_id)
+        request = publish_request(
+            topic, body, key=key, order_key=order_key, headers=headers, delay=delay, attempt_id=attempt_id
+        )
         limit = duration("timeout", timeout or self.timeout)
         result: str = wait(self.producer.publish(request, limit), limit).message_id
         return result

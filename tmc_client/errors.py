@@ -100,6 +100,10 @@ class Fenced(TmcError):
     """A check was answered "rolled back" while this transaction was open, so it was rolled back. Run it again."""
 
 
+class OutOfOrder(TmcError):
+    """A copy of a message whose turn is over: a later message of its order key has had its effect."""
+
+
 class CenterFault(TmcError):
     """The center failed; the text carries the correlation id for its operators."""
 

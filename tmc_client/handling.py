@@ -241,7 +241,7 @@ class Handling:
         if listener.inbox is None:
             self._run_handler(listener, body, extra, run)
             return
-        with listener.inbox.once(message.subscriber, message.id) as session:
+        with listener.inbox.once(message) as session:
             if session is None:
                 return  # the effect happened before
             if listener.wants_session:

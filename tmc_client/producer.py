@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Required, TypedDict, TypeVar, Unpack
 
 from tmc_client import codecs, errors, sender, tracing
 from tmc_client.codecs import Topic
@@ -35,42 +36,42 @@ def new_attempt_id() -> bytes:
 
 
 def prepare_request(
-    topic: Topic[Any] | str,
-    body: object,
-    key: str,
-    headers: Mapping[str, str] | None,
-    delay: timedelta,
-    attempt_id: bytes | None,
-    ledger_id: bytes = b"",
+    topic: Topic[Any] | str, body: object, *, ledger_id: bytes = b"", **content: Unpack[Content]
 ) -> message_pb2.PrepareRequest:
     """The wire form of a message to prepare. Raises CodecError, InvalidRequest."""
-    content = _content(topic, body, key, headers, delay, attempt_id)
-    return _made(message_pb2.PrepareRequest, lambda: {**content(), "ledger_id": ledger_id})
+    fields = _fields(topic, body, **content)
+    return _made(message_pb2.PrepareRequest, lambda: {**fields(), "ledger_id": ledger_id})
 
 
-def publish_request(
-    topic: Topic[Any] | str,
-    body: object,
-    key: str,
-    headers: Mapping[str, str] | None,
-    delay: timedelta,
-    attempt_id: bytes | None,
-) -> message_pb2.PublishRequest:
+def publish_request(topic: Topic[Any] | str, body: object, **content: Unpack[Content]) -> message_pb2.PublishRequest:
     """The wire form of a message to publish. Raises CodecError, InvalidRequest."""
-    return _made(message_pb2.PublishRequest, _content(topic, body, key, headers, delay, attempt_id))
+    return _made(message_pb2.PublishRequest, _fields(topic, body, **content))
 
 
-def _content(
+class Content(TypedDict, total=False):
+    """What may be said about a message besides topic and body. key is required; attempt_id None: a new attempt."""
+
+    key: Required[str]
+    order_key: str
+    headers: Mapping[str, str] | None
+    delay: timedelta
+    attempt_id: bytes | None
+
+
+def _fields(
     topic: Topic[Any] | str,
     body: object,
+    *,
     key: str,
-    headers: Mapping[str, str] | None,
-    delay: timedelta,
-    attempt_id: bytes | None,
+    order_key: str = "",
+    headers: Mapping[str, str] | None = None,
+    delay: timedelta = timedelta(0),
+    attempt_id: bytes | None = None,
 ) -> Callable[[], dict[str, Any]]:
     """Returns: makes the fields. Raises CodecError, InvalidRequest."""
-    if not isinstance(key, str):
-        raise errors.InvalidRequest(f"key={key!r} is no str: write key={str(key)!r}.", field="key")
+    for field, value in (("key", key), ("order_key", order_key)):
+        if not isinstance(value, str):
+            raise errors.InvalidRequest(f"{field}={value!r} is no str: write {field}={str(value)!r}.", field=field)
     delay = duration("delay", delay)
     for name, value in (headers or {}).items():
         if not (isinstance(name, str) and isinstance(value, str)):
@@ -79,6 +80,7 @@ def _content(
     return lambda: {
         "topic": str(topic),
         "key": key,
+        "order_key": order_key,
         "body": data,
         "content_type": content_type,
         "headers": tracing.injected(headers or {}),
@@ -150,6 +152,35 @@ class Producer:
 
     def submit(self, message: Prepared | str, timeout: timedelta) -> Future[Any]:
         return self._send(sender.SUBMIT, submit_request(message), timeout.total_seconds())
+
+    def submit_in_turn(self, messages: Sequence[Prepared], timeout: timedelta) -> list[Future[Any]]:
+        """Submit each after the answer to the one before. The first that fails fails all after it."""
+        futures: list[Future[Any]] = [Future() for _ in messages]
+
+        def send(number: int) -> None:
+            try:
+                call = self.submit(messages[number], timeout)
+            except errors.TmcError as exc:
+                fail(number, exc)
+            else:
+                call.add_done_callback(partial(answered, number))
+
+        def answered(number: int, call: Future[Any]) -> None:
+            exc = errors.Unavailable("the call was cancelled") if call.cancelled() else call.exception()
+            if exc is not None:
+                fail(number, exc)
+                return
+            futures[number].set_result(call.result())
+            if number + 1 < len(futures):
+                send(number + 1)
+
+        def fail(number: int, exc: BaseException) -> None:
+            for future in futures[number:]:
+                future.set_exception(exc)
+
+        if messages:
+            send(0)
+        return futures
 
     def rollback(self, message: Prepared | str, timeout: timedelta) -> Future[Any]:
         return self._send(sender.ROLLBACK, rollback_request(message), timeout.total_seconds())

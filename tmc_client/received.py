@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from tmc_common.headers import ORDER_KEY, SEQUENCE
+
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
@@ -25,6 +27,20 @@ class Message:
     producer: str
     subscriber: str
     interval_ms: int = 0
+
+    @property
+    def order_key(self) -> str:
+        """Messages with the same order key are delivered one after another; "": it has none."""
+        return self.headers.get(ORDER_KEY, "")
+
+    @property
+    def sequence(self) -> int | None:
+        """Its place among the messages of its order key: each has a higher number than those before it.
+
+        None: it has no order key, or is delivered out of order, after others overtook it.
+        """
+        text = self.headers.get(SEQUENCE, "")
+        return int(text) if text.isascii() and text.isdigit() else None
 
 
 class Receipt(Protocol):

@@ -307,17 +307,14 @@ class _Lane:
             timeout = min(max(call.deadline for call in alive) - now, _CALL_S)
             results = method(request, timeout=timeout).results
         except errors.Unavailable as exc:  # no server is known
-            for call in alive:
-                self._failed(call, exc, answers)
+            self._all_failed(alive, exc, answers)
             return
         except grpc.RpcError as exc:
             if len(alive) > 1 and wire.is_too_large(exc):
                 self._call(alive[: len(alive) // 2], answers)
                 self._call(alive[len(alive) // 2 :], answers)
                 return
-            error = wire.from_rpc(exc)
-            for call in alive:
-                self._failed(call, error, answers)
+            self._all_failed(alive, wire.from_rpc(exc), answers)
             return
         for call, result in zip(alive, results, strict=True):
             if result.HasField("error"):
@@ -325,10 +322,20 @@ class _Lane:
             else:
                 answers.add(call, result)
 
-    def _failed(self, call: _Call, error: errors.TmcError, answers: _Answers) -> None:
-        """Schedule a retry if the error is transient and the deadline allows it; otherwise fail the call."""
+    def _all_failed(self, calls: Sequence[_Call], error: errors.TmcError, answers: _Answers) -> None:
+        """As `_failed`; the calls keep their order among themselves."""
+        share = random.uniform(0.5, 1)
+        for call in calls:
+            self._failed(call, error, answers, share)
+
+    def _failed(self, call: _Call, error: errors.TmcError, answers: _Answers, share: float | None = None) -> None:
+        """Schedule a retry if the error is transient and the deadline allows it; otherwise fail the call.
+
+        share: part of the full pause; None: a random one.
+        """
         transient = error.reason in _REPEATED_REASONS or (not error.reason and error.retryable)
-        pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**call.pauses) * random.uniform(0.5, 1)
+        pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**call.pauses)
+        pause *= random.uniform(0.5, 1) if share is None else share
         pause = max(pause, error.retry_after.total_seconds())
         again = self._monotonic() + pause
         if not transient or self._closed:

@@ -42,6 +42,20 @@ inbox = sa.Table(
 )
 
 
+# The last message of each order key that had its effect. Written beside the inbox row, for copies that have a sequence.
+inbox_order = sa.Table(
+    "tmc_inbox_order",
+    metadata,
+    # A hash of the next three: databases may compare text without regard to case and accents.
+    sa.Column("line", sa.String(32), primary_key=True),
+    sa.Column("subscriber", sa.String(160), nullable=False),
+    sa.Column("topic", sa.String(128), nullable=False),
+    sa.Column("order_key", sa.String(128), nullable=False),
+    sa.Column("sequence", sa.BigInteger, nullable=False),
+    sa.Column("changed_ms", sa.BigInteger, nullable=False),
+)
+
+
 def lacking(connection: sa.Connection, *wanted: sa.Table) -> str:
     """One sentence about the first missing table or column and how to add it; "" if nothing is missing."""
     inspector = sa.inspect(connection)

@@ -87,18 +87,19 @@ class Block:
         body: T,
         *,
         key: str,
+        order_key: str = "",
         headers: Mapping[str, str] | None = None,
         delay: timedelta = timedelta(0),
     ) -> None:
         """Record a message: it is delivered if and only if the block's transaction commits.
 
         Messages recorded since a savepoint are discarded if it is rolled back. Raises InvalidRequest outside the
-        block and after its transaction was rolled back.
+        block and after its transaction was rolled back. order_key: for ordered topics, see Center.prepare.
         """
         if self._closed_because:
             raise errors.InvalidRequest(f"tx.send() {self._closed_because}")
         self._watch.check()
-        self.requests.append(prepare_request(topic, body, key, headers, delay, None))
+        self.requests.append(prepare_request(topic, body, key=key, order_key=order_key, headers=headers, delay=delay))
 
     def position(self) -> int:
         """See one_transaction.Recorder."""
@@ -186,13 +187,27 @@ class Block:
             return
         try:
             engine = self._sync_session.get_bind().engine
-            submits = {m.message_id: self._producer.submit(m, BACKGROUND) for m in self.messages}
+            submits = self._submits()
             try:
                 self._until_done(list(submits.values()), SUBMIT_WAIT)
             finally:
                 self._settle(engine, submits)
         except Exception as exc:
             log.warning("committed, the center answers later: %s", exc, exc_info=True)
+
+    def _submits(self) -> dict[str, Future[Any]]:
+        """The submits under way, by message id; those of one order key one after another."""
+        submits: dict[str, Future[Any]] = {}
+        lines: dict[tuple[str, str], list[Prepared]] = {}
+        for request, message in zip(self.requests, self.messages, strict=True):
+            if request.order_key:
+                lines.setdefault((request.topic, request.order_key), []).append(message)
+            else:
+                submits[message.message_id] = self._producer.submit(message, BACKGROUND)
+        for line in lines.values():
+            calls = self._producer.submit_in_turn(line, BACKGROUND)
+            submits |= {message.message_id: call for message, call in zip(line, calls, strict=True)}
+        return submits
 
 
 def was_answered(message_id: str, submit: Future[Any]) -> bool:

@@ -24,7 +24,7 @@ from tmc_pipeline.settings import BODY_BYTES
 from tmc_server.config import StoreConfig
 from tmc_server.domain.placement import SHARDS
 
-SCHEMA = "0004"  # the revision whose columns are read here; newer ones only add
+SCHEMA = "0011"  # the revision whose columns are read here; newer ones only add
 
 _SAMPLES = 50  # sampled rows per slice: its size is then accurate to about a seventh
 

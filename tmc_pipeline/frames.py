@@ -30,6 +30,7 @@ CONSUMPTION = _struct(
     ("created_ms", t.LongType()),
     ("closed_ms", t.LongType()),  # null: open
     ("tried_ms", t.LongType()),  # when the last copy was handed over
+    ("sequence", t.LongType()),  # its place among the messages of its order key; null: it was delivered without one
 )
 # One failed attempt.
 ATTEMPT = _struct(

@@ -153,11 +153,10 @@ def test_a_broker_that_is_away_delays_and_counts_nothing(note: Callable[[str], N
 
 
 def _request(key: str):
-    from datetime import timedelta
 
     from tmc_client.producer import publish_request
 
-    return publish_request("order.paid", b"x" * 1000, key, None, timedelta(0), None)
+    return publish_request("order.paid", b"x" * 1000, key=key)
 
 
 def test_a_server_that_was_stopped_for_longer_than_its_lease_changes_nothing() -> None:

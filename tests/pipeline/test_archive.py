@@ -591,6 +591,6 @@ class TestDamage:
         jobs = Jobs(spark, filled(1), folder)
         with jobs.center.sql() as run:
             run.exec_driver_sql("UPDATE tmc_schema_version SET version_num = '0003'")
-        with pytest.raises(CannotRun, match="has schema 0003, this pipeline reads 0004: run tmc init"):
+        with pytest.raises(CannotRun, match="has schema 0003, this pipeline reads 0011: run tmc init"):
             jobs.run_archive()
         assert not (folder / "archive" / "manifests").exists()

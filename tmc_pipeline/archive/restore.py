@@ -14,6 +14,7 @@ from pyspark.sql import functions as f
 
 from tmc_client import Center
 from tmc_client.producer import publish_request, wait
+from tmc_common.headers import ORDER_KEY
 from tmc_pipeline.archive.contents import Archive, subscriber_names
 from tmc_pipeline.errors import ArchiveDamaged, CannotRun, translated
 from tmc_server.domain.catalog import REPLAY_OF
@@ -150,8 +151,11 @@ def replay(message: dict[str, Any], center: Center) -> str:
     if message["state"] != MessageState.COMMITTED.name:
         raise CannotRun(f"{old} was rolled back: nobody may see it.")
     headers = {**message["headers"], REPLAY_OF: old}
+    order_key = headers.pop(ORDER_KEY, "")
     attempt = hashlib.sha256(f"replay of {old}".encode()).digest()[:16]
     body = base64.b64decode(message["body_base64"])
-    request = publish_request(message["topic"], body, f"replay.{old}", headers, timedelta(0), attempt)
+    request = publish_request(
+        message["topic"], body, key=f"replay.{old}", order_key=order_key, headers=headers, attempt_id=attempt
+    )
     request.content_type = message["content_type"]
     return str(wait(center.producer.publish(request, _PATIENCE), _PATIENCE).message_id)

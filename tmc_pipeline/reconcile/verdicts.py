@@ -500,6 +500,7 @@ def _waiting() -> Column:
         f.when((f.col("subscriber") == "") & (state == int(MessageState.CHECK_FAILED)), "nobody knew: a human decides")
         .when(f.col("subscriber") == "", "its producer has not decided")
         .when(state == int(ConsumptionState.FAILED), "given up: a human reactivates it")
+        .when(state == int(ConsumptionState.WAITING), "an earlier message of its order key is not acked yet")
         .otherwise("not acked yet")
     )
 

@@ -96,7 +96,7 @@ def consumption(delivered: DataFrame, *by: str) -> DataFrame:
             _count(acked, "acked"),
             _count(state == int(ConsumptionState.FAILED), "failed"),
             _count(state == int(ConsumptionState.CANCELLED), "cancelled"),
-            _count(state == int(ConsumptionState.SCHEDULED), "under_way"),
+            _count(is_one_of(state, (ConsumptionState.SCHEDULED, ConsumptionState.WAITING)), "under_way"),
             _count(acked & (f.col("attempt") <= 1), "first_attempt"),
             f.sum("attempt").alias("attempts"),
             *_latencies(f.when(acked, f.col("closed_ms") - f.col("decided_ms") - f.col("delay_ms")), "deliver"),
@@ -125,6 +125,7 @@ DECIDES: Mapping[MessageState, str] = {
 }
 DELIVERS: Mapping[ConsumptionState, str] = {
     ConsumptionState.SCHEDULED: "under way",
+    ConsumptionState.WAITING: "an earlier message of its order key is not acked yet",
     ConsumptionState.FAILED: "a human reactivates: delivery gave up",
 }
 

@@ -610,12 +610,12 @@ class Handlers:
             def handle(body: Any, session: Session, message: tmc.Message) -> None:
                 self._handle(session, message)
 
-    def once(self, subscriber: str, message_id: str) -> AbstractContextManager[Session | None]:
+    def once(self, message: tmc.Message) -> AbstractContextManager[Session | None]:
         """See SqlInbox: its database depends on the message."""
-        self.runs[message_id] += 1
-        special = self.runs[message_id] == 1 and self.way.engine != "plain"
+        self.runs[message.id] += 1
+        special = self.runs[message.id] == 1 and self.way.engine != "plain"
         engine = self._database.engine(self.way.engine) if special else self._plain
-        return tmc.SqlInbox(lambda: Session(engine)).once(subscriber, message_id)
+        return tmc.SqlInbox(lambda: Session(engine)).once(message)
 
     def _handle(self, session: Session, message: tmc.Message) -> None:
         scene = Scene(session=session, database=self._database, send=lambda _key: None)

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
+from tests.support.messages import a_message
 from tests.support.mistakes import Table
 from tmc_client import aio
 from tmc_client.tables import metadata
@@ -159,7 +160,7 @@ def _old_ledger(place: Place) -> None:
 
 
 def _no_inbox(place: Place) -> None:
-    with tmc.SqlInbox(sessionmaker(place.empty)).once("coupons.default", "1-1-00-1"):
+    with tmc.SqlInbox(sessionmaker(place.empty)).once(a_message()):
         pass
 
 

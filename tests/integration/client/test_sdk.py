@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session, sessionmaker
 import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
+from tests.support.messages import a_message
 from tmc_client import aio, one_transaction, sender
 from tmc_client.ledger import Settler, rows_for
 from tmc_client.tables import inbox, ledger
@@ -317,7 +318,7 @@ class TestConsumer:
             connection.exec_driver_sql(
                 "CREATE TRIGGER refuse BEFORE INSERT ON tmc_inbox BEGIN SELECT RAISE(ABORT, 'no'); END"
             )
-        with pytest.raises(sa.exc.IntegrityError), tmc.SqlInbox(sessionmaker(business)).once("a.b", "1-1-00-1"):
+        with pytest.raises(sa.exc.IntegrityError), tmc.SqlInbox(sessionmaker(business)).once(a_message()):
             pass
 
     def test_a_hanging_async_handler_does_not_keep_the_process(

@@ -44,7 +44,7 @@ def prepared_with(center: tmc.Center, engine: sa.Engine, topic: str, key: str, *
     """A service died after Prepare: with its local transaction committed, or without."""
     with engine.begin() as connection:
         ledger_id = ledger_id_of(connection)
-    request = prepare_request(topic, {}, key, None, tmc.center.timedelta(0), None, ledger_id)
+    request = prepare_request(topic, {}, key=key, ledger_id=ledger_id)
     result = center.producer.prepare(request, center.timeout).result(10)
     message = tmc.Prepared(message_id=result.message_id, topic=topic, key=key, attempt_id=request.attempt_id)
     if committed:
@@ -458,7 +458,7 @@ class TestOperators:
         junk = admin_pb2.ReactivateCheckRequest(message_id="junk", reason="r")
         assert operator.refused("ReactivateCheck", junk).startswith("INVALID_ARGUMENT")
         with pytest.raises(tmc.InvalidRequest, match="check_target"):
-            request = prepare_request("web.paid", {}, "named", None, tmc.center.timedelta(0), None)
+            request = prepare_request("web.paid", {}, key="named")
             request.check_target = "nobody"
             orders.producer.prepare(request, orders.timeout).result(10)
 

@@ -50,20 +50,21 @@ def test_a_confirm_is_the_ack(bench: Bench) -> None:
 
 def test_what_arrives_carries_key_headers_and_id(bench: Bench) -> None:
     plain, own, subscribed = a_copy(1), a_copy(1, headers={"tmc-forward-key": "own"}), a_copy(2)
-    bench.send(plain, own, subscribed)
-    eventually(lambda: len(bench.answers.acknowledged) == 3)
+    ordered = a_copy(1, headers={"tmc-order-key": "alice"})
+    bench.send(plain, own, subscribed, ordered)
+    eventually(lambda: len(bench.answers.acknowledged) == 4)
     (broker,) = bench.outlet._producer.list_topics(timeout=5).brokers.values()
     reader = Consumer(
         {"bootstrap.servers": f"{broker.host}:{broker.port}", "group.id": "t", "auto.offset.reset": "earliest"}
     )
     reader.subscribe(["events"])
     got = {}
-    while len(got) < 3:
+    while len(got) < 4:
         message = reader.poll(1)
         if message is not None and message.error() is None:
             got[dict(message.headers())["tmc-message-id"]] = (message.key(), message.value())
     reader.close()
-    assert sorted(got.values()) == [(b"key", b"hello"), (b"of the subscription", b"hello"), (b"own", b"hello")]
+    assert set(got.values()) == {(key, b"hello") for key in (b"key", b"of the subscription", b"own", b"alice")}
 
 
 def test_a_message_that_kafka_refuses_is_a_try_by_the_policy() -> None:

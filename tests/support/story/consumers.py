@@ -41,7 +41,7 @@ class Everything:
     """The single queue's form, with the inbox by hand."""
 
     def consume(self, message: tmc.Message) -> None:
-        with inbox.once(message.subscriber, message.id) as session:
+        with inbox.once(message) as session:
             if session is not None:
                 note(effect, session, message.key)
 

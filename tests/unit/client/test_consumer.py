@@ -17,6 +17,7 @@ import pytest
 
 import tmc_client as tmc
 from tests.support.eventually import eventually
+from tests.support.messages import a_message
 from tmc_client import sender
 from tmc_client.consumer import Consumer
 from tmc_client.handling import Handling
@@ -67,21 +68,6 @@ class _Receipt:
 
     def answered(self) -> None:
         self.seen.append("answered")
-
-
-def a_message(number: int = 1, attempt: int = 1, interval_ms: int = 0) -> tmc.Message:
-    return tmc.Message(
-        id=f"1-1-0-{number}",
-        topic="t",
-        key="k",
-        body=b"",
-        content_type="",
-        headers={},
-        attempt=attempt,
-        producer="orders",
-        subscriber="coupons.default",
-        interval_ms=interval_ms,
-    )
 
 
 class _Bench:
@@ -164,7 +150,7 @@ def test_a_second_copy_that_comes_while_the_first_waits_for_a_thread_does_not_ru
     bench.start(handle)
     bench.arrive(a_message(1))
     eventually(lambda: entered)
-    copies = [bench.arrive(a_message(2, attempt)) for attempt in (1, 2)]
+    copies = [bench.arrive(a_message(2, attempt=attempt)) for attempt in (1, 2)]
     gate.set()
     eventually(lambda: [copy.seen for copy in copies] == [["handled", "answered"]] * 2)
     assert entered == ["1-1-0-1", "1-1-0-2"]
@@ -271,7 +257,7 @@ def test_the_inbox_is_left_only_when_a_cancelled_handler_has_ended(benches: Call
 
     class _Inbox:
         @contextmanager
-        def once(self, _subscriber: str, _message_id: str) -> Iterator[object]:
+        def once(self, _message: tmc.Message) -> Iterator[object]:
             try:
                 yield object()
             finally:
