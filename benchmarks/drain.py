@@ -185,9 +185,7 @@ def late_ms(drain: Drain, n: int, seconds: float) -> list[int]:
     until, ledger_id = time.monotonic() + seconds, bytes.fromhex(drain.ledger_id)
     numbers = []
     while time.monotonic() < until:
-        request = prepare_request(
-            f"drain.{n}", b"x" * 256, f"late-{time.monotonic_ns()}", None, NO_DELAY, None, ledger_id
-        )
+        request = prepare_request(f"drain.{n}", b"x" * 256, key=f"late-{time.monotonic_ns()}", ledger_id=ledger_id)
         prepared = center.producer.prepare(request, center.timeout).result(10)
         numbers.append(int(prepared.message_id.rpartition("-")[2]))
         time.sleep(0.005)

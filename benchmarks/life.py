@@ -5,6 +5,8 @@ usage: life.py produce ADDRESS KEY NAME THREADS COUNT FOLDER      single calls: 
        life.py batches ADDRESS KEY NAME THREADS COUNT FOLDER      explicit batches of 100
        life.py consume ADDRESS KEY COUNT FOLDER                   until COUNT distinct messages were handled and acked
 
+BENCH_TOPIC: another topic. BENCH_ORDER_KEYS: how many order keys its messages have, in turn.
+
 Each prints "ready", waits for a line, and prints one JSON line with monotonic times, which all processes share.
 """
 
@@ -25,9 +27,16 @@ import tmc_client as tmc
 import tmc_client.aio
 from tmc_common.protocol import message_pb2, message_pb2_grpc
 
-TOPIC = "bench.paid"
+TOPIC = os.environ.get("BENCH_TOPIC", "bench.paid")
+ORDER_KEYS = int(os.environ.get("BENCH_ORDER_KEYS", "0"))
 BODY = os.urandom(256)
 LIMIT = timedelta(seconds=60)
+
+
+def _order_key(*numbers: int) -> str:
+    """Callers take the keys in turn, each from another place."""
+    caller, number = numbers
+    return f"key-{(caller * 7919 + number) % ORDER_KEYS}" if ORDER_KEYS else ""
 
 
 def _started() -> float:
@@ -44,7 +53,10 @@ def produce(address: str, key: str, name: str, threads: str, count: str, folder:
     def work(thread: int) -> None:
         for number in range(share):
             message = f"{name}-{thread}-{number}"
-            center.submit(center.prepare(TOPIC, BODY, key=message, timeout=LIMIT), timeout=LIMIT)
+            center.submit(
+                center.prepare(TOPIC, BODY, key=message, order_key=_order_key(thread, number), timeout=LIMIT),
+                timeout=LIMIT,
+            )
             committed.append(message)
 
     _run(work, int(threads), committed, f"{folder}/{name}.committed")
@@ -58,7 +70,9 @@ def tasks(address: str, key: str, name: str, callers: str, count: str, folder: s
     async def work(face: tmc.aio.AsyncCenter, task: int) -> None:
         for number in range(share):
             message = f"{name}-{task}-{number}"
-            await face.submit(await face.prepare(TOPIC, BODY, key=message, timeout=LIMIT), timeout=LIMIT)
+            line = _order_key(task, number)
+            prepared = await face.prepare(TOPIC, BODY, key=message, order_key=line, timeout=LIMIT)
+            await face.submit(prepared, timeout=LIMIT)
             committed.append(message)
 
     async def main() -> float:
@@ -80,9 +94,17 @@ def batches(address: str, key: str, name: str, threads: str, count: str, folder:
 
     def work(thread: int) -> None:
         for start in range(0, share, 100):
-            keys = [f"{name}-{thread}-{number}" for number in range(start, min(share, start + 100))]
+            numbers = range(start, min(share, start + 100))
+            keys = [f"{name}-{thread}-{number}" for number in numbers]
             prepares = [
-                message_pb2.PrepareRequest(topic=TOPIC, key=one, body=BODY, attempt_id=os.urandom(16)) for one in keys
+                message_pb2.PrepareRequest(
+                    topic=TOPIC,
+                    key=key,
+                    body=BODY,
+                    attempt_id=os.urandom(16),
+                    order_key=_order_key(thread, number),
+                )
+                for key, number in zip(keys, numbers, strict=True)
             ]
             made = stub.PrepareMany(message_pb2.PrepareManyRequest(items=prepares), metadata=metadata, timeout=60)
             submits = [message_pb2.SubmitRequest(message_id=result.message_id) for result in made.results]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -38,8 +39,10 @@ class Ledgers:
         self.duplicates += sum(int(times) - 1 for times in handled.values())
 
 
-def run(cluster: Cluster, mode: str, processes: int, threads: int, count: int, ledgers: Ledgers) -> float:
-    """Full lives per second."""
+def run(
+    cluster: Cluster, mode: str, processes: int, threads: int, count: int, ledgers: Ledgers, **settings: str
+) -> float:
+    """Full lives per second. settings: BENCH_ variables of the processes, see benchmarks/life.py."""
     folder = Path(tempfile.mkdtemp(prefix="tmc-life-"))
     count = count // (processes * threads) * processes * threads
     address = cluster.servers[0].address
@@ -57,7 +60,12 @@ def run(cluster: Cluster, mode: str, processes: int, threads: int, count: int, l
     ]
     started = [
         subprocess.Popen(
-            [sys.executable, LIFE, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+            [sys.executable, LIFE, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | settings,
         )
         for command in commands
     ]
