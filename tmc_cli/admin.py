@@ -396,6 +396,26 @@ def get_message(
 
 
 @app.command()
+def why(
+    context: typer.Context,
+    id: Annotated[str, typer.Argument()] = "",
+    topic: str = "",
+    key: str = "",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Say why a message is where it is and what to do about it, by id or by --topic and --key."""
+    request = admin_pb2.ExplainMessageRequest(message_id=id, topic=topic, key=key)
+    answer: Any = _ask(context, "ExplainMessage", request, admin_pb2.ExplainMessageResponse)
+    if as_json:
+        _show(answer)
+        return
+    for each in answer.explanations:
+        who = f"{each.app} ({each.tag}): " if each.app else ""
+        typer.echo(escaped(f"{who}{each.sentence}"))
+        typer.echo(escaped(f"    {each.remedy}"))
+
+
+@app.command()
 def list_messages(
     context: typer.Context,
     topic: str,

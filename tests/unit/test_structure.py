@@ -28,6 +28,7 @@ from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.retry import RetryKind
 from tmc_server.domain.rights import RIGHTS
+from tmc_server.requests.explanations import Why
 from tmc_server.rpc.server import SERVICES
 from tmc_server.rpc.status import CODES
 
@@ -295,6 +296,11 @@ def test_the_states_page_draws_the_tables() -> None:
             assert f"| {transition.letter} | {event.value} |" in page
     drawn = re.findall(r"^\s*(\S+) --> (\S+): ([a-z]+)$", page, re.M)
     assert len(drawn) == len(message.TRANSITIONS) + len(consumption.TRANSITIONS)
+
+
+def test_the_page_on_waiting_lists_every_reason_and_remedy() -> None:
+    page = (ROOT / "docs" / "why.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", page, re.M) == [(why.name, why.value) for why in Why]
 
 
 def test_the_errors_page_lists_every_reason() -> None:

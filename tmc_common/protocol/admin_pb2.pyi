@@ -505,7 +505,7 @@ class DecideMessageRequest(_message.Message):
     def __init__(self, message_id: _Optional[str] = ..., verdict: _Optional[_Union[_types_pb2.Verdict, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Consumption(_message.Message):
-    __slots__ = ("message_id", "topic", "app", "tag", "state", "attempt", "tried", "due_ms", "created_ms", "closed_ms", "sequence", "waits_for")
+    __slots__ = ("message_id", "topic", "app", "tag", "state", "attempt", "tried", "due_ms", "created_ms", "closed_ms", "sequence", "waits_for", "extended")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     APP_FIELD_NUMBER: _ClassVar[int]
@@ -518,6 +518,7 @@ class Consumption(_message.Message):
     CLOSED_MS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    EXTENDED_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     topic: str
     app: str
@@ -530,7 +531,42 @@ class Consumption(_message.Message):
     closed_ms: int
     sequence: int
     waits_for: str
-    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.ConsumptionState, str]] = ..., attempt: _Optional[int] = ..., tried: _Optional[int] = ..., due_ms: _Optional[int] = ..., created_ms: _Optional[int] = ..., closed_ms: _Optional[int] = ..., sequence: _Optional[int] = ..., waits_for: _Optional[str] = ...) -> None: ...
+    extended: int
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.ConsumptionState, str]] = ..., attempt: _Optional[int] = ..., tried: _Optional[int] = ..., due_ms: _Optional[int] = ..., created_ms: _Optional[int] = ..., closed_ms: _Optional[int] = ..., sequence: _Optional[int] = ..., waits_for: _Optional[str] = ..., extended: _Optional[int] = ...) -> None: ...
+
+class ExplainMessageRequest(_message.Message):
+    __slots__ = ("message_id", "topic", "key")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    topic: str
+    key: str
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+
+class Explanation(_message.Message):
+    __slots__ = ("app", "tag", "why", "sentence", "remedy", "next_ms")
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    NEXT_MS_FIELD_NUMBER: _ClassVar[int]
+    app: str
+    tag: str
+    why: _types_pb2.Why
+    sentence: str
+    remedy: str
+    next_ms: int
+    def __init__(self, app: _Optional[str] = ..., tag: _Optional[str] = ..., why: _Optional[_Union[_types_pb2.Why, str]] = ..., sentence: _Optional[str] = ..., remedy: _Optional[str] = ..., next_ms: _Optional[int] = ...) -> None: ...
+
+class ExplainMessageResponse(_message.Message):
+    __slots__ = ("message_id", "explanations")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATIONS_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    explanations: _containers.RepeatedCompositeFieldContainer[Explanation]
+    def __init__(self, message_id: _Optional[str] = ..., explanations: _Optional[_Iterable[_Union[Explanation, _Mapping]]] = ...) -> None: ...
 
 class FailedAttempt(_message.Message):
     __slots__ = ("app", "attempt", "at_ms", "error", "tag")

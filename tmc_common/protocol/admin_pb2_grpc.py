@@ -116,6 +116,11 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.GetMessageDetailRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.MessageDetail.FromString,
                 _registered_method=True)
+        self.ExplainMessage = channel.unary_unary(
+                '/tmc.v1.AdminService/ExplainMessage',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.ExplainMessageRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.ExplainMessageResponse.FromString,
+                _registered_method=True)
         self.ListMessages = channel.unary_unary(
                 '/tmc.v1.AdminService/ListMessages',
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ListMessagesRequest.SerializeToString,
@@ -322,6 +327,13 @@ class AdminServiceServicer(object):
 
     def GetMessageDetail(self, request, context):
         """One message by id, or the newest one of a topic and key, with its deliveries and failed attempts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainMessage(self, request, context):
+        """Why a message, or each of its deliveries, is where it is: in sentences, with what to do about it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -536,6 +548,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetMessageDetail,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.GetMessageDetailRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.MessageDetail.SerializeToString,
+            ),
+            'ExplainMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainMessage,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.ExplainMessageRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.ExplainMessageResponse.SerializeToString,
             ),
             'ListMessages': grpc.unary_unary_rpc_method_handler(
                     servicer.ListMessages,
@@ -1061,6 +1078,33 @@ class AdminService(object):
             '/tmc.v1.AdminService/GetMessageDetail',
             tmc_dot_v1_dot_admin__pb2.GetMessageDetailRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.MessageDetail.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/ExplainMessage',
+            tmc_dot_v1_dot_admin__pb2.ExplainMessageRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.ExplainMessageResponse.FromString,
             options,
             channel_credentials,
             insecure,

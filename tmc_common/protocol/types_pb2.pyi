@@ -81,6 +81,30 @@ class OrderMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ORDER_MODE_SKIP: _ClassVar[OrderMode]
     ORDER_MODE_OFF: _ClassVar[OrderMode]
 
+class Why(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WHY_UNSPECIFIED: _ClassVar[Why]
+    WHY_IN_TRANSACTION: _ClassVar[Why]
+    WHY_CHECK_SCHEDULED: _ClassVar[Why]
+    WHY_PRODUCER_UNREACHABLE: _ClassVar[Why]
+    WHY_PRODUCER_RESTS: _ClassVar[Why]
+    WHY_CHECK_FAILED: _ClassVar[Why]
+    WHY_ROLLED_BACK: _ClassVar[Why]
+    WHY_NO_SUBSCRIBER: _ClassVar[Why]
+    WHY_DELAYED: _ClassVar[Why]
+    WHY_DUE: _ClassVar[Why]
+    WHY_RETRY_SCHEDULED: _ClassVar[Why]
+    WHY_AWAITS_ACK: _ClassVar[Why]
+    WHY_IN_HANDLER: _ClassVar[Why]
+    WHY_NO_CONSUMER: _ClassVar[Why]
+    WHY_BROKER_AWAY: _ClassVar[Why]
+    WHY_PAUSED: _ClassVar[Why]
+    WHY_BEHIND: _ClassVar[Why]
+    WHY_BLOCKED: _ClassVar[Why]
+    WHY_FAILED: _ClassVar[Why]
+    WHY_ACKED: _ClassVar[Why]
+    WHY_CANCELLED: _ClassVar[Why]
+
 class RetryKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     RETRY_KIND_UNSPECIFIED: _ClassVar[RetryKind]
@@ -144,6 +168,27 @@ ORDER_MODE_UNSPECIFIED: OrderMode
 ORDER_MODE_STRICT: OrderMode
 ORDER_MODE_SKIP: OrderMode
 ORDER_MODE_OFF: OrderMode
+WHY_UNSPECIFIED: Why
+WHY_IN_TRANSACTION: Why
+WHY_CHECK_SCHEDULED: Why
+WHY_PRODUCER_UNREACHABLE: Why
+WHY_PRODUCER_RESTS: Why
+WHY_CHECK_FAILED: Why
+WHY_ROLLED_BACK: Why
+WHY_NO_SUBSCRIBER: Why
+WHY_DELAYED: Why
+WHY_DUE: Why
+WHY_RETRY_SCHEDULED: Why
+WHY_AWAITS_ACK: Why
+WHY_IN_HANDLER: Why
+WHY_NO_CONSUMER: Why
+WHY_BROKER_AWAY: Why
+WHY_PAUSED: Why
+WHY_BEHIND: Why
+WHY_BLOCKED: Why
+WHY_FAILED: Why
+WHY_ACKED: Why
+WHY_CANCELLED: Why
 RETRY_KIND_UNSPECIFIED: RetryKind
 RETRY_KIND_LINEAR: RetryKind
 RETRY_KIND_EXPONENTIAL: RetryKind

@@ -37,6 +37,7 @@ from tmc_server.requests.caller import Allowance, Budget, RateLimiter
 from tmc_server.requests.deciding import Deciding
 from tmc_server.requests.deciding_by_hand import DecidingByHand
 from tmc_server.requests.delivery_control import DeliveryControl
+from tmc_server.requests.explaining import Explaining
 from tmc_server.requests.first_use import FirstUse, topics_exist, topics_to_produce_exist
 from tmc_server.requests.preparing import OpenGauge, Preparing
 from tmc_server.requests.signing import Signing
@@ -257,7 +258,9 @@ def _serve(
             broker=outlets.broker,
             ensure_topic=first_use.topic_to_consume if first_use else topics_exist,
         ),
-        "tmc.v1.AdminService": AdminServicer(administering, by_hand, signing, deliveries),
+        "tmc.v1.AdminService": AdminServicer(
+            administering, by_hand, signing, deliveries, Explaining(catalog, reader, outlets.outlet.look)
+        ),
     }
     edge = _edge(config, store, first_use)
     grpc = build(servicers, edge, config.server.listen, config.tls, config.limits)

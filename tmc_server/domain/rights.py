@@ -54,6 +54,7 @@ _ADMIN_METHODS = (
     "GetDeliveryKeys",
     "RotateDeliveryKey",
     "GetMessageDetail",
+    "ExplainMessage",
     "ListMessages",
     "ListConsumptions",
     "ReactivateConsumption",

@@ -46,7 +46,9 @@ class MessageView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumptionView:
-    """One delivery duty. sequence: None: delivered without regard to its order key.
+    """One delivery duty. tried_ms: when its last copy was handed over; None: it is answered, or was never queued.
+
+    extended: how often, in its current attempt.  sequence: None: delivered without regard to its order key.
 
     waits_for: while WAITING, the message whose ack it waits for.
     """
@@ -60,6 +62,8 @@ class ConsumptionView:
     due_ms: int | None
     created_ms: int
     closed_ms: int | None
+    tried_ms: int | None = None
+    extended: int = 0
     sequence: OrderSequence | None = None
     waits_for: MessageNumber | None = None
 

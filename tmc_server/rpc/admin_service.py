@@ -12,6 +12,7 @@ from tmc_server.requests import validation
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.deciding_by_hand import DecidingByHand
 from tmc_server.requests.delivery_control import DeliveryControl
+from tmc_server.requests.explaining import Explaining
 from tmc_server.requests.listing import in_order, listed
 from tmc_server.requests.signing import Signing
 from tmc_server.rpc import convert
@@ -21,10 +22,16 @@ class AdminServicer:
     """Methods take the operator's name and a request."""
 
     def __init__(
-        self, administering: Administering, by_hand: DecidingByHand, signing: Signing, deliveries: DeliveryControl
+        self,
+        administering: Administering,
+        by_hand: DecidingByHand,
+        signing: Signing,
+        deliveries: DeliveryControl,
+        explaining: Explaining,
     ) -> None:
         self._admin = administering
         self._deliveries = deliveries
+        self._explaining = explaining
         self._signing = signing
         self._by_hand = by_hand
 
@@ -108,6 +115,14 @@ class AdminServicer:
     async def GetMessageDetail(self, _actor: str, request: admin_pb2.GetMessageDetailRequest) -> Any:
         detail = await self._admin.message(request.message_id, request.topic, request.key)
         return convert.detail_to(detail, self._admin.catalog)
+
+    async def ExplainMessage(self, _actor: str, request: admin_pb2.ExplainMessageRequest) -> Any:
+        message, found = await self._explaining.explain(request.message_id, request.topic, request.key)
+        catalog = self._admin.catalog
+        return admin_pb2.ExplainMessageResponse(
+            message_id=convert.message_to(message, catalog).message_id,
+            explanations=[convert.explanation_to(each, catalog) for each in found],
+        )
 
     async def ListMessages(self, _actor: str, request: admin_pb2.ListMessagesRequest) -> Any:
         page = await self._admin.messages(

@@ -19,6 +19,7 @@ from tmc_server.errors import InvalidField
 from tmc_server.requests import validation
 from tmc_server.requests.administering import TopicSettings
 from tmc_server.requests.deciding_by_hand import CheckReport
+from tmc_server.requests.explanations import Explanation
 
 
 def policy_fields(mask: FieldMask, *others: str) -> list[str]:
@@ -108,6 +109,7 @@ def consumption_to(view: ConsumptionView, topic: int, producer: int, catalog: Ca
         created_ms=view.created_ms,
         closed_ms=view.closed_ms or 0,
         sequence=view.sequence or 0,
+        extended=view.extended,
         waits_for=str(MessageId(topic, producer, view.shard, view.waits_for)) if view.waits_for else "",
     )
 
@@ -119,6 +121,19 @@ def detail_to(detail: MessageDetail, catalog: Catalog) -> admin_pb2.MessageDetai
         consumptions=[consumption_to(view, message.topic, message.producer, catalog) for view in detail.consumptions],
         failed_attempts=[failed_attempt_to(view, catalog) for view in detail.failed_attempts],
         check=progress_to(message.check) if message.check.attempt or message.check.due_ms else None,
+    )
+
+
+def explanation_to(explanation: Explanation, catalog: Catalog) -> admin_pb2.Explanation:
+    delivery = explanation.delivery
+    subscription = catalog.subscriptions.get(delivery.subscription) if delivery is not None else None
+    return admin_pb2.Explanation(
+        app=app_name(catalog, subscription.app) if subscription is not None else "",
+        tag=subscription.tag if subscription is not None else "",
+        why=f"WHY_{explanation.why.name}",
+        sentence=explanation.sentence,
+        remedy=explanation.why.value,
+        next_ms=explanation.next_ms or 0,
     )
 
 

@@ -74,8 +74,7 @@ def _consume(
         if decision is not None:
             after[pair] = decision
             accepted.append((pair, operation))
-    answered = {pair for pair, operation in accepted if isinstance(operation, Nack | Extend)}
-    _write(tx, before, after, answered)
+    _write(tx, before, after, dict(accepted))
     heads = {pair for pair, line in locked.lines.items() if lines.is_head(line, pair[1])}
     _advance_lines(tx, lines, locked, before, after)
     _journal(tx, accepted)
@@ -222,19 +221,26 @@ def _decide(operation: Consume, row: Row, tried_ms: int, now: int) -> Decision:
     raise TypeError(f"{type(operation).__name__} is no operation on a consumption")
 
 
-def _write(tx: Transaction, before: dict[_Pair, Row], after: dict[_Pair, Row], answered: set[_Pair]) -> None:
-    """answered: written even if unchanged, because their copies are known to have left the queue."""
+def _write(
+    tx: Transaction, before: Mapping[_Pair, Row], after: Mapping[_Pair, Row], last: Mapping[_Pair, Consume]
+) -> None:
+    """last: accepted operation of each row.
+
+    Answered rows are written even if unchanged, because their copies are known to have left the queue.
+    """
     acked: dict[SubscriptionNumber, list[MessageNumber]] = {}
     changed: list[dict[str, Any]] = []
     for (subscription, number), row in after.items():
         old = before[subscription, number]
-        if row == old and (subscription, number) not in answered:
+        operation = last.get((subscription, number))
+        if row == old and not isinstance(operation, Nack | Extend):
             continue
         if row.state is ConsumptionState.ACKED:
             acked.setdefault(subscription, []).append(number)
         else:
             changed.append(
                 {"id": number, "subscription": subscription, "old_state": int(old.state), "old_attempt": old.attempt}
+                | {"extends": int(isinstance(operation, Extend))}
                 | new_values(row, tx.now)
             )
     for subscription, numbers in sorted(acked.items()):

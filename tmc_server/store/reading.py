@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.ids import first_number
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.ports.servers import ServerView, ShardPlace
@@ -16,6 +17,7 @@ from tmc_server.store.copies import parse_headers
 from tmc_server.store.engines import ShardMap
 from tmc_server.store.nodes import server_runs
 from tmc_server.store.shard_map import stored_map
+from tmc_server.store.statements import statements_of
 from tmc_server.store.tables import lease, order, shard_tables
 
 _Heads = Mapping[tuple[SubscriptionNumber, int], MessageNumber]
@@ -140,6 +142,16 @@ class Reader:
             heads = _heads(connection, [row] if row is not None else [])
         return None if row is None else _consumption(shard, row, heads)
 
+    def now(self, shard: Shard) -> int:
+        database = self._shards.shards[shard]
+        with database.reading() as connection:
+            return database.now(connection)
+
+    def is_gone(self, shard: Shard, number: MessageNumber) -> bool:
+        with self._shards.shards[shard].reading() as connection:
+            row = connection.execute(statements_of(shard).retained).one_or_none()
+        return row is not None and number < first_number(row.horizon_ms)
+
     def servers(self) -> list[ServerView]:
         catalog = self._shards.catalog
         with catalog.reading() as connection:
@@ -216,6 +228,8 @@ def _consumption(shard: Shard, row: Any, heads: _Heads) -> ConsumptionView:
         due_ms=row.due_ms,
         created_ms=row.created_ms,
         closed_ms=row.closed_ms,
+        tried_ms=row.tried_ms,
+        extended=row.extended,
         sequence=row.sequence,
         waits_for=(heads.get((row.subscription_no, row.order_hash)) if row.state == ConsumptionState.WAITING else None),
     )

@@ -95,8 +95,8 @@ class ShardStatements:
         )
 
     def _for_consumptions(self, consumption: sa.Table) -> None:
-        self.insert_consumptions = InsertRows(consumption, without=("order_hash", "sequence"))
-        self.insert_ordered = InsertRows(consumption)
+        self.insert_consumptions = InsertRows(consumption, without=("order_hash", "sequence", "extended"))
+        self.insert_ordered = InsertRows(consumption, without=("extended",))
         # subscription, ids
         self.lock_consumptions = ByIds(
             by_primary(
@@ -150,6 +150,7 @@ class ShardStatements:
                 closed_ms=sa.bindparam("new_closed_ms"),
                 incarnation=None,
                 tried_ms=None,
+                extended=(consumption.c.extended + 1) * sa.bindparam("extends"),
             )
         )
 
@@ -194,6 +195,7 @@ class ShardStatements:
                 closed_ms=sa.bindparam("new_closed_ms"),
                 incarnation=sa.bindparam("new_incarnation"),
                 tried_ms=sa.bindparam("new_tried_ms"),
+                extended=0,
             ),
             consumption,
         )

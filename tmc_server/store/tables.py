@@ -463,6 +463,7 @@ def _build(shard: Shard) -> ShardTables:
         # For messages with an order key: the line they stand in, and their place; NULL: delivered out of order.
         sa.Column("order_hash", sa.BigInteger),
         sa.Column("sequence", sa.BigInteger),
+        sa.Column("extended", sa.Integer, nullable=False, server_default="0"),  # how often, in the current attempt
         # Redelivery, one subscription at a time: a subscriber that is away costs one look, not one per row.
         sa.Index(f"tmc_consumption_{nn}_due", "subscription_no", "due_ms"),
         **_OPTIONS,

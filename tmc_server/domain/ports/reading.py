@@ -42,6 +42,12 @@ class RowReader(Protocol):
     def consumption(
         self, shard: Shard, number: MessageNumber, subscription: SubscriptionNumber
     ) -> ConsumptionView | None: ...
+    def now(self, shard: Shard) -> int:
+        """Milliseconds by the clock of the shard's database."""
+
+    def is_gone(self, shard: Shard, number: MessageNumber) -> bool:
+        """Whether a message that is not there may have been removed by the retention duty."""
+
     def servers(self) -> Sequence[ServerView]: ...
     def shard_places(self) -> Sequence[ShardPlace]: ...
 

@@ -1,4 +1,4 @@
-"""Order keys: lines of deliveries; order modes, and pauses of topics and subscriptions.
+"""Order keys: lines of deliveries; order modes; pauses of topics and subscriptions; how often a delivery was extended.
 
 Every step looks before it changes something, so a revision that was cut short is simply run again. Topics that are there
 have no order keys; nothing is paused.
@@ -46,6 +46,7 @@ def upgrade():
             f"tmc_consumption_{number:02d}",
             sa.Column("order_hash", sa.BigInteger),
             sa.Column("sequence", sa.BigInteger),
+            sa.Column("extended", sa.Integer, nullable=False, server_default="0"),
         )
     if "tmc_order" not in present:
         op.create_table(

@@ -1,0 +1,68 @@
+"""`why`, as an operator asks it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tmc_client as tmc
+from tests.support.center import RunningCenter
+from tmc_server.requests.explanations import Why
+
+TMC = str(Path(sys.executable).parent / "tmc")
+
+
+@pytest.fixture(scope="module")
+def center(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCenter]:
+    folder: Path = tmp_path_factory.mktemp("why")
+    with RunningCenter(f"sqlite:///{folder}/tmc.db") as made:
+        yield made
+
+
+def _why(center: RunningCenter, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"TMC_ADDRESS": center.address, "TMC_ADMIN_TOKEN": center.token}
+    command = [TMC, "admin", "why", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="module")
+def message_id(center: RunningCenter) -> str:
+    with tmc.connect(center.address, app="orders", key=center.keys["orders"]) as orders:
+        return orders.publish("order.paid", b"", key="paid-1")
+
+
+def test_sentences_for_people(center: RunningCenter, message_id: str) -> None:
+    done = _why(center, message_id)
+    assert done.returncode == 0, done.stderr
+    sentence, remedy = done.stdout.splitlines()
+    assert sentence == "coupons (default): Nobody reads this subscription's messages."
+    assert remedy.strip() == Why.NO_CONSUMER.value
+
+
+def test_names_for_programs(center: RunningCenter, message_id: str) -> None:
+    found = json.loads(_why(center, "--topic", "order.paid", "--key", "paid-1", "--json").stdout)
+    assert found["message_id"] == message_id
+    (explanation,) = found["explanations"]
+    assert (explanation["why"], explanation["app"]) == ("WHY_NO_CONSUMER", "coupons")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["1-1-05-1"], "There is no such message"),
+        (["nonsense"], "TOPIC-APP-SHARD-NUMBER"),
+        (["--topic", "nothing", "--key", "k"], "There is no topic 'nothing'"),
+        (["--topic", "order.paid", "--key", "nothing"], "There is no such message"),
+    ],
+)
+def test_what_is_not_there_is_said_in_one_sentence(center: RunningCenter, arguments: list[str], sentence: str) -> None:
+    done = _why(center, *arguments)
+    assert done.returncode != 0
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,83 @@
+"""Why a message is where it is, from rows, catalog and queues as they are now. Nothing here changes a row."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from tmc_server.domain.catalog import Catalog, Topic
+from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
+from tmc_server.domain.placement import shard_of
+from tmc_server.domain.ports.catalog import CatalogSource
+from tmc_server.domain.ports.reading import RowReader
+from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView
+from tmc_server.errors import MessageGone, MessageUnknown, TopicUnknown
+from tmc_server.requests import validation
+from tmc_server.requests.explanations import Delivery, Explanation, explain_delivery, explain_message
+
+
+class Explaining:
+    """look: at a subscription's queue, as this server sees it; blocks."""
+
+    def __init__(
+        self,
+        catalog: CatalogSource,
+        reader: RowReader,
+        look: Callable[[SubscriptionNumber], QueueLook | None],
+    ) -> None:
+        self._catalog = catalog
+        self._reader = reader
+        self._look = look
+
+    async def explain(self, message_id: str, topic: str, key: str) -> tuple[MessageView, Sequence[Explanation]]:
+        """By id, or the newest message of topic and key. Raises MessageUnknown, MessageGone, TopicUnknown."""
+        return await asyncio.to_thread(self._explain, message_id, topic, key)
+
+    def _explain(self, message_id: str, topic: str, key: str) -> tuple[MessageView, Sequence[Explanation]]:
+        message = self._find(message_id, topic, key)
+        catalog = self._catalog.current
+        place = catalog.topics[message.topic]
+        detail = self._reader.detail(message)
+        now = self._reader.now(message.shard)
+        itself = explain_message(message, place, len(detail.consumptions), now)
+        if itself is not None:
+            return message, [itself]
+        known = [view for view in detail.consumptions if view.subscription in catalog.subscriptions]
+        deliveries = [self._delivery(catalog, place, detail, view) for view in known]
+        return message, [explain_delivery(each, place, now) for each in deliveries]
+
+    def _delivery(self, catalog: Catalog, topic: Topic, detail: MessageDetail, view: ConsumptionView) -> Delivery:
+        subscription = catalog.subscriptions[view.subscription]
+        errors = [each for each in detail.failed_attempts if each.subscription == view.subscription]
+        return Delivery(
+            view=view,
+            subscription=subscription,
+            look=None if catalog.is_paused(subscription.number) else self._look(subscription.number),
+            error=errors[-1] if errors else None,
+            head=self._head(view.shard, view.waits_for, subscription.number),
+        )
+
+    def _head(
+        self, shard: Shard, number: MessageNumber | None, subscription: SubscriptionNumber
+    ) -> ConsumptionView | None:
+        return self._reader.consumption(shard, number, subscription) if number else None
+
+    def _find(self, message_id: str, topic: str, key: str) -> MessageView:
+        if message_id:
+            parsed = validation.message_id(message_id)
+            found = self._reader.message(parsed.shard, parsed.number)
+            if found is None and self._reader.is_gone(parsed.shard, parsed.number):
+                raise MessageGone(
+                    "It was closed and removed by the retention duty, if it existed: look for it in the archive"
+                    " (`tmc-pipeline find`)."
+                )
+        else:
+            place = self._catalog.current.topic_by_name.get(validation.topic(topic))
+            if place is None:
+                raise TopicUnknown(f"There is no topic {topic!r}: list the topics to see their names.")
+            shard = shard_of(place.table_index, place.spread, validation.key(key))
+            found = self._reader.message_by_key(shard, place.number, key, None, live_only=False)
+        if found is None or found.topic not in self._catalog.current.topics:
+            raise MessageUnknown("There is no such message: check the id, or topic and key.")
+        return found
