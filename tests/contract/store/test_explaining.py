@@ -164,7 +164,8 @@ def test_extensions_are_those_of_the_current_attempt(store: StoreUnderTest, expl
     store.clock.advance(3_600)
     store.redeliver(room=1)
     assert _only(explain(number)).why is Why.AWAITS_ACK
-    store.perform(store.extend_of(number, 2), store.nack_of(number, 2))
+    store.perform(store.extend_of(number, 2))
+    store.perform(store.nack_of(number, 2))
     assert store.row(number).extended == 0
 
 
