@@ -396,6 +396,53 @@ def get_message(
 
 
 @app.command()
+def overview(
+    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
+) -> None:
+    """Show what stands where: undecided messages, and deliveries under way and failed, with the age of the oldest."""
+    found: Any = _ask(context, "GetOverview", admin_pb2.GetOverviewRequest(), admin_pb2.GetOverviewResponse)
+    if as_json:
+        _show(found)
+        return
+    for topic in found.topics:
+        counts = {
+            "prepared": (topic.prepared, 0),
+            "undecided": (topic.undecided, topic.oldest_undecided_ms),
+            "check failed": (topic.check_failed, topic.oldest_check_failed_ms),
+        }
+        typer.echo(escaped(f"{topic.topic}{_marks(topic)}: {_counted(counts, found.now_ms)}"))
+        for each in topic.subscriptions:
+            counts = {
+                "scheduled": (each.scheduled, 0),
+                "backlog": (each.backlog, each.oldest_backlog_ms),
+                "waiting": (each.waiting, 0),
+                "failed": (each.failed, each.oldest_failed_ms),
+            }
+            typer.echo(escaped(f"    {each.app} ({each.tag}){_marks(each)}: {_counted(counts, found.now_ms)}"))
+
+
+def _marks(overview: Any) -> str:
+    marks = [mark for mark in ("paused", "removed") if getattr(overview, mark, False)]
+    return f" [{', '.join(marks)}]" if marks else ""
+
+
+def _counted(counts: dict[str, tuple[int, int]], now_ms: int) -> str:
+    """counts: by name, how many and since when, milliseconds since the epoch; 0: no age is shown."""
+    return ", ".join(
+        f"{count} {name}" + (f" (oldest {age(now_ms - since)})" if since else "")
+        for name, (count, since) in counts.items()
+    )
+
+
+def age(ms: int) -> str:
+    """In the largest unit that fits."""
+    for size, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min")):
+        if ms >= size:
+            return f"{ms // size} {unit}"
+    return f"{max(0, ms) // 1_000} s"
+
+
+@app.command()
 def why(
     context: typer.Context,
     id: Annotated[str, typer.Argument()] = "",

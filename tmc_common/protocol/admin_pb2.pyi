@@ -534,6 +534,62 @@ class Consumption(_message.Message):
     extended: int
     def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.ConsumptionState, str]] = ..., attempt: _Optional[int] = ..., tried: _Optional[int] = ..., due_ms: _Optional[int] = ..., created_ms: _Optional[int] = ..., closed_ms: _Optional[int] = ..., sequence: _Optional[int] = ..., waits_for: _Optional[str] = ..., extended: _Optional[int] = ...) -> None: ...
 
+class GetOverviewRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetOverviewResponse(_message.Message):
+    __slots__ = ("now_ms", "topics")
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    now_ms: int
+    topics: _containers.RepeatedCompositeFieldContainer[TopicOverview]
+    def __init__(self, now_ms: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicOverview, _Mapping]]] = ...) -> None: ...
+
+class TopicOverview(_message.Message):
+    __slots__ = ("topic", "paused", "prepared", "undecided", "check_failed", "oldest_undecided_ms", "oldest_check_failed_ms", "subscriptions")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
+    UNDECIDED_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FAILED_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_UNDECIDED_MS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_CHECK_FAILED_MS_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    paused: bool
+    prepared: int
+    undecided: int
+    check_failed: int
+    oldest_undecided_ms: int
+    oldest_check_failed_ms: int
+    subscriptions: _containers.RepeatedCompositeFieldContainer[SubscriptionOverview]
+    def __init__(self, topic: _Optional[str] = ..., paused: bool = ..., prepared: _Optional[int] = ..., undecided: _Optional[int] = ..., check_failed: _Optional[int] = ..., oldest_undecided_ms: _Optional[int] = ..., oldest_check_failed_ms: _Optional[int] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionOverview, _Mapping]]] = ...) -> None: ...
+
+class SubscriptionOverview(_message.Message):
+    __slots__ = ("app", "tag", "paused", "scheduled", "backlog", "waiting", "failed", "oldest_backlog_ms", "oldest_failed_ms", "removed")
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_BACKLOG_MS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FAILED_MS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    app: str
+    tag: str
+    paused: bool
+    scheduled: int
+    backlog: int
+    waiting: int
+    failed: int
+    oldest_backlog_ms: int
+    oldest_failed_ms: int
+    removed: bool
+    def __init__(self, app: _Optional[str] = ..., tag: _Optional[str] = ..., paused: bool = ..., scheduled: _Optional[int] = ..., backlog: _Optional[int] = ..., waiting: _Optional[int] = ..., failed: _Optional[int] = ..., oldest_backlog_ms: _Optional[int] = ..., oldest_failed_ms: _Optional[int] = ..., removed: bool = ...) -> None: ...
+
 class ExplainMessageRequest(_message.Message):
     __slots__ = ("message_id", "topic", "key")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]

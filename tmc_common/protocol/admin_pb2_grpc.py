@@ -116,6 +116,11 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.GetMessageDetailRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.MessageDetail.FromString,
                 _registered_method=True)
+        self.GetOverview = channel.unary_unary(
+                '/tmc.v1.AdminService/GetOverview',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.GetOverviewRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.GetOverviewResponse.FromString,
+                _registered_method=True)
         self.ExplainMessage = channel.unary_unary(
                 '/tmc.v1.AdminService/ExplainMessage',
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ExplainMessageRequest.SerializeToString,
@@ -327,6 +332,13 @@ class AdminServiceServicer(object):
 
     def GetMessageDetail(self, request, context):
         """One message by id, or the newest one of a topic and key, with its deliveries and failed attempts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetOverview(self, request, context):
+        """What stands where: counts and ages by topic and subscription, over all shards.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -548,6 +560,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetMessageDetail,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.GetMessageDetailRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.MessageDetail.SerializeToString,
+            ),
+            'GetOverview': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetOverview,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.GetOverviewRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.GetOverviewResponse.SerializeToString,
             ),
             'ExplainMessage': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainMessage,
@@ -1078,6 +1095,33 @@ class AdminService(object):
             '/tmc.v1.AdminService/GetMessageDetail',
             tmc_dot_v1_dot_admin__pb2.GetMessageDetailRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.MessageDetail.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetOverview(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/GetOverview',
+            tmc_dot_v1_dot_admin__pb2.GetOverviewRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.GetOverviewResponse.FromString,
             options,
             channel_credentials,
             insecure,

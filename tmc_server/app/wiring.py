@@ -18,7 +18,7 @@ from tmc_server.app.upkeep import Beating, Bell, CatalogFollowing, ShardKeeping,
 from tmc_server.archives.local import LocalArchive
 from tmc_server.config import Config
 from tmc_server.delivery.window import UNCERTAIN_MS
-from tmc_server.domain.numbers import SubscriptionNumber
+from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.domain.ports.alerts import AlertSink
 from tmc_server.domain.ports.checks import Asking
 from tmc_server.domain.retry import RetryPolicy
@@ -39,6 +39,7 @@ from tmc_server.requests.deciding_by_hand import DecidingByHand
 from tmc_server.requests.delivery_control import DeliveryControl
 from tmc_server.requests.explaining import Explaining
 from tmc_server.requests.first_use import FirstUse, topics_exist, topics_to_produce_exist
+from tmc_server.requests.overviewing import Overviewing
 from tmc_server.requests.preparing import OpenGauge, Preparing
 from tmc_server.requests.signing import Signing
 from tmc_server.rpc.admin_service import AdminServicer
@@ -141,6 +142,10 @@ def wire(
         asking=checks.asking,
         writers=writers,
         lines={part.database: part.lines for part in parts},
+        counts=[
+            (StandingCounts(part.database, part.leases, store.watch), store.shards.shards_in(part.database))
+            for part in parts
+        ],
         commit=commit,
         gauge=counting,
         dev=dev,
@@ -204,6 +209,7 @@ def _serve(
     asking: Asking,
     writers: Mapping[Database, ShardWriter],
     lines: Mapping[Database, SqlLineWork],
+    counts: Sequence[tuple[StandingCounts, Sequence[Shard]]],
     commit: ShardedGroupCommit,
     gauge: OpenGauge,
     dev: bool,
@@ -259,7 +265,12 @@ def _serve(
             ensure_topic=first_use.topic_to_consume if first_use else topics_exist,
         ),
         "tmc.v1.AdminService": AdminServicer(
-            administering, by_hand, signing, deliveries, Explaining(catalog, reader, outlets.outlet.look)
+            administering=administering,
+            by_hand=by_hand,
+            signing=signing,
+            deliveries=deliveries,
+            explaining=Explaining(catalog, reader, outlets.outlet.look),
+            overviewing=Overviewing(catalog, counts),
         ),
     }
     edge = _edge(config, store, first_use)

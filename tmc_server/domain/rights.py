@@ -54,6 +54,7 @@ _ADMIN_METHODS = (
     "GetDeliveryKeys",
     "RotateDeliveryKey",
     "GetMessageDetail",
+    "GetOverview",
     "ExplainMessage",
     "ListMessages",
     "ListConsumptions",

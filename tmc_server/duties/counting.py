@@ -101,7 +101,9 @@ class Gauging:
         return False
 
     def _count(self, reader: StandingReader, shards: Sequence[Shard], until: float) -> None:
-        empty = [shard for shard in shards if shard in self._found and not any(map(_stands, self._found[shard][1]))]
+        empty = [
+            shard for shard in shards if shard in self._found and not any(each.is_any for each in self._found[shard][1])
+        ]
         others = sorted(set(shards) - set(empty), key=lambda shard: self._found.get(shard, (0,))[0])
         for turn in [empty, *([shard] for shard in others)]:
             if turn and self._monotonic() < until:
@@ -136,10 +138,6 @@ class Gauging:
         for gauge, values in self._shown.keys() - shown.keys():
             gauge.remove(*values)
         self._shown = shown
-
-
-def _stands(standing: Standing) -> bool:
-    return bool(standing.open or standing.failed or standing.waiting)
 
 
 def _states(standing: Standing) -> tuple[str, str, str]:

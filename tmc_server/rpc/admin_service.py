@@ -14,6 +14,7 @@ from tmc_server.requests.deciding_by_hand import DecidingByHand
 from tmc_server.requests.delivery_control import DeliveryControl
 from tmc_server.requests.explaining import Explaining
 from tmc_server.requests.listing import in_order, listed
+from tmc_server.requests.overviewing import Overviewing
 from tmc_server.requests.signing import Signing
 from tmc_server.rpc import convert
 
@@ -23,15 +24,18 @@ class AdminServicer:
 
     def __init__(
         self,
+        *,
         administering: Administering,
         by_hand: DecidingByHand,
         signing: Signing,
         deliveries: DeliveryControl,
         explaining: Explaining,
+        overviewing: Overviewing,
     ) -> None:
         self._admin = administering
         self._deliveries = deliveries
         self._explaining = explaining
+        self._overviewing = overviewing
         self._signing = signing
         self._by_hand = by_hand
 
@@ -115,6 +119,11 @@ class AdminServicer:
     async def GetMessageDetail(self, _actor: str, request: admin_pb2.GetMessageDetailRequest) -> Any:
         detail = await self._admin.message(request.message_id, request.topic, request.key)
         return convert.detail_to(detail, self._admin.catalog)
+
+    async def GetOverview(self, _actor: str, _request: Any) -> Any:
+        now, topics = await self._overviewing.overview()
+        shown = [convert.topic_overview_to(each, self._admin.catalog) for each in topics]
+        return admin_pb2.GetOverviewResponse(now_ms=now, topics=shown)
 
     async def ExplainMessage(self, _actor: str, request: admin_pb2.ExplainMessageRequest) -> Any:
         message, found = await self._explaining.explain(request.message_id, request.topic, request.key)

@@ -11,6 +11,7 @@ from tmc_server.domain.checks import CheckTarget
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.ports.catalog import NewApp, NewSubscription
 from tmc_server.domain.ports.delivery import BrokerAddress, Copy
+from tmc_server.domain.ports.reading import Standing
 from tmc_server.domain.ports.servers import ServerView, ShardPlace
 from tmc_server.domain.queue_names import queue_of
 from tmc_server.domain.retry import RetryPolicy
@@ -20,6 +21,7 @@ from tmc_server.requests import validation
 from tmc_server.requests.administering import TopicSettings
 from tmc_server.requests.deciding_by_hand import CheckReport
 from tmc_server.requests.explanations import Explanation
+from tmc_server.requests.overviewing import TopicOverview
 
 
 def policy_fields(mask: FieldMask, *others: str) -> list[str]:
@@ -121,6 +123,37 @@ def detail_to(detail: MessageDetail, catalog: Catalog) -> admin_pb2.MessageDetai
         consumptions=[consumption_to(view, message.topic, message.producer, catalog) for view in detail.consumptions],
         failed_attempts=[failed_attempt_to(view, catalog) for view in detail.failed_attempts],
         check=progress_to(message.check) if message.check.attempt or message.check.due_ms else None,
+    )
+
+
+def topic_overview_to(overview: TopicOverview, catalog: Catalog) -> admin_pb2.TopicOverview:
+    messages = overview.messages
+    return admin_pb2.TopicOverview(
+        topic=overview.topic.name,
+        paused=overview.topic.paused,
+        prepared=messages.open,
+        undecided=messages.late,
+        check_failed=messages.failed,
+        oldest_undecided_ms=messages.oldest_late_ms or 0,
+        oldest_check_failed_ms=messages.oldest_failed_ms or 0,
+        subscriptions=[_subscription_overview_to(*each, catalog) for each in overview.deliveries],
+    )
+
+
+def _subscription_overview_to(
+    subscription: Subscription, deliveries: Standing, catalog: Catalog
+) -> admin_pb2.SubscriptionOverview:
+    return admin_pb2.SubscriptionOverview(
+        app=app_name(catalog, subscription.app),
+        tag=subscription.tag,
+        paused=subscription.paused,
+        scheduled=deliveries.open,
+        backlog=deliveries.late,
+        waiting=deliveries.waiting,
+        failed=deliveries.failed,
+        oldest_backlog_ms=deliveries.oldest_late_ms or 0,
+        oldest_failed_ms=deliveries.oldest_failed_ms or 0,
+        removed=subscription.is_removed,
     )
 
 

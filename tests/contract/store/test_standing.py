@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.support.metrics import series, value
@@ -14,6 +16,7 @@ from tmc_server.domain.ports.reading import Standing
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.counting import Gauging
 from tmc_server.metrics import METRICS
+from tmc_server.requests.overviewing import Overviewing
 from tmc_server.store.due_checks import SqlCheckDesk
 from tmc_server.store.standing import StandingCounts
 
@@ -174,3 +177,32 @@ def test_an_idle_center_is_counted_by_one_statement(store: StoreUnderTest) -> No
     with store.counting() as counted:
         duty.run_once()
     assert (len(counted.statements), counted.commits) == (1, 0)
+
+
+def test_an_overview_adds_up_all_shards(store: StoreUnderTest, counts: StandingCounts) -> None:
+    began = store.clock()
+    store.prepared()
+    store.clock.advance(11)
+    store.submitted(room=1)
+    store.perform(store.nack_of(store.submitted(room=1), 1, reject=True))
+    overviewing = Overviewing(store.watch, [(counts, [store.shard]), (counts, [store.shard])])  # two shards alike
+    now, (found,) = asyncio.run(overviewing.overview())
+    assert now == store.clock()
+    assert found.topic.name == "order.paid"
+    assert (found.messages.open, found.messages.late, found.messages.oldest_late_ms) == (2, 2, began)
+    ((subscription, deliveries),) = found.deliveries
+    assert subscription.number == store.subscription.number
+    assert (deliveries.open, deliveries.failed, deliveries.oldest_failed_ms) == (2, 2, store.clock())
+
+
+def test_an_overview_shows_a_removed_subscription_while_it_has_deliveries(
+    store: StoreUnderTest, counts: StandingCounts
+) -> None:
+    overviewing = Overviewing(store.watch, [(counts, [store.shard])])
+    store.submitted()
+    store.removed()
+    _, (found,) = asyncio.run(overviewing.overview())
+    assert [subscription.is_removed for subscription, _ in found.deliveries] == [True]
+    store.redeliver()
+    _, (found,) = asyncio.run(overviewing.overview())
+    assert found.deliveries == []

@@ -1,9 +1,10 @@
-"""`why`, as an operator asks it."""
+"""`why` and `overview`, as an operator asks them."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
+from tmc_cli.admin import age
 from tmc_server.requests.explanations import Why
 
 TMC = str(Path(sys.executable).parent / "tmc")
@@ -26,8 +28,12 @@ def center(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCenter]:
 
 
 def _why(center: RunningCenter, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return _admin(center, "why", *arguments)
+
+
+def _admin(center: RunningCenter, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"TMC_ADDRESS": center.address, "TMC_ADMIN_TOKEN": center.token}
-    command = [TMC, "admin", "why", *arguments]
+    command = [TMC, "admin", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -66,3 +72,21 @@ def test_what_is_not_there_is_said_in_one_sentence(center: RunningCenter, argume
     assert done.returncode != 0
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_overview_for_people_and_for_programs(center: RunningCenter, message_id: str) -> None:
+    assert message_id
+    topic, subscription = _admin(center, "overview").stdout.splitlines()
+    assert topic == "order.paid: 0 prepared, 0 undecided, 0 check failed"
+    assert re.fullmatch(
+        r"    coupons \(default\): 1 scheduled, 1 backlog \(oldest \d+ s\), 0 waiting, 0 failed", subscription
+    )
+    (found,) = json.loads(_admin(center, "overview", "--json").stdout)["topics"]
+    assert found["subscriptions"][0]["backlog"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"), [(-5, "0 s"), (59_999, "59 s"), (60_000, "1 min"), (7_200_000, "2 h"), (90_000_000, "1 d")]
+)
+def test_ages_are_in_the_largest_unit_that_fits(ms: int, text: str) -> None:
+    assert age(ms) == text

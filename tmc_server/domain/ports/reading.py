@@ -70,12 +70,35 @@ class Standing:
     oldest_late_ms: int | None = None
     oldest_failed_ms: int | None = None
 
+    def __add__(self, other: Standing) -> Standing:
+        """Of the same topic or subscription in another shard."""
+        return Standing(
+            topic=self.topic,
+            subscription=self.subscription,
+            open=self.open + other.open,
+            late=self.late + other.late,
+            failed=self.failed + other.failed,
+            waiting=self.waiting + other.waiting,
+            oldest_open_ms=_earlier(self.oldest_open_ms, other.oldest_open_ms),
+            oldest_late_ms=_earlier(self.oldest_late_ms, other.oldest_late_ms),
+            oldest_failed_ms=_earlier(self.oldest_failed_ms, other.oldest_failed_ms),
+        )
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there are rows in any of these states."""
+        return bool(self.open or self.failed or self.waiting)
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    return min((each for each in (one, other) if each is not None), default=None)
+
 
 class StandingReader(Protocol):
-    """Counts in the shards of one database that this server holds. Blocks."""
+    """Counts in the shards of one database. Blocks."""
 
     def shards(self) -> Sequence[Shard]:
-        """Those that are held now."""
+        """Those that this server looks after now."""
 
     def count(self, shards: Sequence[Shard]) -> tuple[int, Mapping[Shard, Sequence[Standing]]]:
         """Returns: the time by the database's clock, and what is there, by shard."""
