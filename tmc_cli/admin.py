@@ -356,7 +356,10 @@ def resume_subscription(context: typer.Context, topic: str, app: str, reason: Re
 def repair_order(context: typer.Context, topic: str, app: str, reason: Reason, tag: str = "") -> None:
     """Examine all order keys of a subscription now, and repair what is wrong. Servers do this by themselves, slowly."""
     request = admin_pb2.RepairOrderRequest(topic=topic, app=app, tag=tag, reason=reason)
-    _call(context, "RepairOrder", request, admin_pb2.RepairOrderResponse, timeout=150)
+    answer = _ask(context, "RepairOrder", request, admin_pb2.RepairOrderResponse, timeout=150)
+    if answer == admin_pb2.RepairOrderResponse():
+        say("Nothing had to be repaired.")
+    _show(answer)
 
 
 @app.command()
@@ -451,11 +454,14 @@ def why(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Say why a message is where it is and what to do about it, by id or by --topic and --key."""
+    if bool(id) == bool(topic or key) or bool(topic) != bool(key):
+        raise typer.BadParameter("name a message: MESSAGE_ID, or --topic and --key")
     request = admin_pb2.ExplainMessageRequest(message_id=id, topic=topic, key=key)
     answer: Any = _ask(context, "ExplainMessage", request, admin_pb2.ExplainMessageResponse)
     if as_json:
         _show(answer)
         return
+    typer.echo(f"message {answer.message_id}")
     for each in answer.explanations:
         who = f"{each.app} ({each.tag}): " if each.app else ""
         typer.echo(escaped(f"{who}{each.sentence}"))

@@ -601,20 +601,22 @@ class ExplainMessageRequest(_message.Message):
     def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
 
 class Explanation(_message.Message):
-    __slots__ = ("app", "tag", "why", "sentence", "remedy", "next_ms")
+    __slots__ = ("app", "tag", "why", "sentence", "remedy", "next_ms", "waits_for")
     APP_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
     REMEDY_FIELD_NUMBER: _ClassVar[int]
     NEXT_MS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     app: str
     tag: str
     why: _types_pb2.Why
     sentence: str
     remedy: str
     next_ms: int
-    def __init__(self, app: _Optional[str] = ..., tag: _Optional[str] = ..., why: _Optional[_Union[_types_pb2.Why, str]] = ..., sentence: _Optional[str] = ..., remedy: _Optional[str] = ..., next_ms: _Optional[int] = ...) -> None: ...
+    waits_for: str
+    def __init__(self, app: _Optional[str] = ..., tag: _Optional[str] = ..., why: _Optional[_Union[_types_pb2.Why, str]] = ..., sentence: _Optional[str] = ..., remedy: _Optional[str] = ..., next_ms: _Optional[int] = ..., waits_for: _Optional[str] = ...) -> None: ...
 
 class ExplainMessageResponse(_message.Message):
     __slots__ = ("message_id", "explanations")

@@ -88,6 +88,7 @@ class Why(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WHY_CHECK_SCHEDULED: _ClassVar[Why]
     WHY_PRODUCER_UNREACHABLE: _ClassVar[Why]
     WHY_PRODUCER_RESTS: _ClassVar[Why]
+    WHY_CHECK_BROKEN: _ClassVar[Why]
     WHY_CHECK_FAILED: _ClassVar[Why]
     WHY_ROLLED_BACK: _ClassVar[Why]
     WHY_NO_SUBSCRIBER: _ClassVar[Why]
@@ -95,12 +96,15 @@ class Why(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WHY_DUE: _ClassVar[Why]
     WHY_RETRY_SCHEDULED: _ClassVar[Why]
     WHY_AWAITS_ACK: _ClassVar[Why]
-    WHY_IN_HANDLER: _ClassVar[Why]
+    WHY_EXTENDED: _ClassVar[Why]
     WHY_NO_CONSUMER: _ClassVar[Why]
     WHY_BROKER_AWAY: _ClassVar[Why]
-    WHY_PAUSED: _ClassVar[Why]
+    WHY_TOPIC_PAUSED: _ClassVar[Why]
+    WHY_SUBSCRIPTION_PAUSED: _ClassVar[Why]
     WHY_BEHIND: _ClassVar[Why]
     WHY_BLOCKED: _ClassVar[Why]
+    WHY_TO_BE_RELEASED: _ClassVar[Why]
+    WHY_REMOVED: _ClassVar[Why]
     WHY_FAILED: _ClassVar[Why]
     WHY_ACKED: _ClassVar[Why]
     WHY_CANCELLED: _ClassVar[Why]
@@ -173,6 +177,7 @@ WHY_IN_TRANSACTION: Why
 WHY_CHECK_SCHEDULED: Why
 WHY_PRODUCER_UNREACHABLE: Why
 WHY_PRODUCER_RESTS: Why
+WHY_CHECK_BROKEN: Why
 WHY_CHECK_FAILED: Why
 WHY_ROLLED_BACK: Why
 WHY_NO_SUBSCRIBER: Why
@@ -180,12 +185,15 @@ WHY_DELAYED: Why
 WHY_DUE: Why
 WHY_RETRY_SCHEDULED: Why
 WHY_AWAITS_ACK: Why
-WHY_IN_HANDLER: Why
+WHY_EXTENDED: Why
 WHY_NO_CONSUMER: Why
 WHY_BROKER_AWAY: Why
-WHY_PAUSED: Why
+WHY_TOPIC_PAUSED: Why
+WHY_SUBSCRIPTION_PAUSED: Why
 WHY_BEHIND: Why
 WHY_BLOCKED: Why
+WHY_TO_BE_RELEASED: Why
+WHY_REMOVED: Why
 WHY_FAILED: Why
 WHY_ACKED: Why
 WHY_CANCELLED: Why

@@ -16,7 +16,7 @@ from tmc_server.domain.ports.ordering import FIRST_LINE, LineWork, Repaired
 from tmc_server.domain.ports.reading import RowReader
 from tmc_server.domain.ports.work import Performer
 from tmc_server.domain.views import ConsumptionView
-from tmc_server.errors import SubscriptionUnknown, TmcError, TopicUnknown
+from tmc_server.errors import ConsumptionClosed, InvalidField, SubscriptionUnknown, TmcError, TopicUnknown
 from tmc_server.requests import validation
 
 _LINES = 500
@@ -53,15 +53,22 @@ class DeliveryControl:
         self, kind: type[ByOperator], actor: str, message_id: str, app: str, tag: str, reason: str
     ) -> ConsumptionView:
         parsed = validation.message_id(message_id)
+        receiver = self._receiver(parsed, app, tag)
+        if kind is Reactivate and receiver.is_removed:
+            raise ConsumptionClosed("The subscription was removed, so its deliveries cannot be reactivated.")
         operation = kind(
             shard=parsed.shard,
             app=THE_CENTER,
             number=parsed.number,
-            subscription=self._receiver(parsed, app, tag).number,
+            subscription=receiver.number,
             actor=actor,
             reason=_reason(reason),
         )
         (answer,) = await self._performer.perform([operation])
+        if isinstance(answer, SubscriptionUnknown):
+            raise SubscriptionUnknown(
+                "There is no such delivery: `tmc admin get-message` shows the deliveries of a message."
+            )
         if isinstance(answer, TmcError):
             raise answer
         assert isinstance(answer, Done)
@@ -88,6 +95,8 @@ class DeliveryControl:
         place = self._catalog.current.topic_by_name.get(validation.topic(topic))
         if place is None:
             raise TopicUnknown(f"There is no topic {topic!r}: list the topics to see their names.")
+        if not place.ordered:
+            raise InvalidField("topic", f"be an ordered one: the messages of {topic} have no order keys")
         subscription = self._named(place, app, tag)
         subject = f"{topic} {app} {subscription.tag}"
         return await asyncio.to_thread(self._repair, place, subscription, actor, subject, _reason(reason))
@@ -113,7 +122,12 @@ class DeliveryControl:
         consumer = catalog.app_by_id.get(validation.app_id(app, "app"))
         if consumer is None:
             raise SubscriptionUnknown(_NO_SUCH)
-        return catalog.consumable(topic.number, consumer, validation.tag(tag) or topic.default_tag)
+        found = catalog.subscription_by_name.get(
+            (topic.number, consumer.number, validation.tag(tag) or topic.default_tag)
+        )
+        if found is None:
+            raise SubscriptionUnknown(_NO_SUCH)
+        return found
 
 
 _NO_SUCH = "There is no such subscription: list them to see topic, app and tag."

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from tmc_server.domain.catalog import Catalog, Topic
-from tmc_server.domain.consumption import QueueLook
-from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
+from tmc_server.domain.catalog import Catalog
+from tmc_server.domain.consumption import ConsumptionState, QueueLook
+from tmc_server.domain.ids import MessageId
+from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.placement import shard_of
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.reading import RowReader
@@ -37,31 +38,40 @@ class Explaining:
     def _explain(self, message_id: str, topic: str, key: str) -> tuple[MessageView, Sequence[Explanation]]:
         message = self._find(message_id, topic, key)
         catalog = self._catalog.current
-        place = catalog.topics[message.topic]
         detail = self._reader.detail(message)
         now = self._reader.now(message.shard)
-        itself = explain_message(message, place, len(detail.consumptions), now)
+        itself = explain_message(message, catalog.topics[message.topic], len(detail.consumptions), now)
         if itself is not None:
             return message, [itself]
         known = [view for view in detail.consumptions if view.subscription in catalog.subscriptions]
-        deliveries = [self._delivery(catalog, place, detail, view) for view in known]
-        return message, [explain_delivery(each, place, now) for each in deliveries]
+        return message, [explain_delivery(self._delivery(catalog, message, detail, view), now) for view in known]
 
-    def _delivery(self, catalog: Catalog, topic: Topic, detail: MessageDetail, view: ConsumptionView) -> Delivery:
+    def _delivery(
+        self, catalog: Catalog, message: MessageView, detail: MessageDetail, view: ConsumptionView
+    ) -> Delivery:
         subscription = catalog.subscriptions[view.subscription]
         errors = [each for each in detail.failed_attempts if each.subscription == view.subscription]
+        is_due = view.state is ConsumptionState.SCHEDULED and not catalog.is_paused(subscription.number)
         return Delivery(
             view=view,
+            topic=catalog.topics[subscription.topic],
             subscription=subscription,
-            look=None if catalog.is_paused(subscription.number) else self._look(subscription.number),
+            look=self._look(subscription.number) if is_due else None,
             error=errors[-1] if errors else None,
-            head=self._head(view.shard, view.waits_for, subscription.number),
+            waits_for=str(MessageId(message.topic, message.producer, view.shard, view.waits_for))
+            if view.waits_for
+            else "",
+            head=self._head(catalog, view),
         )
 
-    def _head(
-        self, shard: Shard, number: MessageNumber | None, subscription: SubscriptionNumber
-    ) -> ConsumptionView | None:
-        return self._reader.consumption(shard, number, subscription) if number else None
+    def _head(self, catalog: Catalog, view: ConsumptionView) -> Delivery | None:
+        """The delivery that this one waits for."""
+        head = self._reader.message(view.shard, view.waits_for) if view.waits_for else None
+        if head is None:
+            return None
+        detail = self._reader.detail(head)
+        found = next((each for each in detail.consumptions if each.subscription == view.subscription), None)
+        return self._delivery(catalog, head, detail, found) if found is not None else None
 
     def _find(self, message_id: str, topic: str, key: str) -> MessageView:
         if message_id:
@@ -69,8 +79,8 @@ class Explaining:
             found = self._reader.message(parsed.shard, parsed.number)
             if found is None and self._reader.is_gone(parsed.shard, parsed.number):
                 raise MessageGone(
-                    "It was closed and removed by the retention duty, if it existed: look for it in the archive"
-                    " (`tmc-pipeline find`)."
+                    "It may have been closed and removed by the retention duty: look for it in the archive"
+                    " (`tmc pipeline restore`)."
                 )
         else:
             place = self._catalog.current.topic_by_name.get(validation.topic(topic))
@@ -79,5 +89,7 @@ class Explaining:
             shard = shard_of(place.table_index, place.spread, validation.key(key))
             found = self._reader.message_by_key(shard, place.number, key, None, live_only=False)
         if found is None or found.topic not in self._catalog.current.topics:
-            raise MessageUnknown("There is no such message: check the id, or topic and key.")
+            raise MessageUnknown(
+                "There is no such message: check the id, or topic and key; it may have been removed by retention."
+            )
         return found

@@ -14,7 +14,8 @@ from tmc_server.domain.catalog import Subscription, Topic
 from tmc_server.domain.checks import CheckReason
 from tmc_server.domain.consumption import ConsumptionState, QueueLook
 from tmc_server.domain.message import MessageState
-from tmc_server.domain.views import AttemptView, ConsumptionView, MessageView
+from tmc_server.domain.ordering import releases_next
+from tmc_server.domain.views import AttemptView, CheckView, ConsumptionView, MessageView
 
 
 class Why(Enum):
@@ -25,47 +26,60 @@ class Why(Enum):
     CHECK_SCHEDULED = "Nothing: it is checked then. `tmc admin check-now` checks it at once."
     PRODUCER_UNREACHABLE = "Start the producer's service, or correct the target (`tmc admin get-check`)."
     PRODUCER_RESTS = "Find out why the service fails: `tmc admin check-now` shows its answer."
+    CHECK_BROKEN = "Correct the check endpoint: `tmc admin check-now` shows its answer."
     CHECK_FAILED = "Decide by hand (`tmc admin decide`), or check it again (`tmc admin reactivate-check`)."
     ROLLED_BACK = "Nothing: its producer did not commit."
     NO_SUBSCRIBER = "Subscribe before messages are sent; send this one again if somebody needs it."
     # A delivery
     DELAYED = "Nothing: its producer asked for the delay."
-    DUE = "Nothing: it is delivered with the next pass. If this lasts, look at `tmc admin list-servers`."
+    DUE = (
+        "Nothing, for a second. If it stays due, its consumers are busy, or no server works (`tmc admin list-servers`)."
+    )
     RETRY_SCHEDULED = "Read the error; the message is delivered again at that time."
     AWAITS_ACK = "Nothing: a consumer has it, or gets it from the queue. Without an ack it is delivered again then."
-    IN_HANDLER = "Nothing: the handler keeps asking for more time."
+    EXTENDED = "Nothing: it is in a handler, or waits for a free one. If this lasts, read the consumer's log."
     NO_CONSUMER = "Start the consumer, and check its app, tag and topics."
-    BROKER_AWAY = "Look at RabbitMQ: it is away, blocks publishers, or does not answer."
-    PAUSED = "`tmc admin resume-subscription` or `resume-topic`."
-    BEHIND = "Nothing: it is delivered after the ack of that message."
+    BROKER_AWAY = "Look at the broker: it is away, blocks publishers, or does not answer."
+    TOPIC_PAUSED = "`tmc admin resume-topic`."
+    SUBSCRIPTION_PAUSED = "`tmc admin resume-subscription`."
+    BEHIND = "Whatever helps the message that it waits for."
     BLOCKED = "`tmc admin reactivate` or `cancel` the message that it waits for."
-    FAILED = "Mend the cause, then `tmc admin reactivate`; or `tmc admin cancel`."
+    TO_BE_RELEASED = "Nothing: servers release it within seconds. `tmc admin repair-order` does it at once."
+    REMOVED = "Nothing: it is not delivered any more. Subscribe again for later messages."
+    FAILED = "Correct the cause, then `tmc admin reactivate`; or `tmc admin cancel`."
     ACKED = "Nothing: it is done."
     CANCELLED = "Nothing: it is not delivered any more."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """delivery: None: about the message itself.  next_ms: when something happens by itself; None: never, or not known."""
+    """delivery: None: about the message itself.  next_ms: when something happens by itself; None: never, or not known.
 
-    delivery: ConsumptionView | None
+    waits_for: id of the message that must be acked first; "": none.
+    """
+
     why: Why
     sentence: str
     next_ms: int | None = None
+    delivery: ConsumptionView | None = None
+    waits_for: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """What is known of one delivery. look: at its queue; None: unknown.  error: of its last failed attempt, if any.
+    """What is known of one delivery. look: at its queue; None: unknown, or it does not matter.
 
-    head: of its line, while it waits; None: not found.
+    error: of its last failed attempt, if any.  waits_for, head: while it waits, the id of the message that must be acked
+    first, and its delivery to the same subscription; None: it has none, or it is gone.
     """
 
     view: ConsumptionView
+    topic: Topic
     subscription: Subscription
     look: QueueLook | None
     error: AttemptView | None
-    head: ConsumptionView | None
+    waits_for: str = ""
+    head: Delivery | None = None
 
 
 def at(ms: int) -> str:
@@ -75,127 +89,161 @@ def at(ms: int) -> str:
 
 def explain_message(message: MessageView, topic: Topic, deliveries: int, now: int) -> Explanation | None:
     """None: its deliveries explain it."""
-    check = message.check
-
-    def because(why: Why, sentence: str, next_ms: int | None = None) -> Explanation:
-        return Explanation(delivery=None, why=why, sentence=sentence, next_ms=next_ms)
-
     match message.state:
         case MessageState.PREPARED:
-            due_ms = check.due_ms or now
-            if check.unreached_ms is not None:
-                rests = check.last_answer.startswith(CheckReason.NOT_ASKED.name)
-                return because(
-                    Why.PRODUCER_RESTS if rests else Why.PRODUCER_UNREACHABLE,
-                    f"Its producer has not decided, and could not be asked since {at(check.unreached_ms)}:"
-                    f" {check.last_answer}. It is asked again at {at(due_ms)}.",
-                    due_ms,
-                )
-            if check.attempt == 0:
-                return because(
-                    Why.IN_TRANSACTION,
-                    f"Its producer has not decided yet. It is checked at {at(due_ms)},"
-                    f" {topic.transaction_time_ms / 1000:g} s after it was prepared.",
-                    due_ms,
-                )
-            return because(
-                Why.CHECK_SCHEDULED,
-                f"Its producer has not decided. Check {check.attempt} was answered: {check.last_answer}."
-                f" It is checked again at {at(due_ms)}.",
-                due_ms,
-            )
+            return _explain_undecided(message.check, message.created_ms, now)
         case MessageState.CHECK_FAILED:
-            return because(
-                Why.CHECK_FAILED,
-                f"Its producer has not decided, and {check.checked} checks were not answered with a decision:"
-                f" {check.last_answer}.",
+            answer = _quoted(message.check.last_answer)
+            checks = _counted(message.check.checked, "check")
+            return Explanation(
+                why=Why.CHECK_FAILED,
+                sentence=f"Its producer has not decided, and {checks} did not decide it either. The last answer: {answer}.",
             )
         case MessageState.ROLLED_BACK:
-            return because(Why.ROLLED_BACK, f"It was rolled back at {at(message.decided_ms or 0)}.")
+            return Explanation(why=Why.ROLLED_BACK, sentence=f"It was rolled back{_when(message.decided_ms)}.")
         case MessageState.COMMITTED:
             if deliveries:
                 return None
-            return because(
-                Why.NO_SUBSCRIBER,
-                f"Nobody was subscribed to {topic.name} when it was submitted at {at(message.decided_ms or 0)}.",
-            )
+            nobody = f"Nobody was subscribed to {topic.name} when it was submitted{_when(message.decided_ms)}."
+            return Explanation(why=Why.NO_SUBSCRIBER, sentence=nobody)
         case _:
             assert_never(message.state)
 
 
-def explain_delivery(of: Delivery, topic: Topic, now: int) -> Explanation:
+def _explain_undecided(check: CheckView, created_ms: int, now: int) -> Explanation:
+    due_ms = check.due_ms or now
+    again = f"It is checked again at {at(due_ms)}."
+    if check.unreached_ms is not None:
+        reason = _reason_of(check.last_answer)
+        if reason is not None and not reason.of_service:
+            why, what = Why.CHECK_BROKEN, "its check endpoint has given no valid answer since"
+        elif reason is CheckReason.NOT_ASKED:
+            why, what = Why.PRODUCER_RESTS, "its service could not be asked since"
+        else:
+            why, what = Why.PRODUCER_UNREACHABLE, "its service could not be asked since"
+        answer = _quoted(check.last_answer)
+        sentence = f"Its producer has not decided, and {what} {at(check.unreached_ms)}: {answer}. {again}"
+        return Explanation(why=why, sentence=sentence, next_ms=due_ms)
+    if check.attempt == 0:
+        after = f"{(due_ms - created_ms) / 1000:g} s after it was prepared"
+        first = (
+            f"It is checked at {at(due_ms)}, {after}."
+            if due_ms > now
+            else f"It has been due for a check since {at(due_ms)}."
+        )
+        sentence = f"Its producer has not decided yet. {first}"
+        return Explanation(why=Why.IN_TRANSACTION, sentence=sentence, next_ms=due_ms)
+    begun = _counted(check.attempt, "check")
+    answer = f"the last answer: {_quoted(check.last_answer)}" if check.last_answer else "there is no answer yet"
+    sentence = f"Its producer has not decided. {begun} begun; {answer}. {again}"
+    return Explanation(why=Why.CHECK_SCHEDULED, sentence=sentence, next_ms=due_ms)
+
+
+def explain_delivery(of: Delivery, now: int) -> Explanation:
+    """Why one delivery is where it is."""
     view = of.view
-
-    def because(why: Why, sentence: str, next_ms: int | None = None) -> Explanation:
-        return Explanation(delivery=view, why=why, sentence=sentence, next_ms=next_ms)
-
+    removed_ms = of.subscription.removed_ms
     match view.state:
         case ConsumptionState.ACKED:
-            return because(Why.ACKED, f"It was acked at {at(view.closed_ms or 0)}, after {_attempts(view.attempt)}.")
+            return _because(
+                of, Why.ACKED, f"It was acked{_when(view.closed_ms)}, after {_counted(view.attempt, 'attempt')}."
+            )
         case ConsumptionState.CANCELLED:
-            return because(
-                Why.CANCELLED,
-                f"It was cancelled at {at(view.closed_ms or 0)}: by an operator, or the subscription was removed.",
+            by = "by an operator, or because the subscription was removed"
+            return _because(of, Why.CANCELLED, f"It was cancelled{_when(view.closed_ms)}, {by}.")
+        case ConsumptionState.SCHEDULED | ConsumptionState.WAITING | ConsumptionState.FAILED if removed_ms is not None:
+            then = (
+                "it stays FAILED"
+                if view.state is ConsumptionState.FAILED
+                else "this delivery is cancelled when it is due"
             )
+            return _because(of, Why.REMOVED, f"The subscription was removed at {at(removed_ms)}: {then}.")
         case ConsumptionState.FAILED:
-            error = of.error.error if of.error is not None else "no attempt was acked"
-            return because(
-                Why.FAILED,
-                f"It was given up at {at(view.closed_ms or 0)}, after {_attempts(view.attempt)}: {error}.",
-            )
+            return _because(of, Why.FAILED, _given_up(of))
         case ConsumptionState.WAITING:
-            blocked = of.head is not None and of.head.state is ConsumptionState.FAILED
-            return because(
-                Why.BLOCKED if blocked else Why.BEHIND,
-                f"It waits for message {view.waits_for} of its order key, which "
-                + ("has FAILED." if blocked else "is not acked yet."),
-            )
+            return _explain_waiting(of, now)
         case ConsumptionState.SCHEDULED:
-            return _explain_scheduled(of, topic, now)
+            return _explain_scheduled(of, now)
         case _:
             assert_never(view.state)
 
 
-def _explain_scheduled(of: Delivery, topic: Topic, now: int) -> Explanation:
+def _because(of: Delivery, why: Why, sentence: str, next_ms: int | None = None) -> Explanation:
+    return Explanation(why=why, sentence=sentence, next_ms=next_ms, delivery=of.view, waits_for=of.waits_for)
+
+
+def _given_up(of: Delivery) -> str:
+    start = f"It was given up{_when(of.view.closed_ms)}, after {_counted(of.view.attempt, 'attempt')}"
+    if of.error is None:
+        return f"{start}: none was acked."
+    if of.error.attempt == of.view.attempt:
+        return f"{start}: {_quoted(of.error.error)}."
+    return f"{start}. The last one was not answered; attempt {of.error.attempt} failed: {_quoted(of.error.error)}."
+
+
+def _explain_waiting(of: Delivery, now: int) -> Explanation:
+    head = of.head
+    if head is None or releases_next(head.view.state, of.subscription.order):
+        return _because(
+            of, Why.TO_BE_RELEASED, "It no longer has to wait, and is released when its order key is examined."
+        )
+    wait = f"It waits for message {of.waits_for} of its order key"
+    if head.view.state is ConsumptionState.FAILED:
+        return _because(of, Why.BLOCKED, f"{wait}, which has FAILED.")
+    of_head = explain_delivery(head, now)
+    return _because(of, Why.BEHIND, f"{wait}. About that one: {of_head.sentence} {of_head.why.value}", of_head.next_ms)
+
+
+def _explain_scheduled(of: Delivery, now: int) -> Explanation:
     view, look = of.view, of.look
     due_ms = view.due_ms or now
-
-    def because(why: Why, sentence: str, next_ms: int | None = due_ms) -> Explanation:
-        return Explanation(delivery=view, why=why, sentence=sentence, next_ms=next_ms)
-
-    if topic.paused or of.subscription.paused:
-        what = f"topic {topic.name}" if topic.paused else "the subscription"
-        return because(Why.PAUSED, f"Nothing is delivered: {what} is paused.", None)
+    again = f"Without an ack it is delivered again at {at(due_ms)}."
+    with_consumer = ""
+    if view.tried_ms is not None or view.extended:
+        with_consumer = f" Attempt {view.attempt} is on its way or with a consumer; its ack counts."
+    if of.topic.paused:
+        also = ", and so is the subscription" if of.subscription.paused else ""
+        return _because(of, Why.TOPIC_PAUSED, f"Topic {of.topic.name} is paused{also}.{with_consumer}")
+    if of.subscription.paused:
+        return _because(of, Why.SUBSCRIPTION_PAUSED, f"The subscription is paused.{with_consumer}")
     if view.attempt == 0 and due_ms > now:
-        return because(Why.DELAYED, f"It is delayed until {at(due_ms)}.")
+        return _because(of, Why.DELAYED, f"It is delayed until {at(due_ms)}.", due_ms)
     if look is None:
-        return because(Why.BROKER_AWAY, "Nothing can be delivered now: the broker cannot be reached.", None)
+        return _because(of, Why.BROKER_AWAY, "Nothing can be delivered now: its broker cannot be reached.")
     handed_over = view.tried_ms is not None
     if look.consumers == 0 and of.subscription.forward is None and (look.messages or not handed_over):
-        queued = f" {look.messages} messages wait in its queue." if look.messages else ""
+        queued = f" {_counted(look.messages, 'message')} in its queue." if look.messages else ""
         since = f" Its copy was handed over at {at(view.tried_ms)}." if view.tried_ms is not None else ""
-        return because(Why.NO_CONSUMER, f"Nobody reads this subscription's messages.{queued}{since}")
+        return _because(of, Why.NO_CONSUMER, f"Nobody reads this subscription's messages.{queued}{since}")
     if due_ms <= now:
-        return because(Why.DUE, f"It has been due since {at(due_ms)}.")
+        return _because(of, Why.DUE, f"It has been due since {at(due_ms)}.")
     if view.extended:
-        return because(
-            Why.IN_HANDLER,
-            f"A handler has it; its consumer extended attempt {view.attempt} {_times(view.extended)}."
-            f" Without an ack it is delivered again at {at(due_ms)}.",
-        )
+        times = "once" if view.extended == 1 else f"{view.extended} times"
+        sentence = f"A consumer has it, and asked for more time {times} in attempt {view.attempt}. {again}"
+        return _because(of, Why.EXTENDED, sentence, due_ms)
     if view.tried_ms is not None:
-        return because(
-            Why.AWAITS_ACK,
-            f"Attempt {view.attempt} was handed over at {at(view.tried_ms)}. Without an ack it is delivered again at"
-            f" {at(due_ms)}.",
-        )
-    error = f": {of.error.error}" if of.error is not None and of.error.attempt == view.attempt else ""
-    return because(Why.RETRY_SCHEDULED, f"Attempt {view.attempt} failed{error}. It is delivered again at {at(due_ms)}.")
+        sentence = f"Attempt {view.attempt} was handed over at {at(view.tried_ms)}. {again}"
+        return _because(of, Why.AWAITS_ACK, sentence, due_ms)
+    if of.error is not None and of.error.attempt == view.attempt:
+        most = of.subscription.policy.max_retry + 1
+        failed = f"Attempt {view.attempt} failed ({view.tried} of {most} that count): {_quoted(of.error.error)}."
+    else:
+        failed = f"Attempt {view.attempt} did not reach a consumer and is not counted."
+    return _because(of, Why.RETRY_SCHEDULED, f"{failed} It is delivered again at {at(due_ms)}.", due_ms)
 
 
-def _attempts(count: int) -> str:
-    return "1 attempt" if count == 1 else f"{count} attempts"
+def _reason_of(answer: str) -> CheckReason | None:
+    """The reason that an answer to a check begins with; None: it begins with a verdict."""
+    return CheckReason.__members__.get(answer.partition(":")[0])
 
 
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
+def _quoted(text: str) -> str:
+    return text.rstrip(". ")
+
+
+def _when(ms: int | None) -> str:
+    return f" at {at(ms)}" if ms else ""
+
+
+def _counted(count: int, what: str) -> str:
+    return f"1 {what}" if count == 1 else f"{count} {what}s"

@@ -82,9 +82,14 @@ class Preparing:
         self._ensure_topic(caller, topic, bool(order_key))
         found = self._catalog.current.producible(topic, caller.app)
         if found.ordered and not order_key:
-            raise InvalidField("order_key", f"be given: each message of {topic} is delivered in the order of its key")
+            raise InvalidField(
+                "order_key", f"be given: {topic} is ordered; name what the message is about, such as an account"
+            )
         if order_key and not found.ordered:
-            raise InvalidField("order_key", f"be empty: {topic} was not registered as ordered")
+            raise InvalidField(
+                "order_key",
+                f"be left out: {topic} is not ordered, which cannot be changed; register another topic as ordered",
+            )
         if check_target and check_target not in found.checks.targets:
             raise InvalidField("check_target", "be the name of one of the topic's targets, or empty")
         if not publish and self._gauge.open(found.number) >= found.open_limit:

@@ -167,6 +167,7 @@ def explanation_to(explanation: Explanation, catalog: Catalog) -> admin_pb2.Expl
         sentence=explanation.sentence,
         remedy=explanation.why.value,
         next_ms=explanation.next_ms or 0,
+        waits_for=explanation.waits_for,
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.asking import AWAY, UNKNOWN, ScriptedAsking
 from tests.support.store import POLICY, StoreUnderTest
+from tmc_server.domain.checks import CheckAnswer, CheckReason
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import MessageNumber
@@ -64,7 +65,26 @@ def test_a_check_that_decided_nothing(store: StoreUnderTest, explain: Explain) -
     store.checking(ScriptedAsking(UNKNOWN)).run_once()
     found = _only(explain(number))
     assert (found.why, found.next_ms) == (Why.CHECK_SCHEDULED, store.message_row(number).due_ms)
-    assert "Check 1 was answered" in found.sentence
+    assert "1 check begun; the last answer: ANSWERED" in found.sentence
+
+
+def test_a_check_that_is_running(store: StoreUnderTest, explain: Explain) -> None:
+    number, seen = store.prepared().number, []
+    asking = ScriptedAsking(UNKNOWN)
+    asking.meanwhile = lambda: seen.append(_only(explain(number)))
+    store.clock.advance(10)
+    store.checking(asking).run_once()
+    assert seen[0].why is Why.CHECK_SCHEDULED
+    assert "1 check begun; there is no answer yet" in seen[0].sentence
+
+
+def test_an_endpoint_that_answers_nonsense(store: StoreUnderTest, explain: Explain) -> None:
+    number = store.prepared().number
+    store.clock.advance(10)
+    store.checking(ScriptedAsking(CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, "'MAYBE'"))).run_once()
+    found = _only(explain(number))
+    assert found.why is Why.CHECK_BROKEN
+    assert "'MAYBE'" in found.sentence
 
 
 def test_a_producer_that_cannot_be_reached(store: StoreUnderTest, explain: Explain) -> None:
@@ -154,7 +174,7 @@ def test_a_handler_that_takes_its_time(store: StoreUnderTest, explain: Explain, 
     for _ in range(times):
         store.perform(store.extend_of(number, 1))
     found = _only(explain(number))
-    assert found.why is Why.IN_HANDLER
+    assert found.why is Why.EXTENDED
     assert words in found.sentence
 
 
@@ -174,7 +194,7 @@ def test_a_failed_attempt(store: StoreUnderTest, explain: Explain) -> None:
     store.perform(store.nack_of(number, 1))
     found = _only(explain(number))
     assert (found.why, found.next_ms) == (Why.RETRY_SCHEDULED, store.row(number).due_ms)
-    assert "Attempt 1 failed: broken" in found.sentence
+    assert "Attempt 1 failed (1 of 4 that count): broken." in found.sentence
 
 
 @pytest.mark.parametrize("room", [0, 1])
@@ -183,7 +203,7 @@ def test_a_queue_that_nobody_reads(store: StoreUnderTest, explain: Explain, room
     store.outlet.looks_like = QueueLook(consumers=0, messages=room)
     found = _only(explain(number))
     assert found.why is Why.NO_CONSUMER
-    assert ("1 messages wait" in found.sentence) == bool(room)
+    assert ("1 message in its queue" in found.sentence) == bool(room)
 
 
 def test_a_broker_that_is_away(store: StoreUnderTest, explain: Explain) -> None:
@@ -202,18 +222,39 @@ def test_a_pause(store: StoreUnderTest, explain: Explain, what: str) -> None:
         store.catalog_store.pause_subscription("test", store.topic.name, "coupons", "", True, "test")
     store.watch.run_once()
     found = _only(explain(number))
-    assert found.why is Why.PAUSED
-    assert what in found.sentence
+    assert found.why is (Why.TOPIC_PAUSED if what == "topic" else Why.SUBSCRIPTION_PAUSED)
+    assert what in found.sentence.lower()
 
 
 def test_a_line(store: StoreUnderTest, explain: Explain) -> None:
     store.take_ordered_topic(OrderMode.STRICT)
     head, follower = store.sent("a", room=1), store.sent("a")
     found = _only(explain(follower))
-    assert found.why is Why.BEHIND
-    assert str(head) in found.sentence
+    head_id = str(MessageId(store.topic.number, store.orders.number, store.shard, MessageNumber(head)))
+    assert (found.why, found.waits_for) == (Why.BEHIND, head_id)
+    assert f"It waits for message {head_id} of its order key. About that one: Attempt 1" in found.sentence
     store.perform(store.nack_of(head, 1, reject=True))
-    assert _only(explain(follower)).why is Why.BLOCKED
+    blocked = _only(explain(follower))
+    assert (blocked.why, blocked.waits_for) == (Why.BLOCKED, head_id)
+    store.set_order(OrderMode.SKIP)
+    assert _only(explain(follower)).why is Why.TO_BE_RELEASED
+
+
+def test_a_removed_subscription(store: StoreUnderTest, explain: Explain) -> None:
+    scheduled, failed = store.submitted(delay_ms=60_000), store.submitted(room=1)
+    store.perform(store.nack_of(failed, 1, reject=True))
+    store.catalog_store.pause_subscription("test", store.topic.name, "coupons", "", True, "test")
+    store.removed()
+    assert {_only(explain(number)).why for number in (scheduled, failed)} == {Why.REMOVED}
+    assert "stays FAILED" in _only(explain(failed)).sentence
+
+
+def test_a_copy_that_reached_nobody(store: StoreUnderTest, explain: Explain) -> None:
+    number = store.submitted(room=1)
+    store.perform(store.give_back_of(number, 1, after_ms=5_000))
+    found = _only(explain(number))
+    assert found.why is Why.RETRY_SCHEDULED
+    assert "did not reach a consumer" in found.sentence
 
 
 def test_a_delivery_that_was_given_up(store: StoreUnderTest, explain: Explain) -> None:
@@ -229,7 +270,16 @@ def test_one_that_was_given_up_without_a_word(store: StoreUnderTest, explain: Ex
     for _ in range(POLICY.max_retry + 1):
         store.clock.advance(3_600)
         store.redeliver(room=1)
-    assert "no attempt was acked" in _only(explain(number)).sentence
+    assert "none was acked" in _only(explain(number)).sentence
+
+
+def test_an_error_is_that_of_its_attempt(store: StoreUnderTest, explain: Explain) -> None:
+    number = store.submitted(room=1)
+    store.perform(store.nack_of(number, 1))
+    for _ in range(POLICY.max_retry + 1):
+        store.clock.advance(3_600)
+        store.redeliver(room=1)
+    assert "The last one was not answered; attempt 1 failed: broken." in _only(explain(number)).sentence
 
 
 def test_what_is_done(store: StoreUnderTest, explain: Explain) -> None:

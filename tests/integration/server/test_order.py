@@ -22,7 +22,7 @@ from tmc_common.protocol import admin_pb2, types_pb2
 ORDERED = {"topic_settings": {"ordered": True}}
 
 
-_TOPICS = 10
+_TOPICS = 11
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def test_an_order_key_is_demanded_where_it_counts_and_refused_elsewhere(
 ) -> None:
     with pytest.raises(tmc.InvalidRequest, match="order_key must be given") as lacking:
         orders.publish(topic, b"", key="a")
-    with pytest.raises(tmc.InvalidRequest, match="order_key must be empty") as needless:
+    with pytest.raises(tmc.InvalidRequest, match="order_key must be left out") as needless:
         orders.publish("order.paid", b"", key="a", order_key="alice")
     with pytest.raises(tmc.InvalidRequest, match="128 characters") as long:
         orders.prepare(topic, b"", key="a", order_key="x" * 129)
@@ -236,9 +236,11 @@ def test_pauses_name_what_is_there_and_say_why(center: RunningCenter) -> None:
     assert refused(center, "PauseTopic", name="order.paid")[0] == "INVALID_ARGUMENT"
     assert refused(center, "PauseSubscription", topic="order.paid", app="stranger", reason="x")[0] == "NOT_FOUND"
     assert refused(center, "RepairOrder", topic="nothing", app="coupons", reason="x")[0] == "NOT_FOUND"
-    assert refused(center, "RepairOrder", topic="order.paid", app="stranger", reason="x")[0] == "NOT_FOUND"
-    assert refused(center, "RepairOrder", topic="order.paid", app="coupons")[0] == "INVALID_ARGUMENT"
+    assert refused(center, "RepairOrder", topic="account-0", app="stranger", reason="x")[0] == "NOT_FOUND"
+    assert refused(center, "RepairOrder", topic="account-0", app="coupons")[0] == "INVALID_ARGUMENT"
+    assert "no order keys" in refused(center, "RepairOrder", topic="order.paid", app="coupons", reason="x")[1]
     message = {"message_id": "1-1-05-1", "app": "coupons", "reason": "x"}
+    assert "There is no such delivery" in refused(center, "ReactivateConsumption", **message)[1]
     assert refused(center, "CancelConsumption", **message)[0] == "NOT_FOUND"
 
 
@@ -248,3 +250,17 @@ def test_a_repair_of_what_is_whole_changes_nothing(center: RunningCenter, orders
     done = ask(center, "RepairOrder", topic=topic, app="coupons", reason="to be sure")
     assert (done.scheduled, done.released, done.cancelled, done.dropped) == (0, 0, 0, 0)
     assert _states(center, topic) == ["SCHEDULED", "WAITING", "WAITING"]
+
+
+def test_a_delivery_of_a_removed_subscription_cannot_be_reactivated(
+    center: RunningCenter, orders: tmc.Center, topic: str, tmp_path: Path
+) -> None:
+    """It would be cancelled at once."""
+    with _Effects(center, tmp_path, topic) as effects:
+        effects.fails.add("broken")
+        message_id = orders.publish(topic, b"", key="broken", order_key="alice")
+        eventually(lambda: _states(center, topic) == ["FAILED"])
+    ask(center, "RemoveSubscription", topic=topic, app="coupons")
+    refusal = refused(center, "ReactivateConsumption", message_id=message_id, app="coupons", reason="x")
+    assert (refusal[0], "was removed" in refusal[1]) == ("FAILED_PRECONDITION", True)
+    assert _states(center, topic) == ["FAILED"]

@@ -46,7 +46,8 @@ def message_id(center: RunningCenter) -> str:
 def test_sentences_for_people(center: RunningCenter, message_id: str) -> None:
     done = _why(center, message_id)
     assert done.returncode == 0, done.stderr
-    sentence, remedy = done.stdout.splitlines()
+    name, sentence, remedy = done.stdout.splitlines()
+    assert name == f"message {message_id}"
     assert sentence == "coupons (default): Nobody reads this subscription's messages."
     assert remedy.strip() == Why.NO_CONSUMER.value
 
@@ -65,6 +66,9 @@ def test_names_for_programs(center: RunningCenter, message_id: str) -> None:
         (["nonsense"], "TOPIC-APP-SHARD-NUMBER"),
         (["--topic", "nothing", "--key", "k"], "There is no topic 'nothing'"),
         (["--topic", "order.paid", "--key", "nothing"], "There is no such message"),
+        ([], "MESSAGE_ID, or --topic and --key"),
+        (["--topic", "order.paid"], "MESSAGE_ID, or --topic and --key"),
+        (["1-1-05-1", "--topic", "order.paid", "--key", "k"], "MESSAGE_ID, or --topic and --key"),
     ],
 )
 def test_what_is_not_there_is_said_in_one_sentence(center: RunningCenter, arguments: list[str], sentence: str) -> None:

@@ -43,7 +43,7 @@ class Outlet(Protocol):
         """A consumer answered the attempt made at tried_ms: copies handed over earlier have left the queue too."""
 
     def look(self, subscription: SubscriptionNumber) -> QueueLook | None:
-        """The state of this subscription's queue. None: unknown now. Blocks; for duty threads only."""
+        """The state of this subscription's queue. None: unknown now. Blocks; from any thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
