@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from tmc_common.headers import SEQUENCE
 from tmc_server.domain.numbers import Attempt, MessageNumber, OrderSequence, SubscriptionNumber
+from tmc_server.domain.operations import Prepare
 from tmc_server.domain.ports.delivery import Copy
 from tmc_server.store.transaction import Transaction
 
@@ -16,9 +19,44 @@ def parse_headers(stored: str | None) -> dict[str, str]:
     return dict(json.loads(stored)) if stored else {}
 
 
-def with_sequence(headers: Mapping[str, str], sequence: OrderSequence | None) -> Mapping[str, str]:
-    """The headers of a copy. sequence None: it is delivered without regard to its order key."""
-    return headers if sequence is None else {**headers, SEQUENCE: str(sequence)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """A submitted message, with what its copies carry."""
+
+    number: MessageNumber
+    topic: int
+    producer: int
+    key: str
+    body: bytes
+    content_type: str
+    headers: Mapping[str, str]
+    delay_ms: int
+
+    @classmethod
+    def published(cls, operation: Prepare) -> Submitted:
+        return cls(
+            number=operation.number,
+            topic=operation.topic.number,
+            producer=operation.app,
+            key=operation.key,
+            body=operation.body,
+            content_type=operation.content_type,
+            headers=dict(operation.headers),
+            delay_ms=operation.delay_ms,
+        )
+
+    @classmethod
+    def stored(cls, row: Any) -> Submitted:
+        return cls(
+            number=row.id,
+            topic=row.topic_no,
+            producer=row.producer_no,
+            key=row.message_key,
+            body=row.body,
+            content_type=row.content_type,
+            headers=parse_headers(row.headers),
+            delay_ms=row.delay_ms,
+        )
 
 
 def load_copies(
@@ -30,17 +68,27 @@ def load_copies(
 ) -> None:
     """Hand over a copy of each of these messages when the transaction is committed. sequences: of those that have one."""
     for row in tx.rows(tx.sql.bodies, ids=sorted(numbers)) if numbers else ():
-        tx.copies.append(
-            Copy(
-                shard=tx.sql.shard,
-                number=row.id,
-                subscription=subscription,
-                attempt=attempt,
-                topic=row.topic_no,
-                producer=row.producer_no,
-                key=row.message_key,
-                body=row.body,
-                content_type=row.content_type,
-                headers=with_sequence(parse_headers(row.headers), sequences.get(row.id)),
-            )
-        )
+        tx.copies.append(copy_of(tx, Submitted.stored(row), subscription, attempt, sequences.get(row.id)))
+
+
+def copy_of(
+    tx: Transaction,
+    message: Submitted,
+    subscription: SubscriptionNumber,
+    attempt: Attempt,
+    sequence: OrderSequence | None,
+) -> Copy:
+    """sequence None: the copy is delivered without regard to its order key."""
+    headers = message.headers if sequence is None else {**message.headers, SEQUENCE: str(sequence)}
+    return Copy(
+        shard=tx.sql.shard,
+        number=message.number,
+        subscription=subscription,
+        attempt=attempt,
+        topic=message.topic,
+        producer=message.producer,
+        key=message.key,
+        body=message.body,
+        content_type=message.content_type,
+        headers=headers,
+    )

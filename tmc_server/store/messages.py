@@ -28,11 +28,11 @@ from tmc_server.errors import (
     MessageGone,
     MessageUnknown,
 )
-from tmc_server.store.copies import parse_headers
+from tmc_server.store.copies import Submitted, parse_headers
 from tmc_server.store.engines import StoreConflict
 from tmc_server.store.lines import LineName, Lines
 from tmc_server.store.outcomes import Outcome, Wait
-from tmc_server.store.scheduling import Submitted, lines_of, schedule
+from tmc_server.store.scheduling import lines_of, schedule
 from tmc_server.store.transaction import Transaction
 
 _Key = tuple[int, str, str]  # topic, tag, message key

@@ -10,53 +10,11 @@ from tmc_common.headers import ORDER_KEY
 from tmc_server.domain import consumption
 from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.consumption import Row
-from tmc_server.domain.numbers import Attempt, MessageNumber, OrderHash, OrderSequence, Shard, SubscriptionNumber
-from tmc_server.domain.operations import Prepare
+from tmc_server.domain.numbers import MessageNumber, OrderHash, OrderSequence, SubscriptionNumber
 from tmc_server.domain.ordering import OrderMode, order_hash
-from tmc_server.domain.ports.delivery import Copy
-from tmc_server.store.copies import parse_headers, with_sequence
+from tmc_server.store.copies import Submitted, copy_of
 from tmc_server.store.lines import LineName, Lines
 from tmc_server.store.transaction import Transaction
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
-    """A message that was just committed and needs its consumption rows."""
-
-    number: MessageNumber
-    topic: int
-    producer: int
-    key: str
-    body: bytes
-    content_type: str
-    headers: Mapping[str, str]
-    delay_ms: int
-
-    @classmethod
-    def published(cls, operation: Prepare) -> Submitted:
-        return cls(
-            number=operation.number,
-            topic=operation.topic.number,
-            producer=operation.app,
-            key=operation.key,
-            body=operation.body,
-            content_type=operation.content_type,
-            headers=dict(operation.headers),
-            delay_ms=operation.delay_ms,
-        )
-
-    @classmethod
-    def stored(cls, row: Any) -> Submitted:
-        return cls(
-            number=row.id,
-            topic=row.topic_no,
-            producer=row.producer_no,
-            key=row.message_key,
-            body=row.body,
-            content_type=row.content_type,
-            headers=parse_headers(row.headers),
-            delay_ms=row.delay_ms,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +57,8 @@ def schedule(tx: Transaction, messages: Sequence[Submitted], lines: Lines) -> No
                 elif room > 0 and message.delay_ms == 0:
                     room -= 1
                     rows.add(message, subscription.number, first, place, goes_out=True)
-                    tx.copies.append(_copy(message, tx.sql.shard, subscription.number, first.attempt, place))
+                    sequence = place.sequence if place is not None else None
+                    tx.copies.append(copy_of(tx, message, subscription.number, first.attempt, sequence))
                 else:
                     rows.add(message, subscription.number, consumption.untried(tx.now + message.delay_ms), place)
     rows.insert()
@@ -175,20 +134,3 @@ class _Rows:
         self._tx.insert(self._tx.sql.insert_consumptions, self._plain)
         self._tx.insert(self._tx.sql.insert_ordered, self._ordered)
         self._tx.insert(self._tx.sql.lines.insert_waiting, self._waiting)
-
-
-def _copy(
-    message: Submitted, shard: Shard, subscription: SubscriptionNumber, attempt: Attempt, place: _Place | None
-) -> Copy:
-    return Copy(
-        shard=shard,
-        number=message.number,
-        subscription=subscription,
-        attempt=attempt,
-        topic=message.topic,
-        producer=message.producer,
-        key=message.key,
-        body=message.body,
-        content_type=message.content_type,
-        headers=with_sequence(message.headers, place.sequence if place is not None else None),
-    )

@@ -223,6 +223,7 @@ class ShardStatements:
                 message.c.content_type,
                 message.c.headers,
                 message.c.body,
+                message.c.delay_ms,
             ).where(by_ids(message.c.id))
         )
         # subscription, gone, since, limit: attempts of a dead server run, whose copies may be lost; no locks.

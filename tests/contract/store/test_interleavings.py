@@ -5,13 +5,13 @@ Databases that lock rows are parked inside the transaction too; SQLite, with one
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.support import triggers
+from tests.support.parking import Parking
 from tests.support.store import StoreUnderTest, in_thread
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
@@ -100,20 +100,6 @@ def watched(store: StoreUnderTest) -> Iterator[StoreUnderTest]:
     triggers.forget(store)
 
 
-class _Parking:
-    """A hook that stops its thread at one point, once."""
-
-    def __init__(self, point: str) -> None:
-        self.point = point
-        self.parked = threading.Event()
-        self.go_on = threading.Event()
-
-    def __call__(self, point: str) -> None:
-        if point == self.point and not self.parked.is_set():
-            self.parked.set()
-            assert self.go_on.wait(20)
-
-
 @pytest.mark.parametrize("first", OPERATIONS)
 def test_every_pair_keeps_the_invariants(watched: StoreUnderTest, first: str) -> None:
     store = watched
@@ -132,7 +118,7 @@ def _run_pair(
     store: StoreUnderTest, first: str, second: str, start: str, make: Callable[[StoreUnderTest], Prepare], point: str
 ) -> None:
     message = make(store)
-    parking = _Parking(point)
+    parking = Parking(point)
     a, a_result = in_thread(lambda: OPERATIONS[first](store, message, store.new_writer(parking)))
     while a.is_alive() and not parking.parked.wait(0.002):
         pass

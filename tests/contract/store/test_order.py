@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.mariadb import MariaDB
+from tests.support.parking import Parking
 from tests.support.store import DONE, POLICY, StoreUnderTest, in_thread, mariadb_store
 from tmc_common.headers import ORDER_KEY, SEQUENCE
 from tmc_server.domain.consumption import ConsumptionState as C
@@ -335,7 +335,7 @@ def test_a_decision_by_hand_waits_for_a_line(ordered: StoreUnderTest) -> None:
     head = store.sent("a", room=1)
     undecided = store.a_keyed("a")
     store.perform(undecided)
-    parking = _Parking("lines locked")
+    parking = Parking("lines locked")
     other = store.new_writer(parking)
     ack, answers = in_thread(lambda: store.perform(store.ack_of(head), writer=other))
     assert parking.parked.wait(20)
@@ -346,20 +346,6 @@ def test_a_decision_by_hand_waits_for_a_line(ordered: StoreUnderTest) -> None:
     decide.join(20)
     assert answers == [[DONE]], decided
     assert store.consumption_state(undecided.number) is C.SCHEDULED
-
-
-class _Parking:
-    """A hook that stops its thread at one point, once."""
-
-    def __init__(self, point: str) -> None:
-        self.point = point
-        self.parked = threading.Event()
-        self.go_on = threading.Event()
-
-    def __call__(self, point: str) -> None:
-        if point == self.point and not self.parked.is_set():
-            self.parked.set()
-            assert self.go_on.wait(20)
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -375,7 +361,7 @@ def test_two_servers_never_give_a_key_two_heads(ordered: StoreUnderTest, point: 
     mine, theirs = store.a_keyed(key), store.a_keyed(key, publish=rival == "publish")
     store.perform(mine, *([theirs] if rival == "submit" else []))
     other = {"submit": store.submit_of(theirs.number), "publish": theirs, "ack": store.ack_of(head)}[rival]
-    parking = _Parking(point)
+    parking = Parking(point)
     a, a_result = in_thread(lambda: store.perform(store.submit_of(mine.number), writer=store.new_writer(parking)))
     while a.is_alive() and not parking.parked.wait(0.002):
         pass

@@ -29,6 +29,18 @@ class _Activation:
         self._stopped.set()
 
 
+def _administering(activation: _Activation, reader: Mock) -> Administering:
+    return Administering(
+        editor=Mock(),
+        catalog=Mock(),
+        reader=reader,
+        refresh=Mock(),
+        activation=activation,
+        instances=Mock(),
+        forwarding=Mock(),
+    )
+
+
 def test_changes_that_are_awaited_hold_up_no_read_and_end_with_the_server() -> None:
     activation, reader = _Activation(), Mock()
     reader.servers.return_value = []
@@ -36,15 +48,7 @@ def test_changes_that_are_awaited_hold_up_no_read_and_end_with_the_server() -> N
     async def main() -> list[object]:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(2))
-        administering = Administering(
-            editor=Mock(),
-            catalog=Mock(),
-            reader=reader,
-            refresh=Mock(),
-            activation=activation,
-            instances=Mock(),
-            forwarding=Mock(),
-        )
+        administering = _administering(activation, reader)
         stored = asyncio.Semaphore(0)
         changes = [
             asyncio.create_task(administering.change(lambda: loop.call_soon_threadsafe(stored.release)))
@@ -68,15 +72,7 @@ def test_changes_that_are_awaited_hold_up_no_read_and_end_with_the_server() -> N
 def test_a_change_that_is_stored_while_the_server_stops_is_to_be_repeated() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        administering = Administering(
-            editor=Mock(),
-            catalog=Mock(),
-            reader=Mock(),
-            refresh=Mock(),
-            activation=_Activation(),
-            instances=Mock(),
-            forwarding=Mock(),
-        )
+        administering = _administering(_Activation(), Mock())
         await administering.change(lambda: loop.call_soon_threadsafe(administering.stop))
 
     with pytest.raises(StoreUnavailable, match="repeat it"):
@@ -85,14 +81,6 @@ def test_a_change_that_is_stored_while_the_server_stops_is_to_be_repeated() -> N
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_stopping_needs_no_change_before_and_may_be_repeated(times: int) -> None:
-    administering = Administering(
-        editor=Mock(),
-        catalog=Mock(),
-        reader=Mock(),
-        refresh=Mock(),
-        activation=_Activation(),
-        instances=Mock(),
-        forwarding=Mock(),
-    )
+    administering = _administering(_Activation(), Mock())
     for _ in range(times):
         administering.stop()
