@@ -10,9 +10,9 @@ import random
 import signal
 import sqlite3
 import subprocess
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ import tmc_client as tmc
 from tests.support.cluster import ROOT, TMC, Cluster
 from tests.support.dose import LONG
 from tests.support.eventually import eventually
+from tests.support.store import in_thread
 from tmc_common.protocol import types_pb2
 from tmc_server.domain.ids import MessageId
 
@@ -81,20 +82,15 @@ class _Consumers:
             process.wait(60)
 
 
-def _publish(cluster: Cluster, name: str, first: int, ids: dict[str, str], failures: list[BaseException]) -> None:
+def _publish(cluster: Cluster, name: str, first: int, ids: dict[str, str]) -> None:
     """One message after the other for each key, by way of server `first` while it is there. Half of the keys are shared."""
     servers = [server.address for server in cluster.servers]
     addresses = ",".join(servers[first:] + servers[:first])
-    try:
-        with tmc.connect(addresses, app="orders", key=cluster.keys["orders"]) as orders:
-            for n in range(MESSAGES // 2):
-                for key in range(KEYS):
-                    message = f"{name}-{key}-{n:04d}"
-                    ids[message] = orders.publish(
-                        "account", b"x", key=message, order_key=f"line-{key}", timeout=PATIENCE
-                    )
-    except BaseException as exc:  # noqa: BLE001 - the test looks at it
-        failures.append(exc)
+    with tmc.connect(addresses, app="orders", key=cluster.keys["orders"]) as orders:
+        for n in range(MESSAGES // 2):
+            for key in range(KEYS):
+                message = f"{name}-{key}-{n:04d}"
+                ids[message] = orders.publish("account", b"x", key=message, order_key=f"line-{key}", timeout=PATIENCE)
 
 
 def _in_order(cluster: Cluster, subscription: int, ids: dict[str, str]) -> dict[str, list[str]]:
@@ -124,11 +120,6 @@ def test_effects_of_each_key_come_in_order_whatever_is_killed(tmp_path: Path, no
         cluster.in_effect(subscription)
         consumers = _Consumers(cluster, tmp_path)
         ids: dict[str, str] = {}
-        failures: list[BaseException] = []
-        producers = [
-            threading.Thread(target=_publish, args=(cluster, name, first, ids, failures), daemon=True)
-            for first, name in enumerate(("p0", "p1"))
-        ]
         total = KEYS * MESSAGES
         faults: list[tuple[str, Callable[[], None]]] = [
             (f"consumer {n}", lambda n=n: consumers.kill(n)) for n in (dice.randrange(3) for _ in range(KILLS))
@@ -137,15 +128,16 @@ def test_effects_of_each_key_come_in_order_whatever_is_killed(tmp_path: Path, no
         faults += [("server 1", lambda: (cluster.servers[1].kill(), cluster.servers[1].start())[0])]
         dice.shuffle(faults)
         try:
-            for producer in producers:
-                producer.start()
+            producers = [
+                in_thread(partial(_publish, cluster, name, first, ids)) for first, name in enumerate(("p0", "p1"))
+            ]
             for number, (_name, strike) in enumerate(faults):
                 moment = total * (number + 1) // (len(faults) + 2)
-                eventually(lambda moment=moment: consumers.count() >= moment or failures, seconds=600)
+                eventually(lambda moment=moment: consumers.count() >= moment, seconds=600)
                 strike()
-            for producer in producers:
-                producer.join(600)
-            assert not failures
+            for thread, result in producers:
+                thread.join(600)
+                assert result == [None]
             eventually(
                 lambda: cluster.consumptions() == {"ACKED": total},
                 seconds=600,

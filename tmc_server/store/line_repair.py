@@ -47,7 +47,8 @@ class SqlLineWork:
         end = max(page) if len(page) == limit else None
         if not suspects:
             return Repaired(after=end, examined=len(page))
-        done = repeated(lambda: self._repair(shard, subscription, suspects, limit, wait))
+        strays = {each for each in suspects if page[each].strays}
+        done = repeated(lambda: self._repair(shard, subscription, suspects, strays, limit, wait))
         more = done.released + done.cancelled == limit  # of these lines
         return done + Repaired(after=after if more else end, examined=len(page))
 
@@ -63,15 +64,25 @@ class SqlLineWork:
             return {OrderHash(row.order_hash): row for row in rows}
 
     def _repair(
-        self, shard: Shard, subscription: SubscriptionNumber, suspects: Sequence[OrderHash], limit: int, wait: bool
+        self,
+        shard: Shard,
+        subscription: SubscriptionNumber,
+        suspects: Sequence[OrderHash],
+        strays: Collection[OrderHash],
+        limit: int,
+        wait: bool,
     ) -> Repaired:
+        """strays: those of the suspects that have entries of deliveries that do not wait."""
         with self._writer.database.connection() as connection, self._writer.transaction(connection, shard) as tx:
             known = tx.catalog.subscriptions[subscription]
             if tx.catalog_is_stale and not known.is_removed:
                 return Repaired(after=None)
             with Lines(tx, {(subscription, each) for each in suspects}, wait) as lines:
                 mine = [each for each in suspects if (subscription, each) not in lines.busy]
-                return _mend(tx, known, lines, mine, limit) if mine else Repaired(after=None)
+                if not mine:
+                    return Repaired(after=None)
+                dropped = _drop_strays(tx, subscription, sorted(set(strays).intersection(mine)))
+                return _mend(tx, known, lines, mine, limit) + Repaired(after=None, dropped=dropped)
 
     def note(self, shard: Shard, actor: str, subject: str, reason: str) -> None:
         with self._writer.database.connection() as connection, self._writer.transaction(connection, shard) as tx:
@@ -94,7 +105,6 @@ def _is_broken(subscription: Subscription, line: Any) -> bool:
 
 
 def _mend(tx: Transaction, subscription: Subscription, lines: Lines, mine: Sequence[OrderHash], limit: int) -> Repaired:
-    dropped = _drop_strays(tx, subscription.number, mine)
     released = cancelled = 0
     if subscription.is_removed or subscription.order is OrderMode.OFF:
         waiting = tx.rows(tx.sql.lines.waiting, subscription=subscription.number, ids=mine, limit=limit)
@@ -112,14 +122,13 @@ def _mend(tx: Transaction, subscription: Subscription, lines: Lines, mine: Seque
         scheduled=scheduled,
         released=released,
         cancelled=cancelled,
-        dropped=dropped,
         forgotten=_forget(tx, subscription.number, now_mine),
     )
 
 
-def _drop_strays(tx: Transaction, subscription: SubscriptionNumber, mine: Sequence[OrderHash]) -> int:
-    """Entries of the waiting table whose deliveries are not WAITING: somebody changed rows by hand."""
-    return tx.execute(tx.sql.lines.drop_strays, subscription=subscription, ids=mine).rowcount
+def _drop_strays(tx: Transaction, subscription: SubscriptionNumber, strays: Sequence[OrderHash]) -> int:
+    """Drop entries of the waiting table whose deliveries are not WAITING: somebody changed rows by hand."""
+    return tx.execute(tx.sql.lines.drop_strays, subscription=subscription, ids=strays).rowcount if strays else 0
 
 
 def _cancel(tx: Transaction, subscription: SubscriptionNumber, lines: Lines, waiting: Sequence[Any]) -> int:

@@ -15,6 +15,7 @@ from tmc_common.headers import ORDER_KEY, SEQUENCE
 from tmc_server.domain.consumption import ConsumptionState as C
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.ordering import OrderMode, order_hash
+from tmc_server.errors import ConsumptionClosed
 from tmc_server.store.outcomes import Wait
 
 DAY_S = 86_400
@@ -251,7 +252,7 @@ def test_an_acked_delivery_is_not_cancelled(ordered: StoreUnderTest) -> None:
     number = ordered.sent("a", room=1)
     ordered.perform(ordered.ack_of(number))
     (answer,) = ordered.perform(ordered.cancel_of(number))
-    assert answer.reason == "CONSUMPTION_CLOSED"  # type: ignore[union-attr]
+    assert isinstance(answer, ConsumptionClosed)
 
 
 def test_waiting_deliveries_are_cancelled_when_the_subscription_is_removed(ordered: StoreUnderTest) -> None:
@@ -330,7 +331,7 @@ def test_a_check_submits_in_line(ordered: StoreUnderTest) -> None:
 
 
 def test_a_decision_by_hand_waits_for_a_line(ordered: StoreUnderTest) -> None:
-    """It cannot be told to come again."""
+    """Nobody would retry it."""
     store = ordered
     head = store.sent("a", room=1)
     undecided = store.a_keyed("a")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -121,8 +122,16 @@ def test_effects_of_a_key_come_in_the_order_of_their_submits(
 
 
 def test_messages_of_one_transaction_keep_their_order(
-    center: RunningCenter, orders: tmc.Center, topic: str, tmp_path: Path
+    center: RunningCenter, orders: tmc.Center, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    in_turn: list[list[str]] = []
+    submit_in_turn = orders.producer.submit_in_turn
+
+    def note(messages: Sequence[tmc.Prepared], timeout: timedelta) -> list[Future[Any]]:
+        in_turn.append([message.key for message in messages])
+        return submit_in_turn(messages, timeout)
+
+    monkeypatch.setattr(orders.producer, "submit_in_turn", note)
     shop = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
     tmc.create_tables(shop)
     with Session(shop) as session, orders.transaction(session) as tx:
@@ -131,6 +140,7 @@ def test_messages_of_one_transaction_keep_their_order(
     with _Effects(center, tmp_path, topic) as effects:
         eventually(lambda: len(effects.names) == 3)
         assert effects.names == ["message-3", "message-1", "message-2"]
+    assert in_turn == [["message-3", "message-1", "message-2"]]
     shop.dispose()
 
 
@@ -180,7 +190,7 @@ def test_an_order_key_is_demanded_where_it_counts_and_refused_elsewhere(
         orders.prepare(topic, b"", key="a", order_key="x" * 129)
     assert {caught.value.field for caught in (lacking, needless, long)} == {"order_key"}
     with pytest.raises(tmc.InvalidRequest, match="order_key=7 is no str"):
-        orders.publish(topic, b"", key="a", order_key=7)  # type: ignore[arg-type]
+        orders.publish(topic, b"", key="a", order_key=cast("Any", 7))
 
 
 def test_nobody_sets_the_headers_of_the_center(center: RunningCenter, orders: tmc.Center, topic: str) -> None:
