@@ -373,7 +373,7 @@ class TestIdentity:
         assert api(f"AdminService/{method}", request_class(page_token="junk")) == (*FIELD, "page_token")
 
     def test_the_command_line_shows_all_pages_as_one(self, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("tmc_cli.admin.PAGE_SIZE", 1)
+        monkeypatch.setattr("tmc_cli.admin.calling.PAGE_SIZE", 1)
         settings = {"TMC_ADDRESS": api.center.address, "TMC_ADMIN_TOKEN": api.center.token}
         shown = json.loads(CliRunner().invoke(admin_app, ["list-apps"], env=settings).stdout)
         assert list(shown) == ["apps"]

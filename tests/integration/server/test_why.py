@@ -14,7 +14,7 @@ import pytest
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tmc_cli.admin import age
+from tmc_cli.admin.messages import age
 from tmc_server.requests.explanations import Why
 
 TMC = str(Path(sys.executable).parent / "tmc")

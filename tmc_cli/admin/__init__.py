@@ -1,0 +1,90 @@
+"""`tmc admin`: every command is one admin RPC, its answer printed as JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tmc_cli import fail
+from tmc_cli.admin import apps, checks, messages, servers, subscriptions, topics
+from tmc_cli.target import DEFAULT_ADDRESS, Target
+from tmc_common.addresses import is_loopback
+
+COMMANDS = (
+    apps.register_app,
+    apps.add_app_key,
+    apps.drop_old_app_key,
+    apps.rotate_check_token,
+    apps.disable_app,
+    apps.enable_app,
+    apps.list_apps,
+    topics.register_topic,
+    topics.update_topic,
+    topics.pause_topic,
+    topics.resume_topic,
+    topics.list_topics,
+    subscriptions.subscribe,
+    subscriptions.unsubscribe,
+    subscriptions.pause_subscription,
+    subscriptions.resume_subscription,
+    subscriptions.repair_order,
+    subscriptions.list_subscriptions,
+    subscriptions.delivery_keys,
+    subscriptions.rotate_delivery_key,
+    messages.get_message,
+    messages.overview,
+    messages.why,
+    messages.list_messages,
+    messages.list_consumptions,
+    messages.reactivate,
+    messages.cancel,
+    servers.list_servers,
+    servers.shard_map,
+    servers.list_instances,
+    checks.set_check,
+    checks.get_check,
+    checks.check_now,
+    checks.reactivate_check,
+    checks.reactivate_checks,
+    checks.decide,
+)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Register apps, topics and subscriptions; inspect messages.",
+)
+
+
+@app.callback()
+def connect(
+    context: typer.Context,
+    address: Annotated[str, typer.Option(envvar="TMC_ADDRESS", help="host:port of a server.")] = DEFAULT_ADDRESS,
+    token: Annotated[
+        str, typer.Option(envvar="TMC_ADMIN_TOKEN", help="The token that `tmc init` printed.", show_default=False)
+    ] = "",
+    authority: Annotated[str, typer.Option(envvar="TMC_CA", help="PEM file: use TLS and trust this authority.")] = "",
+    certificate: Annotated[str, typer.Option(envvar="TMC_CERTIFICATE", help="PEM file: client certificate.")] = "",
+    key: Annotated[str, typer.Option(envvar="TMC_KEY", help="PEM file: the certificate's private key.")] = "",
+    server_name: Annotated[
+        str, typer.Option(envvar="TMC_SERVER_NAME", help="The name in the server's certificate, if not the host.")
+    ] = "",
+    insecure: Annotated[
+        bool, typer.Option("--insecure", envvar="TMC_INSECURE", help="Send the token in the clear to other machines.")
+    ] = False,
+) -> None:
+    """Administer a running center."""
+    target = Target(address=address, authority=authority, certificate=certificate, key=key, server_name=server_name)
+    target.check()
+    if token and not (target.is_tls or is_loopback(address) or insecure):
+        fail(
+            f"The admin token would travel in the clear to {address}: give --authority CA.pem (TMC_CA), or --insecure "
+            "(TMC_INSECURE=1) in a network that you trust."
+        )
+    context.obj = (target, token)
+
+
+for command in COMMANDS:
+    app.command()(command)

@@ -1,0 +1,134 @@
+"""How an admin command calls its RPC and shows the answer."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import grpc
+import typer
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from tmc_cli import fail, say
+from tmc_common.protocol import admin_pb2, types_pb2
+from tmc_server.printable import escaped
+
+Reason = Annotated[str, typer.Option(help="For the audit trail.")]
+Growth = Annotated[bool | None, typer.Option("--exponential/--linear", help="How the delays between attempts grow.")]
+PAGE_SIZE = 1_000
+SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
+
+
+def ask(
+    context: typer.Context, method: str, request: Message, response_class: type[Message], timeout: float = 10
+) -> Any:
+    """Call an RPC. timeout: seconds. Returns: its answer; an error ends the command with exit code 1."""
+    target, token = context.obj
+    metadata = [("authorization", f"Bearer {token}")] if token else []
+    with target.channel() as channel:
+        rpc: Callable[..., Any] = channel.unary_unary(
+            f"/{SERVICE.full_name}/{method}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=response_class.FromString,
+        )
+        try:
+            return rpc(request, metadata=metadata, timeout=timeout)
+        except grpc.RpcError as exc:
+            fail(target.explain(exc), code=1)
+
+
+def call(
+    context: typer.Context, method: str, request: Message, response_class: type[Message], timeout: float = 10
+) -> None:
+    """Call an RPC and show its answer."""
+    show(ask(context, method, request, response_class, timeout))
+
+
+def all_pages(context: typer.Context, method: str, request: Any, response_class: type[Message]) -> Any:
+    """A whole listing in one answer. request: of the first page."""
+    request.page_size = PAGE_SIZE
+    whole = ask(context, method, request, response_class)
+    while whole.next_page_token:
+        request.page_token = whole.next_page_token
+        whole.ClearField("next_page_token")
+        whole.MergeFrom(ask(context, method, request, response_class))
+    return whole
+
+
+def list_all(context: typer.Context, method: str, request: Any, response_class: type[Message]) -> None:
+    """Show a whole listing."""
+    show(all_pages(context, method, request, response_class))
+
+
+def show(answer: Message) -> None:
+    """Print an answer as JSON."""
+    shown = _as_dict(answer)
+    if "body" in shown.get("message", {}):
+        _add_text(shown["message"])
+    typer.echo(escaped(json.dumps(shown, indent=2, ensure_ascii=False), keep="\n"))
+
+
+def _as_dict(message: Message) -> dict[str, Any]:
+    return json_format.MessageToDict(message, preserving_proto_field_name=True)
+
+
+def _add_text(message: dict[str, Any]) -> None:
+    """Add the body as text, if it is text, to the base64 of the wire."""
+    try:
+        message["body_text"] = base64.b64decode(message["body"]).decode()
+    except UnicodeDecodeError:
+        message["body_text"] = None
+
+
+def change(
+    context: typer.Context, method: str, request: Message, before: Message | None, response_class: type[Message]
+) -> None:
+    """Show the answer, and what has changed on standard error."""
+    after = ask(context, method, request, response_class)
+    if before is not None:
+        for line in _differences(_flat(_as_dict(before)), _flat(_as_dict(after))) or ["Nothing changed."]:
+            say(escaped(line))
+    show(after)
+
+
+def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name) and name != "effective_ms"]
+    return [f"{name}: {before.get(name, 'unset')} -> {after.get(name, 'unset')}" for name in names]
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Paths and values of an answer; the elements of a list go by their names."""
+    if isinstance(value, list):
+        value = {each.get("name", "") or "(unnamed)": each for each in value}
+    if not isinstance(value, dict):
+        return {name: value}
+    parts = [_flat(inner, f"{name}.{key}" if name else str(key)) for key, inner in value.items()]
+    return {path: inner for part in parts for path, inner in part.items()}
+
+
+def change_policy(
+    policy: types_pb2.RetryPolicy,
+    interval_ms: int | None,
+    max_retry: int | None,
+    cap_ms: int | None,
+    exponential: bool | None,
+) -> list[str]:
+    """Set what was named. Returns: paths for an update mask."""
+    kinds = {None: None, True: types_pb2.RETRY_KIND_EXPONENTIAL, False: types_pb2.RETRY_KIND_LINEAR}
+    values = {"kind": kinds[exponential], "interval_ms": interval_ms, "max_retry": max_retry, "cap_ms": cap_ms}
+    named = {name: value for name, value in values.items() if value is not None}
+    for name, value in named.items():
+        setattr(policy, name, value)
+    return [f"retry.{name}" for name in named]
+
+
+def enum_value(enum: Any, prefix: str, name: str) -> str:
+    """The full name of an enum's value, from what a user types. Raises BadParameter: there is none."""
+    known = {key.removeprefix(prefix): key for key in enum.keys()}  # noqa: SIM118 - a protobuf enum is no dictionary
+    full: str | None = known.get(name.upper() or "UNSPECIFIED")
+    if full is None:
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(sorted(set(known) - {'UNSPECIFIED'}))}")
+    return full

@@ -1,0 +1,24 @@
+"""Admin commands about servers, shards, and services."""
+
+from __future__ import annotations
+
+import typer
+
+from tmc_cli.admin.calling import call, list_all
+from tmc_common.protocol import admin_pb2
+
+
+def list_servers(context: typer.Context) -> None:
+    """List servers, alive and gone, and the shards each one holds."""
+    list_all(context, "ListServers", admin_pb2.ListServersRequest(), admin_pb2.ListServersResponse)
+
+
+def shard_map(context: typer.Context) -> None:
+    """Show which database holds which shard."""
+    call(context, "GetShardMap", admin_pb2.GetShardMapRequest(), admin_pb2.GetShardMapResponse)
+
+
+def list_instances(context: typer.Context, app: str, tag: str = "default") -> None:
+    """List the addresses at which a producer's service would be checked now."""
+    request = admin_pb2.ListInstancesRequest(app=app, tag=tag)
+    list_all(context, "ListInstances", request, admin_pb2.ListInstancesResponse)
