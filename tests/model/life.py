@@ -14,12 +14,14 @@ from enum import Enum
 from tests.support.dose import LONG
 from tmc_server.domain import consumption, message
 from tmc_server.domain.checks import CheckAnswer, CheckState, Verdict, decide_after_unknown
-from tmc_server.domain.consumption import ConsumptionState, Row
+from tmc_server.domain.consumption import Budget, ConsumptionState, Row
 from tmc_server.domain.message import Closing, MessageEvent, MessageState
+from tmc_server.domain.numbers import MessageNumber
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import TmcError
 
 POLICY = RetryPolicy(max_retry=1)
+BUDGET = Budget(number=MessageNumber(1), since_ms=0)
 ATTEMPTS = CHECKS = 3 if LONG else 2  # of one delivery, of one message
 
 GUARDS = {
@@ -189,7 +191,7 @@ def _decided(life: Life, event: MessageEvent, without: str) -> Life:
     first = life.first_decision or state
     if state is MessageState.ROLLED_BACK:
         return replace(life, state=state, first_decision=first, is_rolled_back=True)
-    row = _timeless(consumption.first_try(POLICY, 0))
+    row = _timeless(consumption.first_try(POLICY, 0, BUDGET.number))
     return replace(life, state=state, first_decision=first, row=row, copies=frozenset({row.attempt}))
 
 
@@ -216,7 +218,7 @@ def _checks(life: Life, without: str) -> Iterator[tuple[str, Life]]:
             yield f"the answer of check {number} decides", _decided(rest, event, without)
         elif life.state is MessageState.PREPARED:
             was = CheckState(attempt=life.check, checked=life.checked, unreached_ms=None, due_ms=0)
-            after = decide_after_unknown(was, CheckAnswer(Verdict.UNKNOWN), POLICY, 0, 0)
+            after = decide_after_unknown(was, CheckAnswer(Verdict.UNKNOWN), POLICY, 0, number=BUDGET.number, age_ms=0)
             state = MessageState.CHECK_FAILED if after.failed else life.state
             yield f"the answer of check {number} is counted", replace(rest, checked=after.state.checked, state=state)
 
@@ -254,7 +256,7 @@ def _claims(life: Life, without: str) -> Iterator[tuple[str, Life]]:
 
 
 def _claimed(life: Life, row: Row) -> Life:
-    after = _timeless(consumption.decide_due(replace(row, state=ConsumptionState.SCHEDULED), POLICY, True, 0))
+    after = _timeless(consumption.decide_due(replace(row, state=ConsumptionState.SCHEDULED), POLICY, True, 0, BUDGET))
     if after.state is ConsumptionState.FAILED:
         return replace(life, row=after, ran_out=True)
     return replace(life, row=after, copies=life.copies | {after.attempt})
@@ -279,7 +281,7 @@ def _consumer(life: Life, without: str) -> Iterator[tuple[str, Life]]:
             yield "the ack arrives", replace(life, row=_timeless(decision), was_acked=True)
     for attempt in life.nacks:
         about = life.row.attempt if without == "own attempt" else attempt
-        decision = consumption.decide_nack(life.row, about, POLICY, 0)
+        decision = consumption.decide_nack(life.row, about, POLICY, 0, BUDGET)
         if isinstance(decision, Row):
             yield f"the nack of copy {attempt} arrives", replace(life, row=_timeless(decision))
 

@@ -216,7 +216,7 @@ class StoreUnderTest:
         return Ack(**self._delivery(number), attempt=attempt)
 
     def nack_of(self, number: int, attempt: int, **changes: Any) -> Nack:
-        return Nack(**self._delivery(number), attempt=attempt, policy=POLICY, error="broken", **changes)
+        return Nack(**self._delivery(number), attempt=attempt, policy=self.policy, error="broken", **changes)
 
     def extend_of(self, number: int, attempt: int, extend_ms: int = 60_000) -> Extend:
         return Extend(**self._delivery(number), attempt=attempt, extend_ms=extend_ms)
@@ -311,11 +311,19 @@ class StoreUnderTest:
         )
         self.set_order(order)
 
-    def set_order(self, order: OrderMode) -> None:
-        """The order mode of the subscription from now on."""
-        new = NewSubscription(topic=self.topic.name, app="coupons", tag="", policy=POLICY, order=order)
+    @property
+    def policy(self) -> RetryPolicy:
+        return self.watch.current.subscriptions[self.subscription.number].policy
+
+    def set_order(self, order: OrderMode, policy: RetryPolicy = POLICY) -> None:
+        """The order mode and the policy of the subscription from now on."""
+        new = NewSubscription(topic=self.topic.name, app="coupons", tag="", policy=policy, order=order)
         self.subscription = self.catalog_store.register_subscription("test", new)
         self.watch.run_once()
+
+    def set_policy(self, policy: RetryPolicy) -> None:
+        """The policy of the subscription from now on."""
+        self.set_order(self.subscription.order, policy)
 
     def a_keyed(self, order_key: str, **changes: Any) -> Prepare:
         return self.a_prepare(headers={ORDER_KEY: order_key}, **changes)

@@ -17,6 +17,8 @@ from tmc_common.protocol import admin_pb2, types_pb2
 from tmc_server.printable import escaped
 
 Reason = Annotated[str, typer.Option(help="For the audit trail.")]
+MaxAge = Annotated[int | None, typer.Option(help="No retry after this age; 0: no limit.")]
+Jitter = Annotated[int | None, typer.Option(help="Add up to so many percent to each delay.")]
 Growth = Annotated[bool | None, typer.Option("--exponential/--linear", help="How the delays between attempts grow.")]
 PAGE_SIZE = 1_000
 SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
@@ -109,16 +111,10 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
     return {path: inner for part in parts for path, inner in part.items()}
 
 
-def change_policy(
-    policy: types_pb2.RetryPolicy,
-    interval_ms: int | None,
-    max_retry: int | None,
-    cap_ms: int | None,
-    exponential: bool | None,
-) -> list[str]:
+def change_policy(policy: types_pb2.RetryPolicy, *, exponential: bool | None, **limits: int | None) -> list[str]:
     """Set what was named. Returns: paths for an update mask."""
     kinds = {None: None, True: types_pb2.RETRY_KIND_EXPONENTIAL, False: types_pb2.RETRY_KIND_LINEAR}
-    values = {"kind": kinds[exponential], "interval_ms": interval_ms, "max_retry": max_retry, "cap_ms": cap_ms}
+    values = {"kind": kinds[exponential], **limits}
     named = {name: value for name, value in values.items() if value is not None}
     for name, value in named.items():
         setattr(policy, name, value)

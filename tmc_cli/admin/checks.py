@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tmc_cli import fail
-from tmc_cli.admin.calling import Growth, Reason, ask, call, change, change_policy, enum_value
+from tmc_cli.admin.calling import Growth, Jitter, MaxAge, Reason, ask, call, change, change_policy, enum_value
 from tmc_common.protocol import admin_pb2, message_pb2, types_pb2
 
 
@@ -27,6 +27,8 @@ def set_check(
     interval_ms: int | None = None,
     max_retry: int | None = None,
     cap_ms: int | None = None,
+    max_age_ms: MaxAge = None,
+    jitter_percent: Jitter = None,
     exponential: Growth = None,
     untried: Annotated[bool, typer.Option(help="Store it without trying it.")] = False,
     remove: Annotated[list[str] | None, typer.Option(help="Name of a target to remove, repeatable.")] = None,
@@ -59,7 +61,16 @@ def set_check(
         request.targets.append(targets[name])
     request.removed_targets.extend(sorted(gone))
     request.retry.CopyFrom(before.retry)
-    request.update_mask.paths.extend(change_policy(request.retry, interval_ms, max_retry, cap_ms, exponential))
+    policy = change_policy(
+        request.retry,
+        exponential=exponential,
+        interval_ms=interval_ms,
+        max_retry=max_retry,
+        cap_ms=cap_ms,
+        max_age_ms=max_age_ms,
+        jitter_percent=jitter_percent,
+    )
+    request.update_mask.paths.extend(policy)
     change(context, "SetTopicCheck", request, before, admin_pb2.TopicCheck)
 
 

@@ -9,6 +9,8 @@ import typer
 from tmc_cli import say
 from tmc_cli.admin.calling import (
     Growth,
+    Jitter,
+    MaxAge,
     Reason,
     all_pages,
     ask,
@@ -30,6 +32,8 @@ def subscribe(
     interval_ms: int | None = None,
     max_retry: int | None = None,
     cap_ms: int | None = None,
+    max_age_ms: MaxAge = None,
+    jitter_percent: Jitter = None,
     exponential: Growth = None,
     order: Annotated[str, typer.Option(help="For ordered topics: STRICT, SKIP or OFF (docs/order.md).")] = "",
     forward: str = "",
@@ -49,7 +53,15 @@ def subscribe(
         request.retry.CopyFrom(before.retry)
         if before.HasField("forward"):
             request.forward.CopyFrom(before.forward)
-    named = change_policy(request.retry, interval_ms, max_retry, cap_ms, exponential)
+    named = change_policy(
+        request.retry,
+        exponential=exponential,
+        interval_ms=interval_ms,
+        max_retry=max_retry,
+        cap_ms=cap_ms,
+        max_age_ms=max_age_ms,
+        jitter_percent=jitter_percent,
+    )
     if order:
         named.append("order")
     if forward:

@@ -228,13 +228,17 @@ class Forward(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., target: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
 
 class RetryPolicy(_message.Message):
-    __slots__ = ("kind", "interval_ms", "max_retry", "cap_ms")
+    __slots__ = ("kind", "interval_ms", "max_retry", "cap_ms", "max_age_ms", "jitter_percent")
     KIND_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_RETRY_FIELD_NUMBER: _ClassVar[int]
     CAP_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    JITTER_PERCENT_FIELD_NUMBER: _ClassVar[int]
     kind: RetryKind
     interval_ms: int
     max_retry: int
     cap_ms: int
-    def __init__(self, kind: _Optional[_Union[RetryKind, str]] = ..., interval_ms: _Optional[int] = ..., max_retry: _Optional[int] = ..., cap_ms: _Optional[int] = ...) -> None: ...
+    max_age_ms: int
+    jitter_percent: int
+    def __init__(self, kind: _Optional[_Union[RetryKind, str]] = ..., interval_ms: _Optional[int] = ..., max_retry: _Optional[int] = ..., cap_ms: _Optional[int] = ..., max_age_ms: _Optional[int] = ..., jitter_percent: _Optional[int] = ...) -> None: ...

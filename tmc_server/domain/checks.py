@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
+from tmc_server.domain.numbers import MessageNumber
 from tmc_server.domain.retry import RetryPolicy
 
 UNREACHED_ALERT_MS = 3_600_000  # after a producer could not be reached for this long, its owner gets one alert
@@ -166,10 +167,18 @@ class AfterUnknown:
 
 
 def decide_after_unknown(
-    row: CheckState, answer: CheckAnswer, policy: RetryPolicy, pause_ms: int, now: int
+    row: CheckState,
+    answer: CheckAnswer,
+    policy: RetryPolicy,
+    now: int,
+    *,
+    number: MessageNumber,
+    age_ms: int,
+    pause_ms: int = 0,
 ) -> AfterUnknown:
     """After an UNKNOWN answer: check again later, or give up at the limit (CHECK_FAILED).
 
+    age_ms: since the prepare, or the reactivation.
     pause_ms: back-off of the whole service; 0: it can be asked, and only this question failed.
     """
     if answer.reason is CheckReason.NOT_ASKED:
@@ -184,10 +193,9 @@ def decide_after_unknown(
         )
         return AfterUnknown(state, overdue=now - since >= UNREACHED_ALERT_MS)
     checked = row.checked + 1
-    if checked > policy.max_retry:
+    if policy.is_used_up(checked, age_ms):
         return AfterUnknown(
             CheckState(attempt=row.attempt, checked=checked, unreached_ms=None, due_ms=None), failed=True
         )
-    return AfterUnknown(
-        CheckState(attempt=row.attempt, checked=checked, unreached_ms=None, due_ms=now + policy.delay_after_ms(checked))
-    )
+    due_ms = now + policy.delay_for_ms(checked, number)
+    return AfterUnknown(CheckState(attempt=row.attempt, checked=checked, unreached_ms=None, due_ms=due_ms))

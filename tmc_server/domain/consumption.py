@@ -111,6 +111,17 @@ class Row:
     due_ms: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a retry policy needs to know of a row beside its tries. since_ms: when its first attempt could be made."""
+
+    number: MessageNumber
+    since_ms: int
+
+    def is_used_up(self, row: Row, policy: RetryPolicy, now: int) -> bool:
+        return policy.is_used_up(row.tried, now - self.since_ms)
+
+
 Decision = Row | TmcError | None
 """The row afterwards; None: no change, the answer is the same as the first time; TmcError: why it is refused."""
 
@@ -135,16 +146,23 @@ def decide_ack(row: Row, now: int) -> Decision:
 
 
 def decide_nack(
-    row: Row, attempt: Attempt, policy: RetryPolicy, now: int, retry_after_ms: int | None = None, reject: bool = False
+    row: Row,
+    attempt: Attempt,
+    policy: RetryPolicy,
+    now: int,
+    budget: Budget,
+    *,
+    retry_after_ms: int | None = None,
+    reject: bool = False,
 ) -> Decision:
     """The attempt failed: due again by the policy (or when the consumer asks), FAILED if rejected or the last one."""
-    exhausted = row.tried > policy.max_retry
+    exhausted = budget.is_used_up(row, policy, now)
     transition = _transition(row, ConsumptionEvent.REJECT if reject or exhausted else ConsumptionEvent.NACK, attempt)
     if isinstance(transition, TmcError):
         return transition
     if transition.to is ConsumptionState.FAILED:
         return replace(row, state=transition.to, due_ms=None)
-    wait_ms = policy.delay_after_ms(row.tried) if retry_after_ms is None else retry_after_ms
+    wait_ms = policy.delay_for_ms(row.tried, budget.number) if retry_after_ms is None else retry_after_ms
     return replace(row, due_ms=now + wait_ms)
 
 
@@ -189,14 +207,15 @@ def decide_cancel(row: Row) -> Decision:
     return transition if isinstance(transition, TmcError) else replace(row, state=transition.to, due_ms=None)
 
 
-def decide_due(row: Row, policy: RetryPolicy, subscribed: bool, now: int) -> Row:
+def decide_due(row: Row, policy: RetryPolicy, subscribed: bool, now: int, budget: Budget) -> Row:
     """A due row: cancelled when its subscription is gone, FAILED when the budget is used up, else tried once more."""
     if not subscribed:
         return replace(row, state=TRANSITIONS[row.state, ConsumptionEvent.REMOVE].to, due_ms=None)
-    if row.tried > policy.max_retry:
+    if budget.is_used_up(row, policy, now):
         return replace(row, state=TRANSITIONS[row.state, ConsumptionEvent.EXHAUST].to, due_ms=None)
     tried = row.tried + 1
-    return replace(row, attempt=Attempt(row.attempt + 1), tried=tried, due_ms=now + policy.delay_after_ms(tried))
+    due_ms = now + policy.delay_for_ms(tried, budget.number)
+    return replace(row, attempt=Attempt(row.attempt + 1), tried=tried, due_ms=due_ms)
 
 
 _LONGEST_HOLD_MS = 300_000
@@ -248,9 +267,9 @@ def decide_held(row: Row, policy: RetryPolicy, tried_ms: int, look: QueueLook, n
     return replace(row, due_ms=now + wait_ms)
 
 
-def first_try(policy: RetryPolicy, now: int) -> Row:
+def first_try(policy: RetryPolicy, now: int, number: MessageNumber) -> Row:
     """A row whose first copy is handed over at submit: attempted once, due again after the first delay."""
-    return decide_due(untried(now), policy, subscribed=True, now=now)
+    return decide_due(untried(now), policy, subscribed=True, now=now, budget=Budget(number=number, since_ms=now))
 
 
 def untried(due_ms: int) -> Row:

@@ -24,6 +24,7 @@ OrderSequence = NewType("OrderSequence", int)
 
 NO_SUBSCRIPTION = SubscriptionNumber(0)
 NO_ATTEMPT = Attempt(0)
+FIRST_ATTEMPT = Attempt(1)
 NO_SEQUENCE = OrderSequence(0)
 NO_MESSAGE = MessageNumber(0)
 """Less than every message's."""

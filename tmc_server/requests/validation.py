@@ -157,8 +157,16 @@ def order_mode(value: int) -> OrderMode:
     return OrderMode(value) if value else OrderMode.STRICT
 
 
-def policy(kind: int, interval_ms: int | None, max_retry: int | None, cap_ms: int | None) -> RetryPolicy:
-    """None and 0 for kind mean the default."""
+def policy(
+    *,
+    kind: int,
+    interval_ms: int | None,
+    max_retry: int | None,
+    cap_ms: int | None,
+    max_age_ms: int,
+    jitter_percent: int,
+) -> RetryPolicy:
+    """None, and 0 for kind, mean the default."""
     usual = RetryPolicy()
     if kind not in (0, *map(int, RetryKind)):
         raise InvalidField("retry.kind", f"be {' or '.join(each.name for each in RetryKind)}")
@@ -167,4 +175,6 @@ def policy(kind: int, interval_ms: int | None, max_retry: int | None, cap_ms: in
         interval_ms=between(usual.interval_ms if interval_ms is None else interval_ms, "retry.interval_ms", 10, DAY_MS),
         max_retry=between(usual.max_retry if max_retry is None else max_retry, "retry.max_retry", 0, 10_000),
         cap_ms=between(usual.cap_ms if cap_ms is None else cap_ms, "retry.cap_ms", 10, DAY_MS),
+        max_age_ms=between(max_age_ms, "retry.max_age_ms", 0, 365 * DAY_MS),
+        jitter_percent=between(jitter_percent, "retry.jitter_percent", 0, 100),
     )

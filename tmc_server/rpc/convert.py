@@ -26,7 +26,7 @@ from tmc_server.requests.overviewing import TopicOverview
 
 def policy_fields(mask: FieldMask, *others: str) -> list[str]:
     """The fields of a retry policy that an update mask names. others: paths besides. Raises InvalidField."""
-    known = {f"retry.{name}": name for name in ("kind", "interval_ms", "max_retry", "cap_ms")}
+    known = {f"retry.{field.name}": field.name for field in types_pb2.RetryPolicy.DESCRIPTOR.fields}
     unknown = sorted(set(mask.paths) - set(known) - set(others))
     if unknown:
         raise InvalidField("update_mask", f"name only {', '.join([*known, *others])}, not {unknown[0]!r}")
@@ -35,10 +35,12 @@ def policy_fields(mask: FieldMask, *others: str) -> list[str]:
 
 def policy_from(sent: types_pb2.RetryPolicy) -> RetryPolicy:
     return validation.policy(
-        sent.kind,
-        sent.interval_ms if sent.HasField("interval_ms") else None,
-        sent.max_retry if sent.HasField("max_retry") else None,
-        sent.cap_ms if sent.HasField("cap_ms") else None,
+        kind=sent.kind,
+        interval_ms=sent.interval_ms if sent.HasField("interval_ms") else None,
+        max_retry=sent.max_retry if sent.HasField("max_retry") else None,
+        cap_ms=sent.cap_ms if sent.HasField("cap_ms") else None,
+        max_age_ms=sent.max_age_ms,
+        jitter_percent=sent.jitter_percent,
     )
 
 
@@ -48,6 +50,8 @@ def policy_to(policy: RetryPolicy) -> types_pb2.RetryPolicy:
         interval_ms=policy.interval_ms,
         max_retry=policy.max_retry,
         cap_ms=policy.cap_ms,
+        max_age_ms=policy.max_age_ms,
+        jitter_percent=policy.jitter_percent,
     )
 
 

@@ -11,7 +11,7 @@ import json
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ParamSpec, TypeVar
 
 import sqlalchemy as sa
@@ -428,7 +428,7 @@ class CatalogStore:
             return copy, operators
 
 
-_POLICY_COLUMNS = {"kind": "retry_kind", "interval_ms": "interval_ms", "max_retry": "max_retry", "cap_ms": "cap_ms"}
+_POLICY_COLUMNS = {field.name: field.name for field in fields(RetryPolicy)} | {"kind": "retry_kind"}
 _CHANGED_COLUMNS = {**_POLICY_COLUMNS, "order": "order_mode"}
 
 

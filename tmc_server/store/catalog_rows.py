@@ -58,6 +58,8 @@ def topic_of(row: Any, targets: Mapping[str, CheckTarget] | None = None) -> Topi
         interval_ms=row.check_interval_ms,
         max_retry=row.check_max_retry,
         cap_ms=row.check_cap_ms,
+        max_age_ms=row.check_max_age_ms,
+        jitter_percent=row.check_jitter_percent,
     )
     checks = CheckPolicy(targets, retry) if targets else CheckPolicy(retry=retry)
     return Topic(
@@ -93,7 +95,12 @@ def target_of(row: Any) -> CheckTarget:
 
 def subscription_of(row: Any) -> Subscription:
     policy = RetryPolicy(
-        kind=RetryKind(row.retry_kind), interval_ms=row.interval_ms, max_retry=row.max_retry, cap_ms=row.cap_ms
+        kind=RetryKind(row.retry_kind),
+        interval_ms=row.interval_ms,
+        max_retry=row.max_retry,
+        cap_ms=row.cap_ms,
+        max_age_ms=row.max_age_ms,
+        jitter_percent=row.jitter_percent,
     )
     forward = Forward(row.forward_kind, row.forward_target, row.forward_key) if row.forward_kind else None
     return Subscription(

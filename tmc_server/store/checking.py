@@ -40,6 +40,7 @@ def pending_of(shard: Shard, row: Any) -> Pending:
         attempt_id=row.attempt_id,
         ledger_id=row.ledger_id or b"",
         created_ms=row.created_ms,
+        since_ms=row.created_ms if row.since_ms is None else row.since_ms,
         target=row.check_target,
         state=state,
     )
@@ -125,7 +126,15 @@ def _outcome(tx: Transaction, checked: Checked) -> AfterUnknown:
                 attempt=state.attempt, checked=state.checked, unreached_ms=state.unreached_ms, due_ms=tx.now + 1_000
             )
         )
-    return decide_after_unknown(state, checked.answer, topic.checks.retry, checked.pause_ms, tx.now)
+    return decide_after_unknown(
+        state,
+        checked.answer,
+        topic.checks.retry,
+        tx.now,
+        number=checked.pending.number,
+        age_ms=tx.now - checked.pending.since_ms,
+        pause_ms=checked.pause_ms,
+    )
 
 
 def _write_undecided(tx: Transaction, undecided: Sequence[tuple[Checked, AfterUnknown]]) -> int:

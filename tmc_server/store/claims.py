@@ -7,7 +7,7 @@ from typing import Any
 
 from tmc_server.domain import consumption
 from tmc_server.domain.catalog import Subscription
-from tmc_server.domain.consumption import ConsumptionState, QueueLook, Row
+from tmc_server.domain.consumption import Budget, ConsumptionState, QueueLook, Row
 from tmc_server.domain.numbers import MessageNumber, OrderHash, OrderSequence
 from tmc_server.domain.ordering import releases_next
 from tmc_server.domain.ports.delivery import Claimed
@@ -39,7 +39,8 @@ def claim_due(
         if subscribed and (waits or look.may_hold_copy(found.tried_ms, tx.now)):
             waiting.setdefault(same, []).append(found)
         else:
-            new = consumption.decide_due(old, subscription.policy, subscribed, tx.now)
+            budget = Budget(number=found.message_id, since_ms=found.since_ms)
+            new = consumption.decide_due(old, subscription.policy, subscribed, tx.now, budget)
             if new.state is ConsumptionState.FAILED and tx.catalog_is_stale:
                 continue  # its policy may have been changed: it is looked at again
             groups.setdefault((same, new), []).append(found.message_id)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tmc_server.domain import consumption
-from tmc_server.domain.consumption import ConsumptionState, Decision, Row
+from tmc_server.domain.consumption import Budget, ConsumptionState, Decision, Row
 from tmc_server.domain.numbers import MessageNumber, OrderHash, OrderSequence, SubscriptionNumber
 from tmc_server.domain.operations import (
     Ack,
@@ -62,7 +62,7 @@ def _consume(
         if locked.lines.get(pair) in lines.busy:
             outcomes[operation] = Wait.LOCKED
             continue
-        decision = _decide(operation, row, locked.tried_ms[pair], tx.now)
+        decision = _decide(operation, row, locked.tried_ms[pair], tx.now, locked.budgets[pair])
         if isinstance(decision, Row) and decision.state is ConsumptionState.FAILED and _may_be_spared(tx, operation):
             decision = CatalogStale()
         if isinstance(decision, TmcError):
@@ -75,6 +75,7 @@ def _consume(
             after[pair] = decision
             accepted.append((pair, operation))
     _write(tx, before, after, dict(accepted))
+    _begin_budgets(tx, accepted)
     heads = {pair for pair, line in locked.lines.items() if lines.is_head(line, pair[1])}
     _advance_lines(tx, lines, locked, before, after)
     _journal(tx, accepted)
@@ -141,6 +142,7 @@ class _Locked:
 
     rows: dict[_Pair, Row] = field(default_factory=dict)
     tried_ms: dict[_Pair, int] = field(default_factory=dict)
+    budgets: dict[_Pair, Budget] = field(default_factory=dict)
     lines: dict[_Pair, LineName] = field(default_factory=dict)
     sequences: dict[_Pair, OrderSequence] = field(default_factory=dict)
     busy: set[_Pair] = field(default_factory=set)
@@ -184,6 +186,7 @@ def _lock(tx: Transaction, pairs: Sequence[_Pair], into: _Locked | None = None) 
         for row in tx.rows(tx.sql.lock_consumptions, subscription=subscription, ids=sorted(numbers)):
             locked.rows[subscription, row.message_id] = row_of(row)
             locked.tried_ms[subscription, row.message_id] = row.tried_ms or 0
+            locked.budgets[subscription, row.message_id] = Budget(number=row.message_id, since_ms=row.since_ms)
             if row.order_hash is not None:
                 locked.lines[subscription, row.message_id] = (subscription, OrderHash(row.order_hash))
             if row.sequence is not None:
@@ -200,13 +203,19 @@ def row_of(row: Any) -> Row:
     return Row(ConsumptionState(row.state), row.attempt, row.tried, row.due_ms)
 
 
-def _decide(operation: Consume, row: Row, tried_ms: int, now: int) -> Decision:
+def _decide(operation: Consume, row: Row, tried_ms: int, now: int, budget: Budget) -> Decision:
     match operation:
         case Ack():
             return consumption.decide_ack(row, now)
         case Nack():
             return consumption.decide_nack(
-                row, operation.attempt, operation.policy, now, operation.retry_after_ms, operation.reject
+                row,
+                operation.attempt,
+                operation.policy,
+                now,
+                budget,
+                retry_after_ms=operation.retry_after_ms,
+                reject=operation.reject,
             )
         case Extend():
             return consumption.decide_extend(row, operation.attempt, operation.extend_ms, now)
@@ -247,6 +256,15 @@ def _write(
         tx.change(tx.sql.ack, len(numbers), subscription=subscription, ids=sorted(numbers), now=tx.now)
     tx.change_each(tx.sql.change_consumption, changed)
     tx.reach("written")
+
+
+def _begin_budgets(tx: Transaction, accepted: Sequence[_Accepted]) -> None:
+    reactivated: dict[SubscriptionNumber, set[MessageNumber]] = {}
+    for (subscription, number), operation in accepted:
+        if isinstance(operation, Reactivate):
+            reactivated.setdefault(subscription, set()).add(number)
+    for subscription, numbers in sorted(reactivated.items()):
+        tx.change(tx.sql.begin_budget, len(numbers), subscription=subscription, ids=sorted(numbers), now=tx.now)
 
 
 def new_values(row: Row, now: int) -> dict[str, Any]:

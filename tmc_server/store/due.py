@@ -15,6 +15,7 @@ from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.domain.ports.alerts import Alert
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import Claimed
+from tmc_server.domain.retry import RetryPolicy
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.claims import claim_due
 from tmc_server.store.engines import Database, StoreConflict, repeated
@@ -65,7 +66,7 @@ class SqlDueWork:
                 sql = statements_of(shard)
                 query = sql.due_consumptions
                 if exhausted_only:
-                    query = query.where(sql.tables.consumption.c.tried > known.policy.max_retry)
+                    query = query.where(_used_up(sql.tables.consumption, known.policy))
                 with self._writer.transaction(connection, shard) as tx:
                     open_to_it = not known.is_removed and not exhausted_only
                     room = tx.reserve(subscription, limit) if open_to_it else limit
@@ -99,6 +100,16 @@ class SqlDueWork:
                 return 0
             now = database.now(connection)
             return connection.execute(sql.rescue, {**which, **guard, "ids": ids, "now": now}).rowcount
+
+
+def _used_up(consumption: sa.Table, policy: RetryPolicy) -> sa.ColumnElement[bool]:
+    """`RetryPolicy.is_used_up` in SQL; parameter now."""
+    by_count = consumption.c.tried > policy.max_retry
+    if not policy.max_age_ms:
+        return by_count
+    since_ms = sa.func.coalesce(consumption.c.since_ms, consumption.c.created_ms)
+    by_age = sa.and_(consumption.c.tried > 0, since_ms <= sa.bindparam("now") - policy.max_age_ms)
+    return sa.or_(by_count, by_age)
 
 
 class SqlAlertOutbox:

@@ -67,6 +67,7 @@ class LineStatements:
                 due_ms=sa.bindparam("new_due_ms"),
                 incarnation=sa.bindparam("new_incarnation"),
                 tried_ms=sa.bindparam("new_tried_ms"),
+                since_ms=sa.bindparam("new_since_ms"),
             ),
             consumption,
         )

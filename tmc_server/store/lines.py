@@ -16,7 +16,14 @@ import sqlalchemy as sa
 from tmc_server.domain import consumption
 from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.consumption import Row
-from tmc_server.domain.numbers import NO_MESSAGE, MessageNumber, OrderHash, OrderSequence, SubscriptionNumber
+from tmc_server.domain.numbers import (
+    FIRST_ATTEMPT,
+    NO_MESSAGE,
+    MessageNumber,
+    OrderHash,
+    OrderSequence,
+    SubscriptionNumber,
+)
 from tmc_server.domain.ordering import Line
 from tmc_server.store.copies import load_copies
 from tmc_server.store.engines import StoreConflict
@@ -113,13 +120,16 @@ class Lines:
         room = tx.reserve(subscription.number, len(prompt)) if prompt and not subscription.is_removed else 0
         going = set(prompt[:room])
         sequences = {row.message_id: OrderSequence(row.sequence) for row in found} if in_turn else {}
-        first = consumption.first_try(subscription.policy, tx.now)
         groups: dict[Row, list[MessageNumber]] = {}
         for row in found:
-            after = first if row.message_id in going else consumption.untried(max(row.due_ms, tx.now))
-            groups.setdefault(after, []).append(MessageNumber(row.message_id))
+            number = MessageNumber(row.message_id)
+            if number in going:
+                after = consumption.first_try(subscription.policy, tx.now, number)
+            else:
+                after = consumption.untried(max(row.due_ms, tx.now))
+            groups.setdefault(after, []).append(number)
         for after, numbers in groups.items():
-            goes_out = after is first
+            goes_out = after.tried > 0
             tx.change(
                 tx.sql.lines.release if in_turn else tx.sql.lines.release_out_of_order,
                 len(numbers),
@@ -130,8 +140,9 @@ class Lines:
                 new_due_ms=after.due_ms,
                 new_incarnation=tx.incarnation if goes_out else None,
                 new_tried_ms=tx.now if goes_out else None,
+                new_since_ms=tx.now if goes_out else after.due_ms,
             )
-        load_copies(tx, subscription.number, going, first.attempt, sequences)
+        load_copies(tx, subscription.number, going, FIRST_ATTEMPT, sequences)
 
     def __enter__(self) -> Lines:
         return self

@@ -49,13 +49,13 @@ def schedule(tx: Transaction, messages: Sequence[Submitted], lines: Lines) -> No
             places = _join(lines, subscription, submitted)
             prompt = sum(1 for each in submitted if each.delay_ms == 0 and not _waits(places, each))
             room = tx.reserve(subscription.number, prompt) if prompt else 0
-            first = consumption.first_try(subscription.policy, tx.now)
             for message in submitted:
                 place = places.get(message.number)
                 if _waits(places, message):
                     rows.add(message, subscription.number, consumption.waiting(), place)
                 elif room > 0 and message.delay_ms == 0:
                     room -= 1
+                    first = consumption.first_try(subscription.policy, tx.now, message.number)
                     rows.add(message, subscription.number, first, place, goes_out=True)
                     sequence = place.sequence if place is not None else None
                     tx.copies.append(copy_of(tx, message, subscription.number, first.attempt, sequence))
@@ -112,6 +112,7 @@ class _Rows:
             "created_ms": now,
             "closed_ms": None,
             "tried_ms": now if goes_out else None,
+            "since_ms": row.due_ms if message.delay_ms else None,
         }
         if place is None:
             self._plain.append(values)

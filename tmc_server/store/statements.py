@@ -16,7 +16,7 @@ from tmc_server.store.line_statements import LineStatements
 from tmc_server.store.sql import ByIds, InsertRows, by_ids, by_primary, has_state
 from tmc_server.store.tables import alert, audit, failed, lease, retention, shard_tables, tombstone
 
-CHECK_COLUMNS = ("check_attempt", "checked", "unreached_ms", "check_answer")  # begin at their defaults
+CHECK_COLUMNS = ("check_attempt", "checked", "unreached_ms", "check_answer", "since_ms")  # begin at their defaults
 
 
 class ShardStatements:
@@ -97,6 +97,7 @@ class ShardStatements:
     def _for_consumptions(self, consumption: sa.Table) -> None:
         self.insert_consumptions = InsertRows(consumption, without=("order_hash", "sequence", "extended"))
         self.insert_ordered = InsertRows(consumption, without=("extended",))
+        since_ms = sa.func.coalesce(consumption.c.since_ms, consumption.c.created_ms).label("since_ms")
         # subscription, ids
         self.lock_consumptions = ByIds(
             by_primary(
@@ -109,6 +110,7 @@ class ShardStatements:
                     consumption.c.tried_ms,
                     consumption.c.order_hash,
                     consumption.c.sequence,
+                    since_ms,
                 )
                 .where(consumption.c.subscription_no == sa.bindparam("subscription"), by_ids(consumption.c.message_id))
                 .order_by(consumption.c.message_id)
@@ -154,6 +156,13 @@ class ShardStatements:
             )
         )
 
+        # subscription, ids, now: their budgets begin again.
+        self.begin_budget = ByIds(
+            consumption.update()
+            .where(consumption.c.subscription_no == sa.bindparam("subscription"), by_ids(consumption.c.message_id))
+            .values(since_ms=sa.bindparam("now"))
+        )
+
     def _for_claims(self, message: sa.Table, consumption: sa.Table) -> None:
         # subscription, now, limit: oldest due first, no locks.
         self.due_consumptions = (
@@ -166,6 +175,7 @@ class ShardStatements:
                 consumption.c.tried_ms,
                 consumption.c.order_hash,
                 consumption.c.sequence,
+                sa.func.coalesce(consumption.c.since_ms, consumption.c.created_ms).label("since_ms"),
             )
             .where(
                 consumption.c.subscription_no == sa.bindparam("subscription"),
@@ -262,6 +272,7 @@ class ShardStatements:
             message.c.checked,
             message.c.unreached_ms,
             message.c.due_ms,
+            message.c.since_ms,
         )
         # topic, now, limit: longest due first, no locks.
         self.due_checks = (
@@ -326,7 +337,13 @@ class ShardStatements:
             by_primary(
                 message.update()
                 .where(by_ids(message.c.id), has_state(message.c.state, m.sources(m.MessageEvent.REACTIVATE)))
-                .values(state=int(m.MessageState.PREPARED), due_ms=sa.bindparam("now"), checked=0, unreached_ms=None),
+                .values(
+                    state=int(m.MessageState.PREPARED),
+                    due_ms=sa.bindparam("now"),
+                    checked=0,
+                    unreached_ms=None,
+                    since_ms=sa.bindparam("now"),
+                ),
                 message,
             )
         )

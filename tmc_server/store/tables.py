@@ -113,6 +113,8 @@ topic = sa.Table(
     sa.Column("signed", sa.SmallInteger, nullable=False, server_default="1"),
     sa.Column("ordered", sa.SmallInteger, nullable=False, server_default="0"),  # 1: its messages have order keys
     sa.Column("paused", sa.SmallInteger, nullable=False, server_default="0"),  # 1: nothing is delivered
+    sa.Column("check_max_age_ms", sa.BigInteger, nullable=False, server_default="0"),  # 0: no limit
+    sa.Column("check_jitter_percent", sa.SmallInteger, nullable=False, server_default="0"),
     **_OPTIONS,
 )
 
@@ -157,6 +159,8 @@ subscription = sa.Table(
     sa.Column("signed_ms", sa.BigInteger, nullable=False, server_default="0"),  # see domain.catalog.DeliveryKeys
     sa.Column("order_mode", sa.SmallInteger, nullable=False, server_default="1"),  # see domain.ordering.OrderMode
     sa.Column("paused", sa.SmallInteger, nullable=False, server_default="0"),  # 1: nothing is delivered
+    sa.Column("max_age_ms", sa.BigInteger, nullable=False, server_default="0"),  # 0: no limit
+    sa.Column("jitter_percent", sa.SmallInteger, nullable=False, server_default="0"),
     sa.UniqueConstraint("topic_no", "app_no", "tag", "live", name="tmc_subscription_name"),
     **_OPTIONS,
 )
@@ -441,6 +445,7 @@ def _build(shard: Shard) -> ShardTables:
         sa.Column("checked", sa.Integer, nullable=False, server_default="0"),
         _ms("unreached_ms", nullable=True),
         sa.Column("check_answer", _text(500), nullable=False, server_default=""),  # the last that decided nothing
+        _ms("since_ms", nullable=True),  # when its checks were reactivated; NULL: their age counts from created_ms
         # Prepare: at most one live message per key.
         sa.UniqueConstraint("topic_no", "producer_tag", "message_key", "live", name=f"tmc_message_{nn}_key"),
         # Checks and the open limit: undecided messages of a topic.
@@ -464,6 +469,7 @@ def _build(shard: Shard) -> ShardTables:
         sa.Column("order_hash", sa.BigInteger),
         sa.Column("sequence", sa.BigInteger),
         sa.Column("extended", sa.Integer, nullable=False, server_default="0"),  # how often, in the current attempt
+        _ms("since_ms", nullable=True),  # when its budget of attempts began; NULL: at created_ms
         # Redelivery, one subscription at a time: a subscriber that is away costs one look, not one per row.
         sa.Index(f"tmc_consumption_{nn}_due", "subscription_no", "due_ms"),
         **_OPTIONS,

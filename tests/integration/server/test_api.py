@@ -633,3 +633,25 @@ def _value(field: FieldDescriptor, dice: random.Random, known: list[str]) -> Any
     if field.cpp_type == kinds.CPPTYPE_ENUM:
         return dice.choice([0, 1, 2, 3, 4, 99])
     return dice.choice(_INTS)
+
+
+def test_the_command_line_changes_single_limits_of_a_retry_policy(api: Api) -> None:
+    api.center.subscribe("limited", "coupons")
+    settings = {"TMC_ADDRESS": api.center.address, "TMC_ADMIN_TOKEN": api.center.token}
+
+    def subscribe(*options: str) -> dict[str, Any]:
+        made = CliRunner().invoke(admin_app, ["subscribe", "limited", "coupons", *options], env=settings)
+        assert made.exit_code == 0, made.output
+        retry: dict[str, Any] = json.loads(made.stdout)["retry"]
+        return retry
+
+    before = subscribe("--max-retry", "5")
+    aged = subscribe("--max-age-ms", "86400000", "--jitter-percent", "20")
+    assert aged == {**before, "max_age_ms": "86400000", "jitter_percent": 20}
+    unlimited = subscribe("--max-age-ms", "0")
+    assert unlimited == {**before, "jitter_percent": 20}
+    refused = CliRunner().invoke(
+        admin_app, ["subscribe", "limited", "coupons", "--jitter-percent", "101"], env=settings
+    )
+    assert refused.exit_code == 1
+    assert "retry.jitter_percent must be 0 to 100, not 101" in refused.stderr

@@ -395,7 +395,14 @@ class TestOperators:
         )
 
     def test_what_was_set_is_what_is_shown(self, operator: Operator) -> None:
-        retry = types_pb2.RetryPolicy(kind=types_pb2.RETRY_KIND_EXPONENTIAL, interval_ms=500, max_retry=2, cap_ms=1000)
+        retry = types_pb2.RetryPolicy(
+            kind=types_pb2.RETRY_KIND_EXPONENTIAL,
+            interval_ms=500,
+            max_retry=2,
+            cap_ms=1000,
+            max_age_ms=60_000,
+            jitter_percent=10,
+        )
         target = http_target(9, path="/v", batch="true")
         target.name, target.batch, target.concurrency, target.tls = "old", 7, 3, True
         made = operator.set_check(admin_pb2.CheckTarget(kind="grpc"), target, retry=retry, untried=True)

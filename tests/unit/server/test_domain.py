@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from tests.support.clock import ManualClock
 from tmc_server.domain import consumption, message, operations, retry
+from tmc_server.domain.consumption import Budget, Row
 from tmc_server.domain.consumption import ConsumptionState as C
-from tmc_server.domain.consumption import Row
 from tmc_server.domain.ids import EPOCH_MS, IdGenerator, MessageId, created_ms
 from tmc_server.domain.message import Decided, MessageEvent, MessageState, digest_of
+from tmc_server.domain.numbers import MessageNumber
 from tmc_server.domain.placement import SHARDS, shard_of, shards_of
 from tmc_server.domain.retry import RetryKind, RetryPolicy
 from tmc_server.errors import AlreadyCommitted, AlreadyRolledBack, AttemptStale, ConsumptionClosed, NoIdentity
@@ -134,17 +135,18 @@ class TestMessage:
 class TestConsumption:
     ROW = Row(C.SCHEDULED, attempt=2, tried=2, due_ms=50)
     POLICY = RetryPolicy(interval_ms=1000, max_retry=3)
+    BUDGET = Budget(number=MessageNumber(1), since_ms=0)
 
     @pytest.mark.parametrize("state", [C.ACKED, C.FAILED, C.CANCELLED])
     def test_what_is_closed_takes_no_nack_and_no_extend(self, state: C) -> None:
         row = Row(state, 2, 2, None)
-        assert isinstance(consumption.decide_nack(row, 2, self.POLICY, 0), ConsumptionClosed)
+        assert isinstance(consumption.decide_nack(row, 2, self.POLICY, 0, self.BUDGET), ConsumptionClosed)
         assert isinstance(consumption.decide_extend(row, 2, 10, 0), ConsumptionClosed)
         assert consumption.decide_give_back(row, 2, 0, 0) is None
 
     @pytest.mark.parametrize("attempt", [1, 3])
     def test_what_belongs_to_one_try_is_refused_for_another(self, attempt: int) -> None:
-        assert isinstance(consumption.decide_nack(self.ROW, attempt, self.POLICY, 0), AttemptStale)
+        assert isinstance(consumption.decide_nack(self.ROW, attempt, self.POLICY, 0, self.BUDGET), AttemptStale)
         assert isinstance(consumption.decide_extend(self.ROW, attempt, 10, 0), AttemptStale)
         assert consumption.decide_give_back(self.ROW, attempt, 0, 0) is None
 
@@ -172,12 +174,14 @@ class TestConsumption:
 
     def test_the_last_nack_fails(self) -> None:
         last = Row(C.SCHEDULED, 4, 4, 50)
-        assert consumption.decide_nack(last, 4, self.POLICY, 0) == Row(C.FAILED, 4, 4, None)
+        assert consumption.decide_nack(last, 4, self.POLICY, 0, self.BUDGET) == Row(C.FAILED, 4, 4, None)
 
     def test_due_rows(self) -> None:
-        assert consumption.decide_due(self.ROW, self.POLICY, True, 100) == Row(C.SCHEDULED, 3, 3, 3100)
-        assert consumption.decide_due(Row(C.SCHEDULED, 9, 4, 0), self.POLICY, True, 100) == Row(C.FAILED, 9, 4, None)
-        assert consumption.decide_due(self.ROW, self.POLICY, False, 100) == Row(C.CANCELLED, 2, 2, None)
+        assert consumption.decide_due(self.ROW, self.POLICY, True, 100, self.BUDGET) == Row(C.SCHEDULED, 3, 3, 3100)
+        assert consumption.decide_due(Row(C.SCHEDULED, 9, 4, 0), self.POLICY, True, 100, self.BUDGET) == Row(
+            C.FAILED, 9, 4, None
+        )
+        assert consumption.decide_due(self.ROW, self.POLICY, False, 100, self.BUDGET) == Row(C.CANCELLED, 2, 2, None)
 
     @pytest.mark.parametrize(("state", "event"), list(itertools.product(C, consumption.ConsumptionEvent)))
     def test_every_pair_is_an_arrow_or_no_source(self, state: C, event: consumption.ConsumptionEvent) -> None:
@@ -208,6 +212,24 @@ class TestRetry:
         distances = [policy.delay_after_ms(tried) for tried in (*range(1, 50), 10_000, 1 << 40)]
         assert distances == sorted(distances)
         assert 0 < distances[0] <= distances[-1] <= cap
+
+    def test_jitter_adds_up_to_its_percentage_in_sixteen_parts_and_is_the_same_when_repeated(self) -> None:
+        policy = RetryPolicy(interval_ms=15_000, jitter_percent=20)
+        numbers = [MessageNumber(each) for each in range(7 << 40, (7 << 40) + 1_600)]
+        delays = [policy.delay_for_ms(1, number) for number in numbers]
+        assert sorted(set(delays)) == [15_000 + part * 200 for part in range(16)]
+        assert all(70 <= delays.count(delay) <= 130 for delay in set(delays))
+        assert delays == [policy.delay_for_ms(1, number) for number in numbers]
+        second = [policy.delay_for_ms(2, number) - 30_000 for number in numbers]
+        together = sum(1 for one, two in zip(delays, second, strict=True) if 2 * (one - 15_000) == two)
+        assert together < 200  # those that came together do not come together again
+
+    def test_age_uses_a_budget_up_but_never_the_first_attempt(self) -> None:
+        policy = RetryPolicy(max_retry=100, max_age_ms=60_000)
+        assert not policy.is_used_up(tried=0, age_ms=10**9)
+        assert not policy.is_used_up(tried=5, age_ms=59_999)
+        assert policy.is_used_up(tried=1, age_ms=60_000)
+        assert not RetryPolicy(max_retry=100).is_used_up(tried=1, age_ms=10**12)
 
 
 class TestPlacement:

@@ -170,6 +170,7 @@ class Simulation:
                 attempt_id=b"",
                 ledger_id=b"",
                 created_ms=0,
+                since_ms=0,
                 target="",
                 state=state,
             )

@@ -100,7 +100,10 @@ class Asking(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """A PREPARED message whose check is due, as read. state: before or after the claim, as the caller knows."""
+    """A PREPARED message whose check is due, as read. state: before or after the claim, as the caller knows.
+
+    since_ms: when it was prepared, or its checks were reactivated.
+    """
 
     shard: Shard
     number: MessageNumber
@@ -111,6 +114,7 @@ class Pending:
     attempt_id: bytes
     ledger_id: bytes
     created_ms: int
+    since_ms: int
     target: str
     state: CheckState
 
