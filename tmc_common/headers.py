@@ -16,6 +16,10 @@ ORDER_KEY = "tmc-order-key"
 """The order key of a message; set by the center, kept with the message's own headers and signed with them."""
 SEQUENCE = "tmc-sequence"
 """Added to a copy of a message with an order key: its place among the messages of that key, in decimal."""
+REPLAY_OF = "tmc-replay-of"
+"""In a message that an operator sent again: the id of the original."""
+REPLAY_TO = "tmc-replay-to"
+"""In a message that an operator sent again to one subscriber: the number of the subscription."""
 _ROUTING = ("cc", "bcc")
 
 

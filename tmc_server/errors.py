@@ -2,7 +2,7 @@
 
     TmcError
     |-- Fix the request       InvalidField, MalformedRequest, TopicUnknown, MessageUnknown, SubscriptionUnknown,
-    |                         AppUnknown, NameTaken, ContentDiffers
+    |                         AppUnknown, BulkJobUnknown, NameTaken, ContentDiffers
     |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly, AppDisabled,
     |                         KeyOfAnotherTag, CertificateOfAnother
     |-- Accept the outcome    CheckRefused, ForwardRefused, KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale,
@@ -79,6 +79,12 @@ class AppUnknown(TmcError):
     """There is no such app: register it first."""
 
     reason = "APP_UNKNOWN"
+
+
+class BulkJobUnknown(TmcError):
+    """There is no such bulk job: list the jobs to see their numbers."""
+
+    reason = "BULK_JOB_UNKNOWN"
 
 
 class NameTaken(TmcError):

@@ -16,13 +16,13 @@ from tests.pipeline.running import Jobs
 from tests.support.dose import LONG
 from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import MariaDB
+from tmc_common.headers import REPLAY_OF
 from tmc_pipeline.errors import CannotRun
 from tmc_pipeline.frames import CONSUMPTION, MESSAGE
 from tmc_pipeline.reconcile.job import partitions_of
 from tmc_pipeline.reconcile.ledgers import Ledgers
 from tmc_pipeline.reconcile.verdicts import CLAIM, Audited, by_message, center_claims, judged, outlined, relations
 from tmc_pipeline.settings import LedgerSource
-from tmc_server.domain.catalog import REPLAY_OF
 from tmc_server.domain.consumption import ConsumptionState as C
 from tmc_server.domain.ids import EPOCH_MS
 from tmc_server.domain.message import MessageState as M
@@ -195,6 +195,50 @@ def test_every_message_makes_a_row_of_its_own_whatever_is_missing_from_it(spark:
         ("8-9-07-3", "coupons.default", "topic-8", "app-9", int(C.ACKED), 0, 20),
         ("8-9-07-3", "subscription-6", "topic-8", "app-9", int(C.ACKED), 0, 20),
     ]
+
+
+def test_a_replay_to_one_subscriber_is_due_to_that_one_and_the_header_alone_hides_nothing(spark: SparkSession) -> None:
+    row = dict.fromkeys(MESSAGE.names) | {"shard": 7, "state": int(M.COMMITTED), "created_ms": 5, "decided_ms": 9}
+    acked = dict.fromkeys(CONSUMPTION.names) | {"state": int(C.ACKED), "closed_ms": 20, "created_ms": 9}
+    original = "1-1-07-900"
+
+    def message(number: int, key: str, receivers: list[int], **headers: str) -> dict[str, Any]:
+        rows = [acked | {"subscription_no": each} for each in receivers]
+        texts = json.dumps({f"tmc-replay-{name}": value for name, value in headers.items()})
+        return row | {
+            "id": number,
+            "topic_no": 1,
+            "producer_no": 1,
+            "message_key": key,
+            "headers": texts,
+            "consumptions": rows,
+        }
+
+    stored = [
+        message(1, f"replay.{original}.7.0.0", [7], of=original, to="7"),
+        message(2, f"replay.{original}.7.3.1", [1], of=original, to="7"),
+        message(3, f"replay.{original}", [7], of=original, to="7"),
+        message(4, "any", [7], to="7"),
+    ]
+    claims = center_claims(
+        outlined(spark.createDataFrame(stored, MESSAGE), bodies=False),
+        spark.createDataFrame(
+            [(1, "order.paid", [(1, 0, 99), (7, 0, 99)])],
+            "topic_no int, topic string, subscriptions array<struct<subscription_no: int, from_ms: bigint, to_ms: bigint>>",
+        ),
+        spark.createDataFrame([(1, "orders")], "producer_no int, producer string"),
+        spark.createDataFrame(
+            [(1, "coupons.default", "order.paid", 0), (7, "mails.default", "order.paid", 0)],
+            "subscription_no int, subscriber string, subscribed string, live_ms bigint",
+        ),
+    ).collect()
+    due = sorted((claim.message_id, claim.subscriber) for claim in claims if claim.expected)
+    assert due == [("1-1-07-2", "mails.default"), ("1-1-07-4", "coupons.default")]
+    assert [(claim.message_id, claim.subscriber) for claim in claims if claim.strange] == [
+        ("1-1-07-2", "coupons.default")
+    ]
+    proven = {claim.message_id: claim.proper for claim in claims if claim.subscriber.startswith("replay ")}
+    assert proven == {"1-1-07-1": 1, "1-1-07-2": 1, "1-1-07-3": 0}
 
 
 def test_every_source_is_listed_with_its_rows(spark: SparkSession, filled: Any, folder: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tmc_cli import fail
-from tmc_cli.admin import apps, checks, messages, servers, subscriptions, topics
+from tmc_cli.admin import apps, bulk, checks, messages, servers, subscriptions, topics
 from tmc_cli.target import DEFAULT_ADDRESS, Target
 from tmc_common.addresses import is_loopback
 
@@ -39,6 +39,12 @@ COMMANDS = (
     messages.list_consumptions,
     messages.reactivate,
     messages.cancel,
+    messages.replay,
+    bulk.bulk,
+    bulk.get_bulk,
+    bulk.stop_bulk,
+    bulk.list_bulk,
+    bulk.list_bulk_items,
     servers.list_servers,
     servers.shard_map,
     servers.list_instances,

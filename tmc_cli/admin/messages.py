@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tmc_cli.admin.calling import Reason, ask, call, enum_value, show
-from tmc_common.protocol import admin_pb2, types_pb2
+from tmc_common.protocol import admin_pb2, message_pb2, types_pb2
 from tmc_server.printable import escaped
 
 
@@ -131,6 +131,12 @@ def reactivate(context: typer.Context, message_id: str, app: str, reason: Reason
     """Retry a FAILED delivery with a fresh retry budget."""
     request = admin_pb2.ReactivateConsumptionRequest(message_id=message_id, app=app, tag=tag, reason=reason)
     call(context, "ReactivateConsumption", request, admin_pb2.Consumption)
+
+
+def replay(context: typer.Context, message_id: str, app: str, reason: Reason, tag: str = "") -> None:
+    """Send an acked message again to one subscriber, as a new message; its handler runs again."""
+    request = admin_pb2.ReplayDeliveryRequest(message_id=message_id, app=app, tag=tag, reason=reason)
+    call(context, "ReplayDelivery", request, message_pb2.Message)
 
 
 def cancel(context: typer.Context, message_id: str, app: str, reason: Reason, tag: str = "") -> None:

@@ -2,12 +2,48 @@ from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from tmc_common.protocol import message_pb2 as _message_pb2
 from tmc_common.protocol import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class BulkAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BULK_ACTION_UNSPECIFIED: _ClassVar[BulkAction]
+    BULK_ACTION_REACTIVATE: _ClassVar[BulkAction]
+    BULK_ACTION_CANCEL: _ClassVar[BulkAction]
+    BULK_ACTION_REPLAY: _ClassVar[BulkAction]
+
+class BulkState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BULK_STATE_UNSPECIFIED: _ClassVar[BulkState]
+    BULK_STATE_HELD: _ClassVar[BulkState]
+    BULK_STATE_RUNNING: _ClassVar[BulkState]
+    BULK_STATE_FINISHED: _ClassVar[BulkState]
+    BULK_STATE_STOPPED: _ClassVar[BulkState]
+
+class BulkOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BULK_OUTCOME_UNSPECIFIED: _ClassVar[BulkOutcome]
+    BULK_OUTCOME_DONE: _ClassVar[BulkOutcome]
+    BULK_OUTCOME_UNCHANGED: _ClassVar[BulkOutcome]
+    BULK_OUTCOME_REFUSED: _ClassVar[BulkOutcome]
+BULK_ACTION_UNSPECIFIED: BulkAction
+BULK_ACTION_REACTIVATE: BulkAction
+BULK_ACTION_CANCEL: BulkAction
+BULK_ACTION_REPLAY: BulkAction
+BULK_STATE_UNSPECIFIED: BulkState
+BULK_STATE_HELD: BulkState
+BULK_STATE_RUNNING: BulkState
+BULK_STATE_FINISHED: BulkState
+BULK_STATE_STOPPED: BulkState
+BULK_OUTCOME_UNSPECIFIED: BulkOutcome
+BULK_OUTCOME_DONE: BulkOutcome
+BULK_OUTCOME_UNCHANGED: BulkOutcome
+BULK_OUTCOME_REFUSED: BulkOutcome
 
 class App(_message.Message):
     __slots__ = ("id", "number", "service_name", "biz_id", "alert_email", "alert_phone", "keys", "disabled", "tag_keys")
@@ -709,6 +745,184 @@ class CancelConsumptionRequest(_message.Message):
     tag: str
     reason: str
     def __init__(self, message_id: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ReplayDeliveryRequest(_message.Message):
+    __slots__ = ("message_id", "app", "tag", "reason")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    app: str
+    tag: str
+    reason: str
+    def __init__(self, message_id: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class BulkFilter(_message.Message):
+    __slots__ = ("action", "topic", "app", "tag", "state", "from_ms", "to_ms", "fingerprint")
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FROM_MS_FIELD_NUMBER: _ClassVar[int]
+    TO_MS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    action: BulkAction
+    topic: str
+    app: str
+    tag: str
+    state: _types_pb2.ConsumptionState
+    from_ms: int
+    to_ms: int
+    fingerprint: str
+    def __init__(self, action: _Optional[_Union[BulkAction, str]] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.ConsumptionState, str]] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+
+class DryRunBulkJobRequest(_message.Message):
+    __slots__ = ("filter",)
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    filter: BulkFilter
+    def __init__(self, filter: _Optional[_Union[BulkFilter, _Mapping]] = ...) -> None: ...
+
+class DryRunBulkJobResponse(_message.Message):
+    __slots__ = ("dry_run", "count", "samples")
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    dry_run: str
+    count: int
+    samples: _containers.RepeatedCompositeFieldContainer[BulkSample]
+    def __init__(self, dry_run: _Optional[str] = ..., count: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[BulkSample, _Mapping]]] = ...) -> None: ...
+
+class BulkSample(_message.Message):
+    __slots__ = ("message_id", "topic", "app", "tag", "error", "fingerprint")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    topic: str
+    app: str
+    tag: str
+    error: str
+    fingerprint: str
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., error: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+
+class StartBulkJobRequest(_message.Message):
+    __slots__ = ("filter", "dry_run", "count", "reason", "rate", "hold_ms")
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    HOLD_MS_FIELD_NUMBER: _ClassVar[int]
+    filter: BulkFilter
+    dry_run: str
+    count: int
+    reason: str
+    rate: int
+    hold_ms: int
+    def __init__(self, filter: _Optional[_Union[BulkFilter, _Mapping]] = ..., dry_run: _Optional[str] = ..., count: _Optional[int] = ..., reason: _Optional[str] = ..., rate: _Optional[int] = ..., hold_ms: _Optional[int] = ...) -> None: ...
+
+class StopBulkJobRequest(_message.Message):
+    __slots__ = ("job", "reason")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    job: int
+    reason: str
+    def __init__(self, job: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class GetBulkJobRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: int
+    def __init__(self, job: _Optional[int] = ...) -> None: ...
+
+class BulkJob(_message.Message):
+    __slots__ = ("job", "action", "state", "count", "done", "unchanged", "refused", "rate", "actor", "reason", "created_ms", "start_ms", "stopped_ms", "finished_ms")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    UNCHANGED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    START_MS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_MS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_MS_FIELD_NUMBER: _ClassVar[int]
+    job: int
+    action: BulkAction
+    state: BulkState
+    count: int
+    done: int
+    unchanged: int
+    refused: int
+    rate: int
+    actor: str
+    reason: str
+    created_ms: int
+    start_ms: int
+    stopped_ms: int
+    finished_ms: int
+    def __init__(self, job: _Optional[int] = ..., action: _Optional[_Union[BulkAction, str]] = ..., state: _Optional[_Union[BulkState, str]] = ..., count: _Optional[int] = ..., done: _Optional[int] = ..., unchanged: _Optional[int] = ..., refused: _Optional[int] = ..., rate: _Optional[int] = ..., actor: _Optional[str] = ..., reason: _Optional[str] = ..., created_ms: _Optional[int] = ..., start_ms: _Optional[int] = ..., stopped_ms: _Optional[int] = ..., finished_ms: _Optional[int] = ...) -> None: ...
+
+class ListBulkJobsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListBulkJobsResponse(_message.Message):
+    __slots__ = ("jobs", "next_page_token")
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[BulkJob]
+    next_page_token: str
+    def __init__(self, jobs: _Optional[_Iterable[_Union[BulkJob, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class ListBulkItemsRequest(_message.Message):
+    __slots__ = ("job", "failures_only", "page_size", "page_token")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_ONLY_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    job: int
+    failures_only: bool
+    page_size: int
+    page_token: str
+    def __init__(self, job: _Optional[int] = ..., failures_only: bool = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListBulkItemsResponse(_message.Message):
+    __slots__ = ("items", "next_page_token")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[BulkItem]
+    next_page_token: str
+    def __init__(self, items: _Optional[_Iterable[_Union[BulkItem, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class BulkItem(_message.Message):
+    __slots__ = ("message_id", "app", "tag", "outcome", "detail", "at_ms")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    app: str
+    tag: str
+    outcome: BulkOutcome
+    detail: str
+    at_ms: int
+    def __init__(self, message_id: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., outcome: _Optional[_Union[BulkOutcome, str]] = ..., detail: _Optional[str] = ..., at_ms: _Optional[int] = ...) -> None: ...
 
 class PauseTopicRequest(_message.Message):
     __slots__ = ("name", "reason")

@@ -146,6 +146,41 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.CancelConsumptionRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.Consumption.FromString,
                 _registered_method=True)
+        self.ReplayDelivery = channel.unary_unary(
+                '/tmc.v1.AdminService/ReplayDelivery',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.ReplayDeliveryRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_message__pb2.Message.FromString,
+                _registered_method=True)
+        self.DryRunBulkJob = channel.unary_unary(
+                '/tmc.v1.AdminService/DryRunBulkJob',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.DryRunBulkJobRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.DryRunBulkJobResponse.FromString,
+                _registered_method=True)
+        self.StartBulkJob = channel.unary_unary(
+                '/tmc.v1.AdminService/StartBulkJob',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.StartBulkJobRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.BulkJob.FromString,
+                _registered_method=True)
+        self.StopBulkJob = channel.unary_unary(
+                '/tmc.v1.AdminService/StopBulkJob',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.StopBulkJobRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.BulkJob.FromString,
+                _registered_method=True)
+        self.GetBulkJob = channel.unary_unary(
+                '/tmc.v1.AdminService/GetBulkJob',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.GetBulkJobRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.BulkJob.FromString,
+                _registered_method=True)
+        self.ListBulkJobs = channel.unary_unary(
+                '/tmc.v1.AdminService/ListBulkJobs',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.ListBulkJobsRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.ListBulkJobsResponse.FromString,
+                _registered_method=True)
+        self.ListBulkItems = channel.unary_unary(
+                '/tmc.v1.AdminService/ListBulkItems',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.ListBulkItemsRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.ListBulkItemsResponse.FromString,
+                _registered_method=True)
         self.PauseTopic = channel.unary_unary(
                 '/tmc.v1.AdminService/PauseTopic',
                 request_serializer=tmc_dot_v1_dot_admin__pb2.PauseTopicRequest.SerializeToString,
@@ -379,6 +414,57 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReplayDelivery(self, request, context):
+        """Send an acked message again to one subscriber, as a new message: its effect happens again. Repeated, the answer is the
+        replay that is there; to send it once more, replay the replay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DryRunBulkJob(self, request, context):
+        """Count what a bulk job would act on, and show some of it. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StartBulkJob(self, request, context):
+        """Reactivate, cancel or replay many deliveries; after a hold in which it can still be stopped. Repeated, the answer is
+        the same job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopBulkJob(self, request, context):
+        """Stop a bulk job; what is done stays done.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetBulkJob(self, request, context):
+        """A bulk job and how far it has come.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListBulkJobs(self, request, context):
+        """Bulk jobs, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListBulkItems(self, request, context):
+        """What a bulk job did to each delivery.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PauseTopic(self, request, context):
         """Deliver nothing of a topic until it is resumed; what is due stays due, and nothing is counted as an attempt.
         """
@@ -590,6 +676,41 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CancelConsumption,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.CancelConsumptionRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.Consumption.SerializeToString,
+            ),
+            'ReplayDelivery': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReplayDelivery,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.ReplayDeliveryRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_message__pb2.Message.SerializeToString,
+            ),
+            'DryRunBulkJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.DryRunBulkJob,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.DryRunBulkJobRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.DryRunBulkJobResponse.SerializeToString,
+            ),
+            'StartBulkJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartBulkJob,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.StartBulkJobRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.BulkJob.SerializeToString,
+            ),
+            'StopBulkJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopBulkJob,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.StopBulkJobRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.BulkJob.SerializeToString,
+            ),
+            'GetBulkJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBulkJob,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.GetBulkJobRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.BulkJob.SerializeToString,
+            ),
+            'ListBulkJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBulkJobs,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.ListBulkJobsRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.ListBulkJobsResponse.SerializeToString,
+            ),
+            'ListBulkItems': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBulkItems,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.ListBulkItemsRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.ListBulkItemsResponse.SerializeToString,
             ),
             'PauseTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.PauseTopic,
@@ -1257,6 +1378,195 @@ class AdminService(object):
             '/tmc.v1.AdminService/CancelConsumption',
             tmc_dot_v1_dot_admin__pb2.CancelConsumptionRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.Consumption.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReplayDelivery(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/ReplayDelivery',
+            tmc_dot_v1_dot_admin__pb2.ReplayDeliveryRequest.SerializeToString,
+            tmc_dot_v1_dot_message__pb2.Message.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DryRunBulkJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/DryRunBulkJob',
+            tmc_dot_v1_dot_admin__pb2.DryRunBulkJobRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.DryRunBulkJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartBulkJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/StartBulkJob',
+            tmc_dot_v1_dot_admin__pb2.StartBulkJobRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.BulkJob.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopBulkJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/StopBulkJob',
+            tmc_dot_v1_dot_admin__pb2.StopBulkJobRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.BulkJob.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBulkJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/GetBulkJob',
+            tmc_dot_v1_dot_admin__pb2.GetBulkJobRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.BulkJob.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBulkJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/ListBulkJobs',
+            tmc_dot_v1_dot_admin__pb2.ListBulkJobsRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.ListBulkJobsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBulkItems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/ListBulkItems',
+            tmc_dot_v1_dot_admin__pb2.ListBulkItemsRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.ListBulkItemsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -14,10 +14,9 @@ from pyspark.sql import functions as f
 
 from tmc_client import Center
 from tmc_client.producer import publish_request, wait
-from tmc_common.headers import ORDER_KEY
+from tmc_common.headers import ORDER_KEY, REPLAY_OF, REPLAY_TO
 from tmc_pipeline.archive.contents import Archive, subscriber_names
 from tmc_pipeline.errors import ArchiveDamaged, CannotRun, translated
-from tmc_server.domain.catalog import REPLAY_OF
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.manifest import Manifest
@@ -152,6 +151,7 @@ def replay(message: dict[str, Any], center: Center) -> str:
         raise CannotRun(f"{old} was rolled back: nobody may see it.")
     headers = {**message["headers"], REPLAY_OF: old}
     order_key = headers.pop(ORDER_KEY, "")
+    headers.pop(REPLAY_TO, None)  # this one is for all subscribers
     attempt = hashlib.sha256(f"replay of {old}".encode()).digest()[:16]
     body = base64.b64decode(message["body_base64"])
     request = publish_request(

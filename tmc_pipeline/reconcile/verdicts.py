@@ -25,8 +25,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
+from tmc_common.headers import REPLAY_OF, REPLAY_TO
 from tmc_pipeline.frames import CONSUMPTIONS, is_one_of
-from tmc_server.domain.catalog import REPLAY_OF
 from tmc_server.domain.consumption import CLOSED, ConsumptionState
 from tmc_server.domain.ids import EPOCH_MS
 from tmc_server.domain.message import TRACE_HEADERS, UNDECIDED, MessageState
@@ -166,9 +166,9 @@ def outlined(messages: DataFrame, bodies: bool) -> DataFrame:
     """MESSAGE -> OUTLINE, one row per message with no more than is compared. bodies: with their SHA-256.
 
     OUTLINE: shard, id, topic_no, producer_no, message_key, attempt_id, state, decided_ms as in MESSAGE; ledgered boolean;
-    replay_of string: the header, or null; altered boolean: the center's digest is of something else; content bigint; center_body
-    string (SHA-256, hexadecimal) or null; at_ms bigint, when the message moved last; deliveries array of
-    _DELIVERY, never null.
+    replay_of string, replay_to int: the headers, or null; altered boolean: the center's digest is of something else;
+    content bigint; center_body string (SHA-256, hexadecimal) or null; at_ms bigint, when the message moved last;
+    deliveries array of _DELIVERY, never null.
     """
     last_moved = f.transform(
         f.coalesce("consumptions", f.array().cast(CONSUMPTIONS)),
@@ -191,6 +191,10 @@ def outlined(messages: DataFrame, bodies: bool) -> DataFrame:
         "decided_ms",
         f.col("ledger_id").isNotNull().alias("ledgered"),
         f.get_json_object("headers", f"$['{REPLAY_OF}']").alias("replay_of"),
+        f.when(
+            f.get_json_object("headers", f"$['{REPLAY_OF}']").isNotNull(),
+            f.get_json_object("headers", f"$['{REPLAY_TO}']").cast("int"),
+        ).alias("replay_to"),
         ((own_digest() != f.lower(f.hex("digest"))) | (f.col("headers").isNotNull() & _headers().isNull())).alias(
             "altered"
         ),
@@ -228,9 +232,16 @@ def center_claims(outlines: DataFrame, topics: DataFrame, apps: DataFrame, subsc
     of_message = itself | original
     delivered = ~of_message & f.col("each.state").isNotNull()
     subscriber = f.coalesce("subscriber", f.concat(f.lit("subscription-"), "subscription_no"))
+    meant = f.coalesce(f.col("replay_to") == f.col("subscription_no"), f.lit(True))
     cancelled = f.col("each.state") == int(ConsumptionState.CANCELLED)
+    to_all, to_one = (
+        f.concat(f.lit("replay."), "replay_of"),
+        f.concat(f.lit("replay."), "replay_of", f.lit("."), "replay_to"),
+    )
     proper = (
-        (f.col("message_key") == f.concat(f.lit("replay."), "replay_of"))
+        f.when(f.col("replay_to").isNull(), f.col("message_key") == to_all).otherwise(
+            f.col("message_key").startswith(f.concat(to_one, f.lit(".")))
+        )
         & f.col("replay_of").startswith(f.concat_ws("-", "topic_no", "producer_no", f.lit("")))
         & (f.col("replay_of") != own_id)
     )
@@ -248,7 +259,7 @@ def center_claims(outlines: DataFrame, topics: DataFrame, apps: DataFrame, subsc
             f.when(of_message, f.col("state")).otherwise(f.col("each.state")).alias("state"),
             f.when(itself | delivered, 1).otherwise(0).alias("copies"),
             "each.expected",
-            (delivered & ~(f.coalesce("subscribed", f.lit("")) == topic)).alias("strange"),
+            (delivered & (~(f.coalesce("subscribed", f.lit("")) == topic) | ~meant)).alias("strange"),
             (delivered & cancelled & f.coalesce(f.col("each.created_ms") >= f.col("live_ms"), f.lit(False))).alias(
                 "revoked"
             ),
@@ -283,6 +294,7 @@ def _missing() -> Column:
             & (f.col("decided_ms") >= each["from_ms"])
             & (f.col("decided_ms") < each["to_ms"])
             & ~f.array_contains(f.col("deliveries.subscription_no"), each["subscription_no"])
+            & f.coalesce(f.col("replay_to") == each["subscription_no"], f.lit(True))
         ),
     )
     rows = f.transform(

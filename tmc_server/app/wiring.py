@@ -23,6 +23,7 @@ from tmc_server.domain.ports.alerts import AlertSink
 from tmc_server.domain.ports.checks import Asking
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.alerting import Alerting, Grouping
+from tmc_server.duties.bulk import BulkWorking
 from tmc_server.duties.checking import Checking
 from tmc_server.duties.counting import Counting, Gauging
 from tmc_server.duties.ordering import Ordering
@@ -33,6 +34,7 @@ from tmc_server.duties.retention import Retention
 from tmc_server.metrics import METRICS
 from tmc_server.requests.acking import Acking
 from tmc_server.requests.administering import Administering
+from tmc_server.requests.bulk import BulkJobs
 from tmc_server.requests.caller import Allowance, Budget, RateLimiter
 from tmc_server.requests.deciding import Deciding
 from tmc_server.requests.deciding_by_hand import DecidingByHand
@@ -50,6 +52,8 @@ from tmc_server.rpc.doorkeeper import Doorkeeper
 from tmc_server.rpc.message_service import MessageServicer
 from tmc_server.rpc.server import GrpcServer, build
 from tmc_server.store.batch import ShardWriter
+from tmc_server.store.bulk_jobs import SqlBulkDesk
+from tmc_server.store.bulk_work import SqlBulkWork
 from tmc_server.store.due import OpenCounts, SqlAlertOutbox, SqlDueWork
 from tmc_server.store.due_checks import SqlCheckDesk, SqlDueChecks
 from tmc_server.store.engines import Database
@@ -58,6 +62,7 @@ from tmc_server.store.leases import ShardLeases
 from tmc_server.store.line_repair import SqlLineWork
 from tmc_server.store.progress import SqlQueueProgress
 from tmc_server.store.reading import Reader
+from tmc_server.store.replays import SqlReplays
 from tmc_server.store.retention import ClosedMessages
 from tmc_server.store.scanning import DueIndex, earliest_check, earliest_delivery
 from tmc_server.store.standing import StandingCounts
@@ -67,6 +72,7 @@ log = logging.getLogger("tmc.app")
 _RETENTION_S = 60.0
 _GAUGES_S = 15.0
 _ORDERING_S = 2.0
+_BULK_S = 1.0
 _DOORS_S = 1.0
 _WOKEN_S = 30.0  # the scan wakes these duties; without it they run this often
 _EXCLUSIVE_S = 5.0
@@ -166,6 +172,7 @@ def wire(
         *(Periodic("leases", keeping.run_once, beat_s) for keeping in shard_keeping),
         *_redelivering(parts, outlets, redelivery),
         *_ordering(store, parts),
+        *_bulk(store, parts),
         *_asking(checking, asking),
         *_scanning(config, store, parts, [redelivery, asking]),
         *(duty for part in parts for duty in _alerting(part.outbox, sinks, store)),
@@ -253,6 +260,7 @@ def _serve(
         performer=commit,
         lines=[lines[database] for database in store.shards.shards],
         change=administering.change,
+        replaying=SqlReplays([writers[database] for database in store.shards.shards], store.nodes.ids),
     )
     servicers = {
         "tmc.v1.MessageService": MessageServicer(preparing, Deciding(catalog, commit, rate, gauge), administering),
@@ -271,6 +279,7 @@ def _serve(
             deliveries=deliveries,
             explaining=Explaining(catalog, reader, outlets.outlet.look),
             overviewing=Overviewing(catalog, counts),
+            bulk=BulkJobs(SqlBulkDesk(store.shards), catalog),
         ),
     }
     edge = _edge(config, store, first_use)
@@ -378,6 +387,12 @@ def _redelivering(parts: Sequence[_Part], outlets: Outlets, bell: Bell) -> list[
 
 def _ordering(store: OpenStore, parts: Sequence[_Part]) -> list[Periodic]:
     return [Periodic("ordering", Ordering(part.lines, store.watch).run_once, _ORDERING_S) for part in parts]
+
+
+def _bulk(store: OpenStore, parts: Sequence[_Part]) -> list[Periodic]:
+    desk = SqlBulkDesk(store.shards)
+    work = [SqlBulkWork(part.writer, part.leases, store.nodes.ids) for part in parts]
+    return [Periodic("bulk", BulkWorking(desk, each).run_once, _BULK_S) for each in work]
 
 
 def _asking(checking: Sequence[Checking], bell: Bell) -> list[Periodic]:

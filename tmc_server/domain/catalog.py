@@ -57,7 +57,6 @@ class QueueMode(IntEnum):
 
 
 FORWARD_KEY = "tmc-forward-key"  # header by which a message brings its own key
-REPLAY_OF = "tmc-replay-of"  # header of a message that was sent again from the archive: the id it had
 
 
 @dataclass(frozen=True, slots=True)

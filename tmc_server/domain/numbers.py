@@ -22,7 +22,11 @@ OrderHash = NewType("OrderHash", int)
 OrderSequence = NewType("OrderSequence", int)
 """The place of a message among those with its order key, see ordering."""
 
+BulkJobNumber = NewType("BulkJobNumber", int)
+"""Given by the catalog's database."""
+
 NO_SUBSCRIPTION = SubscriptionNumber(0)
+NO_JOB = BulkJobNumber(0)
 NO_ATTEMPT = Attempt(0)
 FIRST_ATTEMPT = Attempt(1)
 NO_SEQUENCE = OrderSequence(0)

@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 from tmc_server.domain.catalog import Topic
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.message import MessageState
-from tmc_server.domain.numbers import NO_ATTEMPT, Attempt, MessageNumber, Shard, SubscriptionNumber
+from tmc_server.domain.numbers import (
+    NO_ATTEMPT,
+    NO_JOB,
+    Attempt,
+    BulkJobNumber,
+    MessageNumber,
+    Shard,
+    SubscriptionNumber,
+)
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import TmcError
 
@@ -157,10 +165,11 @@ class SignAgain(Consume):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ByOperator(Consume):
-    """The base of what operators do about one consumption; audited."""
+    """The base of what operators do about one consumption. job: that does it, whose items are its record; else it is audited."""
 
     actor: str
     reason: str
+    job: BulkJobNumber = NO_JOB
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

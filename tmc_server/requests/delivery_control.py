@@ -9,14 +9,15 @@ from dataclasses import replace
 from tmc_server.domain.catalog import Subscription, Topic
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import OrderHash
-from tmc_server.domain.operations import THE_CENTER, ByOperator, Cancel, Done, Reactivate
+from tmc_server.domain.operations import THE_CENTER, ByOperator, Cancel, Done, Reactivate, Stored
 from tmc_server.domain.placement import shards_of
 from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, ChangeEverywhere
+from tmc_server.domain.ports.delivery import Replaying
 from tmc_server.domain.ports.ordering import FIRST_LINE, LineWork, Repaired
 from tmc_server.domain.ports.reading import RowReader
 from tmc_server.domain.ports.work import Performer
-from tmc_server.domain.views import ConsumptionView
-from tmc_server.errors import ConsumptionClosed, InvalidField, SubscriptionUnknown, TmcError, TopicUnknown
+from tmc_server.domain.views import ConsumptionView, MessageView
+from tmc_server.errors import ConsumptionClosed, InvalidField, MessageGone, SubscriptionUnknown, TmcError, TopicUnknown
 from tmc_server.requests import validation
 
 _LINES = 500
@@ -33,6 +34,7 @@ class DeliveryControl:
         performer: Performer,
         lines: Sequence[LineWork],
         change: ChangeEverywhere,
+        replaying: Replaying,
     ) -> None:
         self._editor = editor
         self._catalog = catalog
@@ -40,6 +42,7 @@ class DeliveryControl:
         self._performer = performer
         self._lines = lines
         self._change = change
+        self._replaying = replaying
 
     async def reactivate(self, actor: str, message_id: str, app: str, tag: str, reason: str) -> ConsumptionView:
         """A failed delivery gets a fresh budget. Raises ConsumptionClosed when it is not FAILED."""
@@ -48,6 +51,23 @@ class DeliveryControl:
     async def cancel(self, actor: str, message_id: str, app: str, tag: str, reason: str) -> ConsumptionView:
         """Give a delivery up for good. Raises ConsumptionClosed when it was acked."""
         return await self._perform(Cancel, actor, message_id, app, tag, reason)
+
+    async def replay(self, actor: str, message_id: str, app: str, tag: str, reason: str) -> MessageView:
+        """Send an acked message again to one subscriber. Returns: the replay. Raises ConsumptionClosed: it is not ACKED."""
+        parsed = validation.message_id(message_id)
+        receiver = self._receiver(parsed, app, tag)
+        if receiver.is_removed:
+            raise ConsumptionClosed("The subscription was removed, so nothing is sent to it again.")
+        where = (parsed.shard, parsed.number, receiver.number)
+        answer = await asyncio.to_thread(self._replaying.replay, actor, *where, _reason(reason))
+        if isinstance(answer, TmcError):
+            raise answer
+        assert isinstance(answer, Stored)
+        assert answer.message_id is not None
+        found = await asyncio.to_thread(self._reader.message, parsed.shard, answer.message_id.number)
+        if found is None:
+            raise MessageGone
+        return found
 
     async def _perform(
         self, kind: type[ByOperator], actor: str, message_id: str, app: str, tag: str, reason: str

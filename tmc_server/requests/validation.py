@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 
 from tmc_common.addresses import HostPort
-from tmc_server.domain.catalog import FORWARD_KEY, REPLAY_OF
+from tmc_common.headers import REPLAY_OF
+from tmc_server.domain.catalog import FORWARD_KEY
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import MessageNumber, Shard
 from tmc_server.domain.ordering import OrderMode
@@ -148,6 +149,20 @@ def page_token(value: str) -> tuple[Shard, MessageNumber]:
     if match is None or int(match[1]) > 31 or int(match[2]) >= 1 << 63:
         raise InvalidField("page_token", "be one that the center gave you")
     return Shard(int(match[1])), MessageNumber(int(match[2]))
+
+
+def number_token(value: str) -> int:
+    """A page token that is one number."""
+    if not re.fullmatch(r"[0-9]{1,18}", value, re.ASCII):
+        raise InvalidField("page_token", "be one that the center gave you")
+    return int(value)
+
+
+def fingerprint(value: str) -> str:
+    """Of an error, or nothing."""
+    if value and not re.fullmatch(r"[0-9a-f]{12}", value, re.ASCII):
+        raise InvalidField("fingerprint", "be 12 hex digits, as dry runs and failed deliveries show it")
+    return value
 
 
 def order_mode(value: int) -> OrderMode:

@@ -10,6 +10,7 @@ from tmc_server.domain.ports.catalog import CheckChange
 from tmc_server.domain.views import ConsumptionView
 from tmc_server.requests import validation
 from tmc_server.requests.administering import Administering
+from tmc_server.requests.bulk import BulkJobs
 from tmc_server.requests.deciding_by_hand import DecidingByHand
 from tmc_server.requests.delivery_control import DeliveryControl
 from tmc_server.requests.explaining import Explaining
@@ -17,9 +18,10 @@ from tmc_server.requests.listing import in_order, listed
 from tmc_server.requests.overviewing import Overviewing
 from tmc_server.requests.signing import Signing
 from tmc_server.rpc import convert
+from tmc_server.rpc.bulk_service import BulkServicer
 
 
-class AdminServicer:
+class AdminServicer(BulkServicer):
     """Methods take the operator's name and a request."""
 
     def __init__(
@@ -31,7 +33,9 @@ class AdminServicer:
         deliveries: DeliveryControl,
         explaining: Explaining,
         overviewing: Overviewing,
+        bulk: BulkJobs,
     ) -> None:
+        super().__init__(bulk, administering)
         self._admin = administering
         self._deliveries = deliveries
         self._explaining = explaining
@@ -153,6 +157,10 @@ class AdminServicer:
     async def ReactivateConsumption(self, actor: str, request: admin_pb2.ReactivateConsumptionRequest) -> Any:
         view = await self._deliveries.reactivate(actor, request.message_id, request.app, request.tag, request.reason)
         return self._consumption(request.message_id, view)
+
+    async def ReplayDelivery(self, actor: str, request: admin_pb2.ReplayDeliveryRequest) -> Any:
+        view = await self._deliveries.replay(actor, request.message_id, request.app, request.tag, request.reason)
+        return convert.message_to(view, self._admin.catalog)
 
     async def CancelConsumption(self, actor: str, request: admin_pb2.CancelConsumptionRequest) -> Any:
         view = await self._deliveries.cancel(actor, request.message_id, request.app, request.tag, request.reason)

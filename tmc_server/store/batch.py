@@ -15,13 +15,14 @@ from tmc_server.domain.ports.delivery import Copy, Outlet
 from tmc_server.errors import StoreUnavailable
 from tmc_server.metrics import METRICS
 from tmc_server.store.consumptions import consume
-from tmc_server.store.engines import Database
+from tmc_server.store.engines import Database, repeated
 from tmc_server.store.messages import decide_each, prepare
 from tmc_server.store.outcomes import Outcome
 from tmc_server.store.statements import statements_of
 from tmc_server.store.transaction import Hook, Transaction, no_hook
 
 Kind = TypeVar("Kind", bound=Operation)
+Result = TypeVar("Result")
 TakeBack = Callable[[Sequence[Copy]], None]
 
 
@@ -122,3 +123,13 @@ class ShardWriter:
 
 def _of(kind: type[Kind], operations: Sequence[Operation]) -> list[Kind]:
     return [operation for operation in operations if isinstance(operation, kind)]
+
+
+def in_transaction(writer: ShardWriter, shard: Shard, change: Callable[[Transaction], Result]) -> Result:
+    """Run a change on a connection of its own, again while it loses against others."""
+
+    def run() -> Result:
+        with writer.database.connection() as connection, writer.transaction(connection, shard) as tx:
+            return change(tx)
+
+    return repeated(run)

@@ -169,11 +169,11 @@ def _write_undecided(tx: Transaction, undecided: Sequence[tuple[Checked, AfterUn
         ],
     )
     given_up = [checked for checked, after in undecided if after.failed]
-    by_topic: dict[int, list[MessageNumber]] = {}
+    by_topic: dict[int, dict[MessageNumber, str]] = {}
     for checked in given_up:
-        by_topic.setdefault(checked.pending.topic, []).append(checked.pending.number)
-    for topic, numbers in sorted(by_topic.items()):
-        tx.note_failed(topic, NO_SUBSCRIPTION, numbers)
+        by_topic.setdefault(checked.pending.topic, {})[checked.pending.number] = _told(checked.answer)
+    for topic, causes in sorted(by_topic.items()):
+        tx.note_failed(topic, NO_SUBSCRIPTION, causes)
     tx.alert_once(_alert(checked, "check failed") for checked in given_up)
     return len(given_up)
 

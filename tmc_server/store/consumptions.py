@@ -8,7 +8,7 @@ from typing import Any
 
 from tmc_server.domain import consumption
 from tmc_server.domain.consumption import Budget, ConsumptionState, Decision, Row
-from tmc_server.domain.numbers import MessageNumber, OrderHash, OrderSequence, SubscriptionNumber
+from tmc_server.domain.numbers import NO_JOB, MessageNumber, OrderHash, OrderSequence, SubscriptionNumber
 from tmc_server.domain.operations import (
     Ack,
     ByOperator,
@@ -31,6 +31,7 @@ from tmc_server.store.transaction import Transaction
 UNDER_WAY = (ConsumptionState.SCHEDULED, ConsumptionState.WAITING)
 _ACTIONS: Mapping[type[ByOperator], str] = {Reactivate: "reactivate consumption", Cancel: "cancel consumption"}
 _BLOCKED = "; the later messages of its order key wait until it is acked, reactivated or cancelled"
+_NO_ACK = "no ack"
 _Pair = tuple[SubscriptionNumber, MessageNumber]
 _Accepted = tuple[_Pair, Consume]
 
@@ -74,8 +75,7 @@ def _consume(
         if decision is not None:
             after[pair] = decision
             accepted.append((pair, operation))
-    _write(tx, before, after, dict(accepted))
-    _begin_budgets(tx, accepted)
+    _write(tx, before, after, accepted)
     heads = {pair for pair, line in locked.lines.items() if lines.is_head(line, pair[1])}
     _advance_lines(tx, lines, locked, before, after)
     _journal(tx, accepted)
@@ -231,40 +231,36 @@ def _decide(operation: Consume, row: Row, tried_ms: int, now: int, budget: Budge
 
 
 def _write(
-    tx: Transaction, before: Mapping[_Pair, Row], after: Mapping[_Pair, Row], last: Mapping[_Pair, Consume]
+    tx: Transaction, before: Mapping[_Pair, Row], after: Mapping[_Pair, Row], accepted: Sequence[_Accepted]
 ) -> None:
-    """last: accepted operation of each row.
-
-    Answered rows are written even if unchanged, because their copies are known to have left the queue.
-    """
+    """Answered rows are written even if unchanged, because their copies are known to have left the queue."""
+    last = dict(accepted)
+    fresh = {pair for pair, operation in accepted if isinstance(operation, Reactivate)}
     acked: dict[SubscriptionNumber, list[MessageNumber]] = {}
+    reactivated: dict[SubscriptionNumber, list[MessageNumber]] = {}
     changed: list[dict[str, Any]] = []
-    for (subscription, number), row in after.items():
-        old = before[subscription, number]
-        operation = last.get((subscription, number))
+    for pair, row in after.items():
+        subscription, number = pair
+        old = before[pair]
+        operation = last.get(pair)
         if row == old and not isinstance(operation, Nack | Extend):
             continue
         if row.state is ConsumptionState.ACKED:
             acked.setdefault(subscription, []).append(number)
+        elif isinstance(operation, Reactivate) and old.state is ConsumptionState.FAILED:
+            reactivated.setdefault(subscription, []).append(number)
         else:
             changed.append(
                 {"id": number, "subscription": subscription, "old_state": int(old.state), "old_attempt": old.attempt}
-                | {"extends": int(isinstance(operation, Extend))}
+                | {"extends": int(isinstance(operation, Extend)), "new_since_ms": tx.now if pair in fresh else None}
                 | new_values(row, tx.now)
             )
     for subscription, numbers in sorted(acked.items()):
         tx.change(tx.sql.ack, len(numbers), subscription=subscription, ids=sorted(numbers), now=tx.now)
+    for subscription, numbers in sorted(reactivated.items()):
+        tx.change(tx.sql.reactivate, len(numbers), subscription=subscription, ids=sorted(numbers), now=tx.now)
     tx.change_each(tx.sql.change_consumption, changed)
     tx.reach("written")
-
-
-def _begin_budgets(tx: Transaction, accepted: Sequence[_Accepted]) -> None:
-    reactivated: dict[SubscriptionNumber, set[MessageNumber]] = {}
-    for (subscription, number), operation in accepted:
-        if isinstance(operation, Reactivate):
-            reactivated.setdefault(subscription, set()).add(number)
-    for subscription, numbers in sorted(reactivated.items()):
-        tx.change(tx.sql.begin_budget, len(numbers), subscription=subscription, ids=sorted(numbers), now=tx.now)
 
 
 def new_values(row: Row, now: int) -> dict[str, Any]:
@@ -304,7 +300,7 @@ def _journal(tx: Transaction, accepted: Sequence[_Accepted]) -> None:
                 "reason": change.reason,
             }
             for (subscription, number), change in accepted
-            if isinstance(change, ByOperator)
+            if isinstance(change, ByOperator) and change.job == NO_JOB
         ],
     )
 
@@ -330,7 +326,8 @@ def note_failures(
     for subscription, numbers in sorted(recovered.items()):
         tx.note_recovered(_topic_of(tx, subscription), subscription, numbers)
     for subscription, numbers in sorted(failed.items()):
-        tx.note_failed(_topic_of(tx, subscription), subscription, numbers)
+        causes = {number: errors.get((subscription, number), _NO_ACK) for number in numbers}
+        tx.note_failed(_topic_of(tx, subscription), subscription, causes)
     tx.alert_once(
         {
             "kind": "delivery failed",
@@ -338,7 +335,7 @@ def note_failures(
             "message_id": number,
             "subscription_no": subscription,
             "attempt": after[subscription, number].attempt,
-            "detail": _given_up(after[subscription, number], errors.get((subscription, number), "no ack"))
+            "detail": _given_up(after[subscription, number], errors.get((subscription, number), _NO_ACK))
             + (_BLOCKED if (subscription, number) in blocking else ""),
         }
         for subscription, numbers in failed.items()

@@ -11,9 +11,8 @@ from tmc_server.domain.numbers import NO_SUBSCRIPTION, MessageNumber, Shard
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.checks import Checked, Pending, Recorded
 from tmc_server.errors import CatalogStale, MessageUnknown, TmcError
-from tmc_server.store.batch import ShardWriter
+from tmc_server.store.batch import ShardWriter, in_transaction
 from tmc_server.store.checking import claim, hold, pending_of, record
-from tmc_server.store.engines import repeated
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.messages import write_decisions
 from tmc_server.store.scanning import DueIndex, earliest_check
@@ -57,16 +56,6 @@ class SqlDueChecks:
             return nothing
         guard = lease.guard
         return in_transaction(self._writer, shard, lambda tx: change(tx, guard))
-
-
-def in_transaction(writer: ShardWriter, shard: Shard, change: Callable[[Transaction], Result]) -> Result:
-    """Run a change on a connection of its own, again while it loses against others."""
-
-    def run() -> Result:
-        with writer.database.connection() as connection, writer.transaction(connection, shard) as tx:
-            return change(tx)
-
-    return repeated(run)
 
 
 class SqlCheckDesk:

@@ -14,10 +14,17 @@ from tmc_server.domain.ports.retention import Position
 from tmc_server.store.engines import Database, StoreConflict, repeated
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.statements import statements_of
-from tmc_server.store.tables import alert, notice, tombstone
+from tmc_server.store.tables import alert, bulk_item, bulk_progress, notice, tombstone
 
 _OLD_TOMBSTONES = sa.select(tombstone.c.attempt_id).where(tombstone.c.created_ms < sa.bindparam("before"))
 _OLD_ALERTS = sa.select(alert.c.id).where(alert.c.sent_ms < sa.bindparam("before"))
+_OLD_PROGRESS = sa.select(bulk_progress.c.job_id, bulk_progress.c.shard).where(
+    bulk_progress.c.updated_ms < sa.bindparam("before")
+)
+_ITEMS = sa.select(bulk_item.c.message_id).where(
+    bulk_item.c.job_id == sa.bindparam("job_id"), bulk_item.c.shard == sa.bindparam("shard")
+)
+_OLD_JOBS = 10
 _OLD_NOTICES = sa.select(notice.c.id).where(notice.c.sent_ms < sa.bindparam("before"))
 
 
@@ -80,7 +87,7 @@ class ClosedMessages:
         return found
 
     def forget(self, before_ms: int, limit: int) -> int:
-        """Delete tombstones, sent alerts and notices older than `before_ms`. Returns: how many were deleted."""
+        """Delete tombstones, sent alerts and notices, and outcomes of bulk jobs, older than `before_ms`. Returns: how many."""
         total = 0
         forgotten = (
             (_OLD_TOMBSTONES, tombstone.c.attempt_id),
@@ -92,7 +99,28 @@ class ClosedMessages:
                 found = list(connection.execute(query.limit(limit), {"before": before_ms}).scalars())
             if found:
                 total += repeated(partial(self._delete, column, sorted(found)))
+        return total + self._forget_bulk_jobs(before_ms, limit)
+
+    def _forget_bulk_jobs(self, before_ms: int, limit: int) -> int:
+        """Delete outcomes of bulk jobs that moved last before `before_ms`, then how far they came."""
+        total = 0
+        with self._database.reading() as connection:
+            old = connection.execute(_OLD_PROGRESS.limit(_OLD_JOBS), {"before": before_ms}).fetchall()
+            items = [
+                (row.job_id, row.shard, list(connection.execute(_ITEMS.limit(limit), dict(row._mapping)).scalars()))
+                for row in old
+            ]
+        for job, shard, numbers in items:
+            table = bulk_item if numbers else bulk_progress
+            where = [table.c.job_id == job, table.c.shard == shard]
+            if numbers:
+                where.append(bulk_item.c.message_id.in_(sorted(set(numbers))))
+            total += repeated(partial(self._delete_where, table, where))
         return total
+
+    def _delete_where(self, table: sa.Table, where: Sequence[sa.ColumnElement[bool]]) -> int:
+        with self._database.transaction() as connection:
+            return connection.execute(table.delete().where(*where)).rowcount
 
     def _delete(self, column: sa.Column[Any], values: Sequence[Any]) -> int:
         with self._database.transaction() as connection:

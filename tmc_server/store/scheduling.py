@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tmc_common.headers import ORDER_KEY
+from tmc_common.headers import ORDER_KEY, REPLAY_TO
 from tmc_server.domain import consumption
 from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.consumption import Row
@@ -32,7 +32,14 @@ def lines_of(tx: Transaction, topic: int, headers: Mapping[str, str]) -> set[Lin
     if key is None:
         return set()
     hashed = order_hash(key)
-    return {(each.number, hashed) for each in tx.catalog.subscribers(topic) if each.order is not OrderMode.OFF}
+    subscribers = [each for each in tx.catalog.subscribers(topic) if _is_for(headers, each.number)]
+    return {(each.number, hashed) for each in subscribers if each.order is not OrderMode.OFF}
+
+
+def _is_for(headers: Mapping[str, str], subscription: SubscriptionNumber) -> bool:
+    """A replay may be for one subscriber only; all other messages are for all."""
+    only = headers.get(REPLAY_TO)
+    return only is None or only == str(subscription)
 
 
 def schedule(tx: Transaction, messages: Sequence[Submitted], lines: Lines) -> None:
@@ -44,8 +51,9 @@ def schedule(tx: Transaction, messages: Sequence[Submitted], lines: Lines) -> No
     for message in messages:
         by_topic.setdefault(message.topic, []).append(message)
     rows = _Rows(tx)
-    for topic, submitted in by_topic.items():
+    for topic, of_topic in by_topic.items():
         for subscription in tx.catalog.subscribers(topic):
+            submitted = [each for each in of_topic if _is_for(each.headers, subscription.number)]
             places = _join(lines, subscription, submitted)
             prompt = sum(1 for each in submitted if each.delay_ms == 0 and not _waits(places, each))
             room = tx.reserve(subscription.number, prompt) if prompt else 0

@@ -84,6 +84,7 @@ class ShardStatements:
         self.existing_messages = sa.select(
             message.c.id, message.c.topic_no, message.c.producer_tag, message.c.state, message.c.headers
         ).where(by_ids(message.c.id))
+        self.whole_messages = ByIds(sa.select(message).where(by_ids(message.c.id)))
         self.submit = ByIds(self._decide(m.MessageEvent.SUBMIT))
         self.roll_back = ByIds(self._decide(m.MessageEvent.ROLLBACK).values(live=None))
         # topic, limit: undecided messages, counted no further than the limit.
@@ -153,14 +154,31 @@ class ShardStatements:
                 incarnation=None,
                 tried_ms=None,
                 extended=(consumption.c.extended + 1) * sa.bindparam("extends"),
+                since_ms=sa.func.coalesce(sa.bindparam("new_since_ms", type_=sa.BigInteger), consumption.c.since_ms),
             )
         )
-
-        # subscription, ids, now: their budgets begin again.
-        self.begin_budget = ByIds(
-            consumption.update()
-            .where(consumption.c.subscription_no == sa.bindparam("subscription"), by_ids(consumption.c.message_id))
-            .values(since_ms=sa.bindparam("now"))
+        # subscription, ids, now: FAILED ones get a fresh budget; many at once.
+        reactivated = c.TRANSITIONS[c.ConsumptionState.FAILED, c.ConsumptionEvent.REACTIVATE]
+        self.reactivate = ByIds(
+            by_primary(
+                consumption.update()
+                .where(
+                    consumption.c.subscription_no == sa.bindparam("subscription"),
+                    by_ids(consumption.c.message_id),
+                    has_state(consumption.c.state, c.sources(c.ConsumptionEvent.REACTIVATE)),
+                )
+                .values(
+                    state=int(reactivated.to),
+                    tried=0,
+                    due_ms=sa.bindparam("now"),
+                    since_ms=sa.bindparam("now"),
+                    closed_ms=None,
+                    incarnation=None,
+                    tried_ms=None,
+                    extended=0,
+                ),
+                consumption,
+            )
         )
 
     def _for_claims(self, message: sa.Table, consumption: sa.Table) -> None:

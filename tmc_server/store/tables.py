@@ -325,6 +325,57 @@ failed = sa.Table(
     sa.Column("subscription_no", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("message_id", sa.BigInteger, primary_key=True, autoincrement=False),
     _ms("failed_ms"),
+    sa.Column("fingerprint", _text(12), nullable=False, server_default=""),  # of the error, see domain.fingerprint
+    **_OPTIONS,
+)
+
+# What operators do to many deliveries. dry_run: the id of the dry run, so that no job is started twice from one.
+# selection: JSON, see store/bulk_jobs.py.  agreed: what the dry run counted.
+bulk_job = sa.Table(
+    "tmc_bulk_job",
+    METADATA,
+    _serial(),
+    sa.Column("dry_run", _text(64), nullable=False, unique=True),
+    sa.Column("action", sa.SmallInteger, nullable=False),
+    sa.Column("selection", sa.Text, nullable=False),
+    sa.Column("agreed", sa.BigInteger, nullable=False),
+    sa.Column("rate", sa.Integer, nullable=False),
+    sa.Column("actor", _text(64), nullable=False),
+    sa.Column("reason", _text(500), nullable=False),
+    _ms("created_ms"),
+    _ms("start_ms"),
+    _ms("stopped_ms", nullable=True),
+    _ms("finished_ms", nullable=True),
+    **_OPTIONS,
+)
+
+# How far a job has come in a shard: behind this message of this subscription. Written with what the job changes.
+bulk_progress = sa.Table(
+    "tmc_bulk_progress",
+    METADATA,
+    sa.Column("job_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("shard", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("subscription_no", sa.Integer, nullable=False),
+    sa.Column("message_id", sa.BigInteger, nullable=False),
+    sa.Column("done", sa.BigInteger, nullable=False),
+    sa.Column("unchanged", sa.BigInteger, nullable=False),
+    sa.Column("refused", sa.BigInteger, nullable=False),
+    sa.Column("finished", sa.SmallInteger, nullable=False),
+    _ms("updated_ms"),
+    **_OPTIONS,
+)
+
+# What a job did to each delivery, written in the transaction that did it.
+bulk_item = sa.Table(
+    "tmc_bulk_item",
+    METADATA,
+    sa.Column("job_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("shard", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("message_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("subscription_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("outcome", sa.SmallInteger, nullable=False),
+    sa.Column("detail", _text(200), nullable=False),
+    _ms("at_ms"),
     **_OPTIONS,
 )
 
@@ -379,11 +430,25 @@ CATALOG_TABLES = (
     shard_map,
     queue_progress,
     sender,
+    bulk_job,
     audit,
     database_identity,
 )
 # Once in every database that holds shards.
-DATABASE_TABLES = (lease, retention, tombstone, alert, notice, failed, order, waiting, audit, database_identity)
+DATABASE_TABLES = (
+    lease,
+    retention,
+    tombstone,
+    alert,
+    notice,
+    failed,
+    order,
+    waiting,
+    bulk_progress,
+    bulk_item,
+    audit,
+    database_identity,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_server.domain.catalog import Catalog
+from tmc_server.domain.fingerprint import fingerprint
 from tmc_server.domain.ids import first_number
 from tmc_server.domain.numbers import MessageNumber, SubscriptionNumber
 from tmc_server.domain.ports.delivery import Copy, Outlet
@@ -90,8 +91,11 @@ class Transaction:
         row = {"at_ms": self.now, "actor": actor, "action": action, "subject": subject, "reason": reason}
         self.insert(self.sql.insert_audit, [row])
 
-    def note_failed(self, topic: int, subscription: SubscriptionNumber, numbers: Sequence[MessageNumber]) -> None:
-        """Record what now waits for an operator: FAILED deliveries, or CHECK_FAILED messages under subscription 0."""
+    def note_failed(self, topic: int, subscription: SubscriptionNumber, causes: Mapping[MessageNumber, str]) -> None:
+        """Record what now waits for an operator: FAILED deliveries, or CHECK_FAILED messages under subscription 0.
+
+        causes: the error of each.
+        """
         rows = [
             {
                 "shard": self.sql.shard,
@@ -99,8 +103,9 @@ class Transaction:
                 "subscription_no": subscription,
                 "message_id": number,
                 "failed_ms": self.now,
+                "fingerprint": fingerprint(cause),
             }
-            for number in sorted(numbers)
+            for number, cause in sorted(causes.items())
         ]
         self.insert(self.sql.insert_failed, rows)
         self.failed[topic, subscription] += len(rows)

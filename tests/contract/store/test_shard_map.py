@@ -53,8 +53,9 @@ def test_the_page_on_moving_a_shard_names_every_table_that_holds_rows_of_it() ->
     by_shard = [table.name for table in DATABASE_TABLES if "shard" in table.c]
     assert "tmc_failed" in by_shard
     assert [name for name in by_shard if name not in section] == []
-    assert '--where="shard = 7" tmc tmc_failed tmc_order tmc_waiting' in section
-    for name in ("tmc_failed", "tmc_order", "tmc_waiting"):
+    copied = ("tmc_failed", "tmc_order", "tmc_waiting", "tmc_bulk_progress", "tmc_bulk_item")
+    assert f'--where="shard = 7" tmc {" ".join(copied)}' in section
+    for name in copied:
         assert f"DELETE FROM {name} WHERE shard = 7" in section
 
 

@@ -134,7 +134,9 @@ def test_what_failed_before_the_upgrade_is_counted_after_it(kind: str, mariadb: 
     for _ in range(2):  # one that was cut short is run again
         migrate(ShardMap(database, [database] * 32))
         with database.reading() as connection:
-            rows = connection.exec_driver_sql("SELECT * FROM tmc_failed ORDER BY message_id").fetchall()
+            rows = connection.exec_driver_sql(
+                "SELECT shard, topic_no, subscription_no, message_id, failed_ms FROM tmc_failed ORDER BY message_id"
+            ).fetchall()
         assert [tuple(row) for row in rows] == [(5, 7, 9, 1, 30), (5, 7, 0, 3, 10)]
     database.close()
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from tmc_server.domain.catalog import Forward
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.numbers import Attempt, MessageNumber, Shard, SubscriptionNumber
+from tmc_server.domain.operations import Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +154,15 @@ class Claimed:
             cancelled=self.cancelled + other.cancelled,
             held=self.held + other.held,
         )
+
+
+class Replaying(Protocol):
+    """Sends what was acked again."""
+
+    def replay(
+        self, actor: str, shard: Shard, number: MessageNumber, subscription: SubscriptionNumber, reason: str
+    ) -> Answer:
+        """Store the replay of an acked delivery, audited; one that is there is answered as it is. Blocks."""
 
 
 class DueWork(Protocol):

@@ -16,6 +16,7 @@ OPTIONS = {
     for name, value in {"engine": "InnoDB", "charset": "utf8mb4", "collate": "utf8mb4_bin"}.items()
 }
 FAILED, CHECK_FAILED = 3, 4
+REPLACE = "REPLACE INTO tmc_failed (shard, topic_no, subscription_no, message_id, failed_ms)"
 
 
 def notices():
@@ -70,11 +71,10 @@ def upgrade():
     for number in context.config.attributes["shards"]:
         message, consumption = f"tmc_message_{number:02d}", f"tmc_consumption_{number:02d}"
         op.execute(
-            f"REPLACE INTO tmc_failed SELECT {number}, m.topic_no, c.subscription_no, c.message_id,"
+            f"{REPLACE} SELECT {number}, m.topic_no, c.subscription_no, c.message_id,"
             f" COALESCE(c.closed_ms, c.created_ms)"
             f" FROM {consumption} c JOIN {message} m ON m.id = c.message_id WHERE c.state = {FAILED}"
         )
         op.execute(
-            f"REPLACE INTO tmc_failed SELECT {number}, topic_no, 0, id, created_ms FROM {message}"
-            f" WHERE state = {CHECK_FAILED}"
+            f"{REPLACE} SELECT {number}, topic_no, 0, id, created_ms FROM {message} WHERE state = {CHECK_FAILED}"
         )

@@ -1,0 +1,389 @@
+"""Bulk jobs and replays over every store: each delivery once, whatever dies, and nothing that failed later."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from tests.support.mariadb import MariaDB
+from tests.support.store import StoreUnderTest, mariadb_store
+from tmc_common.headers import REPLAY_OF, REPLAY_TO
+from tmc_server.domain.bulk import BulkAction, BulkJob, BulkProgress, BulkState, ItemOutcome, Place, Selection
+from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.fingerprint import fingerprint
+from tmc_server.domain.ids import MessageId
+from tmc_server.domain.operations import Stored
+from tmc_server.domain.ordering import OrderMode
+from tmc_server.domain.ports.bulk import NewBulkJob
+from tmc_server.domain.ports.catalog import NewApp, NewSubscription
+from tmc_server.duties.bulk import BulkWorking
+from tmc_server.errors import ConsumptionClosed, RowLocked
+from tmc_server.store.bulk_jobs import SqlBulkDesk
+from tmc_server.store.bulk_work import SqlBulkWork
+from tmc_server.store.copies import parse_headers
+from tmc_server.store.engines import ShardMap
+from tmc_server.store.replays import SqlReplays
+from tmc_server.store.retention import ClosedMessages
+from tmc_server.store.tables import audit, bulk_item, bulk_progress, failed, shard_tables
+
+C = ConsumptionState
+REACTIVATE, CANCEL, REPLAY = BulkAction.REACTIVATE, BulkAction.CANCEL, BulkAction.REPLAY
+
+
+class Bulk:
+    """Jobs over the store's shard, by a desk and a duty of each server."""
+
+    def __init__(self, store: StoreUnderTest) -> None:
+        self.store = store
+        self.desk = SqlBulkDesk(ShardMap(store.database, [store.database] * 32))
+        self.slept: list[float] = []
+        self.duty = self.server()
+        self.started = 0
+
+    def server(self, **writer: Any) -> BulkWorking:
+        work = SqlBulkWork(self.store.new_writer(**writer), self.store.leases, self.store.ids)
+        return BulkWorking(self.desk, work, self.slept.append, monotonic=lambda: 0.0)
+
+    def selection(self, state: ConsumptionState = C.FAILED, **changes: Any) -> Selection:
+        store = self.store
+        place = Place(shard=store.shard, topic=store.topic.number, subscription=store.subscription.number)
+        values = {"places": (place,), "state": state, "from_ms": 0, "to_ms": 0, "fingerprint": ""}
+        return Selection(**(values | {"as_of_ms": store.clock()} | changes))
+
+    def start(self, action: BulkAction, state: ConsumptionState | None = None, **changes: Any) -> BulkJob:
+        """A job that needs no wait, started from a dry run of this moment."""
+        self.started += 1
+        settings = {name: changes.pop(name) for name in ("hold_ms", "rate") if name in changes}
+        selection = self.selection(state or action.states[0], **changes)
+        count, _ = self.desk.dry_run(selection, 1_000, 10)
+        values: dict[str, Any] = {"hold_ms": 0, "rate": 2_000} | settings
+        return self.desk.start(
+            NewBulkJob(
+                dry_run=f"dry run {self.started}",
+                action=action,
+                selection=selection,
+                count=count,
+                actor="operator",
+                reason="test",
+                **values,
+            )
+        )
+
+    def finish(self, job: BulkJob) -> BulkProgress:
+        """Run the duty until the job is finished."""
+        for _ in range(1_000):
+            self.duty.run_once()
+            known = self.desk.job(job.number)
+            assert known is not None
+            if known.finished_ms is not None:
+                return self.desk.progress(job)
+        raise AssertionError("the job does not end")
+
+    def outcomes(self, job: BulkJob) -> dict[int, tuple[ItemOutcome, str]]:
+        items = self.desk.items(job, (self.store.shard, 0), 1_000, failures_only=False)
+        return {item.number: (item.outcome, item.detail) for item in items}
+
+
+@pytest.fixture
+def bulk(store: StoreUnderTest) -> Bulk:
+    return Bulk(store)
+
+
+def a_failure(store: StoreUnderTest, error: str = "broken", **changes: Any) -> int:
+    number = store.submitted(room=1, **changes)
+    fail(store, number, error)
+    return number
+
+
+def fail(store: StoreUnderTest, number: int, error: str = "broken") -> None:
+    attempt = store.row(number).attempt
+    nack = store.nack_of(number, attempt, reject=True)
+    store.perform(type(nack)(**{**{name: getattr(nack, name) for name in FIELDS}, "error": error}))
+
+
+FIELDS = ("shard", "app", "number", "subscription", "attempt", "policy", "reject")
+
+
+def states(store: StoreUnderTest, numbers: Sequence[int]) -> list[ConsumptionState]:
+    return [store.consumption_state(number) for number in numbers]
+
+
+def actions(store: StoreUnderTest) -> Counter[str]:
+    with store.database.reading() as connection:
+        return Counter(connection.execute(sa.select(audit.c.action)).scalars())
+
+
+def test_what_failed_is_reactivated_with_a_fresh_budget_and_an_outcome_each(bulk: Bulk) -> None:
+    store = bulk.store
+    numbers = [a_failure(store) for _ in range(450)]
+    job = bulk.start(REACTIVATE)
+    assert job.count == 450
+    assert bulk.finish(job) == BulkProgress(done=450, finished=1)
+    assert set(states(store, numbers)) == {C.SCHEDULED}
+    assert {(store.row(each).tried, store.row(each).due_ms) for each in numbers} == {(0, store.clock())}
+    assert bulk.outcomes(job) == dict.fromkeys(numbers, (ItemOutcome.DONE, ""))
+    with store.database.reading() as connection:
+        assert connection.execute(sa.select(failed)).fetchall() == []
+    assert sum(bulk.slept) == pytest.approx(450 / 2_000)
+    noted = actions(store)
+    assert (noted["start bulk job"], noted["reactivate consumption"]) == (1, 0)
+
+
+def test_only_what_the_filter_names(bulk: Bulk) -> None:
+    store = bulk.store
+    early = a_failure(store, "Timeout after 3 s")
+    store.clock.advance(10)
+    middle, other = a_failure(store, "Timeout after 17 s"), a_failure(store, "KeyError: 'x'")
+    store.clock.advance(10)
+    late = a_failure(store, "Timeout after 5 s")
+    from_ms, to_ms = store.clock() - 15_000, store.clock() - 5_000
+    job = bulk.start(REACTIVATE, fingerprint=fingerprint("Timeout after 99 s"), from_ms=from_ms, to_ms=to_ms)
+    assert job.count == 1
+    bulk.finish(job)
+    assert states(store, [early, middle, other, late]) == [C.FAILED, C.SCHEDULED, C.FAILED, C.FAILED]
+    count, samples = bulk.desk.dry_run(bulk.selection(fingerprint=fingerprint("KeyError: 'y'")), 10, 10)
+    assert count == 1
+    assert [(each.number, each.error) for each in samples] == [(other, "KeyError: 'x'")]
+
+
+def test_what_fails_after_the_dry_run_is_left_alone(bulk: Bulk) -> None:
+    store = bulk.store
+    before = a_failure(store)
+    job = bulk.start(REACTIVATE)
+    store.clock.advance(0.001)
+    after = a_failure(store)
+    bulk.finish(job)
+    assert states(store, [before, after]) == [C.SCHEDULED, C.FAILED]
+
+
+def test_two_jobs_at_once_reactivate_each_failure_once(bulk: Bulk) -> None:
+    store = bulk.store
+    numbers = [a_failure(store) for _ in range(20)]
+    first, second = bulk.start(REACTIVATE), bulk.start(REACTIVATE, hold_ms=5_000)
+    store.clock.advance(1)
+    assert bulk.finish(first).done == 20
+    assert store.redeliver(room=None).delivered == 20
+    for number in numbers:
+        fail(store, number)
+    store.clock.advance(5)
+    assert bulk.finish(second) == BulkProgress(finished=1)
+    assert set(states(store, numbers)) == {C.FAILED}
+
+
+@pytest.mark.parametrize("point", ["read", "locked", "written"])
+def test_a_server_that_dies_leaves_whole_pages(bulk: Bulk, point: str) -> None:
+    store = bulk.store
+    numbers = [a_failure(store) for _ in range(250)]
+    job = bulk.start(REACTIVATE)
+    assert bulk.duty.run_once()
+    store.clock.advance(1)
+    assert store.redeliver(room=None, limit=1_000).delivered == 200
+    for number in numbers[:200]:
+        fail(store, number)
+
+    def die(reached: str) -> None:
+        if reached == point:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        bulk.server(hook=die).run_once()
+    assert set(states(store, numbers)) == {C.FAILED}
+    assert bulk.finish(job) == BulkProgress(done=250, finished=1)
+    assert states(store, numbers) == [C.FAILED] * 200 + [C.SCHEDULED] * 50
+
+
+def test_a_delivery_that_moved_meanwhile_is_unchanged(bulk: Bulk) -> None:
+    store = bulk.store
+    acked, cancelled, open_ = (store.submitted() for _ in range(3))
+    job = bulk.start(CANCEL, C.SCHEDULED)
+    assert job.count == 3
+    store.perform(store.ack_of(acked))
+    store.perform(store.cancel_of(cancelled))
+    bulk.finish(job)
+    assert states(store, [acked, cancelled, open_]) == [C.ACKED, C.CANCELLED, C.CANCELLED]
+    assert bulk.outcomes(job) == {open_: (ItemOutcome.DONE, "")}
+
+
+def test_a_change_between_reading_and_locking_is_recorded(bulk: Bulk) -> None:
+    store = bulk.store
+    number = a_failure(store)
+    job = bulk.start(REACTIVATE)
+    with store.database.transaction() as connection:  # as if the record of the failure were read before its ack
+        table = shard_tables(store.shard).consumption
+        connection.execute(table.update().values(state=int(C.ACKED)))
+    assert bulk.finish(job) == BulkProgress(unchanged=1, finished=1)
+    outcome, detail = bulk.outcomes(job)[number]
+    assert outcome is ItemOutcome.UNCHANGED
+    assert "ACKED" in detail
+    assert bulk.desk.items(job, (store.shard, 0), 10, failures_only=True)[0].number == number
+
+
+def test_stopped_in_its_hold_nothing_has_happened(bulk: Bulk) -> None:
+    store = bulk.store
+    number = a_failure(store)
+    job = bulk.start(REACTIVATE, hold_ms=5_000)
+    assert job.state(store.clock()) is BulkState.HELD
+    store.clock.advance(4.999)
+    assert not bulk.duty.run_once()
+    stopped = bulk.desk.stop("operator", job.number, "a mistake")
+    assert stopped is not None
+    assert stopped.state(store.clock()) is BulkState.STOPPED
+    store.clock.advance(60)
+    assert not bulk.duty.run_once()
+    assert store.consumption_state(number) is C.FAILED
+    bulk.desk.stop("operator", job.number, "again")
+    assert actions(store)["stop bulk job"] == 1
+
+
+def test_stopped_at_work_it_ends_behind_its_page(bulk: Bulk) -> None:
+    numbers = [a_failure(bulk.store) for _ in range(250)]
+    job = bulk.start(REACTIVATE)
+    assert bulk.duty.run_once()
+    bulk.desk.stop("operator", job.number, "enough")
+    assert not bulk.duty.run_once()
+    assert Counter(states(bulk.store, numbers)) == {C.SCHEDULED: 200, C.FAILED: 50}
+    assert bulk.desk.progress(job) == BulkProgress(done=200)
+
+
+def test_a_dry_run_starts_one_job(bulk: Bulk) -> None:
+    a_failure(bulk.store)
+    job = bulk.start(REACTIVATE)
+    bulk.started -= 1
+    assert bulk.start(CANCEL) == job
+    assert [each.number for each in bulk.desk.jobs(None, 10)] == [job.number]
+    assert actions(bulk.store)["start bulk job"] == 1
+
+
+def test_a_slow_job_takes_small_pages(bulk: Bulk) -> None:
+    for _ in range(12):
+        a_failure(bulk.store)
+    bulk.start(REACTIVATE, rate=10)
+    bulk.duty.run_once()
+    assert bulk.slept == [0.5]  # five of them
+
+
+def test_waiting_deliveries_of_an_order_key_are_cancelled_and_nothing_waits(bulk: Bulk) -> None:
+    store = bulk.store
+    store.take_ordered_topic()
+    head, *behind = [store.sent("alice") for _ in range(5)]
+    bulk.finish(bulk.start(CANCEL, C.WAITING))
+    assert states(store, [head, *behind]) == [C.SCHEDULED, *[C.CANCELLED] * 4]
+    store.perform(store.ack_of(head))
+    assert store.consumption_state(store.sent("alice")) is C.SCHEDULED
+
+
+def test_a_locked_delivery_is_not_passed_over(mariadb: MariaDB) -> None:
+    store = mariadb_store(mariadb)
+    bulk = Bulk(store)
+    first, second = a_failure(store), a_failure(store)
+    job = bulk.start(REACTIVATE)
+    sql = sa.select(shard_tables(store.shard).consumption).where(
+        shard_tables(store.shard).consumption.c.message_id == first
+    )
+    with store.database.transaction() as connection:
+        connection.execute(sql.with_for_update()).fetchall()
+        with pytest.raises(RowLocked):
+            bulk.duty.run_once()
+        assert store.consumption_state(second) is C.FAILED
+    assert bulk.finish(job) == BulkProgress(done=2, finished=1)
+    store.close()
+
+
+def replayed(store: StoreUnderTest, number: int) -> Any:
+    """The message that was made from this one."""
+    message = store.message_row(number)
+    original = str(MessageId(message.topic_no, message.producer_no, store.shard, number))
+    table = shard_tables(store.shard).message
+    with store.database.reading() as connection:
+        rows = connection.execute(sa.select(table).where(table.c.message_key.like(f"replay.{original}.%"))).fetchall()
+    (row,) = rows
+    return row
+
+
+def test_acked_deliveries_are_sent_again_to_one_subscriber_only(bulk: Bulk) -> None:
+    store = bulk.store
+    store.catalog_store.register_app("test", NewApp(id="invoices", service_name="invoices", biz_id="invoices"))
+    store.catalog_store.register_subscription(
+        "test", NewSubscription(topic=store.topic.name, app="invoices", tag="", policy=store.policy)
+    )
+    store.watch.run_once()
+    numbers = [store.submitted(body=b"%d" % index, headers={"kind": "x"}) for index in range(3)]
+    store.perform(*(store.ack_of(number) for number in numbers[:2]))
+    job = bulk.start(REPLAY)
+    assert job.count == 2
+    store.clock.advance(1)
+    assert bulk.finish(job) == BulkProgress(done=2, finished=1)
+    for index, number in enumerate(numbers[:2]):
+        copy, original = replayed(store, number), store.message_row(number)
+        assert (copy.body, copy.content_type, copy.topic_no) == (
+            b"%d" % index,
+            original.content_type,
+            original.topic_no,
+        )
+        made = str(MessageId(copy.topic_no, copy.producer_no, store.shard, copy.id))
+        assert bulk.outcomes(job)[number] == (ItemOutcome.DONE, made)
+        source = str(MessageId(original.topic_no, original.producer_no, store.shard, number))
+        assert parse_headers(copy.headers) == {
+            "kind": "x",
+            REPLAY_OF: source,
+            REPLAY_TO: str(store.subscription.number),
+        }
+        table = shard_tables(store.shard).consumption
+        with store.database.reading() as connection:
+            rows = connection.execute(sa.select(table).where(table.c.message_id == copy.id)).fetchall()
+        assert [row.subscription_no for row in rows] == [store.subscription.number]
+        assert store.consumption_state(number) is C.ACKED
+    assert bulk.finish(bulk.start(REPLAY, to_ms=store.clock())) == BulkProgress(
+        done=2, finished=1
+    )  # on purpose, once more
+
+
+def test_a_single_replay_is_repeated_safely_and_can_be_replayed_itself(store: StoreUnderTest) -> None:
+    replays = SqlReplays([store.writer] * 32, store.ids)
+    number = store.submitted()
+    again = (store.shard, number, store.subscription.number)
+    refused = replays.replay("operator", *again, "test")
+    assert isinstance(refused, ConsumptionClosed)
+    assert "SCHEDULED" in str(refused)
+    store.perform(store.ack_of(number))
+    first, second = replays.replay("operator", *again, "test"), replays.replay("operator", *again, "test")
+    assert isinstance(first, Stored)
+    assert first == second
+    assert actions(store)["replay delivery"] == 1
+    copy = replayed(store, number)
+    store.perform(store.ack_of(copy.id))
+    third = replays.replay("operator", store.shard, copy.id, store.subscription.number, "test")
+    assert isinstance(third, Stored)
+    assert third != first
+
+
+def test_a_replay_of_an_ordered_message_stands_at_the_end_of_its_key(store: StoreUnderTest) -> None:
+    store.take_ordered_topic(OrderMode.STRICT)
+    replays = SqlReplays([store.writer] * 32, store.ids)
+    first, second = store.sent("alice"), store.sent("alice")
+    store.perform(store.ack_of(first))
+    replays.replay("operator", store.shard, first, store.subscription.number, "test")
+    copy = replayed(store, first)
+    assert store.consumption_state(copy.id) is C.WAITING
+    store.perform(store.ack_of(second))
+    assert store.consumption_state(copy.id) is C.SCHEDULED
+    assert store.row(copy.id).sequence > store.row(second).sequence
+
+
+def test_outcomes_are_forgotten_after_the_window(bulk: Bulk) -> None:
+    store = bulk.store
+    for _ in range(5):
+        a_failure(store)
+    bulk.finish(bulk.start(REACTIVATE))
+    closed = ClosedMessages(store.database, store.leases)
+    assert closed.forget(store.clock(), 3) == 0
+    store.clock.advance(1)
+    for _ in range(3):
+        closed.forget(store.clock(), 3)
+    with store.database.reading() as connection:
+        assert connection.execute(sa.select(bulk_item)).fetchall() == []
+        assert connection.execute(sa.select(bulk_progress)).fetchall() == []

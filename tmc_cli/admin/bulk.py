@@ -1,0 +1,100 @@
+"""Admin commands about bulk jobs."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Annotated, Any
+
+import typer
+
+from tmc_cli import say
+from tmc_cli.admin.calling import Reason, ask, call, enum_value, show
+from tmc_common.protocol import admin_pb2, types_pb2
+from tmc_server.printable import escaped
+
+
+def bulk(
+    context: typer.Context,
+    action: Annotated[str, typer.Argument(help="REACTIVATE, CANCEL or REPLAY.")],
+    topic: str = "",
+    app: str = "",
+    tag: str = "",
+    state: Annotated[str, typer.Option(help="FAILED, or for CANCEL also SCHEDULED or WAITING.")] = "",
+    from_ms: Annotated[int, typer.Option(help="Messages made at this time or later.")] = 0,
+    to_ms: Annotated[int, typer.Option(help="Messages made before this time.")] = 0,
+    fingerprint: Annotated[str, typer.Option(help="FAILED with this error.")] = "",
+    dry_run: Annotated[str, typer.Option(help="Start the job: the id that the dry run printed.")] = "",
+    count: Annotated[int, typer.Option(help="The count that the dry run printed.")] = 0,
+    reason: Annotated[str, typer.Option(help="For the audit trail; to start the job.")] = "",
+    rate: Annotated[int | None, typer.Option(help="Deliveries per second at most; by default 2,000.")] = None,
+    hold_ms: Annotated[int | None, typer.Option(help="Wait before the first delivery; by default 5,000.")] = None,
+) -> None:
+    """Reactivate, cancel or replay many deliveries. Without --dry-run: only count them, and print how to start."""
+    wanted = admin_pb2.BulkFilter(
+        action=enum_value(admin_pb2.BulkAction, "BULK_ACTION_", action),
+        topic=topic,
+        app=app,
+        tag=tag,
+        state=enum_value(types_pb2.ConsumptionState, "CONSUMPTION_STATE_", state),
+        from_ms=from_ms,
+        to_ms=to_ms,
+        fingerprint=fingerprint,
+    )
+    if dry_run:
+        start = admin_pb2.StartBulkJobRequest(
+            filter=wanted, dry_run=dry_run, count=count, reason=reason, rate=rate, hold_ms=hold_ms
+        )
+        job: Any = ask(context, "StartBulkJob", start, admin_pb2.BulkJob)
+        show(job)
+        say(f"Watch it: tmc admin get-bulk {job.job}. Stop it: tmc admin stop-bulk {job.job} --reason ...")
+        return
+    request = admin_pb2.DryRunBulkJobRequest(filter=wanted)
+    found: Any = ask(context, "DryRunBulkJob", request, admin_pb2.DryRunBulkJobResponse, timeout=120)
+    show(found)
+    if not found.count:
+        say("Nothing matches.")
+        return
+    options = {
+        "--topic": topic,
+        "--app": app,
+        "--tag": tag,
+        "--state": state,
+        "--from-ms": from_ms,
+        "--to-ms": to_ms,
+        "--fingerprint": fingerprint,
+        "--rate": rate,
+        "--hold-ms": hold_ms,
+    }
+    given = " ".join(f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value)
+    say(f"Nothing was changed: this was a dry run. {found.count} deliveries match. To start the job:")
+    say(escaped(f"tmc admin bulk {action} {given} --dry-run {found.dry_run} --count {found.count} --reason '...'"))
+
+
+def get_bulk(context: typer.Context, job: int) -> None:
+    """Show a bulk job and how far it has come."""
+    call(context, "GetBulkJob", admin_pb2.GetBulkJobRequest(job=job), admin_pb2.BulkJob)
+
+
+def stop_bulk(context: typer.Context, job: int, reason: Reason) -> None:
+    """Stop a bulk job. What is done stays done; stopped before its start time, nothing has happened."""
+    call(context, "StopBulkJob", admin_pb2.StopBulkJobRequest(job=job, reason=reason), admin_pb2.BulkJob)
+
+
+def list_bulk(context: typer.Context, page_size: int = 20, page_token: str = "") -> None:
+    """List bulk jobs, newest first."""
+    request = admin_pb2.ListBulkJobsRequest(page_size=page_size, page_token=page_token)
+    call(context, "ListBulkJobs", request, admin_pb2.ListBulkJobsResponse)
+
+
+def list_bulk_items(
+    context: typer.Context,
+    job: int,
+    failures_only: Annotated[bool, typer.Option(help="Only deliveries that were not changed.")] = False,
+    page_size: int = 100,
+    page_token: str = "",
+) -> None:
+    """List what a bulk job did to each delivery."""
+    request = admin_pb2.ListBulkItemsRequest(
+        job=job, failures_only=failures_only, page_size=page_size, page_token=page_token
+    )
+    call(context, "ListBulkItems", request, admin_pb2.ListBulkItemsResponse)

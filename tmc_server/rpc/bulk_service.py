@@ -1,0 +1,119 @@
+"""The RPCs about bulk jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmc_common.protocol import admin_pb2
+from tmc_server.domain.bulk import BulkItem, Place
+from tmc_server.domain.catalog import Catalog
+from tmc_server.domain.ids import MessageId
+from tmc_server.domain.numbers import MessageNumber
+from tmc_server.domain.ports.bulk import Match
+from tmc_server.requests.administering import Administering
+from tmc_server.requests.bulk import BulkFilter, BulkJobs, BulkReport
+from tmc_server.rpc.convert import app_name, topic_name
+
+
+class BulkServicer:
+    """The part of AdminService about bulk jobs."""
+
+    def __init__(self, bulk: BulkJobs, administering: Administering) -> None:
+        self._bulk = bulk
+        self._admin = administering
+
+    async def DryRunBulkJob(self, _actor: str, request: admin_pb2.DryRunBulkJobRequest) -> Any:
+        found = await self._bulk.dry_run(_filter(request.filter))
+        catalog = self._admin.catalog
+        return admin_pb2.DryRunBulkJobResponse(
+            dry_run=found.id, count=found.count, samples=[_sample(each, catalog) for each in found.samples]
+        )
+
+    async def StartBulkJob(self, actor: str, request: admin_pb2.StartBulkJobRequest) -> Any:
+        report = await self._bulk.start(
+            actor,
+            _filter(request.filter),
+            dry_run=request.dry_run,
+            count=request.count,
+            reason=request.reason,
+            rate=request.rate if request.HasField("rate") else None,
+            hold_ms=request.hold_ms if request.HasField("hold_ms") else None,
+        )
+        return _job(report)
+
+    async def StopBulkJob(self, actor: str, request: admin_pb2.StopBulkJobRequest) -> Any:
+        return _job(await self._bulk.stop(actor, request.job, request.reason))
+
+    async def GetBulkJob(self, _actor: str, request: admin_pb2.GetBulkJobRequest) -> Any:
+        return _job(await self._bulk.get(request.job))
+
+    async def ListBulkJobs(self, _actor: str, request: admin_pb2.ListBulkJobsRequest) -> Any:
+        page = await self._bulk.jobs(request.page_size, request.page_token)
+        return admin_pb2.ListBulkJobsResponse(jobs=map(_job, page.rows), next_page_token=page.next_token)
+
+    async def ListBulkItems(self, _actor: str, request: admin_pb2.ListBulkItemsRequest) -> Any:
+        page = await self._bulk.items(request.job, request.failures_only, request.page_size, request.page_token)
+        catalog = self._admin.catalog
+        items = [_item(each, catalog) for each in page.rows]
+        return admin_pb2.ListBulkItemsResponse(items=items, next_page_token=page.next_token)
+
+
+def _filter(sent: admin_pb2.BulkFilter) -> BulkFilter:
+    return BulkFilter(
+        action=sent.action,
+        topic=sent.topic,
+        app=sent.app,
+        tag=sent.tag,
+        state=sent.state,
+        from_ms=sent.from_ms,
+        to_ms=sent.to_ms,
+        fingerprint=sent.fingerprint,
+    )
+
+
+def _named(place: Place, number: MessageNumber, catalog: Catalog) -> dict[str, str]:
+    subscription = catalog.subscriptions[place.subscription]
+    owner = catalog.topics[place.topic].owner
+    return {
+        "message_id": str(MessageId(place.topic, owner, place.shard, number)),
+        "app": app_name(catalog, subscription.app),
+        "tag": subscription.tag,
+    }
+
+
+def _sample(match: Match, catalog: Catalog) -> admin_pb2.BulkSample:
+    return admin_pb2.BulkSample(
+        topic=topic_name(catalog, match.place.topic),
+        error=match.error,
+        fingerprint=match.fingerprint,
+        **_named(match.place, match.number, catalog),
+    )
+
+
+def _item(item: BulkItem, catalog: Catalog) -> admin_pb2.BulkItem:
+    return admin_pb2.BulkItem(
+        outcome=admin_pb2.BulkOutcome.Name(item.outcome),
+        detail=item.detail,
+        at_ms=item.at_ms,
+        **_named(item.place, item.number, catalog),
+    )
+
+
+def _job(report: BulkReport) -> admin_pb2.BulkJob:
+    job, progress = report.job, report.progress
+    return admin_pb2.BulkJob(
+        job=job.number,
+        action=admin_pb2.BulkAction.Name(job.action),
+        state=admin_pb2.BulkState.Name(job.state(report.now_ms)),
+        count=job.count,
+        done=progress.done,
+        unchanged=progress.unchanged,
+        refused=progress.refused,
+        rate=job.rate,
+        actor=job.actor,
+        reason=job.reason,
+        created_ms=job.created_ms,
+        start_ms=job.start_ms,
+        stopped_ms=job.stopped_ms or 0,
+        finished_ms=job.finished_ms or 0,
+    )
