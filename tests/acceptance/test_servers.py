@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 import tmc_client as tmc
@@ -16,7 +17,7 @@ from tests.support.cluster import ROOT, Cluster
 from tests.support.dose import LONG
 from tests.support.eventually import eventually
 from tests.support.story.cast import STORY, Story
-from tmc_common.protocol import types_pb2
+from tmc_common.protocol import admin_pb2, types_pb2
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.services, pytest.mark.timeout(600)]
 
@@ -64,6 +65,30 @@ def test_everything_is_killed_once_and_the_ledgers_are_equal(
         )
     finally:
         story.stop()
+
+
+def test_a_drained_server_looks_after_no_shard_and_still_serves() -> None:
+    with Cluster(servers=2) as cluster:
+        cluster.shared(2)
+        first, second = cluster.live_servers()
+        drained = cluster.admin("DrainServer", admin_pb2.DrainServerRequest(server=first.name, reason="its disk"))
+        assert drained.drained
+
+        def shards() -> dict[str, int]:
+            return {server.incarnation: len(server.shards) for server in cluster.live_servers()}
+
+        eventually(lambda: shards() == {first.incarnation: 0, second.incarnation: 32})
+        with pytest.raises(grpc.RpcError, match="not be the last one"):
+            cluster.admin("DrainServer", admin_pb2.DrainServerRequest(server=second.incarnation, reason="too"))
+        with pytest.raises(grpc.RpcError, match="a server that is alive"):
+            cluster.admin("DrainServer", admin_pb2.DrainServerRequest(server="nobody:1", reason="x"))
+        cluster.register("orders", "coupons")
+        cluster.in_effect(cluster.subscribe("drained", "coupons"))
+        address = next(each.address for each in cluster.servers if str(each.pid) in first.name.split(":"))
+        with tmc.connect(address, app="orders", key=cluster.keys["orders"]) as orders:
+            orders.publish("drained", b"", key="k")
+        cluster.admin("UndrainServer", admin_pb2.UndrainServerRequest(server=first.name, reason="mended"))
+        cluster.shared(2)
 
 
 def test_a_kill_between_submit_and_publish_costs_a_lease_not_a_retry_interval(note: Callable[[str], None]) -> None:

@@ -46,6 +46,8 @@ COMMANDS = (
     bulk.list_bulk,
     bulk.list_bulk_items,
     servers.list_servers,
+    servers.drain_server,
+    servers.undrain_server,
     servers.shard_map,
     servers.list_instances,
     checks.set_check,

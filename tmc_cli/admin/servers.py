@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import typer
 
-from tmc_cli.admin.calling import call, list_all
+from tmc_cli.admin.calling import Reason, call, list_all
 from tmc_common.protocol import admin_pb2
 
 
 def list_servers(context: typer.Context) -> None:
     """List servers, alive and gone, and the shards each one holds."""
     list_all(context, "ListServers", admin_pb2.ListServersRequest(), admin_pb2.ListServersResponse)
+
+
+def drain_server(context: typer.Context, server: str, reason: Reason) -> None:
+    """Let a server look after no shards, without stopping it; others take over. It still serves calls."""
+    request = admin_pb2.DrainServerRequest(server=server, reason=reason)
+    call(context, "DrainServer", request, admin_pb2.Server)
+
+
+def undrain_server(context: typer.Context, server: str, reason: Reason) -> None:
+    """Let a drained server look after its share of the shards again."""
+    request = admin_pb2.UndrainServerRequest(server=server, reason=reason)
+    call(context, "UndrainServer", request, admin_pb2.Server)
 
 
 def shard_map(context: typer.Context) -> None:

@@ -1025,7 +1025,7 @@ class ShardPlace(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., database: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Server(_message.Message):
-    __slots__ = ("name", "incarnation", "started_ms", "expires_ms", "alive", "shards", "catalog_version")
+    __slots__ = ("name", "incarnation", "started_ms", "expires_ms", "alive", "shards", "catalog_version", "drained")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STARTED_MS_FIELD_NUMBER: _ClassVar[int]
@@ -1033,6 +1033,7 @@ class Server(_message.Message):
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     CATALOG_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
     name: str
     incarnation: str
     started_ms: int
@@ -1040,7 +1041,24 @@ class Server(_message.Message):
     alive: bool
     shards: _containers.RepeatedScalarFieldContainer[int]
     catalog_version: int
-    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., started_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ..., alive: bool = ..., shards: _Optional[_Iterable[int]] = ..., catalog_version: _Optional[int] = ...) -> None: ...
+    drained: bool
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., started_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ..., alive: bool = ..., shards: _Optional[_Iterable[int]] = ..., catalog_version: _Optional[int] = ..., drained: bool = ...) -> None: ...
+
+class DrainServerRequest(_message.Message):
+    __slots__ = ("server", "reason")
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    server: str
+    reason: str
+    def __init__(self, server: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class UndrainServerRequest(_message.Message):
+    __slots__ = ("server", "reason")
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    server: str
+    reason: str
+    def __init__(self, server: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ListInstancesRequest(_message.Message):
     __slots__ = ("app", "tag", "page_size", "page_token")

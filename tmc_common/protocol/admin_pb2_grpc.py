@@ -151,6 +151,16 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ReplayDeliveryRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_message__pb2.Message.FromString,
                 _registered_method=True)
+        self.DrainServer = channel.unary_unary(
+                '/tmc.v1.AdminService/DrainServer',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.DrainServerRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.Server.FromString,
+                _registered_method=True)
+        self.UndrainServer = channel.unary_unary(
+                '/tmc.v1.AdminService/UndrainServer',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.UndrainServerRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.Server.FromString,
+                _registered_method=True)
         self.DryRunBulkJob = channel.unary_unary(
                 '/tmc.v1.AdminService/DryRunBulkJob',
                 request_serializer=tmc_dot_v1_dot_admin__pb2.DryRunBulkJobRequest.SerializeToString,
@@ -422,6 +432,20 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainServer(self, request, context):
+        """Let a server look after no shards, without stopping it: the others take over. It still serves calls.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndrainServer(self, request, context):
+        """Let a drained server look after its share of the shards again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DryRunBulkJob(self, request, context):
         """Count what a bulk job would act on, and show some of it. Changes nothing.
         """
@@ -681,6 +705,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ReplayDelivery,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.ReplayDeliveryRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_message__pb2.Message.SerializeToString,
+            ),
+            'DrainServer': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainServer,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.DrainServerRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.Server.SerializeToString,
+            ),
+            'UndrainServer': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndrainServer,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.UndrainServerRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.Server.SerializeToString,
             ),
             'DryRunBulkJob': grpc.unary_unary_rpc_method_handler(
                     servicer.DryRunBulkJob,
@@ -1405,6 +1439,60 @@ class AdminService(object):
             '/tmc.v1.AdminService/ReplayDelivery',
             tmc_dot_v1_dot_admin__pb2.ReplayDeliveryRequest.SerializeToString,
             tmc_dot_v1_dot_message__pb2.Message.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainServer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/DrainServer',
+            tmc_dot_v1_dot_admin__pb2.DrainServerRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.Server.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndrainServer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/UndrainServer',
+            tmc_dot_v1_dot_admin__pb2.UndrainServerRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.Server.FromString,
             options,
             channel_credentials,
             insecure,

@@ -73,6 +73,7 @@ _RETENTION_S = 60.0
 _GAUGES_S = 15.0
 _ORDERING_S = 2.0
 _BULK_S = 1.0
+_REST_S = 60.0
 _DOORS_S = 1.0
 _WOKEN_S = 30.0  # the scan wakes these duties; without it they run this often
 _EXCLUSIVE_S = 5.0
@@ -293,7 +294,7 @@ def _part(store: OpenStore, writer: ShardWriter, outbox: SqlAlertOutbox) -> _Par
         database,
         store.shards.shards_in(database),
         nodes.incarnation,
-        lambda: [run.incarnation for run in nodes.alive],
+        lambda: [run.incarnation for run in nodes.alive if not run.drained],
         store.lease_ms,
     )
     due = SqlDueWork(writer, leases, store.watch)
@@ -372,12 +373,25 @@ def _shard_keeping(config: Config, store: OpenStore, parts: Sequence[_Part], red
     ]
 
 
+def _yielding(leases: ShardLeases) -> Callable[[], None]:
+    """What a duty does that fails again and again through its own fault: others may do better."""
+
+    def rest() -> None:
+        log.warning(
+            "a duty keeps failing here: other servers look after its shards for %d s, if there are any", _REST_S
+        )
+        leases.rest(_REST_S)
+
+    return rest
+
+
 def _redelivering(parts: Sequence[_Part], outlets: Outlets, bell: Bell) -> list[Periodic]:
     duties = [
         Periodic(
             "redelivering",
             Redelivering([part.due], outlets.outlet, on_abandoned=outlets.abandoned).run_once,
             _WOKEN_S,
+            on_stuck=_yielding(part.leases),
         )
         for part in parts
     ]
@@ -386,7 +400,10 @@ def _redelivering(parts: Sequence[_Part], outlets: Outlets, bell: Bell) -> list[
 
 
 def _ordering(store: OpenStore, parts: Sequence[_Part]) -> list[Periodic]:
-    return [Periodic("ordering", Ordering(part.lines, store.watch).run_once, _ORDERING_S) for part in parts]
+    return [
+        Periodic("ordering", Ordering(part.lines, store.watch).run_once, _ORDERING_S, on_stuck=_yielding(part.leases))
+        for part in parts
+    ]
 
 
 def _bulk(store: OpenStore, parts: Sequence[_Part]) -> list[Periodic]:

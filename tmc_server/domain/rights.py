@@ -73,6 +73,8 @@ _ADMIN_METHODS = (
     "ResumeSubscription",
     "RepairOrder",
     "ListServers",
+    "DrainServer",
+    "UndrainServer",
     "GetShardMap",
     "ListInstances",
     "SetTopicCheck",

@@ -15,11 +15,9 @@ from tmc_server.errors import StoreUnavailable
 
 log = logging.getLogger("tmc.bulk")
 
-_PAGE = 500  # deliveries in one transaction
-
 
 class BulkWorking:
-    """sleep, monotonic: seconds; tests give others."""
+    """sleep, monotonic: seconds; tests give others.  page: deliveries in one transaction, at most."""
 
     def __init__(
         self,
@@ -27,11 +25,13 @@ class BulkWorking:
         work: BulkWork,
         sleep: Callable[[float], None] = time.sleep,
         monotonic: Callable[[], float] = time.monotonic,
+        page: int = 500,
     ) -> None:
         self._desk = desk
         self._work = work
         self._sleep = sleep
         self._monotonic = monotonic
+        self._page = page
 
     def run_once(self) -> bool:
         """A page of every shard of every job. Returns: there may be more.
@@ -47,7 +47,7 @@ class BulkWorking:
                 continue
             more = True
             rate = job.rate * len(mine) / len(job.selection.shards)
-            page = max(1, min(_PAGE, int(rate / len(mine) / 2)))
+            page = max(1, min(self._page, int(rate / len(mine) / 2)))
             done, began = BulkProgress(), self._monotonic()
             for shard in mine:
                 try:

@@ -6,22 +6,33 @@ import logging
 import threading
 from collections.abc import Callable
 
-from tmc_server.errors import Unavailable
+from tmc_server.errors import Retryable, Unavailable
 from tmc_server.metrics import METRICS
 
 log = logging.getLogger("tmc.duties")
+
+_STUCK = 5
 
 
 class Periodic:
     """One thread. run_once: may return anything; true means there may be more to do at once.
 
     every_s: the longest sleep.  An outage is logged once when it begins and once when it ends.
+    on_stuck: called with every fifth failure in a row that is this server's own fault: no Retryable, such as an outage.
     """
 
-    def __init__(self, name: str, run_once: Callable[[], object], every_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        run_once: Callable[[], object],
+        every_s: float,
+        on_stuck: Callable[[], None] = lambda: None,
+    ) -> None:
         self.name = name
         self._run_once = run_once
         self._every_s = every_s
+        self._on_stuck = on_stuck
+        self._own_failures = 0
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name=f"tmc-{name}", daemon=True)
@@ -53,12 +64,16 @@ class Periodic:
         except Exception as exc:
             self.failures_in_a_row += 1
             METRICS.duty_failures.labels(self.name).set(self.failures_in_a_row)
+            known = isinstance(exc, Unavailable)
+            self._own_failures = 0 if isinstance(exc, Retryable) else self._own_failures + 1
+            if self._own_failures == _STUCK:
+                self._own_failures = 0
+                self._on_stuck()
             if self.failures_in_a_row == 1:
-                known = isinstance(exc, Unavailable)
                 log.warning("%s fails and goes on trying: %s", self.name, exc, exc_info=None if known else exc)
             return False
         if self.failures_in_a_row:
             log.info("%s works again after %d failures", self.name, self.failures_in_a_row)
-            self.failures_in_a_row = 0
+            self.failures_in_a_row = self._own_failures = 0
             METRICS.duty_failures.labels(self.name).set(0)
         return more

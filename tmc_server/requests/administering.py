@@ -259,6 +259,19 @@ class Administering:
     async def servers(self) -> Sequence[ServerView]:
         return await asyncio.to_thread(self._reader.servers)
 
+    async def drain(self, actor: str, server: str, drained: bool, reason: str) -> ServerView:
+        """Let a server look after no shards, or take part again. Raises InvalidField: it is not alive, or the last one."""
+        validation.line(server, "server", 128, least=1)
+        validation.line(reason, "reason", validation.ERROR_CHARACTERS, least=1)
+        alive = [view for view in await self.servers() if view.alive]
+        found = [view for view in alive if server in (view.run.name, str(view.run.incarnation))]
+        if not found:
+            raise InvalidField("server", "be the name or incarnation of a server that is alive: list the servers")
+        run = max(found, key=lambda view: view.run.incarnation).run
+        others = [view.run.incarnation for view in alive if view.run.incarnation != run.incarnation]
+        await asyncio.to_thread(self._editor.drain_server, actor, run.incarnation, drained, reason, others)
+        return next(view for view in await self.servers() if view.run.incarnation == run.incarnation)
+
     async def shard_places(self) -> Sequence[ShardPlace]:
         """Which database holds which shard."""
         return await asyncio.to_thread(self._reader.shard_places)

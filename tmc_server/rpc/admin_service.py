@@ -202,6 +202,12 @@ class AdminServicer(BulkServicer):
         shown = map(convert.server_to, page.rows)
         return admin_pb2.ListServersResponse(servers=shown, next_page_token=page.next_token)
 
+    async def DrainServer(self, actor: str, request: admin_pb2.DrainServerRequest) -> Any:
+        return convert.server_to(await self._admin.drain(actor, request.server, True, request.reason))
+
+    async def UndrainServer(self, actor: str, request: admin_pb2.UndrainServerRequest) -> Any:
+        return convert.server_to(await self._admin.drain(actor, request.server, False, request.reason))
+
     async def GetShardMap(self, _actor: str, _request: Any) -> Any:
         places = await self._admin.shard_places()
         return admin_pb2.GetShardMapResponse(shards=map(convert.shard_place_to, places))

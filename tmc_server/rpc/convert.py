@@ -321,6 +321,7 @@ def server_to(view: ServerView) -> admin_pb2.Server:
         alive=view.alive,
         shards=view.shards,
         catalog_version=run.catalog_version,
+        drained=run.drained,
     )
 
 

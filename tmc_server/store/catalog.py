@@ -24,6 +24,7 @@ from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import (
     AppUnknown,
     CatalogStale,
+    InvalidField,
     NameTaken,
     RotationOpen,
     StoreUnavailable,
@@ -240,6 +241,18 @@ class CatalogStore:
             number = _topic_row(connection, topic_name).topic_no
             connection.execute(topic.update().where(topic.c.topic_no == number).values(paused=int(paused)))
             return topic_of(_topic_row(connection, topic_name))
+
+    @_repeating
+    def drain_server(self, actor: str, incarnation: int, drained: bool, reason: str, others: Collection[int]) -> None:
+        """See domain.ports.catalog.CatalogEditor."""
+        action = "drain server" if drained else "undrain server"
+        with self._change(actor, action, str(incarnation), reason) as (connection, _):
+            sharing = sa.select(server.c.incarnation).where(server.c.incarnation.in_(others), server.c.drained == 0)
+            if drained and connection.execute(sharing).first() is None:
+                raise InvalidField(
+                    "server", "not be the last one that looks after shards: undrain or start another one"
+                )
+            connection.execute(server.update().where(server.c.incarnation == incarnation).values(drained=int(drained)))
 
     @_repeating
     def claim_topic(self, topic_name: str, app_id: str, ordered: bool) -> None:

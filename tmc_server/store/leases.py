@@ -19,6 +19,9 @@ from tmc_server.store.engines import Database, StoreConflict, repeated
 from tmc_server.store.tables import lease
 
 WITHOUT_OWNER_MS = 2_000  # any server may take a shard that had no owner for this long, even above its fair share
+LAST_RESORT_MS = 20_000  # also one that rests or is drained
+# One that was offered in vain is kept for so long, or until servers come or go; then it is offered again.
+ADOPTED_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,8 @@ class ShardLease:
 class ShardLeases:
     """The leases of one server on the shards of one database.
 
-    identity: this server run, None while its heartbeat is over.  alive: the runs with a heartbeat, this one included.
+    identity: this server run, None while its heartbeat is over.
+    sharing: the runs with a heartbeat that are not drained. A run that is not among them frees what it holds.
     """
 
     def __init__(
@@ -45,19 +49,27 @@ class ShardLeases:
         database: Database,
         shards: Sequence[Shard],
         identity: Callable[[], int | None],
-        alive: Callable[[], Collection[int]],
+        sharing: Callable[[], Collection[int]],
         lease_ms: int,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
         self._shards = shards
         self._identity = identity
-        self._alive = alive
+        self._sharing = sharing
         self._lease_ms = lease_ms
         self._monotonic = monotonic
         self._held: Mapping[Shard, ShardLease] = {}
         self._renewed = float("-inf")
         self._releasing = False
+        self._rest_until = float("-inf")
+        self._offered: set[Shard] = set()  # freed for others
+        self._adopted: dict[Shard, float] = {}  # those offered in vain, and until when they are kept
+        self._known: set[int] = set()
+
+    def rest(self, seconds: float) -> None:
+        """Leave the shards to others for a while, if there are others. From any thread."""
+        self._rest_until = self._monotonic() + seconds
 
     def held(self) -> Mapping[Shard, ShardLease]:
         """Leases by shard; empty once they may have expired by this server's own clock."""
@@ -71,7 +83,7 @@ class ShardLeases:
             return False
         began = self._monotonic()
         renew = began - self._renewed >= self._lease_ms / 3000
-        if not renew and len(self._held) == len(self._shards) and set(self._alive()) <= {me}:
+        if not renew and len(self._held) == len(self._shards) and set(self._sharing()) <= {me}:
             return False  # all is ours and nobody else is there: nothing to take, nothing to give
         before = self._held
         held, written = repeated(lambda: self._turn(me, renew))
@@ -89,16 +101,24 @@ class ShardLeases:
         mine = {
             row.shard: ShardLease(me, row.epoch) for row in rows.values() if row.owner == me and row.expires_ms > now
         }
-        alive = set(self._alive()) | {me}
-        share = -(-len(self._shards) // len(alive))
-        surplus = sorted(mine)[share:]
+        sharing = set(self._sharing())
+        aside = bool(sharing - {me}) and (me not in sharing or self._monotonic() < self._rest_until)
+        share = 0 if aside else -(-len(self._shards) // len(sharing | {me}))
+        if sharing != self._known:
+            self._known = sharing
+            self._offered.clear()
+            self._adopted.clear()
+        self._offered -= {row.shard for row in rows.values() if row.owner not in (0, me)}  # not in vain
+        surplus = [shard for shard in sorted(mine) if self._adopted.get(shard, 0.0) <= self._monotonic()][share:]
         free = [row for row in rows.values() if row.expires_ms <= now]
-        wanted = self._wanted(free, me, now, share - len(mine))
+        within, adopted = _wanted(free, me, share - len(mine), now - (LAST_RESORT_MS if aside else WITHOUT_OWNER_MS))
+        wanted = sorted([*within, *adopted], key=lambda row: row.shard)
         if not (renew or surplus or wanted):
             return mine, False
         with self._database.transaction() as connection:
             if surplus:
                 self._free(connection, me, surplus, now)
+                self._offered.update(surplus)
             kept = {shard: held for shard, held in mine.items() if shard not in surplus}
             if kept:
                 renewed = lease.update().where(
@@ -113,15 +133,9 @@ class ShardLeases:
                 values = {"owner": me, "epoch": row.epoch + 1, "expires_ms": now + self._lease_ms}
                 if connection.execute(taken.values(values)).rowcount:
                     kept[row.shard] = ShardLease(me, row.epoch + 1)
+                    if row in adopted and (aside or row.shard in self._offered):
+                        self._adopted[row.shard] = self._monotonic() + ADOPTED_S
             return kept, True
-
-    def _wanted(self, free: Sequence[Any], me: int, now: int, share_left: int) -> list[Any]:
-        """Choose free leases to take. Servers begin at different shards, so that two rarely want the same ones."""
-        count = len(free)
-        turned = [free[(i + me) % count] for i in range(count)]
-        within = turned[: max(0, share_left)]
-        without_owner = [row for row in turned[max(0, share_left) :] if row.expires_ms <= now - WITHOUT_OWNER_MS]
-        return sorted(within + without_owner, key=lambda row: row.shard)
 
     def _read(self) -> tuple[int, dict[Shard, Any]]:
         """The time and the rows by shard."""
@@ -153,3 +167,14 @@ class ShardLeases:
     def _release(self, me: int, shards: Sequence[Shard]) -> None:
         with self._database.transaction() as connection:
             self._free(connection, me, shards, self._database.now(connection))
+
+
+def _wanted(free: Sequence[Any], me: int, share_left: int, before_ms: int) -> tuple[list[Any], list[Any]]:
+    """Choose free leases to take: so many, and those that have had no owner since `before_ms`.
+
+    Servers begin at different shards, so that two rarely want the same ones.
+    """
+    count = len(free)
+    turned = [free[(i + me) % count] for i in range(count)]
+    within = turned[: max(0, share_left)]
+    return within, [row for row in turned[len(within) :] if row.expires_ms <= before_ms]

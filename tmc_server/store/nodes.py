@@ -38,6 +38,7 @@ def server_runs(connection: sa.Connection) -> list[ServerRun]:
             started_ms=row.started_ms,
             expires_ms=row.expires_ms,
             catalog_version=row.catalog_version,
+            drained=bool(row.drained),
         )
         for row in rows
     ]

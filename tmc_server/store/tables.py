@@ -190,6 +190,7 @@ server = sa.Table(
     sa.Column("catalog_version", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("stale_ms", sa.BigInteger, nullable=False, server_default="60000"),
     sa.Column("silenced", sa.SmallInteger, nullable=False, server_default="0"),
+    sa.Column("drained", sa.SmallInteger, nullable=False, server_default="0"),  # 1: it looks after no shards
     **_OPTIONS,
 )
 

@@ -46,7 +46,7 @@ class Bulk:
 
     def server(self, **writer: Any) -> BulkWorking:
         work = SqlBulkWork(self.store.new_writer(**writer), self.store.leases, self.store.ids)
-        return BulkWorking(self.desk, work, self.slept.append, monotonic=lambda: 0.0)
+        return BulkWorking(self.desk, work, self.slept.append, monotonic=lambda: 0.0, page=200)
 
     def selection(self, state: ConsumptionState = C.FAILED, **changes: Any) -> Selection:
         store = self.store

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.store import StoreUnderTest
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ports.delivery import Claimed
+from tmc_server.errors import InvalidField
 from tmc_server.store.due import SqlDueWork
-from tmc_server.store.leases import WITHOUT_OWNER_MS, ShardLeases
+from tmc_server.store.leases import ADOPTED_S, LAST_RESORT_MS, WITHOUT_OWNER_MS, ShardLeases
+from tmc_server.store.nodes import NodeSlots, server_runs
 
 LEASE_MS = 10_000
 SHARDS = list(range(32))
@@ -27,7 +31,7 @@ class Servers:
             database=self.store.database,
             shards=SHARDS,
             identity=lambda: incarnation,
-            alive=lambda: self.alive,
+            sharing=lambda: self.alive,
             lease_ms=LEASE_MS,
             monotonic=lambda: clock() / 1000,
         )
@@ -96,6 +100,89 @@ def test_a_shard_that_nobody_wants_is_taken_whatever_the_share(store: StoreUnder
     assert servers.turn(0) == [16, 0]
     store.clock.advance(WITHOUT_OWNER_MS / 1000)
     assert servers.turn(0) == [32, 0]
+    assert servers.turn(0) == [16, 0]  # offered again, as the other one may only have been late
+    store.clock.advance(WITHOUT_OWNER_MS / 1000)
+    assert servers.turn(0) == [32, 0]
+    for _ in range(int(ADOPTED_S) - 1):
+        store.clock.advance(1)
+        assert servers.turn(0) == [32, 0]  # nobody else wants them, so they are not offered all the time
+    store.clock.advance(1)
+    assert servers.turn(0) == [16, 0]
+
+
+def test_a_drained_server_gives_its_shards_to_the_others_and_takes_them_again(store: StoreUnderTest) -> None:
+    servers = Servers(store, 3)
+    servers.turn()
+    servers.turn()
+    servers.alive = [1, 3]
+    assert servers.turn() == [11, 0, 16]
+    assert servers.turn() == [16, 0, 16]
+    store.clock.advance(1)
+    assert servers.turn() == [16, 0, 16]
+    servers.alive = [1, 2, 3]
+    servers.turn()
+    assert sorted(servers.turn()) == [10, 11, 11]
+    assert servers.owners() == SHARDS
+
+
+def test_a_drained_server_takes_what_nobody_else_takes_for_long_and_keeps_it(store: StoreUnderTest) -> None:
+    servers = Servers(store, 2)
+    servers.turn()
+    servers.turn()
+    servers.alive = [1]
+    assert servers.turn(1)[1] == 0
+    servers.leases[0].release()  # its heartbeat lasts, but it looks after nothing
+    store.clock.advance((LAST_RESORT_MS - 1) / 1000)
+    assert servers.turn(1) == [0, 0]
+    store.clock.advance(0.001)
+    assert servers.turn(1) == [0, 32]
+    store.clock.advance(1)
+    assert servers.turn(1) == [0, 32]
+
+
+def test_the_only_server_is_never_drained_and_does_not_rest(store: StoreUnderTest) -> None:
+    servers = Servers(store, 1)
+    servers.turn()
+    servers.leases[0].rest(60)
+    for sharing in ([1], []):
+        servers.alive = sharing
+        store.clock.advance(LEASE_MS / 2_000)
+        assert servers.turn() == [32]
+
+
+def test_the_last_server_cannot_be_drained(store: StoreUnderTest) -> None:
+    one, two = (NodeSlots(store.database, name, store.clock).acquire().incarnation for name in ("one:1", "two:2"))
+
+    def drained() -> dict[int, bool]:
+        with store.database.reading() as connection:
+            return {run.incarnation: run.drained for run in server_runs(connection)}
+
+    store.catalog_store.drain_server("operator", one, True, "its disk", [two])
+    store.catalog_store.drain_server("operator", one, True, "again", [two])
+    with pytest.raises(InvalidField, match="not be the last one"):
+        store.catalog_store.drain_server("operator", two, True, "too", [one])
+    assert drained() == {one: True, two: False}
+    store.catalog_store.drain_server("operator", one, False, "mended", [two])
+    assert drained() == {one: False, two: False}
+
+
+def test_a_server_that_fails_rests_while_others_look_after_its_shards(store: StoreUnderTest) -> None:
+    servers = Servers(store, 2)
+    servers.turn()
+    servers.turn()
+    servers.leases[0].rest(60)
+    assert servers.turn(0) == [0, 16]
+    store.clock.advance(WITHOUT_OWNER_MS / 1000)
+    assert servers.turn() == [0, 32]
+    assert servers.turn() == [0, 16]
+    store.clock.advance(WITHOUT_OWNER_MS / 1000)
+    for _ in range(56):
+        assert servers.turn() == [0, 32]
+        store.clock.advance(1)
+    for _ in range(6):
+        servers.turn()
+        store.clock.advance(1)
+    assert servers.turn() == [16, 16]
 
 
 def test_a_server_that_slept_through_its_lease_claims_nothing(store: StoreUnderTest) -> None:

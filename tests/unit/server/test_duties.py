@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Mapping, Sequence
@@ -138,6 +139,22 @@ class TestPeriodic:
             "testing fails and goes on trying",
             "testing works again after 2 failures",
         ]
+
+    @pytest.mark.parametrize(("error", "stuck"), [(ValueError("a bug"), 2), (StoreUnavailable(), 0), (RowLocked(), 0)])
+    def test_only_its_own_fault_makes_it_stuck_with_every_fifth_failure(self, error: Exception, stuck: int) -> None:
+        runs, called, over = itertools.count(1), [], threading.Event()
+
+        def run_once() -> bool:
+            if next(runs) > 14:
+                over.set()
+                return False
+            raise error
+
+        duty = Periodic("testing", run_once, 0.001, on_stuck=lambda: called.append(1))
+        duty.start()
+        assert over.wait(10)
+        duty.stop()
+        assert len(called) == stuck
 
     def test_waking_runs_it_before_its_period_is_over(self) -> None:
         ran = threading.Event()

@@ -132,6 +132,9 @@ class CatalogEditor(Protocol):
         Raises TopicUnknown, AppUnknown, NameTaken: where it sends cannot be changed.
         """
 
+    def drain_server(self, actor: str, incarnation: int, drained: bool, reason: str, others: Collection[int]) -> None:
+        """Audited. others: the other runs that are alive. Raises InvalidField: none of them would look after shards."""
+
     def pause_topic(self, actor: str, topic_name: str, paused: bool, reason: str) -> Topic:
         """Deliver nothing of it, or deliver again. Raises TopicUnknown."""
 

@@ -13,7 +13,7 @@ from tmc_server.domain.numbers import Shard
 class ServerRun:
     """One run of a server, as its heartbeat tells. expires_ms: gone after that, by the catalog database's clock.
 
-    catalog_version: of the copy of the catalog it uses, as far as it said so.
+    catalog_version: of the copy of the catalog it uses, as far as it said so.  drained: it looks after no shards.
     """
 
     incarnation: int
@@ -21,6 +21,7 @@ class ServerRun:
     started_ms: int
     expires_ms: int
     catalog_version: int = 0
+    drained: bool = False
 
 
 class Members(Protocol):
