@@ -55,6 +55,25 @@ class Rows:
                         f" SELECT {shard}, {self.topic.number}, {self.subscription}, {number}, {now} - 30000, '' {some}"
                     )
 
+    def make_due(self) -> int:
+        """All that is scheduled, now. Returns: that time, milliseconds by the database's clock."""
+        with self.engine.connect() as connection:
+            now = int(connection.exec_driver_sql("SELECT UNIX_TIMESTAMP(NOW(3)) * 1000").scalar_one())
+            for shard in self.shards:
+                connection.exec_driver_sql(
+                    f"UPDATE tmc_consumption_{shard:02d} SET due_ms = {now}"
+                    f" WHERE subscription_no = {self.subscription} AND due_ms > {now}"
+                )
+        return now
+
+    def clear(self) -> None:
+        """Forget the deliveries."""
+        with self.engine.connect() as connection:
+            for shard in self.shards:
+                connection.exec_driver_sql(
+                    f"DELETE FROM tmc_consumption_{shard:02d} WHERE subscription_no = {self.subscription}"
+                )
+
     def one(self, what: str, where: str = "TRUE") -> int:
         """A value over all of them. what: an aggregate that can be added up, or MAX."""
         found = []

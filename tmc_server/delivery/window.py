@@ -63,7 +63,7 @@ class Destination:
 class Window:
     """size: copies in flight at most; a single destination gets half.  size_bytes: bodies in flight, about.
 
-    on_room: called when there is room again after a reservation was cut short.
+    on_room: called when there is much room again after a reservation was cut short.
     """
 
     def __init__(
@@ -92,7 +92,8 @@ class Window:
                 room = 0
             if room < wanted:
                 self._refused = True
-            room = max(room, 0)
+            if room < min(wanted, most // 4):  # a claim of many rows is for many: claims of what trickles in cost more
+                room = 0
             self.in_flight += room
             destination.in_flight += room
             return room
@@ -104,7 +105,7 @@ class Window:
             destination.in_flight -= count
             if not self.in_flight:
                 self._lock.notify_all()
-            wake = self._refused and self.in_flight * 2 <= self._size
+            wake = self._refused and self.in_flight * 4 <= self._size
             if wake:
                 self._refused = False
         if wake:
