@@ -20,6 +20,8 @@ REPLAY_OF = "tmc-replay-of"
 """In a message that an operator sent again: the id of the original."""
 REPLAY_TO = "tmc-replay-to"
 """In a message that an operator sent again to one subscriber: the number of the subscription."""
+REPLAY_KEYS = "replay."
+"""Keys of replays begin with it; producers cannot use such keys."""
 _ROUTING = ("cc", "bcc")
 
 

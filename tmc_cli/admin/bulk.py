@@ -59,13 +59,13 @@ def bulk(
         "--app": app,
         "--tag": tag,
         "--state": state,
-        "--from-ms": from_ms,
-        "--to-ms": to_ms,
+        "--from-ms": from_ms or None,
+        "--to-ms": to_ms or None,
         "--fingerprint": fingerprint,
         "--rate": rate,
         "--hold-ms": hold_ms,
     }
-    given = " ".join(f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value)
+    given = " ".join(f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value not in ("", None))
     say(f"Nothing was changed: this was a dry run. {found.count} deliveries match. To start the job:")
     say(escaped(f"tmc admin bulk {action} {given} --dry-run {found.dry_run} --count {found.count} --reason '...'"))
 

@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 
 from tmc_client import Center
 from tmc_client.producer import publish_request, wait
-from tmc_common.headers import ORDER_KEY, REPLAY_OF, REPLAY_TO
+from tmc_common.headers import ORDER_KEY, REPLAY_KEYS, REPLAY_OF, REPLAY_TO
 from tmc_pipeline.archive.contents import Archive, subscriber_names
 from tmc_pipeline.errors import ArchiveDamaged, CannotRun, translated
 from tmc_server.domain.consumption import ConsumptionState
@@ -155,7 +155,7 @@ def replay(message: dict[str, Any], center: Center) -> str:
     attempt = hashlib.sha256(f"replay of {old}".encode()).digest()[:16]
     body = base64.b64decode(message["body_base64"])
     request = publish_request(
-        message["topic"], body, key=f"replay.{old}", order_key=order_key, headers=headers, attempt_id=attempt
+        message["topic"], body, key=f"{REPLAY_KEYS}{old}", order_key=order_key, headers=headers, attempt_id=attempt
     )
     request.content_type = message["content_type"]
     return str(wait(center.producer.publish(request, _PATIENCE), _PATIENCE).message_id)

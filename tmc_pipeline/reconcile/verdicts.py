@@ -193,7 +193,7 @@ def outlined(messages: DataFrame, bodies: bool) -> DataFrame:
         f.get_json_object("headers", f"$['{REPLAY_OF}']").alias("replay_of"),
         f.when(
             f.get_json_object("headers", f"$['{REPLAY_OF}']").isNotNull(),
-            f.get_json_object("headers", f"$['{REPLAY_TO}']").cast("int"),
+            f.get_json_object("headers", f"$['{REPLAY_TO}']").try_cast("int"),
         ).alias("replay_to"),
         ((own_digest() != f.lower(f.hex("digest"))) | (f.col("headers").isNotNull() & _headers().isNull())).alias(
             "altered"

@@ -193,9 +193,9 @@ def decide_after_unknown(
         )
         return AfterUnknown(state, overdue=now - since >= UNREACHED_ALERT_MS)
     checked = row.checked + 1
-    if policy.is_used_up(checked, age_ms):
+    wait_ms = policy.delay_for_ms(checked, number)
+    if policy.is_used_up(checked, age_ms + wait_ms):
         return AfterUnknown(
             CheckState(attempt=row.attempt, checked=checked, unreached_ms=None, due_ms=None), failed=True
         )
-    due_ms = now + policy.delay_for_ms(checked, number)
-    return AfterUnknown(CheckState(attempt=row.attempt, checked=checked, unreached_ms=None, due_ms=due_ms))
+    return AfterUnknown(CheckState(attempt=row.attempt, checked=checked, unreached_ms=None, due_ms=now + wait_ms))

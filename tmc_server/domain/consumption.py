@@ -118,8 +118,9 @@ class Budget:
     number: MessageNumber
     since_ms: int
 
-    def is_used_up(self, row: Row, policy: RetryPolicy, now: int) -> bool:
-        return policy.is_used_up(row.tried, now - self.since_ms)
+    def is_used_up(self, row: Row, policy: RetryPolicy, at_ms: int) -> bool:
+        """at_ms: when the next attempt would be made."""
+        return policy.is_used_up(row.tried, at_ms - self.since_ms)
 
 
 Decision = Row | TmcError | None
@@ -156,13 +157,13 @@ def decide_nack(
     reject: bool = False,
 ) -> Decision:
     """The attempt failed: due again by the policy (or when the consumer asks), FAILED if rejected or the last one."""
-    exhausted = budget.is_used_up(row, policy, now)
+    wait_ms = policy.delay_for_ms(row.tried, budget.number) if retry_after_ms is None else retry_after_ms
+    exhausted = budget.is_used_up(row, policy, now + wait_ms)
     transition = _transition(row, ConsumptionEvent.REJECT if reject or exhausted else ConsumptionEvent.NACK, attempt)
     if isinstance(transition, TmcError):
         return transition
     if transition.to is ConsumptionState.FAILED:
         return replace(row, state=transition.to, due_ms=None)
-    wait_ms = policy.delay_for_ms(row.tried, budget.number) if retry_after_ms is None else retry_after_ms
     return replace(row, due_ms=now + wait_ms)
 
 

@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tmc_server.domain.catalog import Topic
+from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import (
     NO_ATTEMPT,
-    NO_JOB,
     Attempt,
-    BulkJobNumber,
     MessageNumber,
     Shard,
     SubscriptionNumber,
@@ -163,13 +162,21 @@ class SignAgain(Consume):
     since_ms: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selected:
+    """What a bulk job acts on: deliveries that have been in this state since `as_of_ms` or longer."""
+
+    state: ConsumptionState
+    as_of_ms: int
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ByOperator(Consume):
-    """The base of what operators do about one consumption. job: that does it, whose items are its record; else it is audited."""
+    """The base of what operators do about one consumption; audited. selected: of a bulk job, whose items are its record."""
 
     actor: str
     reason: str
-    job: BulkJobNumber = NO_JOB
+    selected: Selected | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -43,7 +43,7 @@ class RetryPolicy:
     jitter_percent: int = 0
 
     def is_used_up(self, tried: int, age_ms: int) -> bool:
-        """Whether attempt number `tried` was the last one."""
+        """Whether attempt number `tried` was the last one. age_ms: when the next one would be made."""
         return tried > self.max_retry or bool(self.max_age_ms and tried and age_ms >= self.max_age_ms)
 
     def delay_for_ms(self, tried: int, number: MessageNumber) -> int:

@@ -8,12 +8,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from tmc_server.domain.bulk import BulkJob, BulkProgress
+from tmc_server.domain.bulk import BulkJob
+from tmc_server.domain.numbers import BulkJobNumber, Shard
 from tmc_server.domain.ports.bulk import BulkDesk, BulkWork
-from tmc_server.errors import StoreUnavailable
+from tmc_server.errors import RowLocked
 
 log = logging.getLogger("tmc.bulk")
+
+_LONGEST_NAP_S = 0.5
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pace:
+    """Of one job. next_s: when its next turn comes, monotonic.  pages: by shard, halved while rows are locked."""
+
+    next_s: float = 0.0
+    pages: dict[Shard, int] = field(default_factory=dict)
 
 
 class BulkWorking:
@@ -32,34 +44,52 @@ class BulkWorking:
         self._sleep = sleep
         self._monotonic = monotonic
         self._page = page
+        self._paces: dict[BulkJobNumber, _Pace] = {}
 
     def run_once(self) -> bool:
-        """A page of every shard of every job. Returns: there may be more.
+        """A page of every shard of every job whose turn has come. Returns: there is more.
 
         A failure does not stop the others; the first one is raised after all have had their turn.
         """
-        more = False
+        jobs = self._desk.active()
+        self._paces = {job.number: self._paces.get(job.number, _Pace()) for job in jobs}
+        at_work: list[_Pace] = []
         failure: Exception | None = None
-        for job in self._desk.active():
-            mine = self._work.unfinished(job)
-            if not mine:
-                self._end(job)
-                continue
-            more = True
-            rate = job.rate * len(mine) / len(job.selection.shards)
-            page = max(1, min(self._page, int(rate / len(mine) / 2)))
-            done, began = BulkProgress(), self._monotonic()
-            for shard in mine:
-                try:
-                    done += self._work.step(job, shard, page)
-                except StoreUnavailable:
-                    raise
-                except Exception as exc:  # noqa: BLE001 - raised below
-                    failure = failure or exc
-            self._sleep(max(0.0, done.processed / rate - (self._monotonic() - began)))
+        for job in jobs:
+            pace = self._paces[job.number]
+            try:
+                if pace.next_s > self._monotonic() or self._turn(job, pace):
+                    at_work.append(pace)
+            except Exception as exc:  # noqa: BLE001 - raised below
+                failure = failure or exc
         if failure is not None:
             raise failure
-        return more
+        if at_work:
+            self._sleep(min(_LONGEST_NAP_S, max(0.0, min(pace.next_s for pace in at_work) - self._monotonic())))
+        return bool(at_work)
+
+    def _turn(self, job: BulkJob, pace: _Pace) -> bool:
+        """Returns: something of it is left here."""
+        mine = self._work.unfinished(job)
+        if not mine:
+            self._end(job)
+            return False
+        began, processed = self._monotonic(), 0
+        rate = job.rate * len(mine) / len(job.selection.shards)
+        most = max(1, min(self._page, int(rate / len(mine) / 2)))
+        locked: RowLocked | None = None
+        for shard in mine:
+            page = min(most, pace.pages.get(shard, most))
+            try:
+                processed += self._work.step(job, shard, page).processed
+                pace.pages[shard] = page * 2
+            except RowLocked as exc:
+                pace.pages[shard] = max(1, page // 2)
+                locked = exc
+        pace.next_s = began + processed / rate
+        if locked is not None:
+            raise locked
+        return True
 
     def _end(self, job: BulkJob) -> None:
         """Nothing of it is left here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from hashlib import blake2b
@@ -20,7 +21,8 @@ from tmc_server.requests.listing import Listing
 
 MOST = 1_000_000
 _SAMPLES = 10
-_MOST_PLACES = 4_000
+_MOST_PLACES = 2_000
+_DRY_RUN = re.compile(r"([0-9]{13})-[0-9a-f]{16}", re.ASCII)
 _DEFAULT_RATE, _MOST_RATE = 2_000, 10_000
 _DEFAULT_HOLD_MS = 5_000
 
@@ -89,7 +91,7 @@ class BulkJobs:
     ) -> BulkReport:
         """Store the job; started again from the same dry run, it is answered as it is. Raises InvalidField."""
         as_of_ms = _as_of(dry_run)
-        if dry_run != _dry_run_id(wanted, as_of_ms, count):
+        if dry_run != _dry_run_id(wanted, as_of_ms, count) or as_of_ms > await asyncio.to_thread(self._desk.now):
             raise InvalidField("dry_run", "be the id that a dry run of this filter gave, with the count that it showed")
         if not count:
             raise InvalidField("count", "be greater than 0: there is nothing to do")
@@ -170,7 +172,7 @@ class BulkJobs:
         ]
         if not found:
             raise InvalidField("filter", "match a subscription: list them to see topic, app and tag")
-        return tuple(sorted(found, key=astuple))
+        return tuple(sorted(found, key=lambda place: (place.shard, place.subscription)))
 
     def _subscriptions(self, wanted: BulkFilter) -> Sequence[Subscription]:
         catalog = self._catalog.current
@@ -199,10 +201,10 @@ def _dry_run_id(wanted: BulkFilter, as_of_ms: int, count: int) -> str:
 
 
 def _as_of(dry_run: str) -> int:
-    as_of, _, rest = dry_run.partition("-")
-    if not (as_of.isascii() and as_of.isdecimal() and rest):
+    match = _DRY_RUN.fullmatch(dry_run)
+    if match is None:
         raise InvalidField("dry_run", "be the id that a dry run gave")
-    return int(as_of)
+    return int(match[1])
 
 
 def _reason(text: str) -> str:

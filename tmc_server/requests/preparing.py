@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from tmc_common.headers import ORDER_KEY
+from tmc_common.headers import ORDER_KEY, REPLAY_KEYS
 from tmc_server.domain.ids import IdGenerator
 from tmc_server.domain.message import digest_of
 from tmc_server.domain.operations import Answer, Prepare, Stored
@@ -70,6 +70,8 @@ class Preparing:
         """One checked message. order_key "": it has none. Raises InvalidField, TopicUnknown, OpenLimit, NoIdentity."""
         validation.topic(topic)
         validation.key(key)
+        if key.startswith(REPLAY_KEYS) and not caller.operator:
+            raise InvalidField("key", f"not begin with {REPLAY_KEYS}: such keys are for replays by operators")
         validation.attempt_id(attempt_id)
         validation.body(body, self._body_bytes)
         validation.line(content_type, "content_type", 100)

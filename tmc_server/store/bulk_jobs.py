@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -21,12 +22,14 @@ from tmc_server.domain.bulk import (
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.numbers import BulkJobNumber, MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.ports.bulk import Match, NewBulkJob
+from tmc_server.errors import InvalidField
 from tmc_server.store.engines import Database, ShardMap, StoreConflict, repeated
 from tmc_server.store.selecting import BEFORE_ALL, page_of
 from tmc_server.store.sql import InsertRows
 from tmc_server.store.tables import audit, bulk_item, bulk_job, bulk_progress, failed, shard_tables
 
-_ROWS = 5_000  # read at once
+_ROWS = 5_000  # matches of one page
+_LONGEST_S = 60.0
 _NOTE = InsertRows(audit)
 
 
@@ -41,12 +44,14 @@ class SqlBulkDesk:
             return self._shards.catalog.now(connection)
 
     def dry_run(self, selection: Selection, most: int, samples: int) -> tuple[int, Sequence[Match]]:
-        total, some = 0, list[Match]()
+        total, some, deadline = 0, list[Match](), time.monotonic() + _LONGEST_S
         for place in selection.places:
             after: MessageNumber | None = BEFORE_ALL
             with self._shards.shards[place.shard].reading() as connection:
                 while after is not None and total <= most:
-                    page = page_of(connection, selection, place, after, _ROWS)
+                    if time.monotonic() > deadline:
+                        raise InvalidField("filter", f"match less: counting took longer than {_LONGEST_S:.0f} s")
+                    page = page_of(connection, selection, place, after, most=_ROWS, now=selection.as_of_ms)
                     total, after = total + len(page.numbers), page.after
                     wanted = page.numbers[: samples - len(some)]
                     some += [_match(connection, place, number) for number in wanted]
@@ -123,7 +128,7 @@ class SqlBulkDesk:
             with database.reading() as connection:
                 for row in connection.execute(query):
                     total += BulkProgress(
-                        done=row.done, unchanged=row.unchanged, refused=row.refused, finished=row.finished
+                        done=row.done, unchanged=row.unchanged, refused=row.refused, finished=int(row.finished > 0)
                     )
         return total
 

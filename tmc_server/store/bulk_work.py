@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from tmc_server.domain.bulk import BulkAction, BulkJob, BulkProgress, ItemOutcome, Place
 from tmc_server.domain.ids import IdGenerator
 from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
-from tmc_server.domain.operations import THE_CENTER, ByOperator, Cancel, Done, Reactivate, Stored
+from tmc_server.domain.operations import THE_CENTER, ByOperator, Cancel, Done, Reactivate, Selected, Stored
 from tmc_server.errors import CatalogStale, ConsumptionClosed, MessageGone, SubscriptionUnknown, TmcError
 from tmc_server.store.batch import ShardWriter, in_transaction
 from tmc_server.store.consumptions import consume
@@ -31,6 +31,7 @@ from tmc_server.store.transaction import Transaction
 _INSERT_ITEMS = InsertRows(bulk_item)
 _OPERATIONS: Mapping[BulkAction, type[ByOperator]] = {BulkAction.REACTIVATE: Reactivate, BulkAction.CANCEL: Cancel}
 _DETAIL = 200
+_REPLAY_BYTES = 4 << 20  # bodies of one page; statements have them as hexadecimal text, and databases limit that
 
 
 class SqlBulkWork:
@@ -46,7 +47,7 @@ class SqlBulkWork:
         if not held:
             return []
         query = sa.select(bulk_progress.c.shard).where(
-            bulk_progress.c.job_id == job.number, bulk_progress.c.shard.in_(held), bulk_progress.c.finished == 1
+            bulk_progress.c.job_id == job.number, bulk_progress.c.shard.in_(held), bulk_progress.c.finished > 0
         )
         with self._writer.database.reading() as connection:
             finished = set(connection.execute(query).scalars())
@@ -61,7 +62,10 @@ class SqlBulkWork:
             return BulkProgress()
         places = [place for place in job.selection.places if place.shard == tx.sql.shard]
         place = next((each for each in places if each.subscription >= known.subscription_no), places[-1])
-        page = page_of(tx.connection, job.selection, place, MessageNumber(known.message_id), limit)
+        after = MessageNumber(known.message_id)
+        page = page_of(tx.connection, job.selection, place, after, most=limit, now=tx.now)
+        if job.action is BulkAction.REPLAY:
+            page = page.cut(self._replays(tx, job, place).within(page.numbers, _REPLAY_BYTES))
         tx.reach("read")
         outcomes = {number: _summary(outcome) for number, outcome in self._act(tx, job, place, page.numbers).items()}
         self._record(tx, job, place, outcomes)
@@ -121,11 +125,8 @@ class SqlBulkWork:
         if tx.catalog.subscriptions[place.subscription].is_removed and job.action is not BulkAction.CANCEL:
             return dict.fromkeys(numbers, SubscriptionUnknown("The subscription was removed."))
         if job.action is BulkAction.REPLAY:
-            replays = Replays(tx=tx, ids=self._ids, subscription=place.subscription, job=job.number)
-            outcomes: dict[MessageNumber, Outcome] = {
-                **dict.fromkeys(numbers, MessageGone()),
-                **replays.publish(numbers),
-            }
+            sent = self._replays(tx, job, place).publish(numbers)
+            outcomes: dict[MessageNumber, Outcome] = {**dict.fromkeys(numbers, MessageGone()), **sent}
         else:
             operations = {number: _operation(job, place, number) for number in numbers}
             found = consume(tx, list(operations.values()))
@@ -136,6 +137,9 @@ class SqlBulkWork:
             if isinstance(outcome, CatalogStale):
                 raise outcome
         return outcomes
+
+    def _replays(self, tx: Transaction, job: BulkJob, place: Place) -> Replays:
+        return Replays(tx=tx, ids=self._ids, subscription=place.subscription, job=job.number)
 
     def _record(
         self,
@@ -169,7 +173,7 @@ def _operation(job: BulkJob, place: Place, number: MessageNumber) -> ByOperator:
         subscription=place.subscription,
         actor=job.actor,
         reason=job.reason,
-        job=job.number,
+        selected=Selected(state=job.selection.state, as_of_ms=job.selection.as_of_ms),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tmc_server.domain import consumption
 from tmc_server.domain.consumption import Budget, ConsumptionState, Decision, Row
-from tmc_server.domain.numbers import NO_JOB, MessageNumber, OrderHash, OrderSequence, SubscriptionNumber
+from tmc_server.domain.numbers import MessageNumber, OrderHash, OrderSequence, SubscriptionNumber
 from tmc_server.domain.operations import (
     Ack,
     ByOperator,
@@ -23,7 +23,7 @@ from tmc_server.domain.operations import (
     SignAgain,
 )
 from tmc_server.domain.ordering import OrderMode, releases_next
-from tmc_server.errors import CatalogStale, MessageGone, SubscriptionUnknown, TmcError
+from tmc_server.errors import CatalogStale, ConsumptionClosed, MessageGone, SubscriptionUnknown, TmcError
 from tmc_server.store.lines import LineName, Lines
 from tmc_server.store.outcomes import Outcome, Wait
 from tmc_server.store.transaction import Transaction
@@ -62,6 +62,11 @@ def _consume(
             continue
         if locked.lines.get(pair) in lines.busy:
             outcomes[operation] = Wait.LOCKED
+            continue
+        if isinstance(operation, ByOperator) and not _is_selected(operation, row, locked.moved_ms[pair]):
+            outcomes[operation] = ConsumptionClosed(
+                f"The delivery is {row.state.name} now: it moved after the dry run."
+            )
             continue
         decision = _decide(operation, row, locked.tried_ms[pair], tx.now, locked.budgets[pair])
         if isinstance(decision, Row) and decision.state is ConsumptionState.FAILED and _may_be_spared(tx, operation):
@@ -137,12 +142,15 @@ def _may_be_spared(tx: Transaction, operation: Consume) -> bool:
 class _Locked:
     """rows: those we hold.  tried_ms: when their last copies were handed over.  busy: rows that another transaction has locked.
 
+    moved_ms: since when they are in their state.
+
     lines, sequences: of rows with an order key; a row that was skipped may have lost its sequence.
     """
 
     rows: dict[_Pair, Row] = field(default_factory=dict)
     tried_ms: dict[_Pair, int] = field(default_factory=dict)
     budgets: dict[_Pair, Budget] = field(default_factory=dict)
+    moved_ms: dict[_Pair, int] = field(default_factory=dict)
     lines: dict[_Pair, LineName] = field(default_factory=dict)
     sequences: dict[_Pair, OrderSequence] = field(default_factory=dict)
     busy: set[_Pair] = field(default_factory=set)
@@ -186,6 +194,7 @@ def _lock(tx: Transaction, pairs: Sequence[_Pair], into: _Locked | None = None) 
         for row in tx.rows(tx.sql.lock_consumptions, subscription=subscription, ids=sorted(numbers)):
             locked.rows[subscription, row.message_id] = row_of(row)
             locked.tried_ms[subscription, row.message_id] = row.tried_ms or 0
+            locked.moved_ms[subscription, row.message_id] = _moved_ms(row, tx.now)
             locked.budgets[subscription, row.message_id] = Budget(number=row.message_id, since_ms=row.since_ms)
             if row.order_hash is not None:
                 locked.lines[subscription, row.message_id] = (subscription, OrderHash(row.order_hash))
@@ -197,6 +206,18 @@ def _lock(tx: Transaction, pairs: Sequence[_Pair], into: _Locked | None = None) 
             locked.busy.update((subscription, row.message_id) for row in found)
     tx.reach("locked")
     return locked
+
+
+def _moved_ms(row: Any, now: int) -> int:
+    """When a row came into its state; a delayed one was made in it, and its budget begins later."""
+    if row.closed_ms is not None:
+        return int(row.closed_ms)
+    return int(row.since_ms if row.since_ms <= now else row.created_ms)
+
+
+def _is_selected(operation: ByOperator, row: Row, moved_ms: int) -> bool:
+    selected = operation.selected
+    return selected is None or (row.state is selected.state and moved_ms <= selected.as_of_ms)
 
 
 def row_of(row: Any) -> Row:
@@ -300,7 +321,7 @@ def _journal(tx: Transaction, accepted: Sequence[_Accepted]) -> None:
                 "reason": change.reason,
             }
             for (subscription, number), change in accepted
-            if isinstance(change, ByOperator) and change.job == NO_JOB
+            if isinstance(change, ByOperator) and change.selected is None
         ],
     )
 

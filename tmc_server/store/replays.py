@@ -6,13 +6,13 @@ made from the original, the subscription and the job, so that a repeated transac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import count
 from typing import Any
 
-from tmc_common.headers import REPLAY_OF, REPLAY_TO
+from tmc_common.headers import REPLAY_KEYS, REPLAY_OF, REPLAY_TO
 from tmc_server.domain.catalog import Topic
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.ids import IdGenerator, MessageId
@@ -39,17 +39,45 @@ class Replays:
     job: BulkJobNumber = NO_JOB
 
     def publish(self, numbers: Sequence[MessageNumber]) -> Mapping[MessageNumber, Outcome]:
-        """numbers: of acked messages. Returns: what is stored for each that is there; one that was sent before is as it was."""
+        """numbers: of acked messages. Returns: what is stored for each that is there; one that was sent before is as it was.
+
+        A job leaves out what is a replay itself, so that a repeated job does not multiply messages.
+        """
         rows = self.tx.rows(self.tx.sql.whole_messages, ids=sorted(numbers)) if numbers else ()
-        operations = {MessageNumber(row.id): self._operation(row) for row in rows}
+        found: dict[MessageNumber, Outcome] = {}
+        operations: dict[MessageNumber, Prepare] = {}
+        for row in sorted(rows, key=self._places(numbers)):
+            if self.job != NO_JOB and REPLAY_TO in parse_headers(row.headers):
+                found[row.id] = ConsumptionClosed("It is a replay itself: only `tmc admin replay` sends it again.")
+            else:
+                operations[row.id] = self._operation(row)
         outcomes = prepare(self.tx, list(operations.values())) if operations else {}
-        return {number: outcomes[operation] for number, operation in operations.items()}
+        return found | {number: outcomes[operation] for number, operation in operations.items()}
+
+    def _places(self, numbers: Sequence[MessageNumber]) -> Callable[[Any], tuple[int, int]]:
+        """The order of replays: by the sequences of the originals, so that an order key keeps its order."""
+        which = {"subscription": self.subscription, "ids": sorted(numbers)}
+        rows = self.tx.rows(self.tx.sql.sequences, **which) if numbers else ()
+        sequences = {row.message_id: row.sequence or 0 for row in rows}
+        return lambda row: (sequences.get(row.id, 0), row.id)
+
+    def within(self, numbers: Sequence[MessageNumber], most_bytes: int) -> Sequence[MessageNumber]:
+        """The first of these messages, as many as have so many bytes together; one at least."""
+        rows = self.tx.rows(self.tx.sql.body_sizes, ids=sorted(numbers)) if numbers else ()
+        sizes = {row.id: row.size for row in rows}
+        total, fitting = 0, list[MessageNumber]()
+        for number in numbers:
+            total += sizes.get(number, 0)
+            if fitting and total > most_bytes:
+                break
+            fitting.append(number)
+        return fitting
 
     def _operation(self, row: Any) -> Prepare:
         tx = self.tx
         topic = tx.catalog.topics[row.topic_no]
         original = str(MessageId(row.topic_no, row.producer_no, tx.sql.shard, row.id))
-        key = _key_in(tx.sql.shard, topic, f"replay.{original}.{self.subscription}.{self.job}")
+        key = _key_in(tx.sql.shard, topic, f"{REPLAY_KEYS}{original}.{self.subscription}.{self.job}")
         headers = {**parse_headers(row.headers), REPLAY_OF: original, REPLAY_TO: str(self.subscription)}
         return Prepare(
             shard=tx.sql.shard,
@@ -80,14 +108,19 @@ class SqlReplays:
         self, actor: str, shard: Shard, number: MessageNumber, subscription: SubscriptionNumber, reason: str
     ) -> Answer:
         def change(tx: Transaction) -> Answer:
-            rows = tx.rows(tx.sql.lock_consumptions, subscription=subscription, ids=[number])
-            if not rows:
+            lives = (subscription, *tx.catalog.other_lives.get(subscription, ()))
+            states = [row.state for life in lives for row in tx.rows(tx.sql.states, subscription=life, ids=[number])]
+            if not states and tx.is_gone(number):
+                return MessageGone()
+            if not states:
                 return SubscriptionUnknown(
                     "There is no such delivery: `tmc admin get-message` shows those of a message."
                 )
-            state = ConsumptionState(rows[0].state)
-            if state is not ConsumptionState.ACKED:
-                return ConsumptionClosed(f"The delivery is {state.name}: only ACKED ones are sent again.")
+            if int(ConsumptionState.ACKED) not in states:
+                state = ConsumptionState(states[0]).name
+                return ConsumptionClosed(f"The delivery is {state}: only ACKED ones are sent again.")
+            if tx.catalog.subscriptions[subscription].is_removed:
+                return ConsumptionClosed("The subscription was removed, so nothing is sent to it again.")
             outcome = (
                 Replays(tx=tx, ids=self._ids, subscription=subscription).publish([number]).get(number, MessageGone())
             )

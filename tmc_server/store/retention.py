@@ -18,8 +18,9 @@ from tmc_server.store.tables import alert, bulk_item, bulk_progress, notice, tom
 
 _OLD_TOMBSTONES = sa.select(tombstone.c.attempt_id).where(tombstone.c.created_ms < sa.bindparam("before"))
 _OLD_ALERTS = sa.select(alert.c.id).where(alert.c.sent_ms < sa.bindparam("before"))
+_FINISHED, _FORGOTTEN = 1, 2  # see tmc_bulk_progress
 _OLD_PROGRESS = sa.select(bulk_progress.c.job_id, bulk_progress.c.shard).where(
-    bulk_progress.c.updated_ms < sa.bindparam("before")
+    bulk_progress.c.updated_ms < sa.bindparam("before"), bulk_progress.c.finished == _FINISHED
 )
 _ITEMS = sa.select(bulk_item.c.message_id).where(
     bulk_item.c.job_id == sa.bindparam("job_id"), bulk_item.c.shard == sa.bindparam("shard")
@@ -102,7 +103,7 @@ class ClosedMessages:
         return total + self._forget_bulk_jobs(before_ms, limit)
 
     def _forget_bulk_jobs(self, before_ms: int, limit: int) -> int:
-        """Delete outcomes of bulk jobs that moved last before `before_ms`, then how far they came."""
+        """Delete outcomes in shards that a bulk job finished before `before_ms`. That it finished them stays known."""
         total = 0
         with self._database.reading() as connection:
             old = connection.execute(_OLD_PROGRESS.limit(_OLD_JOBS), {"before": before_ms}).fetchall()
@@ -111,16 +112,18 @@ class ClosedMessages:
                 for row in old
             ]
         for job, shard, numbers in items:
-            table = bulk_item if numbers else bulk_progress
-            where = [table.c.job_id == job, table.c.shard == shard]
-            if numbers:
-                where.append(bulk_item.c.message_id.in_(sorted(set(numbers))))
-            total += repeated(partial(self._delete_where, table, where))
+            total += repeated(partial(self._forget_items, job, shard, sorted(set(numbers))))
         return total
 
-    def _delete_where(self, table: sa.Table, where: Sequence[sa.ColumnElement[bool]]) -> int:
+    def _forget_items(self, job: int, shard: Shard, numbers: Sequence[MessageNumber]) -> int:
+        """numbers: empty when none is left."""
         with self._database.transaction() as connection:
-            return connection.execute(table.delete().where(*where)).rowcount
+            if numbers:
+                some = (bulk_item.c.job_id == job, bulk_item.c.shard == shard, bulk_item.c.message_id.in_(numbers))
+                return connection.execute(bulk_item.delete().where(*some)).rowcount
+            done = bulk_progress.update().where(bulk_progress.c.job_id == job, bulk_progress.c.shard == shard)
+            connection.execute(done.values(finished=_FORGOTTEN))
+            return 0
 
     def _delete(self, column: sa.Column[Any], values: Sequence[Any]) -> int:
         with self._database.transaction() as connection:

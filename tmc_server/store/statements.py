@@ -84,6 +84,9 @@ class ShardStatements:
         self.existing_messages = sa.select(
             message.c.id, message.c.topic_no, message.c.producer_tag, message.c.state, message.c.headers
         ).where(by_ids(message.c.id))
+        self.body_sizes = ByIds(
+            sa.select(message.c.id, sa.func.length(message.c.body).label("size")).where(by_ids(message.c.id))
+        )
         self.whole_messages = ByIds(sa.select(message).where(by_ids(message.c.id)))
         self.submit = ByIds(self._decide(m.MessageEvent.SUBMIT))
         self.roll_back = ByIds(self._decide(m.MessageEvent.ROLLBACK).values(live=None))
@@ -111,6 +114,8 @@ class ShardStatements:
                     consumption.c.tried_ms,
                     consumption.c.order_hash,
                     consumption.c.sequence,
+                    consumption.c.created_ms,
+                    consumption.c.closed_ms,
                     since_ms,
                 )
                 .where(consumption.c.subscription_no == sa.bindparam("subscription"), by_ids(consumption.c.message_id))
@@ -122,6 +127,9 @@ class ShardStatements:
         self.existing_consumptions = sa.select(consumption.c.message_id).where(
             consumption.c.subscription_no == sa.bindparam("subscription"), by_ids(consumption.c.message_id)
         )
+        those = (consumption.c.subscription_no == sa.bindparam("subscription"), by_ids(consumption.c.message_id))
+        self.states = ByIds(sa.select(consumption.c.message_id, consumption.c.state).where(*those))
+        self.sequences = ByIds(sa.select(consumption.c.message_id, consumption.c.sequence).where(*those))
         # subscription, ids, now
         self.ack = ByIds(
             by_primary(

@@ -361,7 +361,7 @@ bulk_progress = sa.Table(
     sa.Column("done", sa.BigInteger, nullable=False),
     sa.Column("unchanged", sa.BigInteger, nullable=False),
     sa.Column("refused", sa.BigInteger, nullable=False),
-    sa.Column("finished", sa.SmallInteger, nullable=False),
+    sa.Column("finished", sa.SmallInteger, nullable=False),  # 1: nothing is left; 2: and its outcomes are forgotten
     _ms("updated_ms"),
     **_OPTIONS,
 )

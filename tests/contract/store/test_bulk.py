@@ -13,6 +13,7 @@ from tests.support.mariadb import MariaDB
 from tests.support.store import StoreUnderTest, mariadb_store
 from tmc_common.headers import REPLAY_OF, REPLAY_TO
 from tmc_server.domain.bulk import BulkAction, BulkJob, BulkProgress, BulkState, ItemOutcome, Place, Selection
+from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.fingerprint import fingerprint
 from tmc_server.domain.ids import MessageId
@@ -28,7 +29,8 @@ from tmc_server.store.copies import parse_headers
 from tmc_server.store.engines import ShardMap
 from tmc_server.store.replays import SqlReplays
 from tmc_server.store.retention import ClosedMessages
-from tmc_server.store.tables import audit, bulk_item, bulk_progress, failed, shard_tables
+from tmc_server.store.selecting import BEFORE_ALL, page_of
+from tmc_server.store.tables import audit, bulk_item, failed, shard_tables
 
 C = ConsumptionState
 REACTIVATE, CANCEL, REPLAY = BulkAction.REACTIVATE, BulkAction.CANCEL, BulkAction.REPLAY
@@ -41,12 +43,17 @@ class Bulk:
         self.store = store
         self.desk = SqlBulkDesk(ShardMap(store.database, [store.database] * 32))
         self.slept: list[float] = []
+        self.seconds = 0.0
         self.duty = self.server()
         self.started = 0
 
     def server(self, **writer: Any) -> BulkWorking:
         work = SqlBulkWork(self.store.new_writer(**writer), self.store.leases, self.store.ids)
-        return BulkWorking(self.desk, work, self.slept.append, monotonic=lambda: 0.0, page=200)
+        return BulkWorking(self.desk, work, self._sleep, monotonic=lambda: self.seconds, page=200)
+
+    def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.seconds += seconds
 
     def selection(self, state: ConsumptionState = C.FAILED, **changes: Any) -> Selection:
         store = self.store
@@ -266,6 +273,141 @@ def test_a_slow_job_takes_small_pages(bulk: Bulk) -> None:
     assert bulk.slept == [0.5]  # five of them
 
 
+def test_a_slow_job_does_not_delay_another_one(bulk: Bulk) -> None:
+    for _ in range(20):
+        a_failure(bulk.store)
+    slow, quick = bulk.start(REACTIVATE, rate=1), bulk.start(CANCEL, rate=10_000)
+    bulk.duty.run_once()
+    bulk.duty.run_once()
+    assert bulk.seconds < 1
+    assert (bulk.desk.progress(slow).done, bulk.desk.progress(quick).done) == (1, 19)
+
+
+def a_second_subscriber(store: StoreUnderTest) -> Subscription:
+    store.catalog_store.register_app("test", NewApp(id="invoices", service_name="invoices", biz_id="invoices"))
+    made = store.catalog_store.register_subscription(
+        "test", NewSubscription(topic=store.topic.name, app="invoices", tag="", policy=store.policy)
+    )
+    store.watch.run_once()
+    return made
+
+
+def test_all_subscriptions_of_a_shard_are_worked_through(bulk: Bulk) -> None:
+    store = bulk.store
+    first, second = store.subscription, a_second_subscriber(store)
+    for _ in range(12):
+        store.submitted()
+    places = tuple(
+        Place(shard=store.shard, topic=store.topic.number, subscription=each.number) for each in (first, second)
+    )
+    job = bulk.start(CANCEL, C.SCHEDULED, places=places, rate=10)
+    assert job.count == 24
+    assert bulk.finish(job) == BulkProgress(done=24, finished=1)
+
+
+def test_few_matches_among_many_rows_are_found_in_bounded_pages(bulk: Bulk) -> None:
+    store = bulk.store
+    second = a_second_subscriber(store)
+    numbers = [store.submitted() for _ in range(40)]
+    store.perform(*(store.cancel_of(number) for number in numbers[:37]))
+    selection = bulk.selection(C.SCHEDULED)
+    with store.database.reading() as connection:
+        found, after, pages = [], BEFORE_ALL, 0
+        while after is not None:
+            page = page_of(connection, selection, selection.places[0], after, most=2, now=store.clock(), rows=10)
+            found, after, pages = found + list(page.numbers), page.after, pages + 1
+    assert found == numbers[37:]
+    assert pages >= 8  # of ten rows each, those of the second subscriber included
+    assert second.number
+
+
+def test_cancelling_heads_does_not_cancel_what_they_release(bulk: Bulk) -> None:
+    store = bulk.store
+    store.take_ordered_topic()
+    lines = [[store.sent(key) for _ in range(3)] for key in ("alice", "bob")]
+    job = bulk.start(CANCEL, C.SCHEDULED, rate=2)  # a page each
+    assert job.count == 2
+    store.clock.advance(1)
+    assert bulk.finish(job) == BulkProgress(done=2, finished=1)
+    assert [states(store, line) for line in lines] == [[C.CANCELLED, C.SCHEDULED, C.WAITING]] * 2
+
+
+def test_delayed_deliveries_are_cancelled(bulk: Bulk) -> None:
+    number = bulk.store.submitted(delay_ms=60_000)
+    job = bulk.start(CANCEL, C.SCHEDULED)
+    bulk.store.clock.advance(1)
+    assert bulk.finish(job).done == 1
+    assert bulk.store.consumption_state(number) is C.CANCELLED
+
+
+def test_what_moved_between_the_page_and_its_locks_is_unchanged(mariadb: MariaDB) -> None:
+    """Another operator reactivated it and it failed again: a younger failure than the dry run."""
+    store = mariadb_store(mariadb)
+    bulk = Bulk(store)
+    number = a_failure(store)
+    job = bulk.start(REACTIVATE)
+    store.clock.advance(1)
+
+    def meanwhile(point: str) -> None:
+        if point == "read" and store.row(number).attempt == 1:
+            store.perform(store.reactivate_of(number))
+            store.redeliver(room=1)
+            fail(store, number)
+
+    bulk.duty = bulk.server(hook=meanwhile)
+    assert bulk.finish(job) == BulkProgress(unchanged=1, finished=1)
+    assert store.consumption_state(number) is C.FAILED
+    store.close()
+
+
+def test_replays_of_large_messages_are_cut_into_small_pages(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tmc_server.store.bulk_work._REPLAY_BYTES", 2_500)
+    store = bulk.store
+    numbers = [store.submitted(body=b"x" * 1_000) for _ in range(7)]
+    store.perform(*(store.ack_of(number) for number in numbers))
+    job = bulk.start(REPLAY)
+    bulk.duty.run_once()
+    assert bulk.desk.progress(job).done == 2
+    assert bulk.finish(job).done == 7
+
+
+def test_a_replay_job_leaves_replays_out(bulk: Bulk) -> None:
+    store = bulk.store
+    number = store.submitted()
+    store.perform(store.ack_of(number))
+    bulk.finish(bulk.start(REPLAY))
+    store.perform(store.ack_of(replayed(store, number).id))
+    assert bulk.finish(bulk.start(REPLAY)) == BulkProgress(done=1, unchanged=1, finished=1)
+
+
+def test_replays_of_an_order_key_keep_the_order_of_their_submits(bulk: Bulk) -> None:
+    store = bulk.store
+    store.take_ordered_topic()
+    late, early = (store.perform(p := store.a_keyed("alice")) and p for _ in range(2))
+    store.perform(store.submit_of(early.number))
+    store.perform(store.submit_of(late.number))
+    store.perform(store.ack_of(early.number), store.ack_of(late.number))
+    bulk.finish(bulk.start(REPLAY))
+    copies = [replayed(store, each.number).id for each in (early, late)]
+    assert states(store, copies) == [C.SCHEDULED, C.WAITING]
+
+
+def test_a_replay_of_a_locked_or_removed_delivery(mariadb: MariaDB) -> None:
+    store = mariadb_store(mariadb)
+    replays = SqlReplays([store.writer] * 32, store.ids)
+    number = store.submitted()
+    store.perform(store.ack_of(number))
+    table = shard_tables(store.shard).consumption
+    with store.database.transaction() as connection:
+        connection.execute(sa.select(table).where(table.c.message_id == number).with_for_update()).fetchall()
+        assert isinstance(replays.replay("operator", store.shard, number, store.subscription.number, "test"), Stored)
+    store.removed()
+    answer = replays.replay("operator", store.shard, number, store.subscription.number, "test")
+    assert isinstance(answer, ConsumptionClosed)
+    assert "removed" in str(answer)
+    store.close()
+
+
 def test_waiting_deliveries_of_an_order_key_are_cancelled_and_nothing_waits(bulk: Bulk) -> None:
     store = bulk.store
     store.take_ordered_topic()
@@ -306,11 +448,7 @@ def replayed(store: StoreUnderTest, number: int) -> Any:
 
 def test_acked_deliveries_are_sent_again_to_one_subscriber_only(bulk: Bulk) -> None:
     store = bulk.store
-    store.catalog_store.register_app("test", NewApp(id="invoices", service_name="invoices", biz_id="invoices"))
-    store.catalog_store.register_subscription(
-        "test", NewSubscription(topic=store.topic.name, app="invoices", tag="", policy=store.policy)
-    )
-    store.watch.run_once()
+    a_second_subscriber(store)
     numbers = [store.submitted(body=b"%d" % index, headers={"kind": "x"}) for index in range(3)]
     store.perform(*(store.ack_of(number) for number in numbers[:2]))
     job = bulk.start(REPLAY)
@@ -378,12 +516,12 @@ def test_outcomes_are_forgotten_after_the_window(bulk: Bulk) -> None:
     store = bulk.store
     for _ in range(5):
         a_failure(store)
-    bulk.finish(bulk.start(REACTIVATE))
+    job = bulk.start(REACTIVATE)
+    bulk.finish(job)
     closed = ClosedMessages(store.database, store.leases)
     assert closed.forget(store.clock(), 3) == 0
     store.clock.advance(1)
-    for _ in range(3):
-        closed.forget(store.clock(), 3)
+    assert [closed.forget(store.clock(), 3) for _ in range(4)] == [3, 2, 0, 0]
     with store.database.reading() as connection:
         assert connection.execute(sa.select(bulk_item)).fetchall() == []
-        assert connection.execute(sa.select(bulk_progress)).fetchall() == []
+    assert bulk.finish(job) == BulkProgress(done=5, finished=1)  # known for good: a job never begins a shard again

@@ -140,8 +140,8 @@ def test_a_replay_reaches_one_subscriber_and_its_handler_runs_again(center: Runn
         start = ("--topic", "bulk.acked", "--app", "coupons", "--dry-run", seen["dry_run"], "--count", seen["count"])
         job = answer(center, "bulk", "replay", *start, "--reason", "test", "--hold-ms", "0")
         done = eventually(lambda: _ended(center, job["job"]))
-        assert int(done["done"]) == 2
-        eventually(lambda: coupons.handled["a"] == 4)
+        assert (int(done["done"]), int(done["unchanged"])) == (1, 1)  # the replay itself is left out
+        eventually(lambda: coupons.handled["a"] == 3)
         assert invoices.handled["a"] == 1
 
 
@@ -176,3 +176,42 @@ def test_wrong_commands(center: RunningCenter, arguments: list[str], sentence: s
     done = admin(center, *arguments)
     assert done.returncode in (1, 2)
     assert sentence in done.stderr
+
+
+def test_a_job_needs_the_count_and_the_filter_of_its_dry_run(center: RunningCenter) -> None:
+    center.subscribe("bulk.seen", "coupons")
+    publish(center, "bulk.seen", "a", "b")
+    wanted = ("--topic", "bulk.seen", "--state", "scheduled")
+    seen = answer(center, "bulk", "cancel", *wanted)
+    for other in (
+        (*wanted, "--count", "3"),
+        ("--topic", "order.paid", "--state", "scheduled", "--count", "2"),
+        (*wanted, "--app", "coupons", "--count", "2"),
+    ):
+        refused = admin(center, "bulk", "cancel", *other, "--dry-run", seen["dry_run"], "--reason", "test")
+        assert refused.returncode == 1
+        assert "dry_run must be the id" in refused.stderr
+
+
+def test_a_job_over_topics_subscribed_in_reverse(center: RunningCenter) -> None:
+    topics = [f"bulk.reverse.{number}" for number in range(3)]
+    settings = {"topic_settings": {"table_index": 9}}
+    for topic in topics:
+        center.subscribe(topic, "invoices", **settings)
+    for topic in reversed(topics):
+        center.subscribe(topic, "reversed", **settings)
+        publish(center, topic, "a", "b")
+    wanted = ("--app", "reversed", "--state", "scheduled")
+    seen = answer(center, "bulk", "cancel", *wanted)
+    assert seen["count"] == "6"
+    start = (*wanted, "--dry-run", seen["dry_run"], "--count", "6", "--reason", "test", "--hold-ms", "0")
+    job = answer(center, "bulk", "cancel", *start)
+    assert eventually(lambda: _ended(center, job["job"]))["done"] == "6"
+
+
+def test_producers_cannot_take_keys_of_replays(center: RunningCenter) -> None:
+    with (
+        tmc.connect(center.address, app="orders", key=center.keys["orders"]) as orders,
+        pytest.raises(tmc.InvalidRequest, match="key must not begin with replay"),
+    ):
+        orders.publish("order.paid", b"", key="replay.1-1-05-1.1.0.0")

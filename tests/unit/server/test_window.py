@@ -28,7 +28,7 @@ def test_one_destination_gets_half_and_all_together_no_more_than_the_window() ->
     assert window.reserve(three, 80) == 30
 
 
-def test_who_was_refused_is_woken_when_half_of_the_window_is_free() -> None:
+def test_who_was_refused_is_woken_when_three_quarters_of_the_window_are_free() -> None:
     window, _, woken = _window(100)
     one, two = Destination("one"), Destination("two")
     window.reserve(one, 50)
@@ -39,6 +39,9 @@ def test_who_was_refused_is_woken_when_half_of_the_window_is_free() -> None:
     window.release(two, 30)
     assert woken == []
     window.release(two, 20)
+    window.release(one, 14)
+    assert woken == []
+    window.release(one, 1)
     assert woken == [1]
 
 
@@ -93,3 +96,13 @@ def test_how_long_nothing_came_out_while_somebody_reads() -> None:
     window.passed(queue, tried_ms=5)
     clock.now = 231.0
     assert (window.looked(queue, consumers=1), queue.passed_ms) == (1000, 5)
+
+
+def test_a_large_claim_gets_much_room_or_none_and_a_small_one_what_there_is() -> None:
+    window, _, _ = _window(100)
+    one = Destination("one")
+    assert window.reserve(one, 45) == 45
+    assert window.reserve(one, 20) == 0  # five are free, too few for a claim
+    assert window.reserve(one, 3) == 3
+    window.release(one, 20)
+    assert window.reserve(one, 100) == 22

@@ -41,7 +41,7 @@ class BulkDesk(Protocol):
         """Milliseconds since the epoch, by the clock of the catalog's database."""
 
     def dry_run(self, selection: Selection, most: int, samples: int) -> tuple[int, Sequence[Match]]:
-        """How many it matches, counted no further than `most` + 1, and some of them."""
+        """How many it matches, counted not much further than `most`, and some of them. Raises InvalidField: it took too long."""
 
     def start(self, new: NewBulkJob) -> BulkJob:
         """Store it, audited; one from the same dry run is answered as it is."""
