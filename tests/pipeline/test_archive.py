@@ -44,7 +44,9 @@ _COLUMNS = (
 _CONSUMPTIONS = "UPDATE tmc_consumption_{nn} c JOIN tmc_message_{nn} m ON m.id = message_id"
 # A rolled-back twin of the first message.
 _COPY = (
-    "INSERT INTO tmc_message_{nn} SELECT id + 1, "
+    "INSERT INTO tmc_message_{nn} (id, "
+    + _COLUMNS.format(key="message_key", state="state", decided="decided_ms")
+    + ") SELECT id + 1, "
     + _COLUMNS.format(key="CONCAT(message_key, 'x')", state="3", decided="%(decided_ms)d")
     + " FROM tmc_message_{nn} WHERE id = (SELECT MIN(id) FROM tmc_message_{nn})"
 )

@@ -70,14 +70,14 @@ class Preparing:
         """One checked message. order_key "": it has none. Raises InvalidField, TopicUnknown, OpenLimit, NoIdentity."""
         validation.topic(topic)
         validation.key(key)
-        if key.startswith(REPLAY_KEYS) and not caller.operator:
-            raise InvalidField("key", f"not begin with {REPLAY_KEYS}: such keys are for replays by operators")
         validation.attempt_id(attempt_id)
         validation.body(body, self._body_bytes)
         validation.line(content_type, "content_type", 100)
         validation.between(delay_ms, "delay_ms", 0, validation.MAX_DELAY_MS)
         content_type = content_type or "application/octet-stream"
         headers = validation.headers(headers, may_replay=publish and bool(caller.operator))
+        if key.startswith(REPLAY_KEYS) and not caller.operator:
+            raise InvalidField("key", f"not begin with {REPLAY_KEYS}: such keys are for replays by operators")
         ledger = validation.ledger_id(ledger_id)
         if order_key:
             headers = {**headers, ORDER_KEY: validation.key(order_key, "order_key")}
