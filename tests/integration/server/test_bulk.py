@@ -30,6 +30,13 @@ def center(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCenter]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def two_subscribers(center: RunningCenter) -> None:
+    """Topic bulk.acked goes to coupons and invoices."""
+    for app in ("coupons", "invoices"):
+        center.subscribe("bulk.acked", app)
+
+
 def admin(center: RunningCenter, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"TMC_ADDRESS": center.address, "TMC_ADMIN_TOKEN": center.token}
     command = [TMC, "admin", *arguments]
@@ -124,9 +131,8 @@ def test_stopped_in_its_hold(center: RunningCenter) -> None:
     assert states(center, "bulk.held", "coupons") == {"SCHEDULED": 1}
 
 
+@pytest.mark.usefixtures("two_subscribers")
 def test_a_replay_reaches_one_subscriber_and_its_handler_runs_again(center: RunningCenter) -> None:
-    center.subscribe("bulk.acked", "coupons")
-    center.subscribe("bulk.acked", "invoices")
     with Consumer(center, "bulk.acked", "coupons") as coupons, Consumer(center, "bulk.acked", "invoices") as invoices:
         (one,) = publish(center, "bulk.acked", "a")
         eventually(lambda: coupons.handled["a"] == invoices.handled["a"] == 1)
@@ -170,9 +176,8 @@ def test_a_replay_reaches_one_subscriber_and_its_handler_runs_again(center: Runn
         (["replay", "1-1-05-1", "coupons", "--reason", "x"], "There is no such delivery"),
     ],
 )
+@pytest.mark.usefixtures("two_subscribers")
 def test_wrong_commands(center: RunningCenter, arguments: list[str], sentence: str) -> None:
-    for app in ("coupons", "invoices"):
-        center.subscribe("bulk.acked", app)
     done = admin(center, *arguments)
     assert done.returncode in (1, 2)
     assert sentence in done.stderr
