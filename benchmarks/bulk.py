@@ -88,8 +88,7 @@ def main() -> None:
             beside.append(json.loads(traffic.communicate()[0]))
             eventually(lambda: not rows.one("COUNT(*)", f"state <> {int(ConsumptionState.ACKED)}"), seconds=600)
             print(f"{rate:,.0f}/s, alone {alone[-1]}, beside {beside[-1]}", file=sys.stderr)
-        consumer.stdin.close()  # type: ignore[union-attr]
-        consumer.wait()
+        consumer.communicate()
         rows.close()
     share = {
         side: sum(each["done"] for each in found) / sum(each["offered"] for each in found)

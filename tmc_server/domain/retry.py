@@ -7,7 +7,7 @@ one delay after the last the row is FAILED.
 A policy may also limit the age, which counts from the submit, from the end of a delay, from its turn in the order of its
 key, or from a reactivation. The first attempt is made at any age.
 
-Jitter adds up to so many percent to each delay, so that what failed together is not delivered again together. The part of
+Jitter of n percent adds 0 to n percent to each delay, so that what failed together is not delivered again together. The part of
 a message is computed from its number, so repeating a decision gives the same time; and there are only 16 parts, so that
 rows are still claimed in few statements.
 """

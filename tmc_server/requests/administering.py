@@ -262,7 +262,7 @@ class Administering:
     async def drain(self, actor: str, server: str, drained: bool, reason: str) -> ServerView:
         """Let a server look after no shards, or take part again. Raises InvalidField: it is not alive, or the last one."""
         validation.line(server, "server", 128, least=1)
-        validation.line(reason, "reason", validation.ERROR_CHARACTERS, least=1)
+        validation.reason(reason)
         alive = [view for view in await self.servers() if view.alive]
         found = [view for view in alive if server in (view.run.name, str(view.run.incarnation))]
         if not found:

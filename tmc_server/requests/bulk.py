@@ -103,13 +103,13 @@ class BulkJobs:
             rate=validation.between(_DEFAULT_RATE if rate is None else rate, "rate", 1, _MOST_RATE),
             hold_ms=validation.between(_DEFAULT_HOLD_MS if hold_ms is None else hold_ms, "hold_ms", 0, 86_400_000),
             actor=actor,
-            reason=_reason(reason),
+            reason=validation.reason(reason),
         )
         return await asyncio.to_thread(lambda: self._report(self._desk.start(new)))
 
     async def stop(self, actor: str, number: int, reason: str) -> BulkReport:
         """Begin nothing new; a page that is under way is finished. Raises BulkJobUnknown."""
-        why = _reason(reason)
+        why = validation.reason(reason)
         return await asyncio.to_thread(lambda: self._report(self._desk.stop(actor, BulkJobNumber(number), why)))
 
     async def get(self, number: int) -> BulkReport:
@@ -205,7 +205,3 @@ def _as_of(dry_run: str) -> int:
     if match is None:
         raise InvalidField("dry_run", "be the id that a dry run gave")
     return int(match[1])
-
-
-def _reason(text: str) -> str:
-    return validation.line(text, "reason", validation.ERROR_CHARACTERS, least=1)

@@ -121,7 +121,7 @@ class DecidingByHand:
     async def reactivate(self, actor: str, message_id: str, reason: str) -> MessageView:
         """CHECK_FAILED -> PREPARED. Raises MessageUnknown, CheckRefused."""
         wanted = validation.message_id(message_id)
-        reason = validation.line(reason, "reason", validation.ERROR_CHARACTERS, least=1)
+        reason = validation.reason(reason)
         before = await asyncio.to_thread(self._existing, wanted)
         if not await asyncio.to_thread(self._desk.reactivate, actor, wanted.shard, [wanted.number], reason):
             raise CheckRefused(f"The message is {before.state.name}: only CHECK_FAILED ones are asked for again.")
@@ -135,7 +135,7 @@ class DecidingByHand:
         most = validation.between(1_000 if limit is None else limit, "limit", 1, 10_000)
         validation.between(from_ms, "from_ms", 0, 2**53)
         validation.between(to_ms, "to_ms", 0, 2**53)
-        reason = validation.line(reason, "reason", validation.ERROR_CHARACTERS, least=1)
+        reason = validation.reason(reason)
         shards = shards_of(topic.table_index, topic.spread)
         found = await asyncio.to_thread(self._desk.failed_checks, shards, topic.number, from_ms, to_ms, most + 1)
         more, found = len(found) > most, found[:most]
@@ -153,7 +153,7 @@ class DecidingByHand:
         if verdict not in (Verdict.COMMIT, Verdict.ROLLBACK):
             raise InvalidField("verdict", "be COMMIT or ROLLBACK")
         wanted = validation.message_id(message_id)
-        reason = validation.line(reason, "reason", validation.ERROR_CHARACTERS, least=1)
+        reason = validation.reason(reason)
         await asyncio.to_thread(self._existing, wanted)
         commit = verdict == Verdict.COMMIT
         await asyncio.to_thread(self._desk.decide, actor, wanted.shard, wanted.number, commit, reason)

@@ -59,7 +59,7 @@ class DeliveryControl:
         if receiver.is_removed:
             raise ConsumptionClosed("The subscription was removed, so nothing is sent to it again.")
         where = (parsed.shard, parsed.number, receiver.number)
-        answer = await asyncio.to_thread(self._replaying.replay, actor, *where, _reason(reason))
+        answer = await asyncio.to_thread(self._replaying.replay, actor, *where, validation.reason(reason))
         if isinstance(answer, TmcError):
             raise answer
         assert isinstance(answer, Stored)
@@ -82,7 +82,7 @@ class DeliveryControl:
             number=parsed.number,
             subscription=receiver.number,
             actor=actor,
-            reason=_reason(reason),
+            reason=validation.reason(reason),
         )
         (answer,) = await self._performer.perform([operation])
         if isinstance(answer, SubscriptionUnknown):
@@ -99,7 +99,9 @@ class DeliveryControl:
     async def pause_topic(self, actor: str, name: str, paused: bool, reason: str) -> Topic:
         """Deliver nothing of it, or deliver again. Raises TopicUnknown."""
         topic = validation.topic(name, "name")
-        made, effective_ms = await self._change(self._editor.pause_topic, actor, topic, paused, _reason(reason))
+        made, effective_ms = await self._change(
+            self._editor.pause_topic, actor, topic, paused, validation.reason(reason)
+        )
         return replace(made, effective_ms=effective_ms)
 
     async def pause_subscription(
@@ -107,7 +109,9 @@ class DeliveryControl:
     ) -> Subscription:
         """Deliver nothing to it, or deliver again. Raises TopicUnknown, AppUnknown, SubscriptionUnknown."""
         name = (validation.topic(topic), validation.app_id(app, "app"), validation.tag(tag))
-        made, effective_ms = await self._change(self._editor.pause_subscription, actor, *name, paused, _reason(reason))
+        made, effective_ms = await self._change(
+            self._editor.pause_subscription, actor, *name, paused, validation.reason(reason)
+        )
         return replace(made, effective_ms=effective_ms)
 
     async def repair_order(self, actor: str, topic: str, app: str, tag: str, reason: str) -> Repaired:
@@ -119,7 +123,7 @@ class DeliveryControl:
             raise InvalidField("topic", f"be an ordered one: the messages of {topic} have no order keys")
         subscription = self._named(place, app, tag)
         subject = f"{topic} {app} {subscription.tag}"
-        return await asyncio.to_thread(self._repair, place, subscription, actor, subject, _reason(reason))
+        return await asyncio.to_thread(self._repair, place, subscription, actor, subject, validation.reason(reason))
 
     def _repair(self, topic: Topic, subscription: Subscription, actor: str, subject: str, reason: str) -> Repaired:
         total = Repaired(after=None)
@@ -151,7 +155,3 @@ class DeliveryControl:
 
 
 _NO_SUCH = "There is no such subscription: list them to see topic, app and tag."
-
-
-def _reason(text: str) -> str:
-    return validation.line(text, "reason", validation.ERROR_CHARACTERS, least=1)

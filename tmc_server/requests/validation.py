@@ -78,6 +78,11 @@ def line(value: str, field: str, most: int, least: int = 0) -> str:
     return value
 
 
+def reason(value: str) -> str:
+    """What an operator writes into the audit trail."""
+    return line(value, "reason", ERROR_CHARACTERS, least=1)
+
+
 def body(value: bytes, most: int) -> bytes:
     if len(value) > most:
         raise InvalidField(

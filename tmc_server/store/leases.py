@@ -170,7 +170,7 @@ class ShardLeases:
 
 
 def _wanted(free: Sequence[Any], me: int, share_left: int, before_ms: int) -> tuple[list[Any], list[Any]]:
-    """Choose free leases to take: so many, and those that have had no owner since `before_ms`.
+    """Choose free leases to take: `share_left` of them, and those that have had no owner since `before_ms`.
 
     Servers begin at different shards, so that two rarely want the same ones.
     """

@@ -62,7 +62,7 @@ class Replays:
         return lambda row: (sequences.get(row.id, 0), row.id)
 
     def within(self, numbers: Sequence[MessageNumber], most_bytes: int) -> Sequence[MessageNumber]:
-        """The first of these messages, as many as have so many bytes together; one at least."""
+        """The first of these messages whose bodies have at most `most_bytes` together; at least one."""
         rows = self.tx.rows(self.tx.sql.body_sizes, ids=sorted(numbers)) if numbers else ()
         sizes = {row.id: row.size for row in rows}
         total, fitting = 0, list[MessageNumber]()
