@@ -21,6 +21,7 @@ from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import BulkJobNumber
 from tmc_server.domain.operations import Prepare, Stored
 from tmc_server.domain.ports.checks import Checked
+from tmc_server.errors import SubscriptionUnknown
 from tmc_server.store.bulk_work import SqlBulkWork
 from tmc_server.store.due import SqlDueWork
 from tmc_server.store.due_checks import SqlCheckDesk
@@ -221,4 +222,6 @@ def _check_answers(
             assert store.consumption_state(message.number) in closed, story
         if name == "cancel" and not hasattr(answer, "reason"):
             assert store.consumption_state(message.number) is ConsumptionState.CANCELLED, story
+        if name == "replay" and not {first, second} & OF_MESSAGES:  # its delivery is there, locked or not
+            assert not isinstance(answer, SubscriptionUnknown), story
     assert len(store.messages_with_key(message.key)) == 1, story
