@@ -95,7 +95,7 @@ def committed_in_center(tmc: str, port: int) -> set[str]:
     token = ""
     while True:
         paging = ("--page-size", "1000", "--page-token", token)
-        answer = admin(tmc, port, "list-messages", "order.paid", "--state", "COMMITTED", *paging)
+        answer = admin(tmc, port, "list-messages", "order.paid", "--state", "COMMITTED", "--json", *paging)
         keys |= {message["key"] for message in answer.get("messages", [])}
         token = answer.get("next_page_token", "")
         if not token:

@@ -84,7 +84,7 @@ def test_a_service_over_tls_from_registration_to_message(settings: dict[str, str
         assert made["retry"] == {"kind": "RETRY_KIND_LINEAR", "interval_ms": "500", "max_retry": 0, "cap_ms": "3600000"}
         center = tmc.connect(address, app="orders", key=key, tls=tmc.Tls(authority=str(tmp_path / "cert.pem")))
         eventually(lambda: _published(center))
-        listed = admin("list-messages", "order.paid", "--state", "committed")
+        listed = admin("list-messages", "order.paid", "--state", "committed", "--json")
         assert [message["key"] for message in listed["messages"]] == ["one"]
         shown = admin("get-message", listed["messages"][0]["message_id"])
         assert shown["message"]["producer"] == "orders"

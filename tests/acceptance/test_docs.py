@@ -50,7 +50,7 @@ def test_the_programs_of_the_quickstart_page(programs: tuple[Path, str]) -> None
         eventually(lambda: (folder / "coupons.log").read_text().count("coupon for order") == 3)
         shown = _tmc(address, "get-message", "--topic", "order.paid", "--key", "paid-1")
         assert json.loads(shown)["message"]["body_text"] == '{"order":1}'
-        assert _tmc(address, "list-messages", "order.paid").count('"key"') == 3
+        assert _tmc(address, "list-messages", "order.paid").count("COMMITTED") == 3
     finally:
         for process in (consumer, center):
             process.terminate()
@@ -96,7 +96,7 @@ def test_the_operators_lines_of_the_page_about_checks(tmp_path: Path) -> None:
         why = ["--reason", "producer mended"]
         assert '"matched"' not in _tmc(address, "reactivate-checks", "order.paid", "--dry-run", *why)
         assert "ROLLED_BACK" in _tmc(address, "decide", unknown, "ROLLBACK", "--reason", "seen in the books")
-        assert '"messages"' not in _tmc(address, "list-messages", "order.paid", "--state", "check_failed")
+        assert not _tmc(address, "list-messages", "order.paid", "--state", "check_failed")
     finally:
         service.stop(0)
         center.terminate()

@@ -216,7 +216,7 @@ class StoreUnderTest:
         return Ack(**self._delivery(number), attempt=attempt)
 
     def nack_of(self, number: int, attempt: int, **changes: Any) -> Nack:
-        return Nack(**self._delivery(number), attempt=attempt, policy=self.policy, error="broken", **changes)
+        return Nack(**self._delivery(number), attempt=attempt, policy=self.policy, **{"error": "broken", **changes})
 
     def extend_of(self, number: int, attempt: int, extend_ms: int = 60_000) -> Extend:
         return Extend(**self._delivery(number), attempt=attempt, extend_ms=extend_ms)

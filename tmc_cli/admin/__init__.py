@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tmc_cli import fail
-from tmc_cli.admin import apps, bulk, checks, messages, servers, subscriptions, topics
+from tmc_cli.admin import apps, bulk, checks, lists, messages, servers, subscriptions, topics
 from tmc_cli.target import DEFAULT_ADDRESS, Target
 from tmc_common.addresses import is_loopback
 
@@ -35,8 +35,9 @@ COMMANDS = (
     messages.get_message,
     messages.overview,
     messages.why,
-    messages.list_messages,
-    messages.list_consumptions,
+    messages.timeline,
+    lists.list_messages,
+    lists.list_consumptions,
     messages.reactivate,
     messages.cancel,
     messages.replay,

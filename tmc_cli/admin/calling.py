@@ -20,6 +20,7 @@ Reason = Annotated[str, typer.Option(help="For the audit trail.")]
 MaxAge = Annotated[int | None, typer.Option(help="No retry after this age; 0: no limit.")]
 Jitter = Annotated[int | None, typer.Option(help="Add 0 to this percentage to each delay.")]
 Growth = Annotated[bool | None, typer.Option("--exponential/--linear", help="How the delays between attempts grow.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 PAGE_SIZE = 1_000
 SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 

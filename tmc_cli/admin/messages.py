@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tmc_cli.admin.calling import Reason, ask, call, enum_value, show
-from tmc_common.protocol import admin_pb2, message_pb2, types_pb2
+from tmc_cli.admin.calling import AsJson, Reason, ask, call, show
+from tmc_cli.admin.text import age, when
+from tmc_common.protocol import admin_pb2, message_pb2
 from tmc_server.printable import escaped
 
 
@@ -19,9 +20,7 @@ def get_message(
     call(context, "GetMessageDetail", request, admin_pb2.MessageDetail)
 
 
-def overview(
-    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
-) -> None:
+def overview(context: typer.Context, as_json: AsJson = False) -> None:
     """Show what stands where: undecided messages, and deliveries under way and failed, with the age of the oldest."""
     found: Any = ask(context, "GetOverview", admin_pb2.GetOverviewRequest(), admin_pb2.GetOverviewResponse)
     if as_json:
@@ -57,24 +56,15 @@ def _counted(counts: dict[str, tuple[int, int]], now_ms: int) -> str:
     )
 
 
-def age(ms: int) -> str:
-    """In the largest unit that fits."""
-    for size, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min")):
-        if ms >= size:
-            return f"{ms // size} {unit}"
-    return f"{max(0, ms) // 1_000} s"
-
-
 def why(
     context: typer.Context,
     id: Annotated[str, typer.Argument()] = "",
     topic: str = "",
     key: str = "",
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say why a message is where it is and what to do about it, by id or by --topic and --key."""
-    if bool(id) == bool(topic or key) or bool(topic) != bool(key):
-        raise typer.BadParameter("name a message: MESSAGE_ID, or --topic and --key")
+    _check_named(id, topic, key)
     request = admin_pb2.ExplainMessageRequest(message_id=id, topic=topic, key=key)
     answer: Any = ask(context, "ExplainMessage", request, admin_pb2.ExplainMessageResponse)
     if as_json:
@@ -87,44 +77,29 @@ def why(
         typer.echo(escaped(f"    {each.remedy}"))
 
 
-def list_messages(
+def timeline(
     context: typer.Context,
-    topic: str,
-    state: str = "",
-    from_ms: int = 0,
-    to_ms: int = 0,
-    page_size: int = 100,
-    page_token: str = "",
+    id: Annotated[str, typer.Argument()] = "",
+    topic: str = "",
+    key: str = "",
+    as_json: AsJson = False,
 ) -> None:
-    """List the messages of a topic. --state: PREPARED, COMMITTED, ROLLED_BACK, CHECK_FAILED."""
-    request = admin_pb2.ListMessagesRequest(
-        topic=topic,
-        state=enum_value(types_pb2.MessageState, "MESSAGE_STATE_", state),
-        from_ms=from_ms,
-        to_ms=to_ms,
-        page_size=page_size,
-        page_token=page_token,
-    )
-    call(context, "ListMessages", request, admin_pb2.ListMessagesResponse)
+    """Show what happened to a message, in order, by id or by --topic and --key."""
+    _check_named(id, topic, key)
+    request = admin_pb2.GetTimelineRequest(message_id=id, topic=topic, key=key)
+    answer: Any = ask(context, "GetTimeline", request, admin_pb2.GetTimelineResponse)
+    if as_json:
+        show(answer)
+        return
+    typer.echo(f"message {answer.message_id}")
+    for each in answer.events:
+        who = f"{each.app} ({each.tag}): " if each.app else ""
+        typer.echo(escaped(f"{when(each.at_ms)}  {who}{each.sentence}"))
 
 
-def list_consumptions(
-    context: typer.Context,
-    topic: str,
-    app: str = "",
-    state: str = "",
-    page_size: int = 100,
-    page_token: str = "",
-) -> None:
-    """List the deliveries of a topic. --state: SCHEDULED, WAITING, ACKED, FAILED, CANCELLED."""
-    request = admin_pb2.ListConsumptionsRequest(
-        topic=topic,
-        app=app,
-        state=enum_value(types_pb2.ConsumptionState, "CONSUMPTION_STATE_", state),
-        page_size=page_size,
-        page_token=page_token,
-    )
-    call(context, "ListConsumptions", request, admin_pb2.ListConsumptionsResponse)
+def _check_named(id: str, topic: str, key: str) -> None:
+    if bool(id) == bool(topic or key) or bool(topic) != bool(key):
+        raise typer.BadParameter("name a message: MESSAGE_ID, or --topic and --key")
 
 
 def reactivate(context: typer.Context, message_id: str, app: str, reason: Reason, tag: str = "") -> None:

@@ -10,6 +10,19 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EVENT_KIND_UNSPECIFIED: _ClassVar[EventKind]
+    EVENT_KIND_PREPARED: _ClassVar[EventKind]
+    EVENT_KIND_CHECKED: _ClassVar[EventKind]
+    EVENT_KIND_OPERATOR: _ClassVar[EventKind]
+    EVENT_KIND_DECIDED: _ClassVar[EventKind]
+    EVENT_KIND_HANDED_OVER: _ClassVar[EventKind]
+    EVENT_KIND_ATTEMPT_FAILED: _ClassVar[EventKind]
+    EVENT_KIND_UNANSWERED: _ClassVar[EventKind]
+    EVENT_KIND_CLOSED: _ClassVar[EventKind]
+    EVENT_KIND_ALERT: _ClassVar[EventKind]
+
 class BulkAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     BULK_ACTION_UNSPECIFIED: _ClassVar[BulkAction]
@@ -31,6 +44,16 @@ class BulkOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BULK_OUTCOME_DONE: _ClassVar[BulkOutcome]
     BULK_OUTCOME_UNCHANGED: _ClassVar[BulkOutcome]
     BULK_OUTCOME_REFUSED: _ClassVar[BulkOutcome]
+EVENT_KIND_UNSPECIFIED: EventKind
+EVENT_KIND_PREPARED: EventKind
+EVENT_KIND_CHECKED: EventKind
+EVENT_KIND_OPERATOR: EventKind
+EVENT_KIND_DECIDED: EventKind
+EVENT_KIND_HANDED_OVER: EventKind
+EVENT_KIND_ATTEMPT_FAILED: EventKind
+EVENT_KIND_UNANSWERED: EventKind
+EVENT_KIND_CLOSED: EventKind
+EVENT_KIND_ALERT: EventKind
 BULK_ACTION_UNSPECIFIED: BulkAction
 BULK_ACTION_REACTIVATE: BulkAction
 BULK_ACTION_CANCEL: BulkAction
@@ -662,35 +685,77 @@ class ExplainMessageResponse(_message.Message):
     explanations: _containers.RepeatedCompositeFieldContainer[Explanation]
     def __init__(self, message_id: _Optional[str] = ..., explanations: _Optional[_Iterable[_Union[Explanation, _Mapping]]] = ...) -> None: ...
 
+class GetTimelineRequest(_message.Message):
+    __slots__ = ("message_id", "topic", "key")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    topic: str
+    key: str
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+
+class TimelineEvent(_message.Message):
+    __slots__ = ("at_ms", "kind", "sentence", "app", "tag", "attempt")
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    at_ms: int
+    kind: EventKind
+    sentence: str
+    app: str
+    tag: str
+    attempt: int
+    def __init__(self, at_ms: _Optional[int] = ..., kind: _Optional[_Union[EventKind, str]] = ..., sentence: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class GetTimelineResponse(_message.Message):
+    __slots__ = ("message_id", "events")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    events: _containers.RepeatedCompositeFieldContainer[TimelineEvent]
+    def __init__(self, message_id: _Optional[str] = ..., events: _Optional[_Iterable[_Union[TimelineEvent, _Mapping]]] = ...) -> None: ...
+
 class FailedAttempt(_message.Message):
-    __slots__ = ("app", "attempt", "at_ms", "error", "tag")
+    __slots__ = ("app", "attempt", "at_ms", "error", "tag", "tried_ms", "unanswered")
     APP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     AT_MS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
+    TRIED_MS_FIELD_NUMBER: _ClassVar[int]
+    UNANSWERED_FIELD_NUMBER: _ClassVar[int]
     app: str
     attempt: int
     at_ms: int
     error: str
     tag: str
-    def __init__(self, app: _Optional[str] = ..., attempt: _Optional[int] = ..., at_ms: _Optional[int] = ..., error: _Optional[str] = ..., tag: _Optional[str] = ...) -> None: ...
+    tried_ms: int
+    unanswered: bool
+    def __init__(self, app: _Optional[str] = ..., attempt: _Optional[int] = ..., at_ms: _Optional[int] = ..., error: _Optional[str] = ..., tag: _Optional[str] = ..., tried_ms: _Optional[int] = ..., unanswered: bool = ...) -> None: ...
 
 class ListMessagesRequest(_message.Message):
-    __slots__ = ("topic", "state", "from_ms", "to_ms", "page_size", "page_token")
+    __slots__ = ("topic", "state", "from_ms", "to_ms", "page_size", "page_token", "newest_first", "older_than_ms")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     FROM_MS_FIELD_NUMBER: _ClassVar[int]
     TO_MS_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIRST_FIELD_NUMBER: _ClassVar[int]
+    OLDER_THAN_MS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     state: _types_pb2.MessageState
     from_ms: int
     to_ms: int
     page_size: int
     page_token: str
-    def __init__(self, topic: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.MessageState, str]] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    newest_first: bool
+    older_than_ms: int
+    def __init__(self, topic: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.MessageState, str]] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., newest_first: bool = ..., older_than_ms: _Optional[int] = ...) -> None: ...
 
 class ListMessagesResponse(_message.Message):
     __slots__ = ("messages", "next_page_token")
@@ -701,18 +766,26 @@ class ListMessagesResponse(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[_message_pb2.Message, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class ListConsumptionsRequest(_message.Message):
-    __slots__ = ("topic", "app", "state", "page_size", "page_token")
+    __slots__ = ("topic", "app", "state", "page_size", "page_token", "from_ms", "to_ms", "newest_first", "older_than_ms")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     APP_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FROM_MS_FIELD_NUMBER: _ClassVar[int]
+    TO_MS_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIRST_FIELD_NUMBER: _ClassVar[int]
+    OLDER_THAN_MS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     app: str
     state: _types_pb2.ConsumptionState
     page_size: int
     page_token: str
-    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.ConsumptionState, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    from_ms: int
+    to_ms: int
+    newest_first: bool
+    older_than_ms: int
+    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.ConsumptionState, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., newest_first: bool = ..., older_than_ms: _Optional[int] = ...) -> None: ...
 
 class ListConsumptionsResponse(_message.Message):
     __slots__ = ("consumptions", "next_page_token")

@@ -126,6 +126,11 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ExplainMessageRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.ExplainMessageResponse.FromString,
                 _registered_method=True)
+        self.GetTimeline = channel.unary_unary(
+                '/tmc.v1.AdminService/GetTimeline',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.GetTimelineRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.GetTimelineResponse.FromString,
+                _registered_method=True)
         self.ListMessages = channel.unary_unary(
                 '/tmc.v1.AdminService/ListMessages',
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ListMessagesRequest.SerializeToString,
@@ -396,15 +401,22 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTimeline(self, request, context):
+        """What happened to a message, in order: attempts, checks, decisions, what operators did, alerts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListMessages(self, request, context):
-        """The messages of a topic, page by page.
+        """Messages of one topic or of all, by age, page by page.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListConsumptions(self, request, context):
-        """The deliveries of a topic, page by page.
+        """Deliveries of one topic or of all, by the age of their messages, page by page.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -680,6 +692,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ExplainMessage,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.ExplainMessageRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.ExplainMessageResponse.SerializeToString,
+            ),
+            'GetTimeline': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTimeline,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.GetTimelineRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.GetTimelineResponse.SerializeToString,
             ),
             'ListMessages': grpc.unary_unary_rpc_method_handler(
                     servicer.ListMessages,
@@ -1304,6 +1321,33 @@ class AdminService(object):
             '/tmc.v1.AdminService/ExplainMessage',
             tmc_dot_v1_dot_admin__pb2.ExplainMessageRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.ExplainMessageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTimeline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/GetTimeline',
+            tmc_dot_v1_dot_admin__pb2.GetTimelineRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.GetTimelineResponse.FromString,
             options,
             channel_credentials,
             insecure,

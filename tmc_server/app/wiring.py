@@ -34,6 +34,7 @@ from tmc_server.duties.retention import Retention
 from tmc_server.metrics import METRICS
 from tmc_server.requests.acking import Acking
 from tmc_server.requests.administering import Administering
+from tmc_server.requests.browsing import Browsing
 from tmc_server.requests.bulk import BulkJobs
 from tmc_server.requests.caller import Allowance, Budget, RateLimiter
 from tmc_server.requests.deciding import Deciding
@@ -41,15 +42,18 @@ from tmc_server.requests.deciding_by_hand import DecidingByHand
 from tmc_server.requests.delivery_control import DeliveryControl
 from tmc_server.requests.explaining import Explaining
 from tmc_server.requests.first_use import FirstUse, topics_exist, topics_to_produce_exist
+from tmc_server.requests.lookup import Lookup
 from tmc_server.requests.overviewing import Overviewing
 from tmc_server.requests.preparing import OpenGauge, Preparing
 from tmc_server.requests.signing import Signing
+from tmc_server.requests.timeline import Timelines
 from tmc_server.rpc.admin_service import AdminServicer
 from tmc_server.rpc.authentication import Authentication
 from tmc_server.rpc.calls import Edge
 from tmc_server.rpc.consumption_service import ConsumptionServicer
 from tmc_server.rpc.doorkeeper import Doorkeeper
 from tmc_server.rpc.message_service import MessageServicer
+from tmc_server.rpc.reading_service import Readings
 from tmc_server.rpc.server import GrpcServer, build
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.bulk_jobs import SqlBulkDesk
@@ -60,6 +64,7 @@ from tmc_server.store.engines import Database
 from tmc_server.store.group_commit import GroupCommit, Limits, ShardedGroupCommit
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.line_repair import SqlLineWork
+from tmc_server.store.listing import Lister
 from tmc_server.store.progress import SqlQueueProgress
 from tmc_server.store.reading import Reader
 from tmc_server.store.replays import SqlReplays
@@ -263,8 +268,11 @@ def _serve(
         change=administering.change,
         replaying=SqlReplays([writers[database] for database in store.shards.shards], store.nodes.ids),
     )
+    lookup = Lookup(catalog, reader)
     servicers = {
-        "tmc.v1.MessageService": MessageServicer(preparing, Deciding(catalog, commit, rate, gauge), administering),
+        "tmc.v1.MessageService": MessageServicer(
+            preparing, Deciding(catalog, commit, rate, gauge), administering, lookup
+        ),
         "tmc.v1.ConsumptionService": ConsumptionServicer(
             acking=Acking(catalog, commit, rate),
             administering=administering,
@@ -278,8 +286,13 @@ def _serve(
             by_hand=by_hand,
             signing=signing,
             deliveries=deliveries,
-            explaining=Explaining(catalog, reader, outlets.outlet.look),
-            overviewing=Overviewing(catalog, counts),
+            readings=Readings(
+                lookup=lookup,
+                browsing=Browsing(catalog, Lister(store.shards), reader),
+                explaining=Explaining(catalog, lookup, reader, outlets.outlet.look),
+                timelines=Timelines(catalog, lookup, reader),
+                overviewing=Overviewing(catalog, counts),
+            ),
             bulk=BulkJobs(SqlBulkDesk(store.shards), catalog),
         ),
     }

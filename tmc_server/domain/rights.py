@@ -56,6 +56,7 @@ _ADMIN_METHODS = (
     "GetMessageDetail",
     "GetOverview",
     "ExplainMessage",
+    "GetTimeline",
     "ListMessages",
     "ListConsumptions",
     "ReactivateConsumption",

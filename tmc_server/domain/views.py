@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tmc_server.domain.bulk import ItemOutcome
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
-from tmc_server.domain.numbers import Attempt, MessageNumber, OrderSequence, Shard, SubscriptionNumber
+from tmc_server.domain.numbers import Attempt, BulkJobNumber, MessageNumber, OrderSequence, Shard, SubscriptionNumber
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,8 @@ class MessageView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumptionView:
-    """One delivery duty. tried_ms: when its last copy was handed over; None: it is answered, or was never queued.
+    """One delivery duty. tried_ms, tried_by: when and by which server run its last copy was handed over; None: it is answered
+    with an error, or was never queued.
 
     extended: how often, in its current attempt.  sequence: None: delivered without regard to its order key.
 
@@ -66,16 +68,23 @@ class ConsumptionView:
     extended: int = 0
     sequence: OrderSequence | None = None
     waits_for: MessageNumber | None = None
+    tried_by: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptView:
-    """One failed attempt."""
+    """One failed attempt, or a check that decided nothing (subscription 0).
+
+    tried_ms, tried_by: when and by which server run it was handed over; None: not known.  unanswered: nobody said anything.
+    """
 
     subscription: SubscriptionNumber
     attempt: Attempt
     at_ms: int
     error: str
+    tried_ms: int | None = None
+    tried_by: int | None = None
+    unanswered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +94,35 @@ class MessageDetail:
     message: MessageView
     consumptions: Sequence[ConsumptionView]
     failed_attempts: Sequence[AttemptView]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorAct:
+    """One row of the audit trail."""
+
+    actor: str
+    action: str
+    subject: str
+    reason: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryJob:
+    """What a bulk job did to a delivery."""
+
+    job: BulkJobNumber
+    subscription: SubscriptionNumber
+    outcome: ItemOutcome
+    detail: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaisedAlert:
+    """An alert about a message, or one of its deliveries."""
+
+    kind: str
+    subscription: SubscriptionNumber
+    detail: str
+    at_ms: int

@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
 from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
-from tmc_server.domain.consumption import ConsumptionState
-from tmc_server.domain.message import MessageState
 from tmc_server.domain.ordering import OrderMode
-from tmc_server.domain.placement import shard_of, shards_of, table_index_for
+from tmc_server.domain.placement import table_index_for
 from tmc_server.domain.ports.catalog import (
     Activation,
     CatalogEditor,
@@ -29,18 +27,15 @@ from tmc_server.domain.ports.reading import RowReader
 from tmc_server.domain.ports.servers import ServerView, ShardPlace
 from tmc_server.domain.queue_names import LONGEST, queue_name
 from tmc_server.domain.retry import DAY_MS
-from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView
+from tmc_server.domain.views import ConsumptionView, MessageView
 from tmc_server.errors import (
     AppUnknown,
     InvalidField,
-    MessageUnknown,
     StoreUnavailable,
     TopicUnknown,
     Unavailable,
 )
 from tmc_server.requests import validation
-from tmc_server.requests.caller import Caller
-from tmc_server.requests.listing import Listing
 
 log = logging.getLogger("tmc.admin")
 
@@ -304,86 +299,3 @@ class Administering:
         if found is None:
             raise TopicUnknown(f"There is no topic {name!r}: list the topics to see their names.")
         return found
-
-    async def message(self, message_id: str, topic: str, key: str) -> MessageDetail:
-        """By id, or the newest one of topic and key, whatever its environment."""
-        found = await asyncio.to_thread(self._find, message_id, topic, key)
-        return await asyncio.to_thread(self._reader.detail, found)
-
-    def _find(self, message_id: str, topic: str, key: str) -> MessageView:
-        if message_id:
-            parsed = validation.message_id(message_id)
-            found = self._reader.message(parsed.shard, parsed.number)
-        else:
-            place = self._topic(topic)
-            shard = shard_of(place.table_index, place.spread, validation.key(key))
-            found = self._reader.message_by_key(shard, place.number, key, None, live_only=False)
-        if found is None:
-            raise MessageUnknown("There is no such message: check the id, or topic and key.")
-        return found
-
-    async def own_message(self, caller: Caller, message_id: str, topic: str, key: str) -> MessageView:
-        """For producers: one of their own messages; the same error for foreign and missing ones."""
-        catalog = self.catalog
-        if message_id:
-            parsed = validation.message_id(message_id)
-            found = await asyncio.to_thread(self._reader.message, parsed.shard, parsed.number)
-        else:
-            place = catalog.producible(validation.topic(topic), caller.app)
-            shard = shard_of(place.table_index, place.spread, validation.key(key))
-            tag = caller.tag or place.default_tag
-            found = await asyncio.to_thread(self._reader.message_by_key, shard, place.number, key, tag, True)
-        owner = catalog.topics.get(found.topic) if found is not None else None
-        if found is None or owner is None or owner.owner != caller.app.number:
-            raise MessageUnknown
-        if caller.only_this_tag and found.producer_tag != caller.tag:
-            raise MessageUnknown
-        return found
-
-    async def messages(
-        self, topic: str, state: int, from_ms: int, to_ms: int, page_size: int, page_token: str
-    ) -> Listing[MessageView]:
-        place = self._topic(topic)
-        if state not in (0, *map(int, MessageState)):
-            raise InvalidField("state", "be one of the message states")
-        limit = validation.page_size(page_size)
-        rows = await asyncio.to_thread(
-            self._reader.messages,
-            shards_of(place.table_index, place.spread),
-            place.number,
-            MessageState(state) if state else None,
-            validation.between(from_ms, "from_ms", 0, 2**53),
-            validation.between(to_ms, "to_ms", 0, 2**53),
-            validation.page_token(page_token),
-            limit,
-        )
-        return _page(rows, limit)
-
-    async def consumptions(
-        self, topic: str, app: str, state: int, page_size: int, page_token: str
-    ) -> Listing[ConsumptionView]:
-        place = self._topic(topic)
-        if state not in (0, *map(int, ConsumptionState)):
-            raise InvalidField("state", "be one of the consumption states")
-        catalog = self.catalog
-        wanted = catalog.app_by_id.get(validation.app_id(app, "app")) if app else None
-        subscriptions = [
-            s.number
-            for s in catalog.subscriptions_of.get(place.number, ())
-            if not app or (wanted is not None and s.app == wanted.number)
-        ]
-        limit = validation.page_size(page_size)
-        rows = await asyncio.to_thread(
-            self._reader.consumptions,
-            shards_of(place.table_index, place.spread),
-            subscriptions,
-            ConsumptionState(state) if state else None,
-            validation.page_token(page_token),
-            limit,
-        )
-        return _page(rows, limit)
-
-
-def _page(rows: Sequence[Placed], limit: int) -> Listing[Placed]:
-    token = f"{rows[-1].shard}-{rows[-1].number}" if len(rows) >= limit else ""
-    return Listing(rows=rows, next_token=token)

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from tmc_server.domain.bulk import BulkAction, BulkItem, BulkJob, BulkProgress, Place, Selection
 from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.consumption import ConsumptionState
-from tmc_server.domain.numbers import BulkJobNumber
+from tmc_server.domain.numbers import NO_MESSAGE, BulkJobNumber, Shard
 from tmc_server.domain.placement import shards_of
 from tmc_server.domain.ports.bulk import BulkDesk, Match, NewBulkJob
 from tmc_server.domain.ports.catalog import CatalogSource
@@ -127,7 +127,7 @@ class BulkJobs:
     async def items(self, number: int, failures_only: bool, page_size: int, page_token: str) -> Listing[BulkItem]:
         """failures_only: those that were not done. Raises BulkJobUnknown."""
         limit = validation.page_size(page_size)
-        after = validation.page_token(page_token)
+        after = validation.page_token(page_token) or (Shard(0), NO_MESSAGE)
         job = (await self.get(number)).job
         found = await asyncio.to_thread(self._desk.items, job, after, limit, failures_only)
         token = f"{found[-1].place.shard}-{found[-1].number}" if len(found) >= limit else ""

@@ -9,13 +9,11 @@ from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.consumption import ConsumptionState, QueueLook
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import SubscriptionNumber
-from tmc_server.domain.placement import shard_of
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.reading import RowReader
 from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView
-from tmc_server.errors import MessageGone, MessageUnknown, TopicUnknown
-from tmc_server.requests import validation
 from tmc_server.requests.explanations import Delivery, Explanation, explain_delivery, explain_message
+from tmc_server.requests.lookup import Lookup
 
 
 class Explaining:
@@ -24,10 +22,12 @@ class Explaining:
     def __init__(
         self,
         catalog: CatalogSource,
+        lookup: Lookup,
         reader: RowReader,
         look: Callable[[SubscriptionNumber], QueueLook | None],
     ) -> None:
         self._catalog = catalog
+        self._lookup = lookup
         self._reader = reader
         self._look = look
 
@@ -36,7 +36,7 @@ class Explaining:
         return await asyncio.to_thread(self._explain, message_id, topic, key)
 
     def _explain(self, message_id: str, topic: str, key: str) -> tuple[MessageView, Sequence[Explanation]]:
-        message = self._find(message_id, topic, key)
+        message = self._lookup.find(message_id, topic, key)
         catalog = self._catalog.current
         detail = self._reader.detail(message)
         now = self._reader.now(message.shard)
@@ -50,7 +50,8 @@ class Explaining:
         self, catalog: Catalog, message: MessageView, detail: MessageDetail, view: ConsumptionView
     ) -> Delivery:
         subscription = catalog.subscriptions[view.subscription]
-        errors = [each for each in detail.failed_attempts if each.subscription == view.subscription]
+        answered = [each for each in detail.failed_attempts if not each.unanswered]
+        errors = [each for each in answered if each.subscription == view.subscription]
         is_due = view.state is ConsumptionState.SCHEDULED and not catalog.is_paused(subscription.number)
         return Delivery(
             view=view,
@@ -72,24 +73,3 @@ class Explaining:
         detail = self._reader.detail(head)
         found = next((each for each in detail.consumptions if each.subscription == view.subscription), None)
         return self._delivery(catalog, head, detail, found) if found is not None else None
-
-    def _find(self, message_id: str, topic: str, key: str) -> MessageView:
-        if message_id:
-            parsed = validation.message_id(message_id)
-            found = self._reader.message(parsed.shard, parsed.number)
-            if found is None and self._reader.is_gone(parsed.shard, parsed.number):
-                raise MessageGone(
-                    "It may have been closed and removed by the retention duty: look for it in the archive"
-                    " (`tmc pipeline restore`)."
-                )
-        else:
-            place = self._catalog.current.topic_by_name.get(validation.topic(topic))
-            if place is None:
-                raise TopicUnknown(f"There is no topic {topic!r}: list the topics to see their names.")
-            shard = shard_of(place.table_index, place.spread, validation.key(key))
-            found = self._reader.message_by_key(shard, place.number, key, None, live_only=False)
-        if found is None or found.topic not in self._catalog.current.topics:
-            raise MessageUnknown(
-                "There is no such message: check the id, or topic and key; it may have been removed by retention."
-            )
-        return found

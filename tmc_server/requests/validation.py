@@ -146,10 +146,10 @@ def page_size(value: int) -> int:
     return between(value or 100, "page_size", 1, 1000)
 
 
-def page_token(value: str) -> tuple[Shard, MessageNumber]:
-    """(shard, last number) from where the next page goes on; ("" = from the beginning)."""
+def page_token(value: str) -> tuple[Shard, MessageNumber] | None:
+    """Shard and number of the last row of the page before; None: there is none."""
     if not value:
-        return Shard(0), MessageNumber(-1)
+        return None
     match = re.fullmatch(r"([0-9]{1,2})-([0-9]{1,19})", value, re.ASCII)
     if match is None or int(match[1]) > 31 or int(match[2]) >= 1 << 63:
         raise InvalidField("page_token", "be one that the center gave you")

@@ -13,15 +13,14 @@ from tmc_server.requests.administering import Administering
 from tmc_server.requests.bulk import BulkJobs
 from tmc_server.requests.deciding_by_hand import DecidingByHand
 from tmc_server.requests.delivery_control import DeliveryControl
-from tmc_server.requests.explaining import Explaining
 from tmc_server.requests.listing import in_order, listed
-from tmc_server.requests.overviewing import Overviewing
 from tmc_server.requests.signing import Signing
 from tmc_server.rpc import convert
 from tmc_server.rpc.bulk_service import BulkServicer
+from tmc_server.rpc.reading_service import Readings, ReadingServicer
 
 
-class AdminServicer(BulkServicer):
+class AdminServicer(BulkServicer, ReadingServicer):
     """Methods take the operator's name and a request."""
 
     def __init__(
@@ -31,15 +30,13 @@ class AdminServicer(BulkServicer):
         by_hand: DecidingByHand,
         signing: Signing,
         deliveries: DeliveryControl,
-        explaining: Explaining,
-        overviewing: Overviewing,
+        readings: Readings,
         bulk: BulkJobs,
     ) -> None:
-        super().__init__(bulk, administering)
+        BulkServicer.__init__(self, bulk, administering)
+        ReadingServicer.__init__(self, readings, administering)
         self._admin = administering
         self._deliveries = deliveries
-        self._explaining = explaining
-        self._overviewing = overviewing
         self._signing = signing
         self._by_hand = by_hand
 
@@ -119,40 +116,6 @@ class AdminServicer(BulkServicer):
     async def RotateDeliveryKey(self, actor: str, request: admin_pb2.RotateDeliveryKeyRequest) -> Any:
         keys = await self._signing.rotate(actor, request.topic, request.app, request.tag, request.drop_previous)
         return convert.delivery_keys_to(keys)
-
-    async def GetMessageDetail(self, _actor: str, request: admin_pb2.GetMessageDetailRequest) -> Any:
-        detail = await self._admin.message(request.message_id, request.topic, request.key)
-        return convert.detail_to(detail, self._admin.catalog)
-
-    async def GetOverview(self, _actor: str, _request: Any) -> Any:
-        now, topics = await self._overviewing.overview()
-        shown = [convert.topic_overview_to(each, self._admin.catalog) for each in topics]
-        return admin_pb2.GetOverviewResponse(now_ms=now, topics=shown)
-
-    async def ExplainMessage(self, _actor: str, request: admin_pb2.ExplainMessageRequest) -> Any:
-        message, found = await self._explaining.explain(request.message_id, request.topic, request.key)
-        catalog = self._admin.catalog
-        return admin_pb2.ExplainMessageResponse(
-            message_id=convert.message_to(message, catalog).message_id,
-            explanations=[convert.explanation_to(each, catalog) for each in found],
-        )
-
-    async def ListMessages(self, _actor: str, request: admin_pb2.ListMessagesRequest) -> Any:
-        page = await self._admin.messages(
-            request.topic, request.state, request.from_ms, request.to_ms, request.page_size, request.page_token
-        )
-        catalog = self._admin.catalog
-        messages = [convert.message_to(view, catalog) for view in page.rows]
-        return admin_pb2.ListMessagesResponse(messages=messages, next_page_token=page.next_token)
-
-    async def ListConsumptions(self, _actor: str, request: admin_pb2.ListConsumptionsRequest) -> Any:
-        page = await self._admin.consumptions(
-            request.topic, request.app, request.state, request.page_size, request.page_token
-        )
-        catalog = self._admin.catalog
-        topic = catalog.topic_by_name[request.topic]
-        rows = [convert.consumption_to(view, topic.number, topic.owner, catalog) for view in page.rows]
-        return admin_pb2.ListConsumptionsResponse(consumptions=rows, next_page_token=page.next_token)
 
     async def ReactivateConsumption(self, actor: str, request: admin_pb2.ReactivateConsumptionRequest) -> Any:
         view = await self._deliveries.reactivate(actor, request.message_id, request.app, request.tag, request.reason)

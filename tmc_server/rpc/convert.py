@@ -9,6 +9,7 @@ from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2, types_p
 from tmc_server.domain.catalog import App, Catalog, DeliveryKeys, Forward, Subscription, Topic
 from tmc_server.domain.checks import CheckTarget
 from tmc_server.domain.ids import MessageId
+from tmc_server.domain.numbers import NO_SUBSCRIPTION, SubscriptionNumber
 from tmc_server.domain.ports.catalog import NewApp, NewSubscription
 from tmc_server.domain.ports.delivery import BrokerAddress, Copy
 from tmc_server.domain.ports.reading import Standing
@@ -19,9 +20,11 @@ from tmc_server.domain.views import AttemptView, CheckView, ConsumptionView, Mes
 from tmc_server.errors import InvalidField
 from tmc_server.requests import validation
 from tmc_server.requests.administering import TopicSettings
+from tmc_server.requests.browsing import Wanted
 from tmc_server.requests.deciding_by_hand import CheckReport
 from tmc_server.requests.explanations import Explanation
 from tmc_server.requests.overviewing import TopicOverview
+from tmc_server.requests.timeline import Event
 
 
 def policy_fields(mask: FieldMask, *others: str) -> list[str]:
@@ -102,12 +105,12 @@ def message_to(view: MessageView, catalog: Catalog) -> message_pb2.Message:
 
 
 def consumption_to(view: ConsumptionView, topic: int, producer: int, catalog: Catalog) -> admin_pb2.Consumption:
-    subscription = catalog.subscriptions.get(view.subscription)
+    app, tag = _subscriber(catalog, view.subscription)
     return admin_pb2.Consumption(
         message_id=str(MessageId(topic, producer, view.shard, view.number)),
         topic=topic_name(catalog, topic),
-        app=app_name(catalog, subscription.app) if subscription is not None else "",
-        tag=subscription.tag if subscription is not None else "",
+        app=app,
+        tag=tag,
         state=types_pb2.ConsumptionState.Name(view.state),
         attempt=view.attempt,
         tried=view.tried,
@@ -163,10 +166,10 @@ def _subscription_overview_to(
 
 def explanation_to(explanation: Explanation, catalog: Catalog) -> admin_pb2.Explanation:
     delivery = explanation.delivery
-    subscription = catalog.subscriptions.get(delivery.subscription) if delivery is not None else None
+    app, tag = _subscriber(catalog, delivery.subscription if delivery is not None else NO_SUBSCRIPTION)
     return admin_pb2.Explanation(
-        app=app_name(catalog, subscription.app) if subscription is not None else "",
-        tag=subscription.tag if subscription is not None else "",
+        app=app,
+        tag=tag,
         why=f"WHY_{explanation.why.name}",
         sentence=explanation.sentence,
         remedy=explanation.why.value,
@@ -175,15 +178,45 @@ def explanation_to(explanation: Explanation, catalog: Catalog) -> admin_pb2.Expl
     )
 
 
+def wanted_from(request: admin_pb2.ListMessagesRequest | admin_pb2.ListConsumptionsRequest) -> Wanted:
+    return Wanted(
+        from_ms=request.from_ms,
+        to_ms=request.to_ms,
+        older_than_ms=request.older_than_ms,
+        newest_first=request.newest_first,
+        page_size=request.page_size,
+        page_token=request.page_token,
+    )
+
+
+def event_to(event: Event, catalog: Catalog) -> admin_pb2.TimelineEvent:
+    app, tag = _subscriber(catalog, event.subscription)
+    return admin_pb2.TimelineEvent(
+        at_ms=event.at_ms,
+        kind=admin_pb2.EventKind.Name(event.kind),
+        sentence=event.sentence,
+        app=app,
+        tag=tag,
+        attempt=event.attempt,
+    )
+
+
+def _subscriber(catalog: Catalog, number: SubscriptionNumber) -> tuple[str, str]:
+    """Its app and tag; "": there is none, or this server does not know it."""
+    subscription = catalog.subscriptions.get(number)
+    return (app_name(catalog, subscription.app), subscription.tag) if subscription is not None else ("", "")
+
+
 def failed_attempt_to(view: AttemptView, catalog: Catalog) -> admin_pb2.FailedAttempt:
-    """app, tag "": of a subscription that this server does not know."""
-    subscription = catalog.subscriptions.get(view.subscription)
+    app, tag = _subscriber(catalog, view.subscription)
     return admin_pb2.FailedAttempt(
-        app=app_name(catalog, subscription.app) if subscription is not None else "",
-        tag=subscription.tag if subscription is not None else "",
+        app=app,
+        tag=tag,
         attempt=view.attempt,
         at_ms=view.at_ms,
         error=view.error,
+        tried_ms=view.tried_ms or 0,
+        unanswered=view.unanswered,
     )
 
 

@@ -14,6 +14,7 @@ from tmc_server.errors import TmcError
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.caller import Caller, Item
 from tmc_server.requests.deciding import Deciding
+from tmc_server.requests.lookup import Lookup
 from tmc_server.requests.preparing import Preparing
 from tmc_server.rpc import convert
 from tmc_server.rpc.items import Turns, only
@@ -62,12 +63,13 @@ def _text(stored: Stored) -> str:
 class MessageServicer:
     """Methods take the caller and a request."""
 
-    def __init__(self, preparing: Preparing, deciding: Deciding, administering: Administering) -> None:
+    def __init__(self, preparing: Preparing, deciding: Deciding, administering: Administering, lookup: Lookup) -> None:
         self._preparing = preparing
         self._deciding = deciding
         self._turns = Turns()
         self._reading: dict[int, asyncio.Semaphore] = {}
         self._administering = administering
+        self._lookup = lookup
 
     async def Prepare(self, caller: Caller, request: message_pb2.PrepareRequest) -> Any:
         return await self._one(self._preparing, _PREPARE, caller, self._prepare_item(caller), request)
@@ -99,7 +101,7 @@ class MessageServicer:
 
     async def GetMessage(self, caller: Caller, request: message_pb2.GetMessageRequest) -> Any:
         async with self._reading.setdefault(caller.app.number, asyncio.Semaphore(_READS_AT_ONCE)):
-            view = await self._administering.own_message(caller, request.message_id, request.topic, request.key)
+            view = await self._lookup.own_message(caller, request.message_id, request.topic, request.key)
         return convert.message_to(view, self._administering.catalog)
 
     @staticmethod

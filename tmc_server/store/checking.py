@@ -20,6 +20,7 @@ from tmc_server.domain.checks import (
 from tmc_server.domain.message import UNDECIDED, MessageEvent, MessageState
 from tmc_server.domain.numbers import NO_ATTEMPT, NO_SUBSCRIPTION, Attempt, MessageNumber, Shard
 from tmc_server.domain.ports.checks import Checked, Pending, Recorded
+from tmc_server.store.journal import JournalRow, write_journal
 from tmc_server.store.messages import write_decisions
 from tmc_server.store.transaction import Transaction
 
@@ -153,19 +154,17 @@ def _write_undecided(tx: Transaction, undecided: Sequence[tuple[Checked, AfterUn
         groups.setdefault(tuple(values.items()), []).append(checked.pending.number)
     for same, numbers in groups.items():
         tx.change(tx.sql.after_check, len(numbers), ids=sorted(numbers), **dict(same))
-    tx.insert(
-        tx.sql.insert_attempts,
+    reached = [checked for checked, _ in undecided if checked.answer.reached]
+    write_journal(
+        tx,
         [
-            {
-                "message_id": checked.pending.number,
-                "subscription_no": 0,
-                "attempt": checked.pending.state.attempt,
-                "at_ms": tx.now,
-                "incarnation": tx.incarnation or 0,
-                "error": _told(checked.answer),
-            }
-            for checked, _ in undecided
-            if checked.answer.reached
+            JournalRow(
+                number=checked.pending.number,
+                subscription=NO_SUBSCRIPTION,
+                attempt=Attempt(checked.pending.state.attempt),
+                error=_told(checked.answer),
+            )
+            for checked in reached
         ],
     )
     given_up = [checked for checked, after in undecided if after.failed]

@@ -13,6 +13,7 @@ from tmc_server.domain.ordering import releases_next
 from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.store.consumptions import UNDER_WAY, new_values, note_failures, row_of
 from tmc_server.store.copies import load_copies
+from tmc_server.store.journal import NO_ACK, JournalRow, write_journal
 from tmc_server.store.lines import LineName, Lines
 from tmc_server.store.transaction import Transaction
 
@@ -50,13 +51,14 @@ def claim_due(
     claimed = Claimed()
     with Lines(tx, set(names.values())) as lines:
         claims = _Claims(tx, subscription, lease, ordered, lines)
+        unanswered = {each.message_id: each for each in due if each.tried_ms is not None or each.extended}
         for row, held in waiting.items():
             claimed += claims.hold(row, held, look)
         for (old, new), numbers in sorted(groups.items(), key=lambda group: min(group[1])):
             # Rows whose line is locked are retried in the next pass.
             free = [number for number in numbers if names.get(number) not in lines.busy]
             if free:
-                claimed += claims.take(old, new, sorted(free))
+                claimed += claims.take(old, new, sorted(free), unanswered)
     tx.reach("written")
     return claimed
 
@@ -95,8 +97,12 @@ class _Claims:
         values = {"ids": ids, "old_attempt": row.attempt, "new_due_ms": held.due_ms}
         return Claimed(held=tx.connection.execute(tx.sql.hold, {**self._guard, **values}).rowcount)
 
-    def take(self, old: Row, new: Row, numbers: list[MessageNumber]) -> Claimed:
+    def take(
+        self, old: Row, new: Row, numbers: list[MessageNumber], unanswered: Mapping[MessageNumber, Any]
+    ) -> Claimed:
+        """unanswered: rows whose last attempt is on its way or with a consumer, by number."""
         mine = self._claim(old, new, numbers)
+        self._journal(old, [unanswered[number] for number in mine if number in unanswered])
         if new.state is ConsumptionState.SCHEDULED:
             sequences = {n: OrderSequence(row.sequence) for n, row in self._ordered.items() if row.sequence is not None}
             load_copies(self._tx, self._subscription.number, mine, new.attempt, sequences)
@@ -111,6 +117,23 @@ class _Claims:
             note_failures(self._tx, dict.fromkeys(pairs, old), dict.fromkeys(pairs, new), {}, of_heads)
             return Claimed(failed=len(mine))
         return Claimed(cancelled=len(mine))
+
+    def _journal(self, old: Row, unanswered: Sequence[Any]) -> None:
+        write_journal(
+            self._tx,
+            [
+                JournalRow(
+                    number=row.message_id,
+                    subscription=self._subscription.number,
+                    attempt=old.attempt,
+                    error=NO_ACK,
+                    tried_ms=row.tried_ms,
+                    tried_by=row.incarnation,
+                    unanswered=True,
+                )
+                for row in unanswered
+            ],
+        )
 
     def _is_head(self, number: MessageNumber) -> bool:
         row = self._ordered.get(number)

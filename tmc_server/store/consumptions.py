@@ -24,6 +24,7 @@ from tmc_server.domain.operations import (
 )
 from tmc_server.domain.ordering import OrderMode, releases_next
 from tmc_server.errors import CatalogStale, ConsumptionClosed, MessageGone, SubscriptionUnknown, TmcError
+from tmc_server.store.journal import NO_ACK, JournalRow, write_journal
 from tmc_server.store.lines import LineName, Lines
 from tmc_server.store.outcomes import Outcome, Wait
 from tmc_server.store.transaction import Transaction
@@ -31,7 +32,6 @@ from tmc_server.store.transaction import Transaction
 UNDER_WAY = (ConsumptionState.SCHEDULED, ConsumptionState.WAITING)
 _ACTIONS: Mapping[type[ByOperator], str] = {Reactivate: "reactivate consumption", Cancel: "cancel consumption"}
 _BLOCKED = "; the later messages of its order key wait until it is acked, reactivated or cancelled"
-_NO_ACK = "no ack"
 _Pair = tuple[SubscriptionNumber, MessageNumber]
 _Accepted = tuple[_Pair, Consume]
 
@@ -83,7 +83,7 @@ def _consume(
     _write(tx, before, after, accepted)
     heads = {pair for pair, line in locked.lines.items() if lines.is_head(line, pair[1])}
     _advance_lines(tx, lines, locked, before, after)
-    _journal(tx, accepted)
+    _journal(tx, accepted, locked)
     errors = {pair: operation.error for pair, operation in accepted if isinstance(operation, Nack)}
     note_failures(tx, before, after, errors, heads)
     _alert_hanging(tx, accepted)
@@ -140,7 +140,9 @@ def _may_be_spared(tx: Transaction, operation: Consume) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Locked:
-    """rows: those we hold.  tried_ms: when their last copies were handed over.  busy: rows that another transaction has locked.
+    """rows: those we hold.  tried_ms, tried_by: when and by which server run their last copies were handed over.
+
+    busy: rows that another transaction has locked.
 
     moved_ms: since when they are in their state.
 
@@ -149,6 +151,7 @@ class _Locked:
 
     rows: dict[_Pair, Row] = field(default_factory=dict)
     tried_ms: dict[_Pair, int] = field(default_factory=dict)
+    tried_by: dict[_Pair, int] = field(default_factory=dict)
     budgets: dict[_Pair, Budget] = field(default_factory=dict)
     moved_ms: dict[_Pair, int] = field(default_factory=dict)
     lines: dict[_Pair, LineName] = field(default_factory=dict)
@@ -194,6 +197,8 @@ def _lock(tx: Transaction, pairs: Sequence[_Pair], into: _Locked | None = None) 
         for row in tx.rows(tx.sql.lock_consumptions, subscription=subscription, ids=sorted(numbers)):
             locked.rows[subscription, row.message_id] = row_of(row)
             locked.tried_ms[subscription, row.message_id] = row.tried_ms or 0
+            if row.incarnation is not None:
+                locked.tried_by[subscription, row.message_id] = row.incarnation
             locked.moved_ms[subscription, row.message_id] = _moved_ms(row, tx.now)
             locked.budgets[subscription, row.message_id] = Budget(number=row.message_id, since_ms=row.since_ms)
             if row.order_hash is not None:
@@ -294,20 +299,20 @@ def new_values(row: Row, now: int) -> dict[str, Any]:
     }
 
 
-def _journal(tx: Transaction, accepted: Sequence[_Accepted]) -> None:
-    tx.insert(
-        tx.sql.insert_attempts,
+def _journal(tx: Transaction, accepted: Sequence[_Accepted], locked: _Locked) -> None:
+    nacks = [(pair, operation) for pair, operation in accepted if isinstance(operation, Nack)]
+    write_journal(
+        tx,
         [
-            {
-                "message_id": number,
-                "subscription_no": subscription,
-                "attempt": nack.attempt,
-                "at_ms": tx.now,
-                "incarnation": tx.incarnation or 0,
-                "error": nack.error,
-            }
-            for (subscription, number), nack in accepted
-            if isinstance(nack, Nack)
+            JournalRow(
+                number=number,
+                subscription=subscription,
+                attempt=nack.attempt,
+                error=nack.error,
+                tried_ms=locked.tried_ms[subscription, number] or None,
+                tried_by=locked.tried_by.get((subscription, number)),
+            )
+            for (subscription, number), nack in nacks
         ],
     )
     tx.insert(
@@ -347,7 +352,7 @@ def note_failures(
     for subscription, numbers in sorted(recovered.items()):
         tx.note_recovered(_topic_of(tx, subscription), subscription, numbers)
     for subscription, numbers in sorted(failed.items()):
-        causes = {number: errors.get((subscription, number), _NO_ACK) for number in numbers}
+        causes = {number: errors.get((subscription, number), NO_ACK) for number in numbers}
         tx.note_failed(_topic_of(tx, subscription), subscription, causes)
     tx.alert_once(
         {
@@ -356,7 +361,7 @@ def note_failures(
             "message_id": number,
             "subscription_no": subscription,
             "attempt": after[subscription, number].attempt,
-            "detail": _given_up(after[subscription, number], errors.get((subscription, number), _NO_ACK))
+            "detail": _given_up(after[subscription, number], errors.get((subscription, number), NO_ACK))
             + (_BLOCKED if (subscription, number) in blocking else ""),
         }
         for subscription, numbers in failed.items()

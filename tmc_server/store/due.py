@@ -25,6 +25,7 @@ from tmc_server.store.statements import statements_of
 from tmc_server.store.tables import alert, notice
 
 _RESCUE_PAGE = 500
+_SERVER_GONE = "no ack, and the server that handed it over is gone; this attempt does not count"
 EPISODE_MS = 60_000  # between two notices of one group
 _SAMPLES = 5
 _UNSENT = sa.select(alert).where(alert.c.sent_ms.is_(None)).order_by(alert.c.id).limit(sa.bindparam("limit"))
@@ -98,8 +99,9 @@ class SqlDueWork:
             )
             if not ids:
                 return 0
-            now = database.now(connection)
-            return connection.execute(sql.rescue, {**which, **guard, "ids": ids, "now": now}).rowcount
+            rescued = {**which, **guard, "ids": ids, "now": database.now(connection)}
+            connection.execute(sql.journal_rescued, {**rescued, "incarnation": 0, "error": _SERVER_GONE})
+            return connection.execute(sql.rescue, rescued).rowcount
 
 
 def _used_up(consumption: sa.Table, policy: RetryPolicy) -> sa.ColumnElement[bool]:

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.bulk import ItemOutcome
 from tmc_server.domain.ids import first_number
-from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
+from tmc_server.domain.ports.alerts import ABOUT_A_MESSAGE
 from tmc_server.domain.ports.servers import ServerView, ShardPlace
-from tmc_server.domain.views import AttemptView, CheckView, ConsumptionView, MessageDetail, MessageView
-from tmc_server.store.copies import parse_headers
+from tmc_server.domain.views import (
+    AttemptView,
+    ConsumptionView,
+    DeliveryJob,
+    MessageDetail,
+    MessageView,
+    OperatorAct,
+    RaisedAlert,
+)
 from tmc_server.store.engines import ShardMap
 from tmc_server.store.nodes import server_runs
+from tmc_server.store.rows import consumption_view, heads_of, message_view
 from tmc_server.store.shard_map import stored_map
 from tmc_server.store.statements import statements_of
-from tmc_server.store.tables import lease, order, shard_tables
+from tmc_server.store.tables import alert, audit, bulk_item, lease, shard_tables
 
-_Heads = Mapping[tuple[SubscriptionNumber, int], MessageNumber]
+_PAUSES = ("pause topic", "resume topic", "pause subscription", "resume subscription")
 
 
 class Reader:
@@ -33,7 +41,7 @@ class Reader:
         table = shard_tables(shard).message
         with self._shards.shards[shard].reading() as connection:
             row = connection.execute(sa.select(table).where(table.c.id == number)).one_or_none()
-        return None if row is None else _message(shard, row)
+        return None if row is None else message_view(shard, row)
 
     def message_by_key(
         self, shard: Shard, topic: int, key: str, tag: str | None, live_only: bool
@@ -47,7 +55,7 @@ class Reader:
             query = query.where(table.c.live == 1)
         with self._shards.shards[shard].reading() as connection:
             row = connection.execute(query.order_by(table.c.id.desc()).limit(1)).one_or_none()
-        return None if row is None else _message(shard, row)
+        return None if row is None else message_view(shard, row)
 
     def detail(self, message: MessageView) -> MessageDetail:
         tables = shard_tables(message.shard)
@@ -58,79 +66,26 @@ class Reader:
                 .where(consumption.c.message_id == message.number)
                 .order_by(consumption.c.subscription_no)
             ).fetchall()
-            heads = _heads(connection, consumptions)
+            heads = heads_of(connection, consumptions)
             attempts = connection.execute(
                 sa.select(attempt).where(attempt.c.message_id == message.number).order_by(attempt.c.id)
             ).fetchall()
         return MessageDetail(
             message,
-            [_consumption(message.shard, row, heads) for row in consumptions],
+            [consumption_view(message.shard, row, heads) for row in consumptions],
             [
-                AttemptView(subscription=row.subscription_no, attempt=row.attempt, at_ms=row.at_ms, error=row.error)
+                AttemptView(
+                    subscription=row.subscription_no,
+                    attempt=row.attempt,
+                    at_ms=row.at_ms,
+                    error=row.error,
+                    tried_ms=row.tried_ms,
+                    tried_by=row.tried_by,
+                    unanswered=bool(row.unanswered),
+                )
                 for row in attempts
             ],
         )
-
-    def messages(
-        self,
-        shards: Sequence[Shard],
-        topic: int,
-        state: MessageState | None,
-        from_ms: int,
-        to_ms: int,
-        after: tuple[Shard, MessageNumber],
-        limit: int,
-    ) -> list[MessageView]:
-        """Up to `limit` after (shard, number), in the order of shard and number; without bodies."""
-        found: list[MessageView] = []
-        for shard in shards:
-            if shard < after[0] or len(found) >= limit:
-                continue
-            table = shard_tables(shard).message
-            columns = [column for column in table.c if column.name != "body"]
-            query = sa.select(*columns).where(table.c.topic_no == topic)
-            query = query.where(table.c.id > (after[1] if shard == after[0] else -1))
-            if state is not None:
-                query = query.where(table.c.state == int(state))
-            if from_ms:
-                query = query.where(table.c.created_ms >= from_ms)
-            if to_ms:
-                query = query.where(table.c.created_ms < to_ms)
-            with self._shards.shards[shard].reading() as connection:
-                rows = connection.execute(query.order_by(table.c.id).limit(limit - len(found))).fetchall()
-            found += [_message(shard, row) for row in rows]
-        return found
-
-    def consumptions(
-        self,
-        shards: Sequence[Shard],
-        subscriptions: Sequence[SubscriptionNumber],
-        state: ConsumptionState | None,
-        after: tuple[Shard, MessageNumber],
-        limit: int,
-    ) -> list[ConsumptionView]:
-        """Up to about `limit` after (shard, number): a message's rows stay together on one page."""
-        found: list[ConsumptionView] = []
-        for shard in shards:
-            if shard < after[0] or len(found) >= limit or not subscriptions:
-                continue
-            table = shard_tables(shard).consumption
-            query = sa.select(table).where(table.c.subscription_no.in_(list(subscriptions)))
-            query = query.where(table.c.message_id > (after[1] if shard == after[0] else -1))
-            if state is not None:
-                query = query.where(table.c.state == int(state))
-            query = query.order_by(table.c.message_id, table.c.subscription_no).limit(limit - len(found))
-            with self._shards.shards[shard].reading() as connection:
-                rows = connection.execute(query).fetchall()
-                if len(rows) == limit - len(found):
-                    last = rows[-1].message_id
-                    rest = query.limit(None).where(
-                        table.c.message_id == last, table.c.subscription_no > rows[-1].subscription_no
-                    )
-                    rows = [*rows, *connection.execute(rest).fetchall()]
-                heads = _heads(connection, rows)
-            found += [_consumption(shard, row, heads) for row in rows]
-        return found
 
     def consumption(
         self, shard: Shard, number: MessageNumber, subscription: SubscriptionNumber
@@ -139,8 +94,51 @@ class Reader:
         query = sa.select(table).where(table.c.message_id == number, table.c.subscription_no == subscription)
         with self._shards.shards[shard].reading() as connection:
             row = connection.execute(query).one_or_none()
-            heads = _heads(connection, [row] if row is not None else [])
-        return None if row is None else _consumption(shard, row, heads)
+            heads = heads_of(connection, [row] if row is not None else [])
+        return None if row is None else consumption_view(shard, row, heads)
+
+    def acts(self, message: MessageView, subscriptions: Sequence[SubscriptionNumber]) -> list[OperatorAct]:
+        subjects = [f"message {message.number}"]
+        subjects += [f"{subjects[0]} subscription {each}" for each in subscriptions]
+        query = sa.select(audit).where(audit.c.subject.in_(subjects)).order_by(audit.c.id)
+        with self._shards.shards[message.shard].reading() as connection:
+            return [_act(row) for row in connection.execute(query)]
+
+    def pauses(self, subjects: Sequence[str], since_ms: int) -> list[OperatorAct]:
+        query = (
+            sa.select(audit)
+            .where(audit.c.subject.in_(subjects), audit.c.action.in_(_PAUSES), audit.c.at_ms >= since_ms)
+            .order_by(audit.c.id)
+        )
+        with self._shards.catalog.reading() as connection:
+            return [_act(row) for row in connection.execute(query)]
+
+    def bulk_items(self, message: MessageView) -> list[DeliveryJob]:
+        query = (
+            sa.select(bulk_item)
+            .where(bulk_item.c.message_id == message.number, bulk_item.c.shard == message.shard)
+            .order_by(bulk_item.c.job_id)
+        )
+        with self._shards.shards[message.shard].reading() as connection:
+            return [
+                DeliveryJob(
+                    job=row.job_id,
+                    subscription=row.subscription_no,
+                    outcome=ItemOutcome(row.outcome),
+                    detail=row.detail,
+                    at_ms=row.at_ms,
+                )
+                for row in connection.execute(query)
+            ]
+
+    def alerts(self, message: MessageView) -> list[RaisedAlert]:
+        raised = (alert.c.kind.in_(ABOUT_A_MESSAGE), alert.c.message_id == message.number)
+        query = sa.select(alert).where(*raised, alert.c.shard == message.shard).order_by(alert.c.id)
+        with self._shards.shards[message.shard].reading() as connection:
+            return [
+                RaisedAlert(kind=row.kind, subscription=row.subscription_no, detail=row.detail, at_ms=row.created_ms)
+                for row in connection.execute(query)
+            ]
 
     def now(self, shard: Shard) -> int:
         database = self._shards.shards[shard]
@@ -171,65 +169,5 @@ class Reader:
             return stored_map(connection)
 
 
-def _message(shard: Shard, row: Any) -> MessageView:
-    values = row._mapping
-    return MessageView(
-        shard=shard,
-        number=row.id,
-        topic=row.topic_no,
-        producer=row.producer_no,
-        producer_tag=row.producer_tag,
-        key=row.message_key,
-        state=MessageState(row.state),
-        body=values.get("body"),
-        content_type=row.content_type,
-        headers=parse_headers(row.headers),
-        delay_ms=row.delay_ms,
-        created_ms=row.created_ms,
-        decided_ms=row.decided_ms,
-        attempt_id=row.attempt_id,
-        digest=row.digest,
-        check=CheckView(
-            attempt=row.check_attempt,
-            checked=row.checked,
-            due_ms=row.due_ms,
-            unreached_ms=row.unreached_ms,
-            target=row.check_target,
-            last_answer=row.check_answer,
-        ),
-    )
-
-
-def _heads(connection: sa.Connection, consumptions: Sequence[Any]) -> _Heads:
-    """Whose turn it is in the lines of those that wait."""
-    hashes: dict[SubscriptionNumber, list[int]] = {}
-    for row in consumptions:
-        if row.state == ConsumptionState.WAITING:
-            hashes.setdefault(row.subscription_no, []).append(row.order_hash)
-    return {
-        (subscription, row.order_hash): MessageNumber(row.head_id)
-        for subscription, wanted in hashes.items()
-        for row in connection.execute(
-            sa.select(order.c.order_hash, order.c.head_id).where(
-                order.c.subscription_no == subscription, order.c.order_hash.in_(wanted)
-            )
-        )
-    }
-
-
-def _consumption(shard: Shard, row: Any, heads: _Heads) -> ConsumptionView:
-    return ConsumptionView(
-        shard=shard,
-        number=row.message_id,
-        subscription=row.subscription_no,
-        state=ConsumptionState(row.state),
-        attempt=row.attempt,
-        tried=row.tried,
-        due_ms=row.due_ms,
-        created_ms=row.created_ms,
-        closed_ms=row.closed_ms,
-        tried_ms=row.tried_ms,
-        extended=row.extended,
-        sequence=row.sequence,
-        waits_for=(heads.get((row.subscription_no, row.order_hash)) if row.state == ConsumptionState.WAITING else None),
-    )
+def _act(row: Any) -> OperatorAct:
+    return OperatorAct(actor=row.actor, action=row.action, subject=row.subject, reason=row.reason, at_ms=row.at_ms)

@@ -116,6 +116,7 @@ class ShardStatements:
                     consumption.c.sequence,
                     consumption.c.created_ms,
                     consumption.c.closed_ms,
+                    consumption.c.incarnation,
                     since_ms,
                 )
                 .where(consumption.c.subscription_no == sa.bindparam("subscription"), by_ids(consumption.c.message_id))
@@ -199,6 +200,8 @@ class ShardStatements:
                 consumption.c.tried,
                 consumption.c.due_ms,
                 consumption.c.tried_ms,
+                consumption.c.incarnation,
+                consumption.c.extended,
                 consumption.c.order_hash,
                 consumption.c.sequence,
                 sa.func.coalesce(consumption.c.since_ms, consumption.c.created_ms).label("since_ms"),
@@ -280,6 +283,35 @@ class ShardStatements:
             .where(*died, by_ids(consumption.c.message_id), leased)
             .values(due_ms=sa.bindparam("now"), tried=consumption.c.tried - 1, incarnation=None, tried_ms=None),
             consumption,
+        )
+        # the same, incarnation, error: journal them before they are rescued.
+        journal = self.tables.attempt
+        self.journal_rescued = journal.insert().from_select(
+            [
+                column.name
+                for column in (
+                    journal.c.message_id,
+                    journal.c.subscription_no,
+                    journal.c.attempt,
+                    journal.c.at_ms,
+                    journal.c.incarnation,
+                    journal.c.error,
+                    journal.c.tried_ms,
+                    journal.c.tried_by,
+                    journal.c.unanswered,
+                )
+            ],
+            sa.select(
+                consumption.c.message_id,
+                consumption.c.subscription_no,
+                consumption.c.attempt,
+                sa.bindparam("now", type_=sa.BigInteger),
+                sa.bindparam("incarnation", type_=sa.BigInteger),
+                sa.bindparam("error", type_=sa.String),
+                consumption.c.tried_ms,
+                consumption.c.incarnation,
+                sa.literal(1),
+            ).where(*died, by_ids(consumption.c.message_id), leased),
         )
 
     def _for_checks(self, message: sa.Table) -> None:

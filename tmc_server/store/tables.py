@@ -377,6 +377,7 @@ bulk_item = sa.Table(
     sa.Column("outcome", sa.SmallInteger, nullable=False),
     sa.Column("detail", _text(200), nullable=False),
     _ms("at_ms"),
+    sa.Index("tmc_bulk_item_message", "message_id"),
     **_OPTIONS,
 )
 
@@ -415,6 +416,7 @@ audit = sa.Table(
     sa.Column("action", _text(64), nullable=False),
     sa.Column("subject", _text(300), nullable=False),
     sa.Column("reason", _text(500), nullable=False),
+    sa.Index("tmc_audit_subject", "subject"),
     **_OPTIONS,
 )
 
@@ -548,8 +550,11 @@ def _build(shard: Shard) -> ShardTables:
         sa.Column("subscription_no", sa.Integer, nullable=False),
         sa.Column("attempt", sa.Integer, nullable=False),
         _ms("at_ms"),
-        sa.Column("incarnation", sa.BigInteger, nullable=False),
+        sa.Column("incarnation", sa.BigInteger, nullable=False),  # which server run wrote it
         sa.Column("error", _text(500), nullable=False),
+        _ms("tried_ms", nullable=True),  # when the attempt was handed over; NULL: not known, or a check
+        sa.Column("tried_by", sa.BigInteger),  # by which server run
+        sa.Column("unanswered", sa.SmallInteger, nullable=False, server_default="0"),  # 1: nobody said anything
         sa.Index(f"tmc_attempt_{nn}_message", "message_id"),
         **_OPTIONS,
     )

@@ -19,6 +19,7 @@ from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import MessageGone, MessageUnknown
 from tmc_server.requests.explaining import Explaining
 from tmc_server.requests.explanations import Explanation, Why
+from tmc_server.requests.lookup import Lookup
 from tmc_server.store.engines import ShardMap
 from tmc_server.store.reading import Reader
 from tmc_server.store.retention import ClosedMessages
@@ -30,7 +31,7 @@ Explain = Callable[[int], Sequence[Explanation]]
 @pytest.fixture
 def explain(store: StoreUnderTest) -> Explain:
     reader = Reader(ShardMap(store.database, [store.database] * 32))
-    explaining = Explaining(store.watch, reader, store.outlet.look)
+    explaining = Explaining(store.watch, Lookup(store.watch, reader), reader, store.outlet.look)
     store.outlet.looks_like = READ
 
     def ask(number: int) -> Sequence[Explanation]:

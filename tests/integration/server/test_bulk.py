@@ -82,7 +82,7 @@ def publish(center: RunningCenter, topic: str, *bodies: str) -> list[str]:
 
 
 def states(center: RunningCenter, topic: str, app: str) -> Counter[str]:
-    found = answer(center, "list-consumptions", topic, "--app", app).get("consumptions", [])
+    found = answer(center, "list-consumptions", topic, "--app", app, "--json").get("consumptions", [])
     return Counter(each["state"].removeprefix("CONSUMPTION_STATE_") for each in found)
 
 

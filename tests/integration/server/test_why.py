@@ -14,7 +14,7 @@ import pytest
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tmc_cli.admin.messages import age
+from tmc_cli.admin.text import age, duration_ms
 from tmc_server.requests.explanations import Why
 
 TMC = str(Path(sys.executable).parent / "tmc")
@@ -59,6 +59,45 @@ def test_names_for_programs(center: RunningCenter, message_id: str) -> None:
     assert (explanation["why"], explanation["app"]) == ("WHY_NO_CONSUMER", "coupons")
 
 
+def test_a_timeline_for_people_and_for_programs(center: RunningCenter, message_id: str) -> None:
+    done = _admin(center, "timeline", message_id)
+    name, stored, submitted = done.stdout.splitlines()
+    assert name == f"message {message_id}"
+    time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} UTC"
+    assert re.fullmatch(rf"{time}  Stored for orders \(default\)\.", stored)
+    assert re.fullmatch(rf"{time}  Submitted \(1 subscriber\), decided by its producer\.", submitted)
+    events = json.loads(_admin(center, "timeline", "--topic", "order.paid", "--key", "paid-1", "--json").stdout)[
+        "events"
+    ]
+    assert [event["kind"] for event in events] == ["EVENT_KIND_PREPARED", "EVENT_KIND_DECIDED"]
+    assert "MESSAGE_ID, or --topic and --key" in _admin(center, "timeline").stderr
+
+
+def test_lists_for_people_and_for_programs(center: RunningCenter, message_id: str) -> None:
+    titles, message = _admin(center, "list-messages").stdout.splitlines()
+    assert titles.split() == ["MESSAGE", "STATE", "PREPARED", "AGE", "TOPIC", "KEY"]
+    assert re.fullmatch(rf"{message_id}  COMMITTED  .* UTC  \d+ (s|min)\s+order\.paid  paid-1", message)
+    _, delivery = _admin(center, "list-consumptions", "--state", "scheduled", "--newest-first").stdout.splitlines()
+    assert re.match(rf"{message_id}  coupons \(default\)  SCHEDULED  ", delivery)
+    found = json.loads(_admin(center, "list-consumptions", "order.paid", "--json").stdout)["consumptions"]
+    assert [each["message_id"] for each in found] == [message_id]
+
+
+@pytest.mark.parametrize("what", ["list-messages", "list-consumptions"])
+def test_lists_by_age(center: RunningCenter, message_id: str, what: str) -> None:
+    assert message_id in _admin(center, what, "--older-than", "1ms").stdout
+    old = _admin(center, what, "--older-than", "1 h")
+    assert (old.returncode, old.stdout, old.stderr.strip()) == (0, "", "None.")
+    assert "90s, 10m, 2h or 1d" in _admin(center, what, "--older-than", "soon").stderr
+
+
+def test_a_page_says_how_to_get_the_next(center: RunningCenter, message_id: str) -> None:
+    page = _admin(center, "list-messages", "--page-size", "1")
+    token = page.stderr.split()[-1]
+    assert page.stderr.startswith("There are more: repeat the command with --page-token ")
+    assert _admin(center, "list-messages", "--page-token", token).stdout == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -87,6 +126,13 @@ def test_an_overview_for_people_and_for_programs(center: RunningCenter, message_
     )
     (found,) = json.loads(_admin(center, "overview", "--json").stdout)["topics"]
     assert found["subscriptions"][0]["backlog"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"), [("", 0), ("90s", 90_000), ("10 m", 600_000), ("2h", 7_200_000), ("1d", 86_400_000)]
+)
+def test_ages_as_people_write_them(text: str, ms: int) -> None:
+    assert duration_ms(text) == ms
 
 
 @pytest.mark.parametrize(

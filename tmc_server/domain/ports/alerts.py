@@ -9,6 +9,9 @@ from typing import Protocol
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.numbers import Attempt, MessageNumber, Shard, SubscriptionNumber
 
+ABOUT_A_MESSAGE = ("delivery failed", "handler hangs", "check failed", "contradiction", "producer not reached")
+"""Kinds of alerts about one message; the others are about a queue or a subscription."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:

@@ -10,7 +10,7 @@ from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import NO_SUBSCRIPTION, MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.ports.servers import ServerView, ShardPlace
-from tmc_server.domain.views import ConsumptionView, MessageDetail, MessageView
+from tmc_server.domain.views import ConsumptionView, DeliveryJob, MessageDetail, MessageView, OperatorAct, RaisedAlert
 
 
 class RowReader(Protocol):
@@ -21,27 +21,17 @@ class RowReader(Protocol):
         self, shard: Shard, topic: int, key: str, tag: str | None, live_only: bool
     ) -> MessageView | None: ...
     def detail(self, message: MessageView) -> MessageDetail: ...
-    def messages(
-        self,
-        shards: Sequence[Shard],
-        topic: int,
-        state: MessageState | None,
-        from_ms: int,
-        to_ms: int,
-        after: tuple[Shard, MessageNumber],
-        limit: int,
-    ) -> list[MessageView]: ...
-    def consumptions(
-        self,
-        shards: Sequence[Shard],
-        subscriptions: Sequence[SubscriptionNumber],
-        state: ConsumptionState | None,
-        after: tuple[Shard, MessageNumber],
-        limit: int,
-    ) -> list[ConsumptionView]: ...
     def consumption(
         self, shard: Shard, number: MessageNumber, subscription: SubscriptionNumber
     ) -> ConsumptionView | None: ...
+    def acts(self, message: MessageView, subscriptions: Sequence[SubscriptionNumber]) -> Sequence[OperatorAct]:
+        """What operators did to this message and its deliveries, one by one, in order."""
+
+    def pauses(self, subjects: Sequence[str], since_ms: int) -> Sequence[OperatorAct]:
+        """When these topics and subscriptions, named as in the audit trail, were paused and resumed since then."""
+
+    def bulk_items(self, message: MessageView) -> Sequence[DeliveryJob]: ...
+    def alerts(self, message: MessageView) -> Sequence[RaisedAlert]: ...
     def now(self, shard: Shard) -> int:
         """Milliseconds by the clock of the shard's database."""
 
@@ -50,6 +40,39 @@ class RowReader(Protocol):
 
     def servers(self) -> Sequence[ServerView]: ...
     def shard_places(self) -> Sequence[ShardPlace]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Which page of a list by age.
+
+    from_ms, to_ms: rows of messages made at from_ms or later and before to_ms, milliseconds since the epoch; 0: open end.
+    after: place of the last row of the page before; None: from the beginning.  limit: rows.
+    """
+
+    from_ms: int = 0
+    to_ms: int = 0
+    newest_first: bool = False
+    after: tuple[Shard, MessageNumber] | None = None
+    limit: int = 100
+
+
+class RowLister(Protocol):
+    """Pages of rows by the age of their messages, over all shards. All block."""
+
+    def messages(
+        self, shards: Sequence[Shard], topic: int | None, state: MessageState | None, span: Span
+    ) -> Sequence[MessageView]:
+        """Without bodies. topic, state None: any."""
+
+    def consumptions(
+        self,
+        shards: Sequence[Shard],
+        subscriptions: Sequence[SubscriptionNumber],
+        state: ConsumptionState | None,
+        span: Span,
+    ) -> Sequence[ConsumptionView]:
+        """Up to about `span.limit`: a message's rows stay together on one page. state None: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

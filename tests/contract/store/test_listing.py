@@ -1,0 +1,87 @@
+"""Lists by age: every row once, over all shards, oldest or newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import sqlalchemy as sa
+
+from tests.support.store import StoreUnderTest
+from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.message import MessageState
+from tmc_server.domain.numbers import MessageNumber, Shard
+from tmc_server.domain.ports.reading import Span
+from tmc_server.store.engines import ShardMap
+from tmc_server.store.listing import Lister
+from tmc_server.store.tables import shard_tables
+
+ALL = [Shard(number) for number in range(32)]
+BOTH = pytest.mark.parametrize("newest_first", [False, True])
+
+
+@pytest.fixture
+def lister(store: StoreUnderTest) -> Lister:
+    return Lister(ShardMap(store.database, [store.database] * 32))
+
+
+def _sent(store: StoreUnderTest, count: int) -> list[MessageNumber]:
+    """Submitted messages, one a second."""
+    numbers = []
+    for _ in range(count):
+        numbers.append(MessageNumber(store.submitted()))
+        store.clock.advance(1)
+    return numbers
+
+
+def _messages(lister: Lister, state: MessageState | None, span: Span) -> Sequence[MessageNumber]:
+    return [view.number for view in lister.messages(ALL, None, state, span)]
+
+
+@BOTH
+def test_pages_by_age(store: StoreUnderTest, lister: Lister, newest_first: bool) -> None:
+    numbers = _sent(store, 7)
+    seen: list[MessageNumber] = []
+    after = None
+    while page := _messages(lister, None, Span(newest_first=newest_first, after=after, limit=3)):
+        seen += page
+        after = (store.shard, page[-1])
+    assert seen == sorted(numbers, reverse=newest_first)
+
+
+@BOTH
+def test_pages_of_deliveries_over_shards(store: StoreUnderTest, lister: Lister, newest_first: bool) -> None:
+    """Two shards have a message with the same number."""
+    numbers = _sent(store, 3)
+    other = Shard((store.shard + 1) % 32)
+    here, there = shard_tables(Shard(store.shard)).consumption, shard_tables(other).consumption
+    with store.database.transaction() as connection:
+        connection.execute(there.insert().from_select([column.name for column in here.c], sa.select(here)))
+    places = sorted(((number, shard) for number in numbers for shard in (store.shard, other)), reverse=newest_first)
+    seen = []
+    after = None
+    mine = [store.subscription.number]
+    while page := lister.consumptions(ALL, mine, None, Span(newest_first=newest_first, after=after, limit=1)):
+        seen += [(view.number, view.shard) for view in page]
+        after = (page[-1].shard, page[-1].number)
+    assert seen == places
+
+
+def test_states(store: StoreUnderTest, lister: Lister) -> None:
+    waits, acked, failed = store.prepared().number, store.submitted(room=1), store.submitted(room=1)
+    store.perform(store.ack_of(acked, 1), store.nack_of(failed, 1, reject=True))
+    assert _messages(lister, MessageState.PREPARED, Span()) == [waits]
+    assert _messages(lister, MessageState.COMMITTED, Span()) == sorted([acked, failed])
+    assert _messages(lister, MessageState.CHECK_FAILED, Span()) == []
+    mine = [store.subscription.number]
+    for state, number in ((ConsumptionState.ACKED, acked), (ConsumptionState.FAILED, failed)):
+        assert [view.number for view in lister.consumptions(ALL, mine, state, Span())] == [number]
+    assert lister.consumptions(ALL, mine, ConsumptionState.SCHEDULED, Span()) == []
+    assert lister.consumptions(ALL, [], None, Span()) == []
+
+
+def test_a_window_of_time(store: StoreUnderTest, lister: Lister) -> None:
+    began = store.clock()
+    numbers = _sent(store, 5)
+    span = Span(from_ms=began + 1_000, to_ms=began + 3_000)
+    assert _messages(lister, None, span) == numbers[1:3]

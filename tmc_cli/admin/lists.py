@@ -1,0 +1,122 @@
+"""Admin commands that list messages and deliveries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from tmc_cli import say
+from tmc_cli.admin.calling import AsJson, ask, enum_value, show
+from tmc_cli.admin.text import age, duration_ms, table, when
+from tmc_common.protocol import admin_pb2, types_pb2
+from tmc_server.printable import escaped
+
+_Topic = Annotated[str, typer.Argument(help="Without it: all topics.")]
+_From = Annotated[int, typer.Option(help="Messages made at this time or later.")]
+_To = Annotated[int, typer.Option(help="Messages made before this time.")]
+_OlderThan = Annotated[str, typer.Option(help="Only messages of at least this age: 90s, 10m, 2h, 1d.")]
+_NewestFirst = Annotated[bool, typer.Option("--newest-first", help="Instead of the oldest first.")]
+
+
+def list_messages(
+    context: typer.Context,
+    topic: _Topic = "",
+    state: str = "",
+    from_ms: _From = 0,
+    to_ms: _To = 0,
+    older_than: _OlderThan = "",
+    newest_first: _NewestFirst = False,
+    page_size: int = 100,
+    page_token: str = "",
+    as_json: AsJson = False,
+) -> None:
+    """List messages. --state: PREPARED, COMMITTED, ROLLED_BACK, CHECK_FAILED."""
+    request = admin_pb2.ListMessagesRequest(
+        topic=topic,
+        state=enum_value(types_pb2.MessageState, "MESSAGE_STATE_", state),
+        from_ms=from_ms,
+        to_ms=to_ms,
+        older_than_ms=duration_ms(older_than),
+        newest_first=newest_first,
+        page_size=page_size,
+        page_token=page_token,
+    )
+    answer: Any = ask(context, "ListMessages", request, admin_pb2.ListMessagesResponse)
+    if as_json:
+        show(answer)
+        return
+    rows = [
+        (
+            each.message_id,
+            types_pb2.MessageState.Name(each.state).removeprefix("MESSAGE_STATE_"),
+            when(each.created_ms),
+            _age(each.created_ms),
+            each.topic,
+            each.key,
+        )
+        for each in answer.messages
+    ]
+    _print(("MESSAGE", "STATE", "PREPARED", "AGE", "TOPIC", "KEY"), rows, answer.next_page_token)
+
+
+def list_consumptions(
+    context: typer.Context,
+    topic: _Topic = "",
+    app: str = "",
+    state: str = "",
+    from_ms: _From = 0,
+    to_ms: _To = 0,
+    older_than: _OlderThan = "",
+    newest_first: _NewestFirst = False,
+    page_size: int = 100,
+    page_token: str = "",
+    as_json: AsJson = False,
+) -> None:
+    """List deliveries. --state: SCHEDULED, WAITING, ACKED, FAILED, CANCELLED."""
+    request = admin_pb2.ListConsumptionsRequest(
+        topic=topic,
+        app=app,
+        state=enum_value(types_pb2.ConsumptionState, "CONSUMPTION_STATE_", state),
+        from_ms=from_ms,
+        to_ms=to_ms,
+        older_than_ms=duration_ms(older_than),
+        newest_first=newest_first,
+        page_size=page_size,
+        page_token=page_token,
+    )
+    answer: Any = ask(context, "ListConsumptions", request, admin_pb2.ListConsumptionsResponse)
+    if as_json:
+        show(answer)
+        return
+    rows = [
+        (
+            each.message_id,
+            f"{each.app} ({each.tag})",
+            types_pb2.ConsumptionState.Name(each.state).removeprefix("CONSUMPTION_STATE_"),
+            str(each.attempt),
+            when(each.created_ms),
+            _age(each.created_ms),
+            when(each.due_ms),
+            each.topic,
+        )
+        for each in answer.consumptions
+    ]
+    titles = ("MESSAGE", "SUBSCRIBER", "STATE", "ATTEMPTS", "SUBMITTED", "AGE", "DUE", "TOPIC")
+    _print(titles, rows, answer.next_page_token)
+
+
+def _age(created_ms: int) -> str:
+    return age(int(time.time() * 1000) - created_ms)
+
+
+def _print(titles: Sequence[str], rows: Sequence[Sequence[str]], next_page_token: str) -> None:
+    if not rows:
+        say("None.")
+        return
+    for line in table(titles, [[escaped(cell) for cell in row] for row in rows]):
+        typer.echo(line)
+    if next_page_token:
+        say(f"There are more: repeat the command with --page-token {next_page_token}")

@@ -1,0 +1,77 @@
+"""tmc.v1.AdminService: the part about what is stored, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tmc_common.protocol import admin_pb2
+from tmc_server.requests.administering import Administering
+from tmc_server.requests.browsing import Browsing
+from tmc_server.requests.explaining import Explaining
+from tmc_server.requests.lookup import Lookup
+from tmc_server.requests.overviewing import Overviewing
+from tmc_server.requests.timeline import Timelines
+from tmc_server.rpc import convert
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readings:
+    """What answers questions and changes nothing."""
+
+    lookup: Lookup
+    browsing: Browsing
+    explaining: Explaining
+    timelines: Timelines
+    overviewing: Overviewing
+
+
+class ReadingServicer:
+    """Methods take the operator's name and a request."""
+
+    def __init__(self, readings: Readings, administering: Administering) -> None:
+        self._readings = readings
+        self._administering = administering
+
+    async def GetMessageDetail(self, _actor: str, request: admin_pb2.GetMessageDetailRequest) -> Any:
+        detail = await self._readings.lookup.message(request.message_id, request.topic, request.key)
+        return convert.detail_to(detail, self._administering.catalog)
+
+    async def GetOverview(self, _actor: str, _request: Any) -> Any:
+        now, topics = await self._readings.overviewing.overview()
+        shown = [convert.topic_overview_to(each, self._administering.catalog) for each in topics]
+        return admin_pb2.GetOverviewResponse(now_ms=now, topics=shown)
+
+    async def ExplainMessage(self, _actor: str, request: admin_pb2.ExplainMessageRequest) -> Any:
+        message, found = await self._readings.explaining.explain(request.message_id, request.topic, request.key)
+        catalog = self._administering.catalog
+        return admin_pb2.ExplainMessageResponse(
+            message_id=convert.message_to(message, catalog).message_id,
+            explanations=[convert.explanation_to(each, catalog) for each in found],
+        )
+
+    async def GetTimeline(self, _actor: str, request: admin_pb2.GetTimelineRequest) -> Any:
+        message, events = await self._readings.timelines.timeline(request.message_id, request.topic, request.key)
+        catalog = self._administering.catalog
+        return admin_pb2.GetTimelineResponse(
+            message_id=convert.message_to(message, catalog).message_id,
+            events=[convert.event_to(event, catalog) for event in events],
+        )
+
+    async def ListMessages(self, _actor: str, request: admin_pb2.ListMessagesRequest) -> Any:
+        page = await self._readings.browsing.messages(request.topic, request.state, convert.wanted_from(request))
+        catalog = self._administering.catalog
+        messages = [convert.message_to(view, catalog) for view in page.rows]
+        return admin_pb2.ListMessagesResponse(messages=messages, next_page_token=page.next_token)
+
+    async def ListConsumptions(self, _actor: str, request: admin_pb2.ListConsumptionsRequest) -> Any:
+        page = await self._readings.browsing.consumptions(
+            request.topic, request.app, request.state, convert.wanted_from(request)
+        )
+        catalog = self._administering.catalog
+        topics = [catalog.topics[catalog.subscriptions[view.subscription].topic] for view in page.rows]
+        rows = [
+            convert.consumption_to(view, topic.number, topic.owner, catalog)
+            for view, topic in zip(page.rows, topics, strict=True)
+        ]
+        return admin_pb2.ListConsumptionsResponse(consumptions=rows, next_page_token=page.next_token)

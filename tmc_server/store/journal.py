@@ -1,0 +1,46 @@
+"""The journal of a shard: attempts that failed, attempts that nobody answered, and checks that decided nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tmc_server.domain.numbers import Attempt, MessageNumber, SubscriptionNumber
+from tmc_server.store.transaction import Transaction
+
+NO_ACK = "no ack"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalRow:
+    """subscription: NO_SUBSCRIPTION: a check.  tried_ms, tried_by: when and by which server run it was handed over; None: not
+    known.  unanswered: nobody said anything.
+    """
+
+    number: MessageNumber
+    subscription: SubscriptionNumber
+    attempt: Attempt
+    error: str
+    tried_ms: int | None = None
+    tried_by: int | None = None
+    unanswered: bool = False
+
+
+def write_journal(tx: Transaction, rows: Sequence[JournalRow]) -> None:
+    """In the transaction of the change."""
+    tx.insert(tx.sql.insert_attempts, [_values(tx, row) for row in rows])
+
+
+def _values(tx: Transaction, row: JournalRow) -> Mapping[str, Any]:
+    return {
+        "message_id": row.number,
+        "subscription_no": row.subscription,
+        "attempt": row.attempt,
+        "at_ms": tx.now,
+        "incarnation": tx.incarnation or 0,
+        "error": row.error,
+        "tried_ms": row.tried_ms,
+        "tried_by": row.tried_by,
+        "unanswered": int(row.unanswered),
+    }
