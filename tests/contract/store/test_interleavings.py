@@ -85,6 +85,12 @@ def _replay(store: StoreUnderTest, message: Prepare, writer: Any) -> Any:
     return replays.replay("operator", store.shard, message.number, store.subscription.number, "test")
 
 
+def _pause(store: StoreUnderTest, _message: Prepare | None = None, _writer: Any = None, paused: bool = True) -> None:
+    """It holds deliveries back at the outlet, see tests/integration/server/test_order.py; rows stay as they are."""
+    store.catalog_store.pause_subscription("operator", "order.paid", "coupons", "default", paused, "test")
+    store.watch.run_once()
+
+
 OPERATIONS: dict[str, Run] = {
     "prepare again": _perform(lambda s, m: s.again(m)),
     "submit": _perform(lambda s, m: s.submit_of(m.number)),
@@ -100,6 +106,7 @@ OPERATIONS: dict[str, Run] = {
     "check verdict": _check,
     "bulk reactivate": _bulk,
     "replay": _replay,
+    "pause": _pause,
     "retention": _retain,
 }
 OF_MESSAGES = {"prepare again", "submit", "rollback", "commit by hand", "roll back by hand", "check verdict"}
@@ -147,6 +154,8 @@ def _starts(first: str, second: str) -> list[str]:
     of_messages = {first, second} & OF_MESSAGES
     if of_messages:
         return ["prepared", "delivered"]
+    if "pause" in (first, second):
+        return ["delivered", "used up"]
     if {first, second} & {"replay", "retention"}:
         return ["delivered", "used up", "failed", "acked"]
     return ["delivered", "used up", "failed"]
@@ -191,6 +200,8 @@ def _run_pair(
     assert not any(isinstance(r[0], BaseException) and not hasattr(r[0], "reason") for r in (a_result, b_result)), story
     triggers.check_invariants(store, message.number)
     _check_answers(store, message, first, second, a_result[0], b_result[0], story)
+    if "pause" in (first, second):
+        _pause(store, paused=False)
     _leave_nothing_due(store, message)
 
 
