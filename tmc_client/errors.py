@@ -134,6 +134,7 @@ BY_REASON: dict[str, type[TmcError]] = {
     "MESSAGE_GONE": Gone,
     "SUBSCRIPTION_UNKNOWN": NotFound,
     "APP_UNKNOWN": NotFound,
+    "ALERT_UNKNOWN": NotFound,
     "BULK_JOB_UNKNOWN": NotFound,
     "KEY_COMMITTED": KeyCommitted,
     "CONTENT_DIFFERS": ContentDiffers,

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from tmc_common.addresses import HostPort
+from tmc_server.domain.alerts import Language, WebhookFormat
 from tmc_server.domain.egress import Egress
 from tmc_server.domain.placement import SHARDS
 from tmc_server.domain.retry import DAY_MS
@@ -292,8 +293,29 @@ class AlertsConfig(Section):
     """[alerts]: besides the log."""
 
     webhook: SecretStr = Field(
-        SecretStr(""), description="http:// or https:// URL that alerts are posted to as JSON; empty: none"
+        SecretStr(""), description="http:// or https:// URL that alerts are posted to; empty: none"
     )
+    webhook_format: WebhookFormat = Field("json", description="the tool behind the webhook; json: your own")
+    language: Language = Field("en", description="of alerts in mails and chats")
+    smtp_host: str = Field("", description="mail server; empty: no mail")
+    smtp_port: int = Field(587, ge=1, le=65_535, description="its port")
+    smtp_security: Literal["starttls", "tls", "none"] = Field("starttls", description="how mail is encrypted")
+    smtp_user: str = Field("", description="user at the mail server; empty: no login")
+    smtp_password: SecretStr = Field(SecretStr(""), description="password of the user")
+    mail_from: str = Field("", description="sender of mails; needed with smtp_host")
+    mail_to: tuple[str, ...] = Field((), description="who gets every alert by mail")
+    mail_to_owner: bool = Field(True, description="also send to the alert address of the topic's owner")
+
+    @model_validator(mode="after")
+    def _mail_is_complete(self) -> AlertsConfig:
+        if self.smtp_host and "@" not in self.mail_from:
+            raise ValueError("mail_from must be an address when smtp_host is set")
+        wrong = [each for each in self.mail_to if not (each.isascii() and "@" in each)]
+        if wrong:
+            raise ValueError(f"mail_to must be addresses, and {wrong[0]!r} is none")
+        if self.smtp_user and self.smtp_security == "none":
+            raise ValueError("smtp_security must not be none with smtp_user: the password would travel in the clear")
+        return self
 
     @field_validator("webhook")
     @classmethod

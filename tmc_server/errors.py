@@ -2,7 +2,7 @@
 
     TmcError
     |-- Fix the request       InvalidField, MalformedRequest, TopicUnknown, MessageUnknown, SubscriptionUnknown,
-    |                         AppUnknown, BulkJobUnknown, NameTaken, ContentDiffers
+    |                         AlertUnknown, AppUnknown, BulkJobUnknown, NameTaken, ContentDiffers
     |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly, AppDisabled,
     |                         KeyOfAnotherTag, CertificateOfAnother
     |-- Accept the outcome    CheckRefused, ForwardRefused, KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale,
@@ -85,6 +85,12 @@ class BulkJobUnknown(TmcError):
     """There is no such bulk job: list the jobs to see their numbers."""
 
     reason = "BULK_JOB_UNKNOWN"
+
+
+class AlertUnknown(TmcError):
+    """There is no such alert or silence: list them to see their ids."""
+
+    reason = "ALERT_UNKNOWN"
 
 
 class NameTaken(TmcError):

@@ -47,10 +47,11 @@ from tmc_server.domain.ports.delivery import Claimed, Copy
 from tmc_server.domain.ports.ordering import FIRST_LINE, Repaired
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.checking import Checking
+from tmc_server.store.alert_outbox import SqlAlertOutbox
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.catalog import CatalogStore
 from tmc_server.store.catalog_watch import CatalogWatch
-from tmc_server.store.due import SqlAlertOutbox, SqlDueWork
+from tmc_server.store.due import SqlDueWork
 from tmc_server.store.due_checks import SqlCheckDesk, SqlDueChecks
 from tmc_server.store.engines import Database, ShardMap, repeated
 from tmc_server.store.leases import ShardLeases
@@ -143,7 +144,7 @@ class StoreUnderTest:
         self.lines = SqlLineWork(self.writer, self.leases, self.watch)
         self.checks = SqlDueChecks(self.writer, self.leases, self.watch)
         self.desk = SqlCheckDesk([self.writer] * 32)
-        self.alerts = SqlAlertOutbox(database)
+        self.alerts = SqlAlertOutbox(database, self.shard, self.watch)
         self._numbers = itertools.count(1)
 
     @property

@@ -71,7 +71,7 @@ ALLOWED = {
     },
     "tmc_server.discovery": {*_SERVER, "tmc_common.consul"},
     "tmc_server.checks": {*_SERVER, "tmc_server.outgoing", "tmc_common.protocol"},
-    "tmc_server.alerts": {*_SERVER, "tmc_server.outgoing"},
+    "tmc_server.alerts": {*_SERVER, "tmc_server.outgoing", "tmc_server.printable"},
     "tmc_server.archives": _SERVER,
 }
 ALLOWED["tmc_server.app"] = {"tmc_common", *ALLOWED} - {"tmc_client"}

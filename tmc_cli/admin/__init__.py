@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tmc_cli import fail
-from tmc_cli.admin import apps, bulk, checks, lists, messages, servers, subscriptions, topics
+from tmc_cli.admin import alerts, apps, bulk, checks, lists, messages, servers, subscriptions, topics
 from tmc_cli.target import DEFAULT_ADDRESS, Target
 from tmc_common.addresses import is_loopback
 
@@ -46,6 +46,11 @@ COMMANDS = (
     bulk.stop_bulk,
     bulk.list_bulk,
     bulk.list_bulk_items,
+    alerts.list_alerts,
+    alerts.acknowledge_alert,
+    alerts.silence_alerts,
+    alerts.end_silence,
+    alerts.list_silences,
     servers.list_servers,
     servers.drain_server,
     servers.undrain_server,

@@ -831,6 +831,126 @@ class ReplayDeliveryRequest(_message.Message):
     reason: str
     def __init__(self, message_id: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class Alert(_message.Message):
+    __slots__ = ("alert_id", "kind", "topic", "app", "tag", "fingerprint", "detail", "count", "first_ms", "last_ms", "message_ids", "acknowledged_ms", "acknowledged_by", "resolved_ms", "silenced_until_ms")
+    ALERT_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_MS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_IDS_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_MS_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_BY_FIELD_NUMBER: _ClassVar[int]
+    RESOLVED_MS_FIELD_NUMBER: _ClassVar[int]
+    SILENCED_UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
+    alert_id: str
+    kind: str
+    topic: str
+    app: str
+    tag: str
+    fingerprint: str
+    detail: str
+    count: int
+    first_ms: int
+    last_ms: int
+    message_ids: _containers.RepeatedScalarFieldContainer[str]
+    acknowledged_ms: int
+    acknowledged_by: str
+    resolved_ms: int
+    silenced_until_ms: int
+    def __init__(self, alert_id: _Optional[str] = ..., kind: _Optional[str] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., fingerprint: _Optional[str] = ..., detail: _Optional[str] = ..., count: _Optional[int] = ..., first_ms: _Optional[int] = ..., last_ms: _Optional[int] = ..., message_ids: _Optional[_Iterable[str]] = ..., acknowledged_ms: _Optional[int] = ..., acknowledged_by: _Optional[str] = ..., resolved_ms: _Optional[int] = ..., silenced_until_ms: _Optional[int] = ...) -> None: ...
+
+class ListAlertsRequest(_message.Message):
+    __slots__ = ("resolved", "page_size", "page_token")
+    RESOLVED_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    resolved: bool
+    page_size: int
+    page_token: str
+    def __init__(self, resolved: bool = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListAlertsResponse(_message.Message):
+    __slots__ = ("alerts", "next_page_token")
+    ALERTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    alerts: _containers.RepeatedCompositeFieldContainer[Alert]
+    next_page_token: str
+    def __init__(self, alerts: _Optional[_Iterable[_Union[Alert, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class AcknowledgeAlertRequest(_message.Message):
+    __slots__ = ("alert_id", "reason")
+    ALERT_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    alert_id: str
+    reason: str
+    def __init__(self, alert_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SilenceAlertsRequest(_message.Message):
+    __slots__ = ("topic", "app", "tag", "kind", "for_ms", "reason")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FOR_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    app: str
+    tag: str
+    kind: str
+    for_ms: int
+    reason: str
+    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., kind: _Optional[str] = ..., for_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Silence(_message.Message):
+    __slots__ = ("silence", "topic", "app", "tag", "kind", "until_ms", "actor", "reason")
+    SILENCE_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    silence: int
+    topic: str
+    app: str
+    tag: str
+    kind: str
+    until_ms: int
+    actor: str
+    reason: str
+    def __init__(self, silence: _Optional[int] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., kind: _Optional[str] = ..., until_ms: _Optional[int] = ..., actor: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class EndSilenceRequest(_message.Message):
+    __slots__ = ("silence", "reason")
+    SILENCE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    silence: int
+    reason: str
+    def __init__(self, silence: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ListSilencesRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListSilencesResponse(_message.Message):
+    __slots__ = ("silences", "next_page_token")
+    SILENCES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    silences: _containers.RepeatedCompositeFieldContainer[Silence]
+    next_page_token: str
+    def __init__(self, silences: _Optional[_Iterable[_Union[Silence, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
 class BulkFilter(_message.Message):
     __slots__ = ("action", "topic", "app", "tag", "state", "from_ms", "to_ms", "fingerprint")
     ACTION_FIELD_NUMBER: _ClassVar[int]

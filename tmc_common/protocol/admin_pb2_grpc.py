@@ -196,6 +196,31 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ListBulkItemsRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.ListBulkItemsResponse.FromString,
                 _registered_method=True)
+        self.ListAlerts = channel.unary_unary(
+                '/tmc.v1.AdminService/ListAlerts',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.ListAlertsRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.ListAlertsResponse.FromString,
+                _registered_method=True)
+        self.AcknowledgeAlert = channel.unary_unary(
+                '/tmc.v1.AdminService/AcknowledgeAlert',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.AcknowledgeAlertRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.Alert.FromString,
+                _registered_method=True)
+        self.SilenceAlerts = channel.unary_unary(
+                '/tmc.v1.AdminService/SilenceAlerts',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.SilenceAlertsRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.Silence.FromString,
+                _registered_method=True)
+        self.EndSilence = channel.unary_unary(
+                '/tmc.v1.AdminService/EndSilence',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.EndSilenceRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.Silence.FromString,
+                _registered_method=True)
+        self.ListSilences = channel.unary_unary(
+                '/tmc.v1.AdminService/ListSilences',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.ListSilencesRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.ListSilencesResponse.FromString,
+                _registered_method=True)
         self.PauseTopic = channel.unary_unary(
                 '/tmc.v1.AdminService/PauseTopic',
                 request_serializer=tmc_dot_v1_dot_admin__pb2.PauseTopicRequest.SerializeToString,
@@ -501,6 +526,41 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAlerts(self, request, context):
+        """Alerts, grouped by kind, topic, subscription and error; newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AcknowledgeAlert(self, request, context):
+        """No further reminders of an alert. Repeated, the answer is the same.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SilenceAlerts(self, request, context):
+        """Send no notices of some alerts for a while.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndSilence(self, request, context):
+        """End a silence before its time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSilences(self, request, context):
+        """The silences that are in effect.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PauseTopic(self, request, context):
         """Deliver nothing of a topic until it is resumed; what is due stays due, and nothing is counted as an attempt.
         """
@@ -762,6 +822,31 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListBulkItems,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.ListBulkItemsRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.ListBulkItemsResponse.SerializeToString,
+            ),
+            'ListAlerts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAlerts,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.ListAlertsRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.ListAlertsResponse.SerializeToString,
+            ),
+            'AcknowledgeAlert': grpc.unary_unary_rpc_method_handler(
+                    servicer.AcknowledgeAlert,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.AcknowledgeAlertRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.Alert.SerializeToString,
+            ),
+            'SilenceAlerts': grpc.unary_unary_rpc_method_handler(
+                    servicer.SilenceAlerts,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.SilenceAlertsRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.Silence.SerializeToString,
+            ),
+            'EndSilence': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndSilence,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.EndSilenceRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.Silence.SerializeToString,
+            ),
+            'ListSilences': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSilences,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.ListSilencesRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.ListSilencesResponse.SerializeToString,
             ),
             'PauseTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.PauseTopic,
@@ -1699,6 +1784,141 @@ class AdminService(object):
             '/tmc.v1.AdminService/ListBulkItems',
             tmc_dot_v1_dot_admin__pb2.ListBulkItemsRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.ListBulkItemsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAlerts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/ListAlerts',
+            tmc_dot_v1_dot_admin__pb2.ListAlertsRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.ListAlertsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AcknowledgeAlert(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/AcknowledgeAlert',
+            tmc_dot_v1_dot_admin__pb2.AcknowledgeAlertRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.Alert.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SilenceAlerts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/SilenceAlerts',
+            tmc_dot_v1_dot_admin__pb2.SilenceAlertsRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.Silence.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndSilence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/EndSilence',
+            tmc_dot_v1_dot_admin__pb2.EndSilenceRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.Silence.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSilences(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/ListSilences',
+            tmc_dot_v1_dot_admin__pb2.ListSilencesRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.ListSilencesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -68,6 +68,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KEY_OF_ANOTHER_TAG: _ClassVar[Reason]
     CERTIFICATE_OF_ANOTHER: _ClassVar[Reason]
     BULK_JOB_UNKNOWN: _ClassVar[Reason]
+    ALERT_UNKNOWN: _ClassVar[Reason]
 
 class QueueMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -167,6 +168,7 @@ APP_DISABLED: Reason
 KEY_OF_ANOTHER_TAG: Reason
 CERTIFICATE_OF_ANOTHER: Reason
 BULK_JOB_UNKNOWN: Reason
+ALERT_UNKNOWN: Reason
 QUEUE_MODE_UNSPECIFIED: QueueMode
 QUEUE_MODE_SINGLE: QueueMode
 QUEUE_MODE_MULTI: QueueMode

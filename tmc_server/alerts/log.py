@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from tmc_server.alerts.facts import facts
+from tmc_server.domain.alerts import NoticeEvent
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ports.alerts import Alert
 
@@ -17,12 +18,14 @@ class LogSink:
     def send(self, alert: Alert, catalog: Catalog) -> None:
         values = facts(alert, catalog)
         log.warning(
-            "%s: %stopic %s%s, %s%s; its owner is %s",
+            "%s%s: %stopic %s%s, %s%s; its owner is %s",
+            "resolved: " if alert.event is NoticeEvent.RESOLVED else "",
             alert.kind,
             f"message {values['message_id']} of " if values["message_id"] else "",
             values["topic"],
             f" for {values['subscriber']} ({values['tag']})" if values["subscriber"] else "",
             alert.detail,
             f" ({alert.count} times in {(alert.last_ms - alert.first_ms) / 1000:.0f} s)" if alert.count > 1 else "",
-            " ".join(str(text) for text in (values["owner"], values["owner_email"]) if text) or "unknown",
+            " ".join(str(values[name]) for name in ("owner", "owner_email", "owner_phone") if values[name])
+            or "unknown",
         )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import ssl
 from contextlib import closing
 
 import httpx
 
+from tmc_server.alerts.bodies import ERROR_FIELD, body_of
 from tmc_server.alerts.facts import facts
+from tmc_server.alerts.texts import text_of
+from tmc_server.domain.alerts import Language, WebhookFormat
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ports.alerts import Alert
 from tmc_server.outgoing import TimedTransport
@@ -23,23 +27,43 @@ class WebhookSink:
     """url: from the configuration, so it may lead anywhere.
 
     Proxies of the environment are not used and redirects not followed: a POST that is led elsewhere would arrive as a GET
-    without its body.
+    without its body.  form: see `bodies`.
     """
 
-    def __init__(self, url: str, deadline_s: float = _DEADLINE_S) -> None:
+    def __init__(
+        self, url: str, form: WebhookFormat = "json", language: Language = "en", deadline_s: float = _DEADLINE_S
+    ) -> None:
         self._url = url
+        self._form = form
+        self._language = language
         self._transport = TimedTransport(deadline_s, ssl.create_default_context())
 
     def send(self, alert: Alert, catalog: Catalog) -> None:
         """Raises OSError: it was not taken, send it again."""
         try:
-            request = httpx.Request("POST", self._url, json=facts(alert, catalog))
+            values = facts(alert, catalog)
+            body = body_of(self._form, values, text_of(values, self._language))
+            request = httpx.Request("POST", self._url, json=body)
             with closing(self._transport.handle_request(request)) as answer:
-                status = answer.status_code  # nobody needs the body
+                status = answer.status_code
+                said = answer.read() if self._form in ERROR_FIELD else b""
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
             raise OSError(f"the webhook cannot be reached: {exc!r}") from exc
         if 200 <= status < 300:
+            self._check_taken(said)
             return
         if status in _LATER or not 400 <= status < 500:
             raise OSError(f"the webhook answers with status {status}")
         log.error("the webhook refuses an alert for good (%d), it stands in the log alone", status)
+
+    def _check_taken(self, said: bytes) -> None:
+        """For tools that answer 200 in any case. Raises OSError."""
+        field = ERROR_FIELD.get(self._form)
+        if field is None:
+            return
+        try:
+            code = json.loads(said).get(field)
+        except (ValueError, AttributeError):
+            code = None
+        if code != 0:
+            raise OSError(f"the webhook does not take the alert: {field} is {str(code)[:100]!r}")

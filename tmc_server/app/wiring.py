@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tmc_server.alerts.log import LogSink
+from tmc_server.alerts.smtp import MailServer, SmtpSink
 from tmc_server.alerts.webhook import WebhookSink
 from tmc_server.app.checks import Checks
 from tmc_server.app.opening import OpenStore
@@ -22,7 +23,7 @@ from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.domain.ports.alerts import AlertSink
 from tmc_server.domain.ports.checks import Asking
 from tmc_server.domain.retry import RetryPolicy
-from tmc_server.duties.alerting import Alerting, Grouping
+from tmc_server.duties.alerting import Alerting, Grouping, Resolving
 from tmc_server.duties.bulk import BulkWorking
 from tmc_server.duties.checking import Checking
 from tmc_server.duties.counting import Counting, Gauging
@@ -34,6 +35,7 @@ from tmc_server.duties.retention import Retention
 from tmc_server.metrics import METRICS
 from tmc_server.requests.acking import Acking
 from tmc_server.requests.administering import Administering
+from tmc_server.requests.alerts import Alerts
 from tmc_server.requests.browsing import Browsing
 from tmc_server.requests.bulk import BulkJobs
 from tmc_server.requests.caller import Allowance, Budget, RateLimiter
@@ -55,12 +57,14 @@ from tmc_server.rpc.doorkeeper import Doorkeeper
 from tmc_server.rpc.message_service import MessageServicer
 from tmc_server.rpc.reading_service import Readings
 from tmc_server.rpc.server import GrpcServer, build
+from tmc_server.store.alert_outbox import SqlAlertOutbox
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.bulk_jobs import SqlBulkDesk
 from tmc_server.store.bulk_work import SqlBulkWork
-from tmc_server.store.due import OpenCounts, SqlAlertOutbox, SqlDueWork
+from tmc_server.store.due import OpenCounts, SqlDueWork
 from tmc_server.store.due_checks import SqlCheckDesk, SqlDueChecks
 from tmc_server.store.engines import Database
+from tmc_server.store.episodes import SqlEpisodeDesk
 from tmc_server.store.group_commit import GroupCommit, Limits, ShardedGroupCommit
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.line_repair import SqlLineWork
@@ -84,6 +88,7 @@ _WOKEN_S = 30.0  # the scan wakes these duties; without it they run this often
 _EXCLUSIVE_S = 5.0
 _COUNTING_S = 2.0
 _ALERTING_S = 5.0
+_RESOLVING_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +124,10 @@ def wire(
 ) -> Wiring:
     """On the loop. die: from any thread; this server cannot go on. Raises CannotStart, OSError: the port is taken."""
     redelivery, asking = Bell(), Bell()
-    outboxes = {database: SqlAlertOutbox(database) for database in store.shard_databases}
+    outboxes = {
+        database: SqlAlertOutbox(database, store.shards.shards_in(database)[0], store.watch)
+        for database in store.shard_databases
+    }
     progress = SqlQueueProgress(store.shards.catalog, store.nodes.incarnation)
     outlets = Outlets(
         config=config,
@@ -294,11 +302,23 @@ def _serve(
                 overviewing=Overviewing(catalog, counts),
             ),
             bulk=BulkJobs(SqlBulkDesk(store.shards), catalog),
+            alerts=Alerts(
+                catalog,
+                store.catalog,
+                reader,
+                [_desk(store, each) for each in store.shard_databases],
+                administering.change,
+            ),
         ),
     }
     edge = _edge(config, store, first_use)
     grpc = build(servicers, edge, config.server.listen, config.tls, config.limits)
     return _Served(administering=administering, edge=edge, grpc=grpc)
+
+
+def _desk(store: OpenStore, database: Database) -> tuple[SqlEpisodeDesk, Sequence[Shard]]:
+    shards = store.shards.shards_in(database)
+    return SqlEpisodeDesk(database, shards[0]), shards
 
 
 def _part(store: OpenStore, writer: ShardWriter, outbox: SqlAlertOutbox) -> _Part:
@@ -446,8 +466,20 @@ def _scanning(config: Config, store: OpenStore, parts: Sequence[_Part], bells: S
 
 
 def _sinks(config: Config) -> dict[str, AlertSink]:
-    webhook = config.alerts.webhook.get_secret_value()
-    return {"log": LogSink()} | ({"webhook": WebhookSink(webhook)} if webhook else {})
+    wanted = config.alerts
+    sinks: dict[str, AlertSink] = {"log": LogSink()}
+    if webhook := wanted.webhook.get_secret_value():
+        sinks["webhook"] = WebhookSink(webhook, wanted.webhook_format, wanted.language)
+    if wanted.smtp_host:
+        server = MailServer(
+            host=wanted.smtp_host,
+            port=wanted.smtp_port,
+            security=wanted.smtp_security,
+            user=wanted.smtp_user,
+            password=wanted.smtp_password.get_secret_value(),
+        )
+        sinks["smtp"] = SmtpSink(server, wanted.mail_from, wanted.mail_to, wanted.mail_to_owner, wanted.language)
+    return sinks
 
 
 def _alerting(outbox: SqlAlertOutbox, sinks: Mapping[str, AlertSink], store: OpenStore) -> list[Periodic]:
@@ -458,7 +490,11 @@ def _alerting(outbox: SqlAlertOutbox, sinks: Mapping[str, AlertSink], store: Ope
         for name, sink in sinks.items()
     ]
     bell.hang(sending)
-    return [Periodic("alerting", Grouping(outbox, list(sinks), bell.ring).run_once, _ALERTING_S), *sending]
+    return [
+        Periodic("alerting", Grouping(outbox, list(sinks), bell.ring).run_once, _ALERTING_S),
+        Periodic("resolving alerts", Resolving(outbox, bell.ring).run_once, _RESOLVING_S),
+        *sending,
+    ]
 
 
 def _retaining(config: Config, parts: Sequence[_Part]) -> list[Periodic]:

@@ -482,6 +482,7 @@ class RabbitOutlet:
             self._queues.heal(destination.name, silent=silent, missing=missing)
         if failure.pauses == ALERT_AFTER:
             log.warning("%s refuses messages (%s), declaring it again", destination.name, why)
+        if persists:
             self._raise_alert("queue refuses", subscription, f"{destination.name}: {why}")
 
     def _forget(self, sent: Sent) -> None:

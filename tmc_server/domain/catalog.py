@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 
+from tmc_server.domain.alerts import Silence
 from tmc_server.domain.checks import CheckPolicy
 from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.domain.ordering import OrderMode
@@ -140,13 +141,17 @@ class Subscription:
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
-    """One consistent copy. version: grows with every change.  shard_map: identity of the database by shard."""
+    """One consistent copy. version: grows with every change.  shard_map: identity of the database by shard.
+
+    silences: of alerts; some may be over.
+    """
 
     version: int = 0
     apps: Mapping[int, App] = field(default_factory=dict)
     topics: Mapping[int, Topic] = field(default_factory=dict)
     subscriptions: Mapping[SubscriptionNumber, Subscription] = field(default_factory=dict)
     shard_map: Mapping[Shard, str] = field(default_factory=dict)
+    silences: Sequence[Silence] = ()
 
     @cached_property
     def app_by_id(self) -> Mapping[str, App]:

@@ -1,4 +1,4 @@
-"""Group the alerts in the outboxes into notices, and send each notice to its sink.
+"""Group the alerts in the outboxes into notices, send each notice to its sink, and end episodes whose cause is gone.
 
 All servers share the outbox; only one of them can claim a notice at a time. A sink gets each notice once, or twice
 if a server dies or loses its database between sending and marking. A failing sink delays only its own notices, and a
@@ -44,6 +44,20 @@ class Grouping:
         if grouped:
             self._on_grouped()
         return grouped == self._page
+
+
+class Resolving:
+    """Ends episodes whose cause is gone. on_resolved: called when there is something to send."""
+
+    def __init__(self, outbox: AlertOutbox, on_resolved: Callable[[], None] = lambda: None) -> None:
+        self._outbox = outbox
+        self._on_resolved = on_resolved
+
+    def run_once(self) -> bool:
+        """Returns False: nothing is left to do."""
+        if self._outbox.resolve():
+            self._on_resolved()
+        return False
 
 
 class Alerting:

@@ -31,6 +31,7 @@ from tmc_server.metrics import METRICS
 
 log = logging.getLogger("tmc.checking")
 
+_ALERT_AGAIN_S = 3_600
 _ROUNDS = 8  # of calls at once in a page of single questions
 _PAGE_SPARE_S = 1.0
 _LOOK_AGAIN_S = 2.0
@@ -207,9 +208,10 @@ class Checking:
         recorded = page.work.record(
             page.shard,
             [Checked(each, answer, pause_ms) for each, answer in zip(page.pending, answers, strict=True)],
-            not page.service.alerted,
+            self._monotonic() >= page.service.alert_again,
         )
-        page.service.alerted |= recorded.overdue
+        if recorded.overdue:
+            page.service.alert_again = self._monotonic() + _ALERT_AGAIN_S
         count(topic.name, answers, recorded)
 
     def _longest_page(self, target: CheckTarget) -> int:

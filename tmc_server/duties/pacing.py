@@ -52,7 +52,8 @@ class ServiceName:
 class Service:
     """State of one service, or of all that share a slot.
 
-    size: questions of its next page.  most: pages at once.  alerted: its owner knows that it cannot be reached.
+    size: questions of its next page.  most: pages at once.  alert_again: when its owner is told again that it
+    cannot be reached, monotonic seconds.
     rest_ms: how long it rests after the last failure.  quiet_until: monotonic seconds.
     """
 
@@ -62,7 +63,7 @@ class Service:
     most: int
     busy: int = 0
     failures: int = 0
-    alerted: bool = False
+    alert_again: float = 0.0
     rest_ms: int = 0
     quiet_until: float = 0.0
 
@@ -155,7 +156,7 @@ class Pacing:
 
     def answered(self, service: Service, tag: str, longest: int, now: float) -> None:
         """Note that the service answered. longest: questions in the longest page it may get."""
-        service.failures, service.alerted = 0, False
+        service.failures, service.alert_again = 0, 0.0
         service.size = min(longest, service.size + max(1, longest // 16))
         app = service.app
         app.most = min(APP_SHARE, app.most + 1)

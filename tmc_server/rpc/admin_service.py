@@ -10,17 +10,19 @@ from tmc_server.domain.ports.catalog import CheckChange
 from tmc_server.domain.views import ConsumptionView
 from tmc_server.requests import validation
 from tmc_server.requests.administering import Administering
+from tmc_server.requests.alerts import Alerts
 from tmc_server.requests.bulk import BulkJobs
 from tmc_server.requests.deciding_by_hand import DecidingByHand
 from tmc_server.requests.delivery_control import DeliveryControl
 from tmc_server.requests.listing import in_order, listed
 from tmc_server.requests.signing import Signing
 from tmc_server.rpc import convert
+from tmc_server.rpc.alert_service import AlertServicer
 from tmc_server.rpc.bulk_service import BulkServicer
 from tmc_server.rpc.reading_service import Readings, ReadingServicer
 
 
-class AdminServicer(BulkServicer, ReadingServicer):
+class AdminServicer(BulkServicer, ReadingServicer, AlertServicer):
     """Methods take the operator's name and a request."""
 
     def __init__(
@@ -32,9 +34,11 @@ class AdminServicer(BulkServicer, ReadingServicer):
         deliveries: DeliveryControl,
         readings: Readings,
         bulk: BulkJobs,
+        alerts: Alerts,
     ) -> None:
         BulkServicer.__init__(self, bulk, administering)
         ReadingServicer.__init__(self, readings, administering)
+        AlertServicer.__init__(self, alerts, administering)
         self._admin = administering
         self._deliveries = deliveries
         self._signing = signing

@@ -105,7 +105,7 @@ def message_to(view: MessageView, catalog: Catalog) -> message_pb2.Message:
 
 
 def consumption_to(view: ConsumptionView, topic: int, producer: int, catalog: Catalog) -> admin_pb2.Consumption:
-    app, tag = _subscriber(catalog, view.subscription)
+    app, tag = subscriber(catalog, view.subscription)
     return admin_pb2.Consumption(
         message_id=str(MessageId(topic, producer, view.shard, view.number)),
         topic=topic_name(catalog, topic),
@@ -166,7 +166,7 @@ def _subscription_overview_to(
 
 def explanation_to(explanation: Explanation, catalog: Catalog) -> admin_pb2.Explanation:
     delivery = explanation.delivery
-    app, tag = _subscriber(catalog, delivery.subscription if delivery is not None else NO_SUBSCRIPTION)
+    app, tag = subscriber(catalog, delivery.subscription if delivery is not None else NO_SUBSCRIPTION)
     return admin_pb2.Explanation(
         app=app,
         tag=tag,
@@ -190,7 +190,7 @@ def wanted_from(request: admin_pb2.ListMessagesRequest | admin_pb2.ListConsumpti
 
 
 def event_to(event: Event, catalog: Catalog) -> admin_pb2.TimelineEvent:
-    app, tag = _subscriber(catalog, event.subscription)
+    app, tag = subscriber(catalog, event.subscription)
     return admin_pb2.TimelineEvent(
         at_ms=event.at_ms,
         kind=admin_pb2.EventKind.Name(event.kind),
@@ -201,14 +201,14 @@ def event_to(event: Event, catalog: Catalog) -> admin_pb2.TimelineEvent:
     )
 
 
-def _subscriber(catalog: Catalog, number: SubscriptionNumber) -> tuple[str, str]:
+def subscriber(catalog: Catalog, number: SubscriptionNumber) -> tuple[str, str]:
     """Its app and tag; "": there is none, or this server does not know it."""
     subscription = catalog.subscriptions.get(number)
     return (app_name(catalog, subscription.app), subscription.tag) if subscription is not None else ("", "")
 
 
 def failed_attempt_to(view: AttemptView, catalog: Catalog) -> admin_pb2.FailedAttempt:
-    app, tag = _subscriber(catalog, view.subscription)
+    app, tag = subscriber(catalog, view.subscription)
     return admin_pb2.FailedAttempt(
         app=app,
         tag=tag,

@@ -29,6 +29,7 @@ CODES: dict[type[errors.TmcError], grpc.StatusCode] = {
     errors.MessageGone: grpc.StatusCode.NOT_FOUND,
     errors.SubscriptionUnknown: grpc.StatusCode.NOT_FOUND,
     errors.AppUnknown: grpc.StatusCode.NOT_FOUND,
+    errors.AlertUnknown: grpc.StatusCode.NOT_FOUND,
     errors.BulkJobUnknown: grpc.StatusCode.NOT_FOUND,
     errors.KeyCommitted: grpc.StatusCode.ALREADY_EXISTS,
     errors.ContentDiffers: grpc.StatusCode.ALREADY_EXISTS,

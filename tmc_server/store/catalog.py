@@ -16,12 +16,14 @@ from typing import Any, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
+from tmc_server.domain.alerts import Silence
 from tmc_server.domain.catalog import App, Catalog, Forward, Subscription, Topic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
 from tmc_server.domain.numbers import SubscriptionNumber
-from tmc_server.domain.ports.catalog import CheckChange, NewApp, NewSubscription, NewTopic, TopicChange
+from tmc_server.domain.ports.catalog import CheckChange, NewApp, NewSilence, NewSubscription, NewTopic, TopicChange
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import (
+    AlertUnknown,
     AppUnknown,
     CatalogStale,
     InvalidField,
@@ -31,7 +33,16 @@ from tmc_server.errors import (
     SubscriptionUnknown,
     TopicUnknown,
 )
-from tmc_server.store.catalog_rows import app_from, app_of, sends_to, subscription_of, tag_keys, target_of, topic_of
+from tmc_server.store.catalog_rows import (
+    app_from,
+    app_of,
+    sends_to,
+    silence_of,
+    subscription_of,
+    tag_keys,
+    target_of,
+    topic_of,
+)
 from tmc_server.store.engines import Database, repeated
 from tmc_server.store.tables import (
     app,
@@ -42,6 +53,7 @@ from tmc_server.store.tables import (
     operator,
     server,
     shard_map,
+    silence,
     subscription,
     topic,
 )
@@ -243,6 +255,34 @@ class CatalogStore:
             return topic_of(_topic_row(connection, topic_name))
 
     @_repeating
+    def silence_alerts(self, actor: str, new: NewSilence) -> Silence:
+        """See domain.ports.catalog.CatalogEditor."""
+        scope = " ".join(filter(None, (new.kind, new.topic, new.app, new.tag))) or "all"
+        with self._change(actor, "silence alerts", scope, new.reason) as (connection, now):
+            connection.execute(silence.delete().where(silence.c.until_ms <= now))
+            topic_no = _topic_row(connection, new.topic).topic_no if new.topic else 0
+            values = {
+                "kind": new.kind,
+                "topic_no": topic_no,
+                "subscription_no": new.subscription,
+                "until_ms": now + new.for_ms,
+                "actor": actor,
+                "reason": new.reason,
+            }
+            made = connection.execute(silence.insert().values(values))
+            return silence_of(connection.execute(sa.select(silence).filter_by(id=made.lastrowid)).one())
+
+    @_repeating
+    def end_silence(self, actor: str, id_: int, reason: str) -> Silence:
+        """See domain.ports.catalog.CatalogEditor."""
+        with self._change(actor, "end silence", str(id_), reason) as (connection, _):
+            row = connection.execute(sa.select(silence).filter_by(id=id_)).one_or_none()
+            if row is None:
+                raise AlertUnknown(f"There is no silence {id_}: list them to see their numbers.")
+            connection.execute(silence.delete().where(silence.c.id == id_))
+            return silence_of(row)
+
+    @_repeating
     def drain_server(self, actor: str, incarnation: int, drained: bool, reason: str, others: Collection[int]) -> None:
         """See domain.ports.catalog.CatalogEditor."""
         action = "drain server" if drained else "undrain server"
@@ -437,6 +477,7 @@ class CatalogStore:
                     row.subscription_no: subscription_of(row) for row in connection.execute(sa.select(subscription))
                 },
                 shard_map={row.shard: row.identity for row in connection.execute(sa.select(shard_map))},
+                silences=[silence_of(row) for row in connection.execute(sa.select(silence).order_by(silence.c.id))],
             )
             return copy, operators
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tmc_server.domain.alerts import Silence
 from tmc_server.domain.catalog import App, DeliveryKeys, Forward, QueueMode, Subscription, TagKeys, Topic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
+from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ordering import OrderMode
 from tmc_server.domain.retry import RetryKind, RetryPolicy
 from tmc_server.store.tables import app_key
@@ -123,3 +125,15 @@ def _delivery_keys(row: Any) -> DeliveryKeys | None:
         return None
     other = bytes.fromhex(row.other_key) if row.other_key else None
     return DeliveryKeys(signing=bytes.fromhex(row.delivery_key), other=other, since_ms=row.signed_ms)
+
+
+def silence_of(row: Any) -> Silence:
+    return Silence(
+        id=row.id,
+        kind=row.kind,
+        topic=row.topic_no,
+        subscription=SubscriptionNumber(row.subscription_no),
+        until_ms=row.until_ms,
+        actor=row.actor,
+        reason=row.reason,
+    )

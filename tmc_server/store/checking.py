@@ -17,6 +17,7 @@ from tmc_server.domain.checks import (
     Verdict,
     decide_after_unknown,
 )
+from tmc_server.domain.fingerprint import fingerprint
 from tmc_server.domain.message import UNDECIDED, MessageEvent, MessageState
 from tmc_server.domain.numbers import NO_ATTEMPT, NO_SUBSCRIPTION, Attempt, MessageNumber, Shard
 from tmc_server.domain.ports.checks import Checked, Pending, Recorded
@@ -25,6 +26,7 @@ from tmc_server.store.messages import write_decisions
 from tmc_server.store.transaction import Transaction
 
 _ANSWER = 500
+_HOUR_MS = 3_600_000
 _OPPOSITE = {MessageState.COMMITTED: Verdict.ROLLBACK, MessageState.ROLLED_BACK: Verdict.COMMIT}
 
 
@@ -101,7 +103,8 @@ def record(tx: Transaction, answers: Sequence[Checked], tell_overdue: bool) -> R
     failed = _write_undecided(tx, undecided)
     overdue = next((checked for checked, after in undecided if after.overdue), None) if tell_overdue else None
     if overdue is not None:  # one message stands for all that wait for the same service
-        tx.alert_once([_alert(overdue, "producer not reached", attempt=NO_ATTEMPT)])
+        hour = Attempt((tx.now - overdue.pending.created_ms) // _HOUR_MS)
+        tx.alert_once([_alert(overdue, "producer not reached", attempt=hour)])
     tx.alert_once(_alert(checked, "contradiction", attempt=NO_ATTEMPT) for checked in contradicted)
     return Recorded(
         committed=len(moved[MessageEvent.SUBMIT]),
@@ -173,7 +176,9 @@ def _write_undecided(tx: Transaction, undecided: Sequence[tuple[Checked, AfterUn
         by_topic.setdefault(checked.pending.topic, {})[checked.pending.number] = _told(checked.answer)
     for topic, causes in sorted(by_topic.items()):
         tx.note_failed(topic, NO_SUBSCRIPTION, causes)
-    tx.alert_once(_alert(checked, "check failed") for checked in given_up)
+    tx.alert_once(
+        {**_alert(checked, "check failed"), "fingerprint": fingerprint(_told(checked.answer))} for checked in given_up
+    )
     return len(given_up)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tmc_server.domain import consumption
 from tmc_server.domain.consumption import Budget, ConsumptionState, Decision, Row
+from tmc_server.domain.fingerprint import fingerprint
 from tmc_server.domain.numbers import MessageNumber, OrderHash, OrderSequence, SubscriptionNumber
 from tmc_server.domain.operations import (
     Ack,
@@ -363,6 +364,7 @@ def note_failures(
             "attempt": after[subscription, number].attempt,
             "detail": _given_up(after[subscription, number], errors.get((subscription, number), NO_ACK))
             + (_BLOCKED if (subscription, number) in blocking else ""),
+            "fingerprint": fingerprint(errors.get((subscription, number), NO_ACK)),
         }
         for subscription, numbers in failed.items()
         for number in numbers

@@ -7,10 +7,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tmc_server.domain.alerts import ABOUT_A_MESSAGE
 from tmc_server.domain.bulk import ItemOutcome
 from tmc_server.domain.ids import first_number
 from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
-from tmc_server.domain.ports.alerts import ABOUT_A_MESSAGE
 from tmc_server.domain.ports.servers import ServerView, ShardPlace
 from tmc_server.domain.views import (
     AttemptView,
@@ -28,7 +28,7 @@ from tmc_server.store.shard_map import stored_map
 from tmc_server.store.statements import statements_of
 from tmc_server.store.tables import alert, audit, bulk_item, lease, shard_tables
 
-_PAUSES = ("pause topic", "resume topic", "pause subscription", "resume subscription")
+_PAUSES = ("pause topic", "resume topic", "pause subscription", "resume subscription")  # in turns
 
 
 class Reader:
@@ -110,8 +110,15 @@ class Reader:
             .where(audit.c.subject.in_(subjects), audit.c.action.in_(_PAUSES), audit.c.at_ms >= since_ms)
             .order_by(audit.c.id)
         )
+        before = (audit.c.action.in_(_PAUSES), audit.c.at_ms < since_ms)
         with self._shards.catalog.reading() as connection:
-            return [_act(row) for row in connection.execute(query)]
+            acts = [_act(row) for row in connection.execute(query)]
+            for subject in subjects:
+                last = sa.select(audit).where(audit.c.subject == subject, *before).order_by(audit.c.id.desc()).limit(1)
+                row = connection.execute(last).one_or_none()
+                if row is not None and row.action in _PAUSES[::2]:
+                    acts.insert(0, _act(row))
+            return acts
 
     def bulk_items(self, message: MessageView) -> list[DeliveryJob]:
         query = (

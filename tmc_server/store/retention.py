@@ -14,7 +14,7 @@ from tmc_server.domain.ports.retention import Position
 from tmc_server.store.engines import Database, StoreConflict, repeated
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.statements import statements_of
-from tmc_server.store.tables import alert, bulk_item, bulk_progress, notice, tombstone
+from tmc_server.store.tables import alert, bulk_item, bulk_progress, episode, notice, tombstone
 
 _OLD_TOMBSTONES = sa.select(tombstone.c.attempt_id).where(tombstone.c.created_ms < sa.bindparam("before"))
 _OLD_ALERTS = sa.select(alert.c.id).where(alert.c.sent_ms < sa.bindparam("before"))
@@ -26,7 +26,11 @@ _ITEMS = sa.select(bulk_item.c.message_id).where(
     bulk_item.c.job_id == sa.bindparam("job_id"), bulk_item.c.shard == sa.bindparam("shard")
 )
 _OLD_JOBS = 10
-_OLD_NOTICES = sa.select(notice.c.id).where(notice.c.sent_ms < sa.bindparam("before"))
+_OLD_EPISODES = sa.select(episode.c.id).where(episode.c.resolved_ms < sa.bindparam("before"))
+_OLD_NOTICES = sa.select(notice.c.id).where(
+    notice.c.sent_ms < sa.bindparam("before"),
+    sa.not_(sa.exists().where(episode.c.id == notice.c.episode_id, episode.c.open == 1)),  # who knows of it
+)
 
 
 class ClosedMessages:
@@ -88,12 +92,16 @@ class ClosedMessages:
         return found
 
     def forget(self, before_ms: int, limit: int) -> int:
-        """Delete tombstones, sent alerts and notices, and outcomes of bulk jobs, older than `before_ms`. Returns: how many."""
+        """Delete tombstones, sent alerts and notices, resolved episodes, and outcomes of bulk jobs, older than `before_ms`.
+
+        Returns: how many.
+        """
         total = 0
         forgotten = (
             (_OLD_TOMBSTONES, tombstone.c.attempt_id),
             (_OLD_ALERTS, alert.c.id),
             (_OLD_NOTICES, notice.c.id),
+            (_OLD_EPISODES, episode.c.id),
         )
         for query, column in forgotten:
             with self._database.reading() as connection:

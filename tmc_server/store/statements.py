@@ -284,34 +284,17 @@ class ShardStatements:
             .values(due_ms=sa.bindparam("now"), tried=consumption.c.tried - 1, incarnation=None, tried_ms=None),
             consumption,
         )
-        # the same, incarnation, error: journal them before they are rescued.
-        journal = self.tables.attempt
-        self.journal_rescued = journal.insert().from_select(
-            [
-                column.name
-                for column in (
-                    journal.c.message_id,
-                    journal.c.subscription_no,
-                    journal.c.attempt,
-                    journal.c.at_ms,
-                    journal.c.incarnation,
-                    journal.c.error,
-                    journal.c.tried_ms,
-                    journal.c.tried_by,
-                    journal.c.unanswered,
-                )
-            ],
+        # the same: lock and read them before they are rescued.
+        self.lock_rescued = by_primary(
             sa.select(
                 consumption.c.message_id,
-                consumption.c.subscription_no,
                 consumption.c.attempt,
-                sa.bindparam("now", type_=sa.BigInteger),
-                sa.bindparam("incarnation", type_=sa.BigInteger),
-                sa.bindparam("error", type_=sa.String),
                 consumption.c.tried_ms,
                 consumption.c.incarnation,
-                sa.literal(1),
-            ).where(*died, by_ids(consumption.c.message_id), leased),
+            )
+            .where(*died, by_ids(consumption.c.message_id), leased)
+            .with_for_update(),
+            consumption,
         )
 
     def _for_checks(self, message: sa.Table) -> None:

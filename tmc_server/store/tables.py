@@ -285,8 +285,33 @@ alert = sa.Table(
     sa.Column("detail", _text(500), nullable=False),
     _ms("created_ms"),
     _ms("sent_ms", nullable=True),
+    sa.Column("fingerprint", _text(12), nullable=False, server_default=""),
     sa.UniqueConstraint("kind", "message_id", "subscription_no", "attempt", name="tmc_alert_episode"),
     sa.Index("tmc_alert_unsent", "sent_ms", "id"),
+    **_OPTIONS,
+)
+
+# Alerts of one kind, topic, subscription and fingerprint, until their cause is gone. open: 1, or NULL once resolved: at most
+# one of each is open.  detail, samples: of the first alerts.
+episode = sa.Table(
+    "tmc_episode",
+    METADATA,
+    _serial(),
+    sa.Column("kind", _text(32), nullable=False),
+    sa.Column("topic_no", sa.Integer, nullable=False),
+    sa.Column("subscription_no", sa.Integer, nullable=False),
+    sa.Column("fingerprint", _text(12), nullable=False),
+    sa.Column("open", sa.SmallInteger),
+    sa.Column("detail", _text(500), nullable=False),
+    sa.Column("samples", _text(500), nullable=False),  # JSON list of [shard, message number]
+    sa.Column("alerts", sa.BigInteger, nullable=False),
+    _ms("first_ms"),
+    _ms("last_ms"),
+    _ms("acknowledged_ms", nullable=True),
+    sa.Column("acknowledged_by", _text(64), nullable=False, server_default=""),
+    _ms("resolved_ms", nullable=True),
+    sa.UniqueConstraint("kind", "topic_no", "subscription_no", "fingerprint", "open", name="tmc_episode_open"),
+    sa.Index("tmc_episode_still", "open", "id"),
     **_OPTIONS,
 )
 
@@ -311,6 +336,8 @@ notice = sa.Table(
     sa.Column("claim", sa.BigInteger, nullable=False),
     _ms("due_ms", nullable=True),
     _ms("sent_ms", nullable=True),
+    sa.Column("episode_id", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("event", sa.SmallInteger, nullable=False, server_default="1"),  # see domain.alerts.NoticeEvent
     sa.UniqueConstraint("kind", "topic_no", "subscription_no", "sink", "id", name="tmc_notice_group"),
     sa.Index("tmc_notice_due", "sink", "due_ms"),
     **_OPTIONS,
@@ -327,6 +354,7 @@ failed = sa.Table(
     sa.Column("message_id", sa.BigInteger, primary_key=True, autoincrement=False),
     _ms("failed_ms"),
     sa.Column("fingerprint", _text(12), nullable=False, server_default=""),  # of the error, see domain.fingerprint
+    sa.Index("tmc_failed_fingerprint", "topic_no", "subscription_no", "fingerprint"),
     **_OPTIONS,
 )
 
@@ -347,6 +375,20 @@ bulk_job = sa.Table(
     _ms("start_ms"),
     _ms("stopped_ms", nullable=True),
     _ms("finished_ms", nullable=True),
+    **_OPTIONS,
+)
+
+# No notices of these alerts until then. kind "", numbers 0: any.
+silence = sa.Table(
+    "tmc_silence",
+    METADATA,
+    _serial(),
+    sa.Column("kind", _text(32), nullable=False),
+    sa.Column("topic_no", sa.Integer, nullable=False),
+    sa.Column("subscription_no", sa.Integer, nullable=False),
+    _ms("until_ms"),
+    sa.Column("actor", _text(64), nullable=False),
+    sa.Column("reason", _text(500), nullable=False),
     **_OPTIONS,
 )
 
@@ -434,6 +476,7 @@ CATALOG_TABLES = (
     queue_progress,
     sender,
     bulk_job,
+    silence,
     audit,
     database_identity,
 )
@@ -443,6 +486,7 @@ DATABASE_TABLES = (
     retention,
     tombstone,
     alert,
+    episode,
     notice,
     failed,
     order,

@@ -142,5 +142,5 @@ class Transaction:
             if not self.rows(self.sql.alert_exists, **keys):
                 self.insert(
                     self.sql.insert_alerts,
-                    [{**alert, "shard": self.sql.shard, "created_ms": self.now, "sent_ms": None}],
+                    [{"fingerprint": "", **alert, "shard": self.sql.shard, "created_ms": self.now, "sent_ms": None}],
                 )

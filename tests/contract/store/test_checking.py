@@ -57,9 +57,10 @@ class TestWhenItIsAsked:
         store.clock.advance(3600)
         assert not duty.run_once()  # nobody guesses, and nobody asks on
 
-    def test_an_unreachable_producer_costs_no_check_and_alerts_once(self, store: StoreUnderTest) -> None:
+    def test_an_unreachable_producer_costs_no_check_and_alerts_once_an_hour(self, store: StoreUnderTest) -> None:
         """N of them are as good as one: fifteen unreachable checks rolled messages back elsewhere."""
         store.set_checks(RetryPolicy(interval_ms=1_000, max_retry=2), CheckTarget(name="", kind="grpc", batch=10))
+        began = store.clock()
         numbers = [store.prepared().number for _ in range(50)]
         asking = ScriptedAsking(AWAY)
         duty = store.checking(asking)
@@ -67,7 +68,8 @@ class TestWhenItIsAsked:
             store.clock.advance(1)
             duty.run_once()
         assert {store.state_of(number) for number in numbers} == {PREPARED}
-        assert len(store.alerted("producer not reached")) == 1
+        hours = [round((alert.created_ms - began) / 3_600_000) for alert in store.alerted("producer not reached")]
+        assert hours == [1, 2, 3]
         assert len(asking.pages) <= 4 * 60 + 10  # a page a minute, not one per message and second
         asking.usual = COMMIT
         for _ in range(130):

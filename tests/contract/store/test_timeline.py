@@ -145,6 +145,14 @@ def test_a_human_decides(store: StoreUnderTest, timeline: Timeline) -> None:
     ]
 
 
+def test_a_pause_from_before_it_was_stored_is_shown(store: StoreUnderTest, timeline: Timeline) -> None:
+    store.catalog_store.pause_topic("alice", "order.paid", True, "wrong prices")
+    store.clock.advance(60)
+    number = store.submitted()
+    first, *_ = timeline(number)
+    assert (first.sentence, first.at_ms) == ("alice, pause topic: wrong prices.", store.clock() - 60_000)
+
+
 def test_pauses_while_it_was_open(store: StoreUnderTest, timeline: Timeline) -> None:
     names = ("order.paid", "coupons", "default")
     store.catalog_store.pause_topic("alice", "order.paid", True, "before it was sent")

@@ -282,6 +282,8 @@ class TestAlerting:
             _Fixed.current,
         )
         assert json.loads(rogue.bodies[0]) == {
+            "event": "raised",
+            "alert_id": "",
             "kind": "check failed",
             "topic": "t",
             "message_id": "1-1-05-99",
@@ -293,6 +295,9 @@ class TestAlerting:
             "count": 1,
             "first_ms": 12,
             "last_ms": 12,
+            "total": 1,
+            "since_ms": 12,
+            "fingerprint": "",
             "message_ids": ["1-1-05-99"],
             "owner": "",
             "owner_email": "",

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tmc_server.domain.alerts import NoticeEvent
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.numbers import Attempt, MessageNumber, Shard, SubscriptionNumber
-
-ABOUT_A_MESSAGE = ("delivery failed", "handler hangs", "check failed", "contradiction", "producer not reached")
-"""Kinds of alerts about one message; the others are about a queue or a subscription."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +16,10 @@ class Alert:
     """An alert, or a notice of several alike: then message, attempt and detail are those of the first.
 
     id: within its outbox.  count: alerts.  first_ms, last_ms: when they were written.  samples: (shard, message number) of
-    the first few that are about a message.
+    the first few that are about a message.  fingerprint: of the error; "": it has none.
+
+    Of a notice: episode, the id of its episode, see `alert_id`; total, the alerts of the episode so far; since_ms, when
+    the episode began.
     """
 
     id: int
@@ -34,29 +35,76 @@ class Alert:
     first_ms: int = 0
     last_ms: int = 0
     samples: Sequence[tuple[Shard, MessageNumber]] = ()
+    fingerprint: str = ""
+    event: NoticeEvent = NoticeEvent.RAISED
+    episode: str = ""
+    total: int = 1
+    since_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """Alerts that belong together. shard: one of the database that it is in.  resolved_ms None: it is open."""
+
+    shard: Shard
+    number: int
+    kind: str
+    topic: int
+    subscription: SubscriptionNumber
+    fingerprint: str
+    detail: str
+    count: int
+    first_ms: int
+    last_ms: int
+    samples: Sequence[tuple[Shard, MessageNumber]] = ()
+    acknowledged_ms: int | None = None
+    acknowledged_by: str = ""
+    resolved_ms: int | None = None
+
+    @property
+    def id(self) -> str:
+        return alert_id(self.shard, self.number)
+
+
+def alert_id(shard: Shard, number: int) -> str:
+    """As people see it. shard: any of the database that the episode is in."""
+    return f"{shard}-{number}"
 
 
 class AlertOutbox(Protocol):
     """Alerts written with the changes they tell of, and the notices made of them. Shared by all servers. All block."""
 
-    def add(self, kind: str, topic: int, subscription: SubscriptionNumber, episode: int, detail: str) -> None:
-        """An alert about a subscription as a whole; one per episode."""
+    def add(self, kind: str, topic: int, subscription: SubscriptionNumber, slot: int, detail: str) -> None:
+        """An alert about a subscription as a whole; one per slot of time."""
 
     def group(self, sinks: Sequence[str], limit: int) -> int:
-        """Make notices of at most `limit` alerts, one per sink and group: kind, topic and subscription.
+        """Add at most `limit` alerts to their episodes, and make notices: one per sink and episode.
 
-        A group whose notice was sent within the last minute waits for the minute to end, and its alerts add up meanwhile.
-        Returns: how many alerts.
+        The first notice of an episode is due at once; further alerts add up in a notice that waits, see
+        `domain.alerts.REMIND_AFTER_MS`. Returns: how many alerts.
         """
 
+    def resolve(self) -> int:
+        """End episodes whose cause is gone, with a notice to each sink that knows of them. Returns: how many."""
+
     def claim(self, sink: str, limit: int, for_ms: int) -> Sequence[Alert]:
-        """Notices that are due for this sink, longest due first; nobody else gets them for `for_ms`."""
+        """Notices that are due for this sink and not silenced, longest due first; nobody else gets them for `for_ms`."""
 
     def mark_sent(self, notices: Sequence[Alert]) -> None:
         """The sink has them."""
 
     def put_back(self, notices: Sequence[Alert], after_ms: int) -> None:
         """The sink did not take them: due again after that time."""
+
+
+class EpisodeDesk(Protocol):
+    """Episodes of one database, for operators. All block."""
+
+    def episodes(self, open_only: bool, limit: int) -> Sequence[Episode]:
+        """Newest first."""
+
+    def acknowledge(self, actor: str, number: int, reason: str) -> Episode | None:
+        """No further reminders; audited. None: there is no such episode."""
 
 
 class AlertSink(Protocol):

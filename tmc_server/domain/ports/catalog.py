@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import ParamSpec, Protocol, TypeVar
 
+from tmc_server.domain.alerts import Silence
 from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
 from tmc_server.domain.checks import CheckPolicy
-from tmc_server.domain.numbers import SubscriptionNumber
+from tmc_server.domain.numbers import NO_SUBSCRIPTION, SubscriptionNumber
 from tmc_server.domain.ordering import OrderMode
 from tmc_server.domain.retry import RetryPolicy
 
@@ -88,6 +89,19 @@ class CheckChange:
     removed_targets: Collection[str] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class NewSilence:
+    """Of which alerts, and for how long. kind, topic "", subscription 0: any.  app, tag: of the subscription, for the audit."""
+
+    kind: str = ""
+    topic: str = ""
+    subscription: SubscriptionNumber = NO_SUBSCRIPTION
+    app: str = ""
+    tag: str = ""
+    for_ms: int
+    reason: str
+
+
 class CatalogEditor(Protocol):
     """Changes to the catalog; each is one transaction with its audit row. All block. `actor`: the operator's name.
 
@@ -134,6 +148,12 @@ class CatalogEditor(Protocol):
 
     def drain_server(self, actor: str, incarnation: int, drained: bool, reason: str, others: Collection[int]) -> None:
         """Audited. others: the other runs that are alive. Raises InvalidField: none of them would look after shards."""
+
+    def silence_alerts(self, actor: str, new: NewSilence) -> Silence:
+        """Send no notices of some alerts for a while; silences that are over are forgotten. Raises TopicUnknown."""
+
+    def end_silence(self, actor: str, id_: int, reason: str) -> Silence:
+        """Before its time. Raises AlertUnknown."""
 
     def pause_topic(self, actor: str, topic_name: str, paused: bool, reason: str) -> Topic:
         """Deliver nothing of it, or deliver again. Raises TopicUnknown."""

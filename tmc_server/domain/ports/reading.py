@@ -28,7 +28,9 @@ class RowReader(Protocol):
         """What operators did to this message and its deliveries, one by one, in order."""
 
     def pauses(self, subjects: Sequence[str], since_ms: int) -> Sequence[OperatorAct]:
-        """When these topics and subscriptions, named as in the audit trail, were paused and resumed since then."""
+        """When these topics and subscriptions, named as in the audit trail, were paused and resumed since then, or before if they
+        still were.
+        """
 
     def bulk_items(self, message: MessageView) -> Sequence[DeliveryJob]: ...
     def alerts(self, message: MessageView) -> Sequence[RaisedAlert]: ...

@@ -1,0 +1,118 @@
+"""Alerts from the failure to the mail, and what an operator does about them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tmc_client as tmc
+from tests.support.center import RunningCenter
+from tests.support.eventually import eventually
+
+TMC = str(Path(sys.executable).parent / "tmc")
+
+
+@pytest.fixture(scope="module")
+def center(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCenter]:
+    folder: Path = tmp_path_factory.mktemp("alerts")
+    with RunningCenter(f"sqlite:///{folder}/tmc.db") as made:
+        yield made
+
+
+def _admin(center: RunningCenter, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"TMC_ADDRESS": center.address, "TMC_ADMIN_TOKEN": center.token}
+    command = [TMC, "admin", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="module")
+def alert_id(center: RunningCenter) -> str:
+    """Of a delivery that was rejected."""
+    with (
+        tmc.connect(center.address, app="coupons", key=center.keys["coupons"]) as coupons,
+        tmc.connect(center.address, app="orders", key=center.keys["orders"]) as orders,
+    ):
+        consumer = tmc.Consumer(coupons)
+
+        @consumer.listener("order.paid")
+        def refuse(body: bytes) -> None:
+            raise tmc.Reject("no stock for paid-1")
+
+        with consumer:
+            orders.publish("order.paid", b"", key="paid-1")
+            found = eventually(lambda: json.loads(_admin(center, "list-alerts", "--json").stdout).get("alerts"))
+    (alert,) = found
+    assert (alert["kind"], alert["topic"], alert["app"]) == ("delivery failed", "order.paid", "coupons")
+    return str(alert["alert_id"])
+
+
+def test_a_list_for_people(center: RunningCenter, alert_id: str) -> None:
+    name, detail, count, message = _admin(center, "list-alerts").stdout.splitlines()
+    assert name == f"{alert_id}  delivery failed: order.paid for coupons (default)"
+    assert "no stock for paid-1" in detail
+    assert count.strip().startswith("1 since ")
+    assert "fingerprint" in count
+    assert message.strip().startswith("1-1-")
+
+
+def test_the_fingerprint_leads_to_the_failures(center: RunningCenter, alert_id: str) -> None:
+    (alert,) = json.loads(_admin(center, "list-alerts", "--json").stdout)["alerts"]
+    found = _admin(center, "bulk", "reactivate", "--topic", "order.paid", "--fingerprint", alert["fingerprint"])
+    assert alert["alert_id"] == alert_id
+    assert json.loads(found.stdout)["count"] == "1"
+
+
+def test_acknowledging(center: RunningCenter, alert_id: str) -> None:
+    done = json.loads(_admin(center, "acknowledge-alert", alert_id, "--reason", "looking").stdout)
+    assert done["acknowledged_by"] == "admin"
+    assert "[acknowledged by admin]" in _admin(center, "list-alerts").stdout
+
+
+def test_silences(center: RunningCenter, alert_id: str) -> None:
+    scope = ("--topic", "order.paid", "--app", "coupons", "--kind", "delivery failed")
+    made = json.loads(_admin(center, "silence-alerts", "--for", "2h", *scope, "--reason", "night").stdout)
+    assert (made["topic"], made["app"], made["tag"]) == ("order.paid", "coupons", "default")
+    assert f"{alert_id}  delivery failed" in (shown := _admin(center, "list-alerts").stdout)
+    assert "silenced until" in shown
+    (listed,) = json.loads(_admin(center, "list-silences").stdout)["silences"]
+    assert listed == made
+    _admin(center, "end-silence", made["silence"], "--reason", "day")
+    assert json.loads(_admin(center, "list-silences").stdout) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["acknowledge-alert", "17"], "such as 0-17"),
+        (["acknowledge-alert", "0-999999"], "There is no such alert"),
+        (["silence-alerts", "--for", "soon"], "90s, 10m, 2h or 1d"),
+        (["silence-alerts", "--for", "31d"], "for_ms"),
+        (["silence-alerts", "--for", "1h", "--topic", "nothing"], "There is no topic 'nothing'"),
+        (["silence-alerts", "--for", "1h", "--app", "coupons"], "a topic, or one subscription"),
+        (
+            ["silence-alerts", "--for", "1h", "--topic", "order.paid", "--app", "orders"],
+            "There is no such subscription",
+        ),
+        (["silence-alerts", "--for", "1h", "--kind", "everything"], "delivery failed"),
+        (["end-silence", "999"], "There is no silence 999"),
+    ],
+)
+def test_mistakes_get_one_sentence(center: RunningCenter, arguments: list[str], sentence: str) -> None:
+    done = _admin(center, *arguments, "--reason", "test")
+    assert done.returncode != 0
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_when_nothing_is_left_it_is_resolved(center: RunningCenter, alert_id: str) -> None:
+    (alert,) = json.loads(_admin(center, "list-alerts", "--json").stdout)["alerts"]
+    _admin(center, "cancel", alert["message_ids"][0], "coupons", "--reason", "sold out")
+    eventually(lambda: "None." in _admin(center, "list-alerts").stderr, seconds=60)
+    shown = _admin(center, "list-alerts", "--resolved").stdout
+    assert shown.startswith(f"{alert_id}  delivery failed: order.paid for coupons (default) [resolved 20")

@@ -1,0 +1,86 @@
+"""The RPCs about alerts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tmc_common.protocol import admin_pb2
+from tmc_server.domain.alerts import Silence
+from tmc_server.domain.catalog import Catalog
+from tmc_server.domain.ids import MessageId
+from tmc_server.domain.numbers import SubscriptionNumber
+from tmc_server.requests.administering import Administering
+from tmc_server.requests.alerts import Alerts, EpisodeView, SilenceFilter
+from tmc_server.requests.listing import in_order, listed
+from tmc_server.rpc.convert import subscriber, topic_name
+
+
+class AlertServicer:
+    """The part of AdminService about alerts."""
+
+    def __init__(self, alerts: Alerts, administering: Administering) -> None:
+        self._alerts = alerts
+        self._administering = administering
+
+    async def ListAlerts(self, _actor: str, request: admin_pb2.ListAlertsRequest) -> Any:
+        page = await self._alerts.episodes(request.resolved, request.page_size, request.page_token)
+        catalog = self._administering.catalog
+        alerts = [_alert_to(view, catalog) for view in page.rows]
+        return admin_pb2.ListAlertsResponse(alerts=alerts, next_page_token=page.next_token)
+
+    async def AcknowledgeAlert(self, actor: str, request: admin_pb2.AcknowledgeAlertRequest) -> Any:
+        view = await self._alerts.acknowledge(actor, request.alert_id, request.reason)
+        return _alert_to(view, self._administering.catalog)
+
+    async def SilenceAlerts(self, actor: str, request: admin_pb2.SilenceAlertsRequest) -> Any:
+        wanted = SilenceFilter(topic=request.topic, app=request.app, tag=request.tag, kind=request.kind)
+        made = await self._alerts.silence(actor, wanted, request.for_ms, request.reason)
+        return _silence_to(made, self._administering.catalog)
+
+    async def EndSilence(self, actor: str, request: admin_pb2.EndSilenceRequest) -> Any:
+        ended = await self._alerts.end_silence(actor, request.silence, request.reason)
+        return _silence_to(ended, self._administering.catalog)
+
+    async def ListSilences(self, _actor: str, request: admin_pb2.ListSilencesRequest) -> Any:
+        found = await self._alerts.silences()
+        page = listed(found, lambda each: in_order(each.id), request.page_size, request.page_token)
+        shown = [_silence_to(each, self._administering.catalog) for each in page.rows]
+        return admin_pb2.ListSilencesResponse(silences=shown, next_page_token=page.next_token)
+
+
+def _alert_to(view: EpisodeView, catalog: Catalog) -> admin_pb2.Alert:
+    episode = view.episode
+    topic = catalog.topics.get(episode.topic)
+    producer = topic.owner if topic is not None else 0
+    app, tag = subscriber(catalog, episode.subscription)
+    return admin_pb2.Alert(
+        alert_id=episode.id,
+        kind=episode.kind,
+        topic=topic.name if topic is not None else "",
+        app=app,
+        tag=tag,
+        fingerprint=episode.fingerprint,
+        detail=episode.detail,
+        count=episode.count,
+        first_ms=episode.first_ms,
+        last_ms=episode.last_ms,
+        message_ids=[str(MessageId(episode.topic, producer, shard, number)) for shard, number in episode.samples],
+        acknowledged_ms=episode.acknowledged_ms or 0,
+        acknowledged_by=episode.acknowledged_by,
+        resolved_ms=episode.resolved_ms or 0,
+        silenced_until_ms=view.silenced_until_ms or 0,
+    )
+
+
+def _silence_to(silence: Silence, catalog: Catalog) -> admin_pb2.Silence:
+    app, tag = subscriber(catalog, SubscriptionNumber(silence.subscription))
+    return admin_pb2.Silence(
+        silence=silence.id,
+        topic=topic_name(catalog, silence.topic) if silence.topic else "",
+        app=app,
+        tag=tag,
+        kind=silence.kind,
+        until_ms=silence.until_ms,
+        actor=silence.actor,
+        reason=silence.reason,
+    )

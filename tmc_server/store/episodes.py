@@ -1,0 +1,175 @@
+"""Episodes of alerts in one database: where alerts join them, which of them are over, what operators see of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
+
+from tmc_server.domain.alerts import KINDS, MOST_OPEN, OTHER_ERRORS, UNKNOWN_KIND, Ending
+from tmc_server.domain.numbers import Shard
+from tmc_server.domain.ports.alerts import Alert, Episode
+from tmc_server.store.engines import Database, repeated
+from tmc_server.store.notices import withdraw
+from tmc_server.store.tables import audit, episode, failed
+
+_SAMPLES = 5
+_PAGE = 500
+_BEFORE_FINGERPRINTS = ""  # alerts of servers that knew none
+_OPEN = episode.c.open == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenEpisode:
+    """What its notices have to know."""
+
+    number: int
+    kind: str
+    topic_no: int
+    subscription_no: int
+    is_acknowledged: bool
+
+
+def groups_of(alerts: Sequence[Alert]) -> Collection[Sequence[Alert]]:
+    """Those of one kind, topic, subscription and fingerprint together."""
+    groups: dict[tuple[str, int, int, str], list[Alert]] = {}
+    for each in alerts:
+        groups.setdefault((each.kind, each.topic, each.subscription, each.fingerprint), []).append(each)
+    return groups.values()
+
+
+def samples_of(alerts: Sequence[Alert]) -> str:
+    """JSON: shards and numbers of the first messages."""
+    return json.dumps([(each.shard, each.number) for each in alerts if each.number][:_SAMPLES])
+
+
+class Episodes:
+    """Those of one transaction, whose alerts nobody else groups."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self._connection = connection
+
+    def join(self, alike: Sequence[Alert]) -> OpenEpisode:
+        """Add alerts of one group to its open episode, or begin one."""
+        first = alike[0]
+        same = (
+            episode.c.kind == first.kind,
+            episode.c.topic_no == first.topic,
+            episode.c.subscription_no == first.subscription,
+        )
+        found = self._connection.execute(sa.select(episode).where(*same, _OPEN).with_for_update()).fetchall()
+        by_fingerprint = {row.fingerprint: row for row in found}
+        fingerprint = first.fingerprint
+        if fingerprint not in by_fingerprint and len(found) >= MOST_OPEN:
+            fingerprint = OTHER_ERRORS
+        first_ms, last_ms = min(each.created_ms for each in alike), max(each.created_ms for each in alike)
+        row = by_fingerprint.get(fingerprint)
+        if row is not None:
+            more = {"alerts": episode.c.alerts + len(alike), "last_ms": max(row.last_ms, last_ms)}
+            self._connection.execute(episode.update().where(episode.c.id == row.id).values(more))
+            return _open(row.id, first, row.acknowledged_ms is not None)
+        begun = self._connection.execute(
+            episode.insert().values(
+                kind=first.kind,
+                topic_no=first.topic,
+                subscription_no=first.subscription,
+                fingerprint=fingerprint,
+                open=1,
+                detail=first.detail,
+                samples=samples_of(alike),
+                alerts=len(alike),
+                first_ms=first_ms,
+                last_ms=last_ms,
+            )
+        )
+        return _open(begun.lastrowid, first, False)
+
+
+def _open(number: int, like: Alert, is_acknowledged: bool) -> OpenEpisode:
+    return OpenEpisode(
+        number=number,
+        kind=like.kind,
+        topic_no=like.topic,
+        subscription_no=like.subscription,
+        is_acknowledged=is_acknowledged,
+    )
+
+
+def ended(connection: sa.Connection, now: int) -> Sequence[Any]:
+    """Rows of open episodes whose cause is gone."""
+    over: list[Any] = []
+    after = 0
+    while True:
+        page = sa.select(episode).where(_OPEN, episode.c.id > after).order_by(episode.c.id).limit(_PAGE)
+        found = connection.execute(page).fetchall()
+        over += [row for row in found if _is_over(connection, row, now)]
+        if len(found) < _PAGE:
+            return over
+        after = found[-1].id
+
+
+def _is_over(connection: sa.Connection, row: Any, now: int) -> bool:
+    kind = KINDS.get(row.kind, UNKNOWN_KIND)
+    match kind.ending:
+        case Ending.QUIET:
+            return bool(row.last_ms + kind.quiet_ms <= now)
+        case Ending.OPERATOR:
+            return row.acknowledged_ms is not None
+        case Ending.FAILURES:
+            left = sa.select(failed.c.message_id).where(
+                failed.c.topic_no == row.topic_no, failed.c.subscription_no == row.subscription_no
+            )
+            if row.fingerprint not in (OTHER_ERRORS, _BEFORE_FINGERPRINTS):
+                left = left.where(failed.c.fingerprint == row.fingerprint)
+            return connection.execute(left.limit(1)).first() is None
+
+
+class SqlEpisodeDesk:
+    """domain.ports.alerts.EpisodeDesk. shard: one of this database, for the ids."""
+
+    def __init__(self, database: Database, shard: Shard) -> None:
+        self._database = database
+        self._shard = shard
+
+    def episodes(self, open_only: bool, limit: int) -> Sequence[Episode]:
+        query = sa.select(episode).order_by(episode.c.id.desc()).limit(limit)
+        with self._database.reading() as connection:
+            return [self._view(row) for row in connection.execute(query.where(_OPEN) if open_only else query)]
+
+    def acknowledge(self, actor: str, number: int, reason: str) -> Episode | None:
+        return repeated(partial(self._acknowledge, actor, number, reason))
+
+    def _acknowledge(self, actor: str, number: int, reason: str) -> Episode | None:
+        mine = episode.c.id == number
+        with self._database.transaction() as connection:
+            now = self._database.now(connection)
+            done = episode.update().where(mine, _OPEN, episode.c.acknowledged_ms.is_(None))
+            if connection.execute(done.values(acknowledged_ms=now, acknowledged_by=actor)).rowcount:
+                act = {"action": "acknowledge alert", "subject": f"alert {number}", "reason": reason}
+                connection.execute(audit.insert().values(at_ms=now, actor=actor, **act))
+            row = connection.execute(sa.select(episode).where(mine)).one_or_none()
+            if row is not None and row.acknowledged_ms is not None:
+                withdraw(connection, row, also_first=False)
+        return self._view(row) if row is not None else None
+
+    def _view(self, row: Any) -> Episode:
+        return Episode(
+            shard=self._shard,
+            number=row.id,
+            kind=row.kind,
+            topic=row.topic_no,
+            subscription=row.subscription_no,
+            fingerprint=row.fingerprint,
+            detail=row.detail,
+            count=row.alerts,
+            first_ms=row.first_ms,
+            last_ms=row.last_ms,
+            samples=[tuple(each) for each in json.loads(row.samples)],
+            acknowledged_ms=row.acknowledged_ms,
+            acknowledged_by=row.acknowledged_by,
+            resolved_ms=row.resolved_ms,
+        )
