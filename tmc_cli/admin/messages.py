@@ -32,7 +32,9 @@ def overview(context: typer.Context, as_json: AsJson = False) -> None:
             "undecided": (topic.undecided, topic.oldest_undecided_ms),
             "check failed": (topic.check_failed, topic.oldest_check_failed_ms),
         }
-        typer.echo(escaped(f"{topic.topic}{_marks(topic)}: {_counted(counts, found.now_ms)}"))
+        typer.echo(
+            escaped(f"{topic.topic}{_marks(topic)}: {_counted(counts, found.now_ms)}{_rate(topic.submitted_per_s)}")
+        )
         for each in topic.subscriptions:
             counts = {
                 "scheduled": (each.scheduled, 0),
@@ -40,12 +42,18 @@ def overview(context: typer.Context, as_json: AsJson = False) -> None:
                 "waiting": (each.waiting, 0),
                 "failed": (each.failed, each.oldest_failed_ms),
             }
-            typer.echo(escaped(f"    {each.app} ({each.tag}){_marks(each)}: {_counted(counts, found.now_ms)}"))
+            counted = f"{_counted(counts, found.now_ms)}{_rate(each.acked_per_s)}"
+            typer.echo(escaped(f"    {each.app} ({each.tag}){_marks(each)}: {counted}"))
 
 
 def _marks(overview: Any) -> str:
     marks = [mark for mark in ("paused", "removed") if getattr(overview, mark, False)]
     return f" [{', '.join(marks)}]" if marks else ""
+
+
+def _rate(per_s: float) -> str:
+    """Of submits or acks; "": there are none."""
+    return f"; {per_s:.0f}/s" if per_s >= 1 else f"; {per_s * 60:.0f}/min" if per_s else ""
 
 
 def _counted(counts: dict[str, tuple[int, int]], now_ms: int) -> str:

@@ -606,7 +606,7 @@ class GetOverviewResponse(_message.Message):
     def __init__(self, now_ms: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicOverview, _Mapping]]] = ...) -> None: ...
 
 class TopicOverview(_message.Message):
-    __slots__ = ("topic", "paused", "prepared", "undecided", "check_failed", "oldest_undecided_ms", "oldest_check_failed_ms", "subscriptions")
+    __slots__ = ("topic", "paused", "prepared", "undecided", "check_failed", "oldest_undecided_ms", "oldest_check_failed_ms", "subscriptions", "submitted_per_s")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
@@ -615,6 +615,7 @@ class TopicOverview(_message.Message):
     OLDEST_UNDECIDED_MS_FIELD_NUMBER: _ClassVar[int]
     OLDEST_CHECK_FAILED_MS_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    SUBMITTED_PER_S_FIELD_NUMBER: _ClassVar[int]
     topic: str
     paused: bool
     prepared: int
@@ -623,10 +624,11 @@ class TopicOverview(_message.Message):
     oldest_undecided_ms: int
     oldest_check_failed_ms: int
     subscriptions: _containers.RepeatedCompositeFieldContainer[SubscriptionOverview]
-    def __init__(self, topic: _Optional[str] = ..., paused: bool = ..., prepared: _Optional[int] = ..., undecided: _Optional[int] = ..., check_failed: _Optional[int] = ..., oldest_undecided_ms: _Optional[int] = ..., oldest_check_failed_ms: _Optional[int] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionOverview, _Mapping]]] = ...) -> None: ...
+    submitted_per_s: float
+    def __init__(self, topic: _Optional[str] = ..., paused: bool = ..., prepared: _Optional[int] = ..., undecided: _Optional[int] = ..., check_failed: _Optional[int] = ..., oldest_undecided_ms: _Optional[int] = ..., oldest_check_failed_ms: _Optional[int] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionOverview, _Mapping]]] = ..., submitted_per_s: _Optional[float] = ...) -> None: ...
 
 class SubscriptionOverview(_message.Message):
-    __slots__ = ("app", "tag", "paused", "scheduled", "backlog", "waiting", "failed", "oldest_backlog_ms", "oldest_failed_ms", "removed")
+    __slots__ = ("app", "tag", "paused", "scheduled", "backlog", "waiting", "failed", "oldest_backlog_ms", "oldest_failed_ms", "removed", "acked_per_s")
     APP_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
@@ -637,6 +639,7 @@ class SubscriptionOverview(_message.Message):
     OLDEST_BACKLOG_MS_FIELD_NUMBER: _ClassVar[int]
     OLDEST_FAILED_MS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    ACKED_PER_S_FIELD_NUMBER: _ClassVar[int]
     app: str
     tag: str
     paused: bool
@@ -647,7 +650,8 @@ class SubscriptionOverview(_message.Message):
     oldest_backlog_ms: int
     oldest_failed_ms: int
     removed: bool
-    def __init__(self, app: _Optional[str] = ..., tag: _Optional[str] = ..., paused: bool = ..., scheduled: _Optional[int] = ..., backlog: _Optional[int] = ..., waiting: _Optional[int] = ..., failed: _Optional[int] = ..., oldest_backlog_ms: _Optional[int] = ..., oldest_failed_ms: _Optional[int] = ..., removed: bool = ...) -> None: ...
+    acked_per_s: float
+    def __init__(self, app: _Optional[str] = ..., tag: _Optional[str] = ..., paused: bool = ..., scheduled: _Optional[int] = ..., backlog: _Optional[int] = ..., waiting: _Optional[int] = ..., failed: _Optional[int] = ..., oldest_backlog_ms: _Optional[int] = ..., oldest_failed_ms: _Optional[int] = ..., removed: bool = ..., acked_per_s: _Optional[float] = ...) -> None: ...
 
 class ExplainMessageRequest(_message.Message):
     __slots__ = ("message_id", "topic", "key")

@@ -22,6 +22,7 @@ from tmc_server.delivery.window import UNCERTAIN_MS
 from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.domain.ports.alerts import AlertSink
 from tmc_server.domain.ports.checks import Asking
+from tmc_server.domain.ports.reading import TrafficReader
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.alerting import Alerting, Grouping, Resolving
 from tmc_server.duties.bulk import BulkWorking
@@ -75,6 +76,7 @@ from tmc_server.store.replays import SqlReplays
 from tmc_server.store.retention import ClosedMessages
 from tmc_server.store.scanning import DueIndex, earliest_check, earliest_delivery
 from tmc_server.store.standing import StandingCounts
+from tmc_server.store.traffic import SqlTraffic, Traffic
 
 log = logging.getLogger("tmc.app")
 
@@ -89,6 +91,7 @@ _EXCLUSIVE_S = 5.0
 _COUNTING_S = 2.0
 _ALERTING_S = 5.0
 _RESOLVING_S = 10.0
+_TRAFFIC_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +142,16 @@ def wire(
     )
     surroundings = Surroundings(config, store.shards.catalog)
     checks = Checks(config, surroundings.instances)
+    traffic = Traffic()
+    shared_traffic = SqlTraffic(store.shards.catalog, traffic, store.nodes.incarnation)
     writers = {
         database: ShardWriter(
-            database, store.watch, outlets.outlet, store.nodes.incarnation, take_back=outlets.answers.give_back
+            database,
+            store.watch,
+            outlets.outlet,
+            store.nodes.incarnation,
+            take_back=outlets.answers.give_back,
+            traffic=traffic,
         )
         for database in store.shards.databases
     }
@@ -166,6 +176,7 @@ def wire(
             (StandingCounts(part.database, part.leases, store.watch), store.shards.shards_in(part.database))
             for part in parts
         ],
+        traffic=shared_traffic,
         commit=commit,
         gauge=counting,
         dev=dev,
@@ -194,6 +205,7 @@ def wire(
         *_staying_alone(store, die),
         Periodic("catalog", following.run_once, store.watch.period_s),
         Periodic("counting", counting.run_once, _COUNTING_S),
+        Periodic("traffic", shared_traffic.run_once, _TRAFFIC_S),
         *_gauging(config, store, parts),
         *outlets.duties(),
         doors,
@@ -231,6 +243,7 @@ def _serve(
     writers: Mapping[Database, ShardWriter],
     lines: Mapping[Database, SqlLineWork],
     counts: Sequence[tuple[StandingCounts, Sequence[Shard]]],
+    traffic: TrafficReader,
     commit: ShardedGroupCommit,
     gauge: OpenGauge,
     dev: bool,
@@ -299,7 +312,7 @@ def _serve(
                 browsing=Browsing(catalog, Lister(store.shards), reader),
                 explaining=Explaining(catalog, lookup, reader, outlets.outlet.look),
                 timelines=Timelines(catalog, lookup, reader),
-                overviewing=Overviewing(catalog, counts),
+                overviewing=Overviewing(catalog, counts, traffic),
             ),
             bulk=BulkJobs(SqlBulkDesk(store.shards), catalog),
             alerts=Alerts(

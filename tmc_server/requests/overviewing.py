@@ -9,24 +9,43 @@ from dataclasses import dataclass
 from tmc_server.domain.catalog import Catalog, Subscription, Topic
 from tmc_server.domain.numbers import NO_SUBSCRIPTION, Shard, SubscriptionNumber
 from tmc_server.domain.ports.catalog import CatalogSource
-from tmc_server.domain.ports.reading import Standing, StandingReader
+from tmc_server.domain.ports.reading import Flow, Standing, StandingReader, TrafficReader
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopicOverview:
-    """deliveries: for each of its subscriptions that is active or has open deliveries, in the order of their numbers."""
+    """submitted_per_s: messages.
+
+    deliveries: for each of its subscriptions that is active or has open deliveries, in the order of their numbers.
+    """
 
     topic: Topic
     messages: Standing
-    deliveries: Sequence[tuple[Subscription, Standing]]
+    submitted_per_s: float
+    deliveries: Sequence[DeliveryOverview]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeliveryOverview:
+    """acked_per_s: deliveries."""
+
+    subscription: Subscription
+    standing: Standing
+    acked_per_s: float
 
 
 class Overviewing:
     """readers: of each database, with the shards that it holds."""
 
-    def __init__(self, catalog: CatalogSource, readers: Sequence[tuple[StandingReader, Sequence[Shard]]]) -> None:
+    def __init__(
+        self,
+        catalog: CatalogSource,
+        readers: Sequence[tuple[StandingReader, Sequence[Shard]]],
+        traffic: TrafficReader,
+    ) -> None:
         self._catalog = catalog
         self._readers = readers
+        self._traffic = traffic
 
     async def overview(self) -> tuple[int, Sequence[TopicOverview]]:
         """Returns: the time by a database's clock, and all topics in the order of their numbers. Raises StoreUnavailable."""
@@ -41,11 +60,15 @@ class Overviewing:
                 key = (standing.topic, standing.subscription)
                 totals[key] = totals[key] + standing if key in totals else standing
         topics = sorted(catalog.topics.values(), key=lambda topic: topic.number)
-        return now, [_of_topic(catalog, topic, totals) for topic in topics]
+        rates = self._traffic.per_second()
+        return now, [_of_topic(catalog, topic, totals, rates) for topic in topics]
 
 
 def _of_topic(
-    catalog: Catalog, topic: Topic, totals: Mapping[tuple[int, SubscriptionNumber], Standing]
+    catalog: Catalog,
+    topic: Topic,
+    totals: Mapping[tuple[int, SubscriptionNumber], Standing],
+    rates: Mapping[Flow, float],
 ) -> TopicOverview:
     def total(subscription: SubscriptionNumber) -> Standing:
         return totals.get((topic.number, subscription), Standing(topic=topic.number, subscription=subscription))
@@ -54,5 +77,10 @@ def _of_topic(
     return TopicOverview(
         topic=topic,
         messages=total(NO_SUBSCRIPTION),
-        deliveries=[(each, found) for each, found in deliveries if found.is_any or not each.is_removed],
+        submitted_per_s=rates.get(Flow(topic.number, NO_SUBSCRIPTION), 0),
+        deliveries=[
+            DeliveryOverview(subscription=each, standing=found, acked_per_s=rates.get(Flow(0, each.number), 0))
+            for each, found in deliveries
+            if found.is_any or not each.is_removed
+        ],
     )

@@ -12,7 +12,6 @@ from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import NO_SUBSCRIPTION, SubscriptionNumber
 from tmc_server.domain.ports.catalog import NewApp, NewSubscription
 from tmc_server.domain.ports.delivery import BrokerAddress, Copy
-from tmc_server.domain.ports.reading import Standing
 from tmc_server.domain.ports.servers import ServerView, ShardPlace
 from tmc_server.domain.queue_names import queue_of
 from tmc_server.domain.retry import RetryPolicy
@@ -23,7 +22,7 @@ from tmc_server.requests.administering import TopicSettings
 from tmc_server.requests.browsing import Wanted
 from tmc_server.requests.deciding_by_hand import CheckReport
 from tmc_server.requests.explanations import Explanation
-from tmc_server.requests.overviewing import TopicOverview
+from tmc_server.requests.overviewing import DeliveryOverview, TopicOverview
 from tmc_server.requests.timeline import Event
 
 
@@ -143,13 +142,13 @@ def topic_overview_to(overview: TopicOverview, catalog: Catalog) -> admin_pb2.To
         check_failed=messages.failed,
         oldest_undecided_ms=messages.oldest_late_ms or 0,
         oldest_check_failed_ms=messages.oldest_failed_ms or 0,
-        subscriptions=[_subscription_overview_to(*each, catalog) for each in overview.deliveries],
+        submitted_per_s=overview.submitted_per_s,
+        subscriptions=[_subscription_overview_to(each, catalog) for each in overview.deliveries],
     )
 
 
-def _subscription_overview_to(
-    subscription: Subscription, deliveries: Standing, catalog: Catalog
-) -> admin_pb2.SubscriptionOverview:
+def _subscription_overview_to(overview: DeliveryOverview, catalog: Catalog) -> admin_pb2.SubscriptionOverview:
+    subscription, deliveries = overview.subscription, overview.standing
     return admin_pb2.SubscriptionOverview(
         app=app_name(catalog, subscription.app),
         tag=subscription.tag,
@@ -161,6 +160,7 @@ def _subscription_overview_to(
         oldest_backlog_ms=deliveries.oldest_late_ms or 0,
         oldest_failed_ms=deliveries.oldest_failed_ms or 0,
         removed=subscription.is_removed,
+        acked_per_s=overview.acked_per_s,
     )
 
 

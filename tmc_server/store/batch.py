@@ -19,6 +19,7 @@ from tmc_server.store.engines import Database, repeated
 from tmc_server.store.messages import decide_each, prepare
 from tmc_server.store.outcomes import Outcome
 from tmc_server.store.statements import statements_of
+from tmc_server.store.traffic import Traffic
 from tmc_server.store.transaction import Hook, Transaction, no_hook
 
 Kind = TypeVar("Kind", bound=Operation)
@@ -30,6 +31,7 @@ class ShardWriter:
     """Transactions over the shards of one database.
 
     incarnation: the number of this server run; None while its heartbeat is over.
+    traffic: counts what is submitted and acked.
     take_back: called from any thread with copies whose attempts may have been committed although they were never handed over.
     """
 
@@ -41,6 +43,7 @@ class ShardWriter:
         incarnation: Callable[[], int | None],
         hook: Hook = no_hook,
         take_back: TakeBack = lambda _copies: None,
+        traffic: Traffic | None = None,
     ) -> None:
         self.database = database
         self._catalog = catalog
@@ -48,6 +51,7 @@ class ShardWriter:
         self._incarnation = incarnation
         self.hook = hook
         self._take_back = take_back
+        self._traffic = traffic or Traffic()
 
     @contextmanager
     def transaction(self, connection: sa.Connection, shard: Shard) -> Iterator[Transaction]:
@@ -87,6 +91,8 @@ class ShardWriter:
         if tx.copies:
             self._outlet.deliver(tx.copies)
             tx.reserved.subtract(copy.subscription for copy in tx.copies)
+        if tx.traffic:
+            self._traffic.add(tx.traffic)
         for (topic, subscription), count in tx.failed.items():
             catalog = self._catalog.current
             if subscription:

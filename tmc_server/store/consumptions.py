@@ -24,6 +24,7 @@ from tmc_server.domain.operations import (
     SignAgain,
 )
 from tmc_server.domain.ordering import OrderMode, releases_next
+from tmc_server.domain.ports.reading import Flow
 from tmc_server.errors import CatalogStale, ConsumptionClosed, MessageGone, SubscriptionUnknown, TmcError
 from tmc_server.store.journal import NO_ACK, JournalRow, write_journal
 from tmc_server.store.lines import LineName, Lines
@@ -284,6 +285,7 @@ def _write(
             )
     for subscription, numbers in sorted(acked.items()):
         tx.change(tx.sql.ack, len(numbers), subscription=subscription, ids=sorted(numbers), now=tx.now)
+        tx.traffic[Flow(0, subscription)] += len(numbers)
     for subscription, numbers in sorted(reactivated.items()):
         tx.change(tx.sql.reactivate, len(numbers), subscription=subscription, ids=sorted(numbers), now=tx.now)
     tx.change_each(tx.sql.change_consumption, changed)

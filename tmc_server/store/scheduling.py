@@ -10,8 +10,9 @@ from tmc_common.headers import ORDER_KEY, REPLAY_TO
 from tmc_server.domain import consumption
 from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.consumption import Row
-from tmc_server.domain.numbers import MessageNumber, OrderHash, OrderSequence, SubscriptionNumber
+from tmc_server.domain.numbers import NO_SUBSCRIPTION, MessageNumber, OrderHash, OrderSequence, SubscriptionNumber
 from tmc_server.domain.ordering import OrderMode, order_hash
+from tmc_server.domain.ports.reading import Flow
 from tmc_server.store.copies import Submitted, copy_of
 from tmc_server.store.lines import LineName, Lines
 from tmc_server.store.transaction import Transaction
@@ -52,6 +53,7 @@ def schedule(tx: Transaction, messages: Sequence[Submitted], lines: Lines) -> No
         by_topic.setdefault(message.topic, []).append(message)
     rows = _Rows(tx)
     for topic, of_topic in by_topic.items():
+        tx.traffic[Flow(topic, NO_SUBSCRIPTION)] += len(of_topic)
         for subscription in tx.catalog.subscribers(topic):
             submitted = [each for each in of_topic if _is_for(each.headers, subscription.number)]
             places = _join(lines, subscription, submitted)

@@ -216,6 +216,19 @@ queue_progress = sa.Table(
     **_OPTIONS,
 )
 
+# Messages that a server run submitted (subscription 0) or acked (topic 0) within its last window.
+traffic = sa.Table(
+    "tmc_traffic",
+    METADATA,
+    sa.Column("incarnation", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("topic_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("subscription_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("messages", sa.BigInteger, nullable=False),
+    _ms("window_ms"),
+    _ms("updated_ms"),
+    **_OPTIONS,
+)
+
 # Where a producer was last seen, for centers without service discovery.
 sender = sa.Table(
     "tmc_sender",
@@ -474,6 +487,7 @@ CATALOG_TABLES = (
     server,
     shard_map,
     queue_progress,
+    traffic,
     sender,
     bulk_job,
     silence,

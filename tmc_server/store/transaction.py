@@ -14,6 +14,7 @@ from tmc_server.domain.fingerprint import fingerprint
 from tmc_server.domain.ids import first_number
 from tmc_server.domain.numbers import MessageNumber, SubscriptionNumber
 from tmc_server.domain.ports.delivery import Copy, Outlet
+from tmc_server.domain.ports.reading import Flow
 from tmc_server.store.sql import ByIds, InsertRows
 from tmc_server.store.statements import ShardStatements
 
@@ -34,6 +35,7 @@ class Transaction:
     """now: milliseconds, the database's clock, one value for the whole transaction.
 
     incarnation: this server run; None: its heartbeat is over, nothing may be handed over.
+    traffic: what it submits and acks.
     drained_until: by subscription, the time of the newest attempt that a consumer answered in this transaction.
     """
 
@@ -51,6 +53,7 @@ class Transaction:
     failed: Counter[tuple[int, SubscriptionNumber]] = field(
         default_factory=Counter
     )  # by topic and subscription; 0: a check's
+    traffic: Counter[Flow] = field(default_factory=Counter)
     _horizon: int | None = None
 
     def rows(self, statement: sa.Executable | ByIds, **parameters: Any) -> Sequence[sa.Row[Any]]:

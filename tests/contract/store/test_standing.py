@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -11,14 +12,17 @@ from tests.support.store import INCARNATION, POLICY, StoreUnderTest
 from tmc_server.domain.checks import CheckAnswer, CheckReason, Verdict
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
+from tmc_server.domain.numbers import NO_SUBSCRIPTION
 from tmc_server.domain.ports.checks import Checked
-from tmc_server.domain.ports.reading import Standing
+from tmc_server.domain.ports.reading import Flow, Standing
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.counting import Gauging
 from tmc_server.metrics import METRICS
 from tmc_server.requests.overviewing import Overviewing
+from tmc_server.store.batch import ShardWriter
 from tmc_server.store.due_checks import SqlCheckDesk
 from tmc_server.store.standing import StandingCounts
+from tmc_server.store.traffic import SqlTraffic, Traffic
 
 
 @pytest.fixture
@@ -179,30 +183,70 @@ def test_an_idle_center_is_counted_by_one_statement(store: StoreUnderTest) -> No
     assert (len(counted.statements), counted.commits) == (1, 0)
 
 
+def _idle(store: StoreUnderTest) -> SqlTraffic:
+    return SqlTraffic(store.database, Traffic(), lambda: INCARNATION)
+
+
+def test_rates_are_those_of_all_servers_over_the_last_seconds(store: StoreUnderTest) -> None:
+    submits, acks = Flow(store.topic.number, NO_SUBSCRIPTION), Flow(0, store.subscription.number)
+    seconds = itertools.count(0, 10)  # at every look
+    one, two = Traffic(), Traffic()
+    writer = ShardWriter(store.database, store.watch, store.outlet, lambda: 1, traffic=one)
+    servers = [
+        SqlTraffic(store.database, each, lambda n=number: n, lambda: next(seconds))  # type: ignore[misc]
+        for number, each in ((1, one), (2, two))
+    ]
+    for _ in range(20):
+        number = store.prepared().number
+        store.perform(store.submit_of(number), writer=writer)
+        store.perform(store.ack_of(number), store.ack_of(number), writer=writer)  # a repeated ack is none
+    two.add({submits: 40})
+    for server in servers:
+        server.run_once()
+    assert dict(servers[0].per_second()) == {submits: 20 / 20 + 40 / 20, acks: 20 / 20}
+    for server in servers:
+        server.run_once()  # nothing moved since
+    assert servers[0].per_second() == {}
+    with store.counting() as counted:
+        servers[0].run_once()
+    assert not counted.statements
+
+
+def test_rates_of_a_server_that_is_gone_fade_away(store: StoreUnderTest) -> None:
+    traffic = Traffic()
+    traffic.add({Flow(store.topic.number, NO_SUBSCRIPTION): 10})
+    shared = SqlTraffic(store.database, traffic, lambda: INCARNATION)
+    shared.run_once()
+    assert shared.per_second()
+    store.clock.advance(31)
+    assert shared.per_second() == {}
+
+
 def test_an_overview_adds_up_all_shards(store: StoreUnderTest, counts: StandingCounts) -> None:
     began = store.clock()
     store.prepared()
     store.clock.advance(11)
     store.submitted(room=1)
     store.perform(store.nack_of(store.submitted(room=1), 1, reject=True))
-    overviewing = Overviewing(store.watch, [(counts, [store.shard]), (counts, [store.shard])])  # two shards alike
+    overviewing = Overviewing(store.watch, [(counts, [store.shard])] * 2, _idle(store))  # two shards alike
     now, (found,) = asyncio.run(overviewing.overview())
     assert now == store.clock()
     assert found.topic.name == "order.paid"
     assert (found.messages.open, found.messages.late, found.messages.oldest_late_ms) == (2, 2, began)
-    ((subscription, deliveries),) = found.deliveries
-    assert subscription.number == store.subscription.number
+    (delivery,) = found.deliveries
+    assert delivery.subscription.number == store.subscription.number
+    deliveries = delivery.standing
     assert (deliveries.open, deliveries.failed, deliveries.oldest_failed_ms) == (2, 2, store.clock())
 
 
 def test_an_overview_shows_a_removed_subscription_while_it_has_deliveries(
     store: StoreUnderTest, counts: StandingCounts
 ) -> None:
-    overviewing = Overviewing(store.watch, [(counts, [store.shard])])
+    overviewing = Overviewing(store.watch, [(counts, [store.shard])], _idle(store))
     store.submitted()
     store.removed()
     _, (found,) = asyncio.run(overviewing.overview())
-    assert [subscription.is_removed for subscription, _ in found.deliveries] == [True]
+    assert [each.subscription.is_removed for each in found.deliveries] == [True]
     store.redeliver()
     _, (found,) = asyncio.run(overviewing.overview())
     assert found.deliveries == []

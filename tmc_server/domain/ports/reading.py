@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
@@ -113,6 +113,20 @@ class Standing:
     def is_any(self) -> bool:
         """Whether there are rows in any of these states."""
         return bool(self.open or self.failed or self.waiting)
+
+
+class Flow(NamedTuple):
+    """Messages submitted to a topic (subscription 0), or acked by a subscription (topic 0)."""
+
+    topic: int
+    subscription: SubscriptionNumber
+
+
+class TrafficReader(Protocol):
+    """Blocks."""
+
+    def per_second(self) -> Mapping[Flow, float]:
+        """Over the last seconds, of all servers."""
 
 
 def _earlier(one: int | None, other: int | None) -> int | None:
