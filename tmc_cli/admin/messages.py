@@ -83,6 +83,8 @@ def why(
         who = f"{each.app} ({each.tag}): " if each.app else ""
         typer.echo(escaped(f"{who}{each.sentence}"))
         typer.echo(escaped(f"    {each.remedy}"))
+        for command in each.commands:
+            typer.echo(escaped(f"    $ {command}"))
 
 
 def timeline(

@@ -664,7 +664,7 @@ class ExplainMessageRequest(_message.Message):
     def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
 
 class Explanation(_message.Message):
-    __slots__ = ("app", "tag", "why", "sentence", "remedy", "next_ms", "waits_for")
+    __slots__ = ("app", "tag", "why", "sentence", "remedy", "next_ms", "waits_for", "commands")
     APP_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
@@ -672,6 +672,7 @@ class Explanation(_message.Message):
     REMEDY_FIELD_NUMBER: _ClassVar[int]
     NEXT_MS_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
     app: str
     tag: str
     why: _types_pb2.Why
@@ -679,7 +680,8 @@ class Explanation(_message.Message):
     remedy: str
     next_ms: int
     waits_for: str
-    def __init__(self, app: _Optional[str] = ..., tag: _Optional[str] = ..., why: _Optional[_Union[_types_pb2.Why, str]] = ..., sentence: _Optional[str] = ..., remedy: _Optional[str] = ..., next_ms: _Optional[int] = ..., waits_for: _Optional[str] = ...) -> None: ...
+    commands: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, app: _Optional[str] = ..., tag: _Optional[str] = ..., why: _Optional[_Union[_types_pb2.Why, str]] = ..., sentence: _Optional[str] = ..., remedy: _Optional[str] = ..., next_ms: _Optional[int] = ..., waits_for: _Optional[str] = ..., commands: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ExplainMessageResponse(_message.Message):
     __slots__ = ("message_id", "explanations")

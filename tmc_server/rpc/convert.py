@@ -23,6 +23,7 @@ from tmc_server.requests.browsing import Wanted
 from tmc_server.requests.deciding_by_hand import CheckReport
 from tmc_server.requests.explanations import Explanation
 from tmc_server.requests.overviewing import DeliveryOverview, TopicOverview
+from tmc_server.requests.remedies import Names, commands_for
 from tmc_server.requests.timeline import Event
 
 
@@ -164,7 +165,7 @@ def _subscription_overview_to(overview: DeliveryOverview, catalog: Catalog) -> a
     )
 
 
-def explanation_to(explanation: Explanation, catalog: Catalog) -> admin_pb2.Explanation:
+def explanation_to(explanation: Explanation, message: MessageView, catalog: Catalog) -> admin_pb2.Explanation:
     delivery = explanation.delivery
     app, tag = subscriber(catalog, delivery.subscription if delivery is not None else NO_SUBSCRIPTION)
     return admin_pb2.Explanation(
@@ -175,6 +176,16 @@ def explanation_to(explanation: Explanation, catalog: Catalog) -> admin_pb2.Expl
         remedy=explanation.why.value,
         next_ms=explanation.next_ms or 0,
         waits_for=explanation.waits_for,
+        commands=commands_for(
+            explanation.why,
+            Names(
+                message=str(MessageId(message.topic, message.producer, message.shard, message.number)),
+                topic=topic_name(catalog, message.topic),
+                app=app,
+                tag=tag,
+                waits_for=explanation.waits_for,
+            ),
+        ),
     )
 
 

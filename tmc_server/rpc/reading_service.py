@@ -47,7 +47,7 @@ class ReadingServicer:
         catalog = self._administering.catalog
         return admin_pb2.ExplainMessageResponse(
             message_id=convert.message_to(message, catalog).message_id,
-            explanations=[convert.explanation_to(each, catalog) for each in found],
+            explanations=[convert.explanation_to(each, message, catalog) for each in found],
         )
 
     async def GetTimeline(self, _actor: str, request: admin_pb2.GetTimelineRequest) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -140,3 +141,11 @@ def test_ages_as_people_write_them(text: str, ms: int) -> None:
 )
 def test_ages_are_in_the_largest_unit_that_fits(ms: int, text: str) -> None:
     assert age(ms) == text
+
+
+def test_the_commands_that_help_can_be_copied(center: RunningCenter, message_id: str) -> None:
+    _admin(center, "pause-topic", "order.paid", "--reason", "wrong prices")
+    command = _why(center, message_id).stdout.splitlines()[-1].strip()
+    assert command == "$ tmc admin resume-topic order.paid --reason '...'"
+    assert _admin(center, *shlex.split(command)[3:]).returncode == 0
+    assert "order.paid: " in _admin(center, "overview").stdout

@@ -1,0 +1,55 @@
+"""The commands that help, complete but for the reason, so that an operator can copy them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tmc_server.requests.explanations import Why
+
+_OF_SUBSCRIPTION = "{topic} {app} --tag {tag}"
+_COMMANDS: dict[Why, Sequence[str]] = {
+    Why.CHECK_SCHEDULED: ["check-now {message}"],
+    Why.PRODUCER_UNREACHABLE: ["get-check {topic}", "check-now {message}"],
+    Why.PRODUCER_RESTS: ["check-now {message}"],
+    Why.CHECK_BROKEN: ["check-now {message}"],
+    Why.CHECK_FAILED: [
+        "reactivate-check {message} --reason '...'",
+        "decide {message} COMMIT --reason '...'",
+        "decide {message} ROLLBACK --reason '...'",
+    ],
+    Why.TOPIC_PAUSED: ["resume-topic {topic} --reason '...'"],
+    Why.SUBSCRIPTION_PAUSED: [f"resume-subscription {_OF_SUBSCRIPTION} --reason '...'"],
+    Why.BLOCKED: [
+        "reactivate {waits_for} {app} --tag {tag} --reason '...'",
+        "cancel {waits_for} {app} --tag {tag} --reason '...'",
+    ],
+    Why.TO_BE_RELEASED: [f"repair-order {_OF_SUBSCRIPTION} --reason '...'"],
+    Why.FAILED: [
+        "reactivate {message} {app} --tag {tag} --reason '...'",
+        "cancel {message} {app} --tag {tag} --reason '...'",
+    ],
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """What the commands name. app, tag: of the subscriber, ""; there is none.  waits_for: see `Explanation`."""
+
+    message: str
+    topic: str
+    app: str
+    tag: str
+    waits_for: str
+
+
+def commands_for(why: Why, names: Names) -> Sequence[str]:
+    """Of `tmc admin`; none where nothing has to be done, or nothing that a command does."""
+    values = {
+        "message": names.message,
+        "topic": names.topic,
+        "app": names.app,
+        "tag": names.tag,
+        "waits_for": names.waits_for,
+    }
+    return [f"tmc admin {command.format(**values)}" for command in _COMMANDS.get(why, ())]
