@@ -13,7 +13,7 @@ from tmc_server.domain.ordering import releases_next
 from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.store.consumptions import UNDER_WAY, new_values, note_failures, row_of
 from tmc_server.store.copies import load_copies
-from tmc_server.store.journal import NO_ACK, JournalRow, write_journal
+from tmc_server.store.journal import NO_ACK, JournalRow, last_errors, write_journal
 from tmc_server.store.lines import LineName, Lines
 from tmc_server.store.transaction import Transaction
 
@@ -114,7 +114,10 @@ class _Claims:
         if new.state is ConsumptionState.FAILED:
             pairs = [(self._subscription.number, number) for number in mine]
             of_heads = [(self._subscription.number, number) for number in heads]
-            note_failures(self._tx, dict.fromkeys(pairs, old), dict.fromkeys(pairs, new), {}, of_heads)
+            said = last_errors(self._tx, self._subscription.number, mine)
+            errors = {(self._subscription.number, number): error for number, error in said.items()}
+            before, after = dict.fromkeys(pairs, old), dict.fromkeys(pairs, new)
+            note_failures(self._tx, before, after, errors, of_heads, unanswered=True)
             return Claimed(failed=len(mine))
         return Claimed(cancelled=len(mine))
 

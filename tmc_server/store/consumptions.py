@@ -340,8 +340,13 @@ def note_failures(
     after: Mapping[_Pair, Row],
     errors: Mapping[_Pair, str],
     heads: Collection[_Pair],
+    *,
+    unanswered: bool = False,
 ) -> None:
-    """errors: what consumers said.  heads: rows that are the heads of their lines."""
+    """errors: what consumers said; unanswered: before the last attempt, which nobody answered.
+
+    heads: rows that are the heads of their lines.
+    """
     blocking = {pair for pair in heads if _order(tx, pair[0]) is OrderMode.STRICT}
     failed: dict[SubscriptionNumber, list[MessageNumber]] = {}
     recovered: dict[SubscriptionNumber, list[MessageNumber]] = {}
@@ -364,7 +369,7 @@ def note_failures(
             "message_id": number,
             "subscription_no": subscription,
             "attempt": after[subscription, number].attempt,
-            "detail": _given_up(after[subscription, number], errors.get((subscription, number), NO_ACK))
+            "detail": _given_up(after[subscription, number], errors.get((subscription, number)), unanswered)
             + (_BLOCKED if (subscription, number) in blocking else ""),
             "fingerprint": fingerprint(errors.get((subscription, number), NO_ACK)),
         }
@@ -388,8 +393,11 @@ def _alert_hanging(tx: Transaction, accepted: Sequence[_Accepted]) -> None:
     )
 
 
-def _given_up(row: Row, error: str) -> str:
-    return f"given up after attempt {row.attempt}: {error}"[: 500 - len(_BLOCKED)]
+def _given_up(row: Row, error: str | None, unanswered: bool) -> str:
+    cause = error or NO_ACK
+    if error and unanswered:
+        cause = f"{NO_ACK}; an attempt before failed: {error}"
+    return f"given up after attempt {row.attempt}: {cause}"[: 500 - len(_BLOCKED)]
 
 
 def _topic_of(tx: Transaction, subscription: SubscriptionNumber) -> int:

@@ -32,6 +32,14 @@ def write_journal(tx: Transaction, rows: Sequence[JournalRow]) -> None:
     tx.insert(tx.sql.insert_attempts, [_values(tx, row) for row in rows])
 
 
+def last_errors(
+    tx: Transaction, subscription: SubscriptionNumber, numbers: Sequence[MessageNumber]
+) -> Mapping[MessageNumber, str]:
+    """What consumers said last; only those that said something."""
+    rows = tx.rows(tx.sql.failed_attempts, subscription=subscription, ids=sorted(numbers))
+    return {row.message_id: row.error for row in rows}
+
+
 def _values(tx: Transaction, row: JournalRow) -> Mapping[str, Any]:
     return {
         "message_id": row.number,

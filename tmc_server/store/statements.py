@@ -479,6 +479,17 @@ class ShardStatements:
     def _for_notes(self) -> None:
         """What is written beside a change: journal, tombstones, alerts, audit."""
         self.insert_attempts = InsertRows(self.tables.attempt)
+        journal = self.tables.attempt
+        # subscription, ids: the newest last.
+        self.failed_attempts = ByIds(
+            sa.select(journal.c.message_id, journal.c.error)
+            .where(
+                journal.c.subscription_no == sa.bindparam("subscription"),
+                journal.c.unanswered == 0,
+                by_ids(journal.c.message_id),
+            )
+            .order_by(journal.c.id)
+        )
         self.insert_tombstones = InsertRows(tombstone)
         # ids: attempt ids
         self.tombstones = ByIds(

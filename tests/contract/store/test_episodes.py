@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.alerting import Server, Sink, rejected
-from tests.support.store import StoreUnderTest
+from tests.support.store import POLICY, StoreUnderTest
 from tmc_server.domain.alerts import MOST_OPEN, OTHER_ERRORS, REMIND_AFTER_MS, NoticeEvent
 from tmc_server.domain.ports.catalog import NewSilence
 from tmc_server.errors import AlertUnknown
@@ -315,3 +315,22 @@ class TestSilences:
         rejected(store, 1)
         server.turn()
         assert (sink.got == []) is silenced
+
+
+def test_what_the_consumer_said_is_the_cause_although_the_last_attempt_was_not_answered(store: StoreUnderTest) -> None:
+    """Else the failures of one error would be two groups, and one of them would have no name."""
+    server = Server(store, log=(sink := Sink()))
+    said = rejected(store, 1, "no stock")[0]
+    number = store.submitted(room=1)
+    store.perform(store.nack_of(number, 1, error="no stock"))
+    for _ in range(POLICY.max_retry + 1):
+        store.clock.advance(3_600)
+        store.redeliver(room=1)
+    details = [each.detail for each in store.alerted("delivery failed")]
+    server.turn()
+    (notice,) = sink.got
+    assert (notice.count, notice.number) == (2, said)
+    assert details == [
+        "given up after attempt 1: no stock",
+        "given up after attempt 4: no ack; an attempt before failed: no stock",
+    ]
