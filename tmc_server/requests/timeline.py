@@ -12,6 +12,7 @@ from enum import IntEnum
 
 from tmc_server.domain.bulk import ItemOutcome
 from tmc_server.domain.catalog import Catalog
+from tmc_server.domain.checks import DECIDED_BY_CHECK
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import NO_ATTEMPT, NO_SUBSCRIPTION, Attempt, SubscriptionNumber
@@ -144,6 +145,7 @@ def _of_message(history: History) -> Iterator[Event]:
         return
     answer = message.check.last_answer
     by = answer if answer.startswith(_DECIDED_BY) else f"{_DECIDED_BY} its producer"
+    by = f"{_DECIDED_BY} a check" if answer == DECIDED_BY_CHECK else by
     if message.state is MessageState.ROLLED_BACK:
         what = "Rolled back"
     else:
@@ -209,12 +211,12 @@ def _handed_over(
 
 
 def _of_act(act: OperatorAct) -> Event:
-    reason = f": {_quoted(act.reason)}" if act.reason else ""
+    reason = f" Reason: {_quoted(act.reason)}." if act.reason else ""
     _, _, named = act.subject.partition(" subscription ")
     return Event(
         at_ms=act.at_ms,
         kind=EventKind.OPERATOR,
-        sentence=f"{act.actor}, {act.action}{reason}.",
+        sentence=f"Operator {act.actor}: {act.action}.{reason}",
         subscription=SubscriptionNumber(int(named)) if named.isdecimal() else NO_SUBSCRIPTION,
     )
 

@@ -82,8 +82,8 @@ def test_attempts_that_nobody_answers_and_the_operators_part(store: StoreUnderTe
         (10, f"Attempt 2 was handed over {BY}."),
         (30, "Attempt 2 was not answered: no ack."),
         (30, "Alert, delivery failed: given up after attempt 2: no ack."),
-        (35, "operator, reactivate consumption: test."),
-        (36, "operator, cancel consumption: test."),
+        (35, "Operator operator: reactivate consumption. Reason: test."),
+        (36, "Operator operator: cancel consumption. Reason: test."),
         (36, "Cancelled after 2 attempts."),
     ]
 
@@ -124,7 +124,7 @@ def test_checks_and_who_decided(store: StoreUnderTest, timeline: Timeline) -> No
     store.checking(ScriptedAsking(CheckAnswer(Verdict.COMMIT, CheckReason.ANSWERED))).run_once()
     told = [event.sentence for event in timeline(number)]
     assert told[1].startswith("Check 1 decided nothing: ANSWERED")
-    assert told[2] == "Submitted (1 subscriber), decided by this check."
+    assert told[2] == "Submitted (1 subscriber), decided by a check."
 
 
 def test_a_service_that_is_away_fills_no_journal(store: StoreUnderTest, timeline: Timeline) -> None:
@@ -140,7 +140,7 @@ def test_a_human_decides(store: StoreUnderTest, timeline: Timeline) -> None:
     number = store.prepared().number
     store.desk.decide("alice", store.shard, number, False, "the order does not exist")
     assert [event.sentence for event in timeline(number)][1:] == [
-        "alice, decide rollback: the order does not exist.",
+        "Operator alice: decide rollback. Reason: the order does not exist.",
         "Rolled back, decided by alice.",
     ]
 
@@ -150,7 +150,10 @@ def test_a_pause_from_before_it_was_stored_is_shown(store: StoreUnderTest, timel
     store.clock.advance(60)
     number = store.submitted()
     first, *_ = timeline(number)
-    assert (first.sentence, first.at_ms) == ("alice, pause topic: wrong prices.", store.clock() - 60_000)
+    assert (first.sentence, first.at_ms) == (
+        "Operator alice: pause topic. Reason: wrong prices.",
+        store.clock() - 60_000,
+    )
 
 
 def test_pauses_while_it_was_open(store: StoreUnderTest, timeline: Timeline) -> None:
@@ -167,4 +170,7 @@ def test_pauses_while_it_was_open(store: StoreUnderTest, timeline: Timeline) -> 
     store.clock.advance(1)
     store.catalog_store.pause_subscription("bob", *names, True, "after it was acked")
     acts = [event.sentence for event in timeline(number) if event.kind is EventKind.OPERATOR]
-    assert acts == ["bob, pause subscription: maintenance.", "bob, resume subscription: done."]
+    assert acts == [
+        "Operator bob: pause subscription. Reason: maintenance.",
+        "Operator bob: resume subscription. Reason: done.",
+    ]
