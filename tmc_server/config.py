@@ -295,15 +295,20 @@ class AlertsConfig(Section):
     webhook: SecretStr = Field(
         SecretStr(""), description="http:// or https:// URL that alerts are posted to; empty: none"
     )
-    webhook_format: WebhookFormat = Field("json", description="the tool behind the webhook; json: your own")
-    language: Language = Field("en", description="of alerts in mails and chats")
+    webhook_format: WebhookFormat = Field(
+        "json",
+        description="what the webhook expects: json (your own program), slack, teams, discord, dingtalk, feishu or wecom",
+    )
+    language: Language = Field("en", description="of alerts in mails and chats: en or zh")
     smtp_host: str = Field("", description="mail server; empty: no mail")
     smtp_port: int = Field(587, ge=1, le=65_535, description="its port")
-    smtp_security: Literal["starttls", "tls", "none"] = Field("starttls", description="how mail is encrypted")
+    smtp_security: Literal["starttls", "tls", "none"] = Field(
+        "starttls", description="how mail is encrypted: starttls, tls or none"
+    )
     smtp_user: str = Field("", description="user at the mail server; empty: no login")
     smtp_password: SecretStr = Field(SecretStr(""), description="password of the user")
     mail_from: str = Field("", description="sender of mails; needed with smtp_host")
-    mail_to: tuple[str, ...] = Field((), description="who gets every alert by mail")
+    mail_to: tuple[str, ...] = Field((), description="list of addresses that get every alert by mail")
     mail_to_owner: bool = Field(True, description="also send to the alert address of the topic's owner")
 
     @model_validator(mode="after")

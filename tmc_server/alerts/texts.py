@@ -37,7 +37,7 @@ _ENGLISH: Mapping[str, str] = {
 }
 _CHINESE: Mapping[str, str] = {
     "raised": "[tmc] {kind}：{where}",
-    "resolved": "[tmc] 已恢复：{kind}：{where}",
+    "resolved": "[tmc] 已关闭：{kind}：{where}",
     "for": "{topic} → {subscriber}（{tag}）",
     "detail": "错误：{detail}",
     "count": "新增 {count} 次，自 {since} 起共 {total} 次；最近一次：{last}。",

@@ -279,7 +279,7 @@ class TestSmtp(SinkContract):
         self.sink("zh").send(an_alert(event=NoticeEvent.RESOLVED), CATALOG)
         raised, resolved = self.taken()
         assert "投递失败" in raised
-        assert "已恢复" in resolved
+        assert "已关闭" in resolved
 
     def test_a_line_break_in_an_error_makes_no_header(self) -> None:
         self.sink().send(an_alert(kind="x\nBcc: thief@example.org", detail="\r\nBcc: thief@example.org"), CATALOG)
