@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tests.support.store import StoreUnderTest
+from tmc_server.domain.alerts import SETTLED_MS
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ports.alerts import Alert
 from tmc_server.duties.alerting import Alerting, Grouping, Resolving
@@ -49,6 +50,12 @@ class Server:
             pass
         self.resolving.run_once()
         self.send()
+
+    def settle(self, store: StoreUnderTest) -> None:
+        """Turns until what is over is resolved."""
+        self.turn()
+        store.clock.advance(SETTLED_MS / 1000)
+        self.turn()
 
     def send(self) -> None:
         for duty in self.alerting.values():

@@ -23,6 +23,9 @@ _MINUTE_MS = 60_000
 OTHER_ERRORS = "other"
 """In place of a fingerprint: so many different errors that they are not told apart."""
 
+SETTLED_MS = 120_000
+"""How long nothing must be left of an episode's failures: what was reactivated may fail again."""
+
 MOST_OPEN = 20
 """Episodes with fingerprints of one kind, topic and subscription that are open at once."""
 
@@ -40,7 +43,7 @@ class NoticeEvent(IntEnum):
 class Ending(Enum):
     """What ends an episode."""
 
-    FAILURES = auto()  #: nothing is left that failed with this fingerprint
+    FAILURES = auto()  #: nothing has been left that failed with this fingerprint, for SETTLED_MS
     QUIET = auto()  #: no further alert for a while
     OPERATOR = auto()  #: an operator acknowledges it
 

@@ -15,7 +15,7 @@ from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.domain.ports.alerts import Alert, alert_id
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.store.engines import Database, StoreConflict, repeated
-from tmc_server.store.episodes import Episodes, OpenEpisode, ended, groups_of, samples_of
+from tmc_server.store.episodes import Episodes, OpenEpisode, ended, groups_of, note_empty, samples_of
 from tmc_server.store.notices import WAITING, of_episode, withdraw
 from tmc_server.store.tables import alert, episode, notice
 
@@ -138,8 +138,16 @@ class SqlAlertOutbox:
 
     def resolve(self) -> int:
         with self._database.reading() as connection:
-            over = ended(connection, self._database.now(connection))
+            now = self._database.now(connection)
+            over, turned = ended(connection, now)
+        if turned:
+            repeated(partial(self._note_empty, turned, now))
         return sum(self.end(row) for row in over)
+
+    def _note_empty(self, turned: Sequence[Any], now: int) -> None:
+        with self._database.transaction() as connection:
+            for row in turned:
+                note_empty(connection, row, now)
 
     def end(self, row: Any) -> bool:
         """End an episode, unless there are further alerts. row: as it was read."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tmc_server.domain.alerts import KINDS, MOST_OPEN, OTHER_ERRORS, UNKNOWN_KIND, Ending
+from tmc_server.domain.alerts import KINDS, MOST_OPEN, OTHER_ERRORS, SETTLED_MS, UNKNOWN_KIND, Ending
 from tmc_server.domain.numbers import Shard
 from tmc_server.domain.ports.alerts import Alert, Episode
 from tmc_server.store.engines import Database, repeated
@@ -69,7 +69,7 @@ class Episodes:
         first_ms, last_ms = min(each.created_ms for each in alike), max(each.created_ms for each in alike)
         row = by_fingerprint.get(fingerprint)
         if row is not None:
-            more = {"alerts": episode.c.alerts + len(alike), "last_ms": max(row.last_ms, last_ms)}
+            more = {"alerts": episode.c.alerts + len(alike), "last_ms": max(row.last_ms, last_ms), "empty_ms": None}
             self._connection.execute(episode.update().where(episode.c.id == row.id).values(more))
             return _open(row.id, first, row.acknowledged_ms is not None)
         begun = self._connection.execute(
@@ -99,20 +99,41 @@ def _open(number: int, like: Alert, is_acknowledged: bool) -> OpenEpisode:
     )
 
 
-def ended(connection: sa.Connection, now: int) -> Sequence[Any]:
-    """Rows of open episodes whose cause is gone."""
+def ended(connection: sa.Connection, now: int) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Returns: rows of open episodes that are over, and of those of which nothing is left since now, or something is again."""
     over: list[Any] = []
+    turned: list[Any] = []
     after = 0
     while True:
         page = sa.select(episode).where(_OPEN, episode.c.id > after).order_by(episode.c.id).limit(_PAGE)
         found = connection.execute(page).fetchall()
-        over += [row for row in found if _is_over(connection, row, now)]
+        for row in found:
+            is_empty = _is_empty(connection, row, now)
+            if is_empty and _is_settled(row, now):
+                over.append(row)
+            elif is_empty is (row.empty_ms is None):
+                turned.append(row)
         if len(found) < _PAGE:
-            return over
+            return over, turned
         after = found[-1].id
 
 
-def _is_over(connection: sa.Connection, row: Any, now: int) -> bool:
+def note_empty(connection: sa.Connection, row: Any, now: int) -> None:
+    """Note that nothing is left of an episode, or that something is again; nothing if there are further alerts."""
+    same = (episode.c.id == row.id, _OPEN, episode.c.alerts == row.alerts)
+    empty_ms = now if row.empty_ms is None else None
+    noted = connection.execute(episode.update().where(*same).values(empty_ms=empty_ms)).rowcount
+    if noted and empty_ms is not None:
+        withdraw(connection, row, also_first=False)
+
+
+def _is_settled(row: Any, now: int) -> bool:
+    if KINDS.get(row.kind, UNKNOWN_KIND).ending is not Ending.FAILURES:
+        return True
+    return row.empty_ms is not None and bool(row.empty_ms + SETTLED_MS <= now)
+
+
+def _is_empty(connection: sa.Connection, row: Any, now: int) -> bool:
     kind = KINDS.get(row.kind, UNKNOWN_KIND)
     match kind.ending:
         case Ending.QUIET:

@@ -305,7 +305,7 @@ alert = sa.Table(
 )
 
 # Alerts of one kind, topic, subscription and fingerprint, until their cause is gone. open: 1, or NULL once resolved: at most
-# one of each is open.  detail, samples: of the first alerts.
+# one of each is open.  detail, samples: of the first alerts.  empty_ms: since when nothing is left of it; NULL: something is.
 episode = sa.Table(
     "tmc_episode",
     METADATA,
@@ -322,6 +322,7 @@ episode = sa.Table(
     _ms("last_ms"),
     _ms("acknowledged_ms", nullable=True),
     sa.Column("acknowledged_by", _text(64), nullable=False, server_default=""),
+    _ms("empty_ms", nullable=True),
     _ms("resolved_ms", nullable=True),
     sa.UniqueConstraint("kind", "topic_no", "subscription_no", "fingerprint", "open", name="tmc_episode_open"),
     sa.Index("tmc_episode_still", "open", "id"),

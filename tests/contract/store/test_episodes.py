@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.alerting import Server, Sink, rejected
 from tests.support.store import POLICY, StoreUnderTest
-from tmc_server.domain.alerts import MOST_OPEN, OTHER_ERRORS, REMIND_AFTER_MS, NoticeEvent
+from tmc_server.domain.alerts import MOST_OPEN, OTHER_ERRORS, REMIND_AFTER_MS, SETTLED_MS, NoticeEvent
 from tmc_server.domain.ports.catalog import NewSilence
 from tmc_server.errors import AlertUnknown
 from tmc_server.store import episodes
@@ -15,6 +15,7 @@ from tmc_server.store.retention import ClosedMessages
 from tmc_server.store.tables import alert
 
 MINUTE_S = REMIND_AFTER_MS[0] / 1000
+SETTLED_S = SETTLED_MS / 1000
 
 
 class TestEpisodes:
@@ -58,7 +59,7 @@ class TestEpisodes:
         assert len(sink.got) == 1
         store.clock.advance(5)
         store.perform(store.cancel_of(numbers[1]))
-        server.turn()
+        server.settle(store)
         server.turn()
         raised, resolved = sink.got
         assert (resolved.event, resolved.episode, resolved.total) == (NoticeEvent.RESOLVED, raised.episode, 2)
@@ -73,9 +74,27 @@ class TestEpisodes:
         rejected(store, 1, "timeout")
         server.turn()
         store.perform(store.cancel_of(gone[0]))
-        server.turn()
+        server.settle(store)
         (resolved,) = [each for each in sink.got if each.event is NoticeEvent.RESOLVED]
         assert "no stock" in resolved.detail
+
+    def test_what_is_reactivated_and_fails_again_goes_on(self, store: StoreUnderTest) -> None:
+        """Acknowledged once is enough, and it is not said to be over meanwhile."""
+        server, desk = Server(store, log=(sink := Sink())), SqlEpisodeDesk(store.database, store.shard)
+        numbers = rejected(store, 1)
+        server.turn()
+        desk.acknowledge("alice", desk.episodes(True, 1)[0].number, "looking")
+        for _ in range(3):
+            store.perform(store.reactivate_of(numbers[0]))
+            server.turn()
+            store.clock.advance(SETTLED_S - 1)
+            store.redeliver(room=1)
+            server.turn()
+            store.perform(store.nack_of(numbers[0], store.row(numbers[0]).attempt, reject=True))
+            server.turn()
+        assert [each.event for each in sink.got] == [NoticeEvent.RAISED]
+        (found,) = desk.episodes(False, 10)
+        assert (found.count, found.acknowledged_by) == (4, "alice")
 
     def test_a_reminder_that_waits_is_not_sent_when_all_is_over(self, store: StoreUnderTest) -> None:
         server = Server(store, log=(sink := Sink()))
@@ -84,8 +103,7 @@ class TestEpisodes:
         numbers += rejected(store, 1)
         server.turn()
         store.perform(*(store.cancel_of(number) for number in numbers))
-        store.clock.advance(MINUTE_S)
-        server.turn()
+        server.settle(store)
         assert [each.event for each in sink.got] == [NoticeEvent.RAISED, NoticeEvent.RESOLVED]
 
     def test_a_sink_that_was_away_hears_of_what_is_over(self, store: StoreUnderTest) -> None:
@@ -95,10 +113,15 @@ class TestEpisodes:
         with pytest.raises(OSError, match="away"):
             server.turn()
         store.perform(store.cancel_of(numbers[0]))
+        for _ in range(2):
+            server.resolving.run_once()
+            store.clock.advance(SETTLED_S)
         server.resolving.run_once()
+        with pytest.raises(OSError, match="away"):
+            server.turn()  # both are refused: the first notice for the second time, so it waits longer
         sink.fails = False
-        for _ in range(3):
-            store.clock.advance(4)  # the first notice is tried again after that it is over was due
+        for _ in range(6):
+            store.clock.advance(4)
             server.turn()
         assert [each.event for each in sink.got] == [NoticeEvent.RAISED, NoticeEvent.RESOLVED]
 
@@ -118,8 +141,10 @@ class TestEpisodes:
         numbers = rejected(store, 1)
         one.turn()
         store.perform(store.cancel_of(numbers[0]))
+        one.resolving.run_once()
+        store.clock.advance(SETTLED_S)
         with store.database.reading() as connection:
-            (row,) = ended(connection, store.clock())
+            (row,), _ = ended(connection, store.clock())
         assert [one.outbox.end(row), two.outbox.end(row)] == [True, False]
         one.turn()
         two.turn()
@@ -130,8 +155,10 @@ class TestEpisodes:
         numbers = rejected(store, 1)
         server.turn()
         store.perform(store.cancel_of(numbers[0]))
+        server.resolving.run_once()
+        store.clock.advance(SETTLED_S)
         with store.database.reading() as connection:
-            (row,) = ended(connection, store.clock())
+            (row,), _ = ended(connection, store.clock())
         rejected(store, 1)
         server.grouping.run_once()
         assert not server.outbox.end(row)
@@ -161,7 +188,7 @@ class TestEpisodes:
         numbers = rejected(store, 1)
         server.turn()
         store.perform(store.cancel_of(numbers[0]))
-        server.turn()
+        server.settle(store)
         assert [each.kind for each in sink.got if each.event is NoticeEvent.RESOLVED] == ["delivery failed"]
 
     def test_an_alert_without_a_fingerprint_stays_open_as_long_as_anything_failed(self, store: StoreUnderTest) -> None:
@@ -174,7 +201,7 @@ class TestEpisodes:
         server.turn()
         assert len(sink.got) == 1
         store.perform(store.cancel_of(numbers[0]))
-        server.turn()
+        server.settle(store)
         assert len(sink.got) == 2
 
     def test_who_was_told_is_not_forgotten_while_it_is_open(self, store: StoreUnderTest) -> None:
@@ -186,7 +213,7 @@ class TestEpisodes:
         while closed.forget(store.clock(), 100):
             pass
         store.perform(store.cancel_of(numbers[0]))
-        server.turn()
+        server.settle(store)
         assert [each.event for each in sink.got] == [NoticeEvent.RAISED, NoticeEvent.RESOLVED]
         store.clock.advance(3_600)
         while closed.forget(store.clock(), 100):
@@ -219,7 +246,7 @@ class TestAcknowledging:
         server.turn()
         assert len(sink.got) == 1
         store.perform(*(store.cancel_of(number) for number in numbers))
-        server.turn()
+        server.settle(store)
         assert [each.event for each in sink.got] == [NoticeEvent.RAISED, NoticeEvent.RESOLVED]
         assert desk.episodes(True, 10) == []
         assert [(each.count, each.acknowledged_by) for each in desk.episodes(False, 10)] == [(2, "alice")]
@@ -282,7 +309,7 @@ class TestSilences:
         numbers = rejected(store, 1)
         server.turn()
         store.perform(store.cancel_of(numbers[0]))
-        server.turn()
+        server.settle(store)
         store.clock.advance(3_700)
         server.turn()
         assert sink.got == []

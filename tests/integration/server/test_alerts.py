@@ -14,6 +14,7 @@ import pytest
 import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
+from tmc_server.store import episodes
 
 TMC = str(Path(sys.executable).parent / "tmc")
 
@@ -21,8 +22,10 @@ TMC = str(Path(sys.executable).parent / "tmc")
 @pytest.fixture(scope="module")
 def center(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCenter]:
     folder: Path = tmp_path_factory.mktemp("alerts")
-    with RunningCenter(f"sqlite:///{folder}/tmc.db") as made:
-        yield made
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(episodes, "SETTLED_MS", 1_000)
+        with RunningCenter(f"sqlite:///{folder}/tmc.db") as made:
+            yield made
 
 
 def _admin(center: RunningCenter, *arguments: str) -> subprocess.CompletedProcess[str]:

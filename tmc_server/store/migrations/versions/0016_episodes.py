@@ -73,6 +73,7 @@ def episode():
         number("last_ms", sa.BigInteger),
         number("acknowledged_ms", sa.BigInteger, nullable=True),
         sa.Column("acknowledged_by", sa.String(64), nullable=False, server_default=""),
+        number("empty_ms", sa.BigInteger, nullable=True),
         number("resolved_ms", sa.BigInteger, nullable=True),
         sa.UniqueConstraint("kind", "topic_no", "subscription_no", "fingerprint", "open", name="tmc_episode_open"),
         **OPTIONS,
