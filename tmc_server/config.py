@@ -315,9 +315,9 @@ class AlertsConfig(Section):
     def _mail_is_complete(self) -> AlertsConfig:
         if self.smtp_host and "@" not in self.mail_from:
             raise ValueError("mail_from must be an address when smtp_host is set")
-        wrong = [each for each in self.mail_to if not (each.isascii() and "@" in each)]
-        if wrong:
-            raise ValueError(f"mail_to must be addresses, and {wrong[0]!r} is none")
+        for place, each in enumerate(self.mail_to, 1):
+            if not (each.isascii() and "@" in each):
+                raise ValueError(f"mail_to must be addresses in ASCII, and number {place} is none")
         if self.smtp_user and self.smtp_security == "none":
             raise ValueError("smtp_security must not be none with smtp_user: the password would travel in the clear")
         return self

@@ -87,7 +87,8 @@ def _consume(
     _advance_lines(tx, lines, locked, before, after)
     _journal(tx, accepted, locked)
     errors = {pair: operation.error for pair, operation in accepted if isinstance(operation, Nack)}
-    note_failures(tx, before, after, errors, heads)
+    rejected = {pair for pair, operation in accepted if isinstance(operation, Nack) and operation.reject}
+    note_failures(tx, before, after, errors, heads, rejected=rejected)
     _alert_hanging(tx, accepted)
     return outcomes
 
@@ -341,11 +342,12 @@ def note_failures(
     errors: Mapping[_Pair, str],
     heads: Collection[_Pair],
     *,
+    rejected: Collection[_Pair] = (),
     unanswered: bool = False,
 ) -> None:
     """errors: what consumers said; unanswered: before the last attempt, which nobody answered.
 
-    heads: rows that are the heads of their lines.
+    rejected: those that a consumer does not want again.  heads: rows that are the heads of their lines.
     """
     blocking = {pair for pair in heads if _order(tx, pair[0]) is OrderMode.STRICT}
     failed: dict[SubscriptionNumber, list[MessageNumber]] = {}
@@ -369,7 +371,11 @@ def note_failures(
             "message_id": number,
             "subscription_no": subscription,
             "attempt": after[subscription, number].attempt,
-            "detail": _given_up(after[subscription, number], errors.get((subscription, number)), unanswered)
+            "detail": (
+                _rejected(after[subscription, number], errors[subscription, number])
+                if (subscription, number) in rejected
+                else _given_up(after[subscription, number], errors.get((subscription, number)), unanswered)
+            )
             + (_BLOCKED if (subscription, number) in blocking else ""),
             "fingerprint": fingerprint(errors.get((subscription, number), NO_ACK)),
         }
@@ -391,6 +397,10 @@ def _alert_hanging(tx: Transaction, accepted: Sequence[_Accepted]) -> None:
         for (subscription, number), nack in accepted
         if isinstance(nack, Nack) and nack.hangs
     )
+
+
+def _rejected(row: Row, error: str) -> str:
+    return f"rejected by its consumer in attempt {row.attempt}: {error}"[: 500 - len(_BLOCKED)]
 
 
 def _given_up(row: Row, error: str | None, unanswered: bool) -> str:

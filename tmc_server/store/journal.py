@@ -36,7 +36,7 @@ def last_errors(
     tx: Transaction, subscription: SubscriptionNumber, numbers: Sequence[MessageNumber]
 ) -> Mapping[MessageNumber, str]:
     """What consumers said last; only those that said something."""
-    rows = tx.rows(tx.sql.failed_attempts, subscription=subscription, ids=sorted(numbers))
+    rows = tx.rows(tx.sql.failed_attempts, subscription=subscription, ids=sorted(numbers)) if numbers else ()
     return {row.message_id: row.error for row in rows}
 
 

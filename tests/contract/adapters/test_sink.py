@@ -115,7 +115,7 @@ class Receiving(SinkContract):
         self.bodies = bodies
         server = HTTPServer(("127.0.0.1", 0), Receiver)
         self.url = f"http://127.0.0.1:{server.server_port}/alerts"
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield
         server.shutdown()

@@ -358,6 +358,6 @@ def test_what_the_consumer_said_is_the_cause_although_the_last_attempt_was_not_a
     (notice,) = sink.got
     assert (notice.count, notice.number) == (2, said)
     assert details == [
-        "given up after attempt 1: no stock",
+        "rejected by its consumer in attempt 1: no stock",
         "given up after attempt 4: no ack; an attempt before failed: no stock",
     ]

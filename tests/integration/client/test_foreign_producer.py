@@ -34,7 +34,7 @@ def running(tmp_path_factory) -> Iterator[RunningCenter]:
 def test_plain_http(running: RunningCenter) -> None:
     port = free_port()
     server = plain_http.serve(running.address, port, "orders", running.keys["orders"])
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         target = admin_pb2.CheckTarget(kind="http", options={"path": "/verifyMessage"})

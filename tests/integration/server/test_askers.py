@@ -121,7 +121,7 @@ def keeping_server(certificate: Path, key: Path) -> Iterator[tuple[int, set[Any]
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     server.handle_error = lambda *_: None  # type: ignore[method-assign]
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server.server_port, connections
     server.shutdown()

@@ -230,7 +230,7 @@ class TestDoors:
             return [b"the shop"]
 
         server = make_server("127.0.0.1", 0, orders.checks(business).beside(application), handler_class=_Quiet)
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server.server_port
         server.shutdown()

@@ -45,7 +45,7 @@ def _http(port: int) -> threading.Thread:
             pass
 
     server = HTTPServer(("127.0.0.1", port), Fine)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.server = server
     thread.start()
     return thread
