@@ -144,17 +144,7 @@ def wire(
     checks = Checks(config, surroundings.instances)
     traffic = Traffic()
     shared_traffic = SqlTraffic(store.shards.catalog, traffic, store.nodes.incarnation)
-    writers = {
-        database: ShardWriter(
-            database,
-            store.watch,
-            outlets.outlet,
-            store.nodes.incarnation,
-            take_back=outlets.answers.give_back,
-            traffic=traffic,
-        )
-        for database in store.shards.databases
-    }
+    writers = _writers(store, outlets, traffic)
     commit = _group_commit(config, store, writers, loop, die)
     outlets.answers.performer = commit
     parts = [_part(store, writers[database], outbox) for database, outbox in outboxes.items()]
@@ -222,6 +212,20 @@ def wire(
         duties=duties,
         findable=surroundings.duties(served.grpc.port),
     )
+
+
+def _writers(store: OpenStore, outlets: Outlets, traffic: Traffic) -> dict[Database, ShardWriter]:
+    return {
+        database: ShardWriter(
+            database,
+            store.watch,
+            outlets.outlet,
+            store.nodes.incarnation,
+            take_back=outlets.answers.give_back,
+            traffic=traffic,
+        )
+        for database in store.shards.databases
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ WebhookFormat = Literal["json", "slack", "teams", "discord", "dingtalk", "feishu
 _MINUTE_MS = 60_000
 
 OTHER_ERRORS = "other"
-"""In place of a fingerprint: so many different errors that they are not told apart."""
+"""In place of a fingerprint: too many different errors to distinguish them."""
 
 SETTLED_MS = 120_000
 """How long nothing must be left of an episode's failures: what was reactivated may fail again."""

@@ -52,7 +52,7 @@ class ServiceName:
 class Service:
     """State of one service, or of all that share a slot.
 
-    size: questions of its next page.  most: pages at once.  alert_again: when its owner is told again that it
+    size: questions of its next page.  most: pages at once.  alert_again: when its owner is alerted again that it
     cannot be reached, monotonic seconds.
     rest_ms: how long it rests after the last failure.  quiet_until: monotonic seconds.
     """

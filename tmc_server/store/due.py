@@ -16,6 +16,7 @@ from tmc_server.domain.retry import RetryPolicy
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.claims import claim_due
 from tmc_server.store.engines import Database, repeated
+from tmc_server.store.journal import JournalRow, values_of
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.scanning import DueIndex, earliest_delivery
 from tmc_server.store.statements import statements_of
@@ -98,17 +99,16 @@ class SqlDueWork:
 
 def _gone(row: Any, subscription: SubscriptionNumber, now: int) -> Mapping[str, Any]:
     """What the journal says of an attempt whose server is gone."""
-    return {
-        "message_id": row.message_id,
-        "subscription_no": subscription,
-        "attempt": row.attempt,
-        "at_ms": now,
-        "incarnation": 0,
-        "error": _SERVER_GONE,
-        "tried_ms": row.tried_ms,
-        "tried_by": row.incarnation,
-        "unanswered": 1,
-    }
+    entry = JournalRow(
+        number=row.message_id,
+        subscription=subscription,
+        attempt=row.attempt,
+        error=_SERVER_GONE,
+        tried_ms=row.tried_ms,
+        tried_by=row.incarnation,
+        unanswered=True,
+    )
+    return values_of(entry, now, None)
 
 
 def _used_up(consumption: sa.Table, policy: RetryPolicy) -> sa.ColumnElement[bool]:

@@ -29,7 +29,7 @@ class JournalRow:
 
 def write_journal(tx: Transaction, rows: Sequence[JournalRow]) -> None:
     """In the transaction of the change."""
-    tx.insert(tx.sql.insert_attempts, [_values(tx, row) for row in rows])
+    tx.insert(tx.sql.insert_attempts, [values_of(row, tx.now, tx.incarnation) for row in rows])
 
 
 def last_errors(
@@ -40,13 +40,14 @@ def last_errors(
     return {row.message_id: row.error for row in rows}
 
 
-def _values(tx: Transaction, row: JournalRow) -> Mapping[str, Any]:
+def values_of(row: JournalRow, now: int, incarnation: int | None) -> Mapping[str, Any]:
+    """incarnation: of the server run that writes it; None: its heartbeat is over."""
     return {
         "message_id": row.number,
         "subscription_no": row.subscription,
         "attempt": row.attempt,
-        "at_ms": tx.now,
-        "incarnation": tx.incarnation or 0,
+        "at_ms": now,
+        "incarnation": incarnation or 0,
         "error": row.error,
         "tried_ms": row.tried_ms,
         "tried_by": row.tried_by,

@@ -28,6 +28,7 @@ class ShardStatements:
         self._for_messages(self.tables.message)
         self._for_consumptions(self.tables.consumption)
         self._for_claims(self.tables.message, self.tables.consumption)
+        self._for_rescue(self.tables.consumption)
         self.lines = LineStatements(self.tables)
         self._for_checks(self.tables.message)
         self._around_a_check(self.tables.message)
@@ -265,6 +266,9 @@ class ShardStatements:
                 message.c.delay_ms,
             ).where(by_ids(message.c.id))
         )
+
+    def _for_rescue(self, consumption: sa.Table) -> None:
+        leased = self._leased()
         # subscription, gone, since, limit: attempts of a dead server run, whose copies may be lost; no locks.
         died = (
             consumption.c.subscription_no == sa.bindparam("subscription"),

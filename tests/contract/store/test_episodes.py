@@ -78,7 +78,7 @@ class TestEpisodes:
         (resolved,) = [each for each in sink.got if each.event is NoticeEvent.RESOLVED]
         assert "no stock" in resolved.detail
 
-    def test_what_is_reactivated_and_fails_again_goes_on(self, store: StoreUnderTest) -> None:
+    def test_a_reactivated_delivery_that_fails_again_continues_it(self, store: StoreUnderTest) -> None:
         """Acknowledged once is enough, and it is not said to be over meanwhile."""
         server, desk = Server(store, log=(sink := Sink())), SqlEpisodeDesk(store.database, store.shard)
         numbers = rejected(store, 1)
@@ -204,7 +204,7 @@ class TestEpisodes:
         server.settle(store)
         assert len(sink.got) == 2
 
-    def test_who_was_told_is_not_forgotten_while_it_is_open(self, store: StoreUnderTest) -> None:
+    def test_recipients_are_kept_while_it_is_open(self, store: StoreUnderTest) -> None:
         server = Server(store, log=(sink := Sink()))
         numbers = rejected(store, 1)
         server.turn()

@@ -193,8 +193,8 @@ def test_rates_are_those_of_all_servers_over_the_last_seconds(store: StoreUnderT
     one, two = Traffic(), Traffic()
     writer = ShardWriter(store.database, store.watch, store.outlet, lambda: 1, traffic=one)
     servers = [
-        SqlTraffic(store.database, each, lambda n=number: n, lambda: next(seconds))  # type: ignore[misc]
-        for number, each in ((1, one), (2, two))
+        SqlTraffic(store.database, one, lambda: 1, lambda: next(seconds)),
+        SqlTraffic(store.database, two, lambda: 2, lambda: next(seconds)),
     ]
     for _ in range(20):
         number = store.prepared().number

@@ -34,7 +34,7 @@ def timeline(store: StoreUnderTest) -> Timeline:
     return ask
 
 
-def _told(store: StoreUnderTest, events: Sequence[Event], since_ms: int) -> list[tuple[float, str]]:
+def _sentences(store: StoreUnderTest, events: Sequence[Event], since_ms: int) -> list[tuple[float, str]]:
     """Seconds since then, and sentences."""
     return [((event.at_ms - since_ms) / 1000, event.sentence) for event in events]
 
@@ -52,7 +52,7 @@ def test_from_the_prepare_to_the_ack(store: StoreUnderTest, timeline: Timeline) 
     store.clock.advance(3)
     store.perform(store.ack_of(number, 2))
     events = timeline(number)
-    assert _told(store, events, began) == [
+    assert _sentences(store, events, began) == [
         (0, "Stored for orders (default)."),
         (2, "Submitted (1 subscriber), decided by its producer."),
         (2, f"Attempt 1 was handed over {BY}."),
@@ -76,7 +76,7 @@ def test_attempts_that_nobody_answers_and_the_operators_part(store: StoreUnderTe
     store.perform(store.reactivate_of(number))
     store.clock.advance(1)
     store.perform(store.cancel_of(number))
-    assert _told(store, timeline(number), began)[2:] == [
+    assert _sentences(store, timeline(number), began)[2:] == [
         (0, f"Attempt 1 was handed over {BY}."),
         (10, "Attempt 1 was not answered: no ack."),
         (10, f"Attempt 2 was handed over {BY}."),
@@ -95,7 +95,7 @@ def test_an_attempt_whose_server_died(store: StoreUnderTest, timeline: Timeline)
     assert store.due.rescue(store.shard, INCARNATION, 0) == 1
     assert store.due.rescue(store.shard, INCARNATION, 0) == 0
     gone = "no ack, and the server that handed it over is gone; this attempt does not count"
-    assert _told(store, timeline(number), began)[2:] == [
+    assert _sentences(store, timeline(number), began)[2:] == [
         (0, f"Attempt 1 was handed over {BY}."),
         (4, f"Attempt 1 was not answered: {gone}."),
     ]
@@ -122,9 +122,9 @@ def test_checks_and_who_decided(store: StoreUnderTest, timeline: Timeline) -> No
     store.checking(ScriptedAsking(UNKNOWN)).run_once()
     store.clock.advance(20)
     store.checking(ScriptedAsking(CheckAnswer(Verdict.COMMIT, CheckReason.ANSWERED))).run_once()
-    told = [event.sentence for event in timeline(number)]
-    assert told[1].startswith("Check 1 decided nothing: ANSWERED")
-    assert told[2] == "Submitted (1 subscriber), decided by a check."
+    sentences = [event.sentence for event in timeline(number)]
+    assert sentences[1].startswith("Check 1 decided nothing: ANSWERED")
+    assert sentences[2] == "Submitted (1 subscriber), decided by a check."
 
 
 def test_a_service_that_is_away_fills_no_journal(store: StoreUnderTest, timeline: Timeline) -> None:
