@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -90,6 +93,12 @@ class RunningCenter:
         if queues is not None and not made.HasField("forward"):
             eventually(lambda: queues.is_known(made.queue))
         return made
+
+    def run_admin(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`tmc admin` with these arguments, as its operator."""
+        environment = os.environ | {"TMC_ADDRESS": self.address, "TMC_ADMIN_TOKEN": self.token}
+        command = [str(Path(sys.executable).parent / "tmc"), "admin", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
     def detail(self, topic: str, key: str) -> Any:
         """A message with its consumptions, as an operator sees it."""

@@ -1,4 +1,8 @@
-"""Creates and upgrades the schema of one database: repeatable, and safe when two start at once."""
+"""Creates and upgrades the schema of one database: repeatable, and safe when two start at once.
+
+An empty database gets the declared tables at once; any other one is upgraded revision by revision. A test compares
+the two ways.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from alembic.script import ScriptDirectory
 
 from tmc_server.store import shard_map
 from tmc_server.store.engines import Database, ShardMap
-from tmc_server.store.tables import meta
+from tmc_server.store.tables import CATALOG_TABLES, DATABASE_TABLES, METADATA, meta, shard_tables
 
 VERSION_TABLE = "tmc_schema_version"
 
@@ -48,6 +52,9 @@ def migrate(shards: ShardMap) -> None:
             config.attributes["connection"] = connection
             config.attributes["is_catalog"] = database is shards.catalog
             config.attributes["shards"] = shards.shards_in(database)
+            if not sa.inspect(connection).get_table_names():
+                _create(connection, shards, database)
+                command.stamp(config, "head")
             command.upgrade(config, "head")
             if database is shards.catalog:
                 _first_version(connection)
@@ -55,6 +62,16 @@ def migrate(shards: ShardMap) -> None:
             if connection.in_transaction():
                 connection.commit()
     shard_map.fill(shards)
+
+
+def _create(connection: sa.Connection, shards: ShardMap, database: Database) -> None:
+    held = shards.shards_in(database)
+    tables = [
+        *(CATALOG_TABLES if database is shards.catalog else ()),
+        *(DATABASE_TABLES if held else ()),
+        *(table for shard in held for table in shard_tables(shard).all),
+    ]
+    METADATA.create_all(connection, tables=list(dict.fromkeys(tables)))
 
 
 def _first_version(connection: sa.Connection) -> None:

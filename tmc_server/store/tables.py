@@ -476,6 +476,7 @@ audit = sa.Table(
     **_OPTIONS,
 )
 
+# Once, in the database of the catalog.
 CATALOG_TABLES = (
     meta,
     operator,

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +13,6 @@ from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
 from tmc_server.store import episodes
 
-TMC = str(Path(sys.executable).parent / "tmc")
-
 
 @pytest.fixture(scope="module")
 def center(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCenter]:
@@ -26,12 +21,6 @@ def center(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCenter]:
         patched.setattr(episodes, "SETTLED_MS", 1_000)
         with RunningCenter(f"sqlite:///{folder}/tmc.db") as made:
             yield made
-
-
-def _admin(center: RunningCenter, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"TMC_ADDRESS": center.address, "TMC_ADMIN_TOKEN": center.token}
-    command = [TMC, "admin", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +38,14 @@ def alert_id(center: RunningCenter) -> str:
 
         with consumer:
             orders.publish("order.paid", b"", key="paid-1")
-            found = eventually(lambda: json.loads(_admin(center, "list-alerts", "--json").stdout).get("alerts"))
+            found = eventually(lambda: json.loads(center.run_admin("list-alerts", "--json").stdout).get("alerts"))
     (alert,) = found
     assert (alert["kind"], alert["topic"], alert["app"]) == ("delivery failed", "order.paid", "coupons")
     return str(alert["alert_id"])
 
 
 def test_a_list_for_people(center: RunningCenter, alert_id: str) -> None:
-    name, detail, count, message = _admin(center, "list-alerts").stdout.splitlines()
+    name, detail, count, message = center.run_admin("list-alerts").stdout.splitlines()
     assert name == f"{alert_id}  delivery failed: order.paid for coupons (default)"
     assert "no stock for paid-1" in detail
     assert count.strip().startswith("1 since ")
@@ -65,28 +54,28 @@ def test_a_list_for_people(center: RunningCenter, alert_id: str) -> None:
 
 
 def test_the_fingerprint_leads_to_the_failures(center: RunningCenter, alert_id: str) -> None:
-    (alert,) = json.loads(_admin(center, "list-alerts", "--json").stdout)["alerts"]
-    found = _admin(center, "bulk", "reactivate", "--topic", "order.paid", "--fingerprint", alert["fingerprint"])
+    (alert,) = json.loads(center.run_admin("list-alerts", "--json").stdout)["alerts"]
+    found = center.run_admin("bulk", "reactivate", "--topic", "order.paid", "--fingerprint", alert["fingerprint"])
     assert alert["alert_id"] == alert_id
     assert json.loads(found.stdout)["count"] == "1"
 
 
 def test_acknowledging(center: RunningCenter, alert_id: str) -> None:
-    done = json.loads(_admin(center, "acknowledge-alert", alert_id, "--reason", "looking").stdout)
+    done = json.loads(center.run_admin("acknowledge-alert", alert_id, "--reason", "looking").stdout)
     assert done["acknowledged_by"] == "admin"
-    assert "[acknowledged by admin]" in _admin(center, "list-alerts").stdout
+    assert "[acknowledged by admin]" in center.run_admin("list-alerts").stdout
 
 
 def test_silences(center: RunningCenter, alert_id: str) -> None:
     scope = ("--topic", "order.paid", "--app", "coupons", "--kind", "delivery failed")
-    made = json.loads(_admin(center, "silence-alerts", "--for", "2h", *scope, "--reason", "night").stdout)
+    made = json.loads(center.run_admin("silence-alerts", "--for", "2h", *scope, "--reason", "night").stdout)
     assert (made["topic"], made["app"], made["tag"]) == ("order.paid", "coupons", "default")
-    assert f"{alert_id}  delivery failed" in (shown := _admin(center, "list-alerts").stdout)
+    assert f"{alert_id}  delivery failed" in (shown := center.run_admin("list-alerts").stdout)
     assert "silenced until" in shown
-    (listed,) = json.loads(_admin(center, "list-silences").stdout)["silences"]
+    (listed,) = json.loads(center.run_admin("list-silences").stdout)["silences"]
     assert listed == made
-    _admin(center, "end-silence", made["silence"], "--reason", "day")
-    assert json.loads(_admin(center, "list-silences").stdout) == {}
+    center.run_admin("end-silence", made["silence"], "--reason", "day")
+    assert json.loads(center.run_admin("list-silences").stdout) == {}
 
 
 @pytest.mark.parametrize(
@@ -107,15 +96,15 @@ def test_silences(center: RunningCenter, alert_id: str) -> None:
     ],
 )
 def test_mistakes_get_one_sentence(center: RunningCenter, arguments: list[str], sentence: str) -> None:
-    done = _admin(center, *arguments, "--reason", "test")
+    done = center.run_admin(*arguments, "--reason", "test")
     assert done.returncode != 0
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_when_nothing_is_left_it_is_resolved(center: RunningCenter, alert_id: str) -> None:
-    (alert,) = json.loads(_admin(center, "list-alerts", "--json").stdout)["alerts"]
-    _admin(center, "cancel", alert["message_ids"][0], "coupons", "--reason", "sold out")
-    eventually(lambda: "None." in _admin(center, "list-alerts").stderr, seconds=60)
-    shown = _admin(center, "list-alerts", "--resolved").stdout
+    (alert,) = json.loads(center.run_admin("list-alerts", "--json").stdout)["alerts"]
+    center.run_admin("cancel", alert["message_ids"][0], "coupons", "--reason", "sold out")
+    eventually(lambda: "None." in center.run_admin("list-alerts").stderr, seconds=60)
+    shown = center.run_admin("list-alerts", "--resolved").stdout
     assert shown.startswith(f"{alert_id}  delivery failed: order.paid for coupons (default) [resolved 20")

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -19,8 +16,6 @@ import pytest
 import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
-
-TMC = str(Path(sys.executable).parent / "tmc")
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +32,8 @@ def two_subscribers(center: RunningCenter) -> None:
         center.subscribe("bulk.acked", app)
 
 
-def admin(center: RunningCenter, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"TMC_ADDRESS": center.address, "TMC_ADMIN_TOKEN": center.token}
-    command = [TMC, "admin", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-
-
 def answer(center: RunningCenter, *arguments: str) -> dict[str, Any]:
-    done = admin(center, *arguments)
+    done = center.run_admin(*arguments)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -92,7 +81,7 @@ def test_from_the_dry_run_to_the_outcomes(center: RunningCenter) -> None:
         ids = publish(center, "bulk.failed", *map(str, range(20)))
         eventually(lambda: states(center, "bulk.failed", "coupons")["FAILED"] == 20)
         consumer.fails.clear()
-        tried = admin(center, "bulk", "reactivate", "--topic", "bulk.failed", "--app", "coupons", "--hold-ms", "1")
+        tried = center.run_admin("bulk", "reactivate", "--topic", "bulk.failed", "--app", "coupons", "--hold-ms", "1")
         seen = json.loads(tried.stdout)
         assert (int(seen["count"]), len(seen["samples"])) == (20, 10)
         (fingerprint,) = {each["fingerprint"] for each in seen["samples"]}
@@ -111,7 +100,7 @@ def test_from_the_dry_run_to_the_outcomes(center: RunningCenter) -> None:
     assert {each["outcome"] for each in items} == {"BULK_OUTCOME_DONE"}
     assert answer(center, "list-bulk-items", job["job"], "--failures-only") == {}
     assert [each["job"] for each in answer(center, "list-bulk")["jobs"]] == [job["job"]]
-    nothing = admin(center, "bulk", "reactivate", "--topic", "bulk.failed")
+    nothing = center.run_admin("bulk", "reactivate", "--topic", "bulk.failed")
     assert "Nothing matches." in nothing.stderr
 
 
@@ -178,7 +167,7 @@ def test_a_replay_reaches_one_subscriber_and_its_handler_runs_again(center: Runn
 )
 @pytest.mark.usefixtures("two_subscribers")
 def test_wrong_commands(center: RunningCenter, arguments: list[str], sentence: str) -> None:
-    done = admin(center, *arguments)
+    done = center.run_admin(*arguments)
     assert done.returncode in (1, 2)
     assert sentence in done.stderr
 
@@ -193,7 +182,7 @@ def test_a_job_needs_the_count_and_the_filter_of_its_dry_run(center: RunningCent
         ("--topic", "order.paid", "--state", "scheduled", "--count", "2"),
         (*wanted, "--app", "coupons", "--count", "2"),
     ):
-        refused = admin(center, "bulk", "cancel", *other, "--dry-run", seen["dry_run"], "--reason", "test")
+        refused = center.run_admin("bulk", "cancel", *other, "--dry-run", seen["dry_run"], "--reason", "test")
         assert refused.returncode == 1
         assert "dry_run must be the id" in refused.stderr
 

@@ -23,8 +23,8 @@ from tmc_server.domain.message import MessageState
 from tmc_server.store import shard_map
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.fitness import examine
-from tmc_server.store.migrate import VERSION_TABLE, migrate, revision_of
-from tmc_server.store.tables import CATALOG_TABLES, DATABASE_TABLES, METADATA, shard_tables
+from tmc_server.store.migrate import VERSION_TABLE, head_revision, migrate, revision_of
+from tmc_server.store.tables import shard_tables
 
 pytestmark = pytest.mark.mariadb
 
@@ -48,28 +48,53 @@ def _parts(look: sa.Inspector, name: str) -> list[object]:
     ]
 
 
-def _declared(database: Database) -> None:
-    tables = [*CATALOG_TABLES, *DATABASE_TABLES, *(table for shard in range(32) for table in shard_tables(shard).all)]
-    METADATA.create_all(database.engine, tables=list(dict.fromkeys(tables)))
+def _prepare_for_revisions(database: Database) -> None:
+    """Not empty any more, so every revision runs: as after a first `tmc init` that was cut short."""
+    database.dialect.create_database(database.url)
+    with database.transaction() as connection:
+        connection.exec_driver_sql(f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
 
 
-def _pair(kind: str, server: MariaDB, tmp_path) -> tuple[Database, Database]:
-    if kind == "sqlite":
-        return Database(f"sqlite:///{tmp_path}/a.db"), Database(f"sqlite:///{tmp_path}/b.db")
-    with sa.create_engine(server.url("")).connect() as connection:
-        connection.exec_driver_sql("CREATE OR REPLACE DATABASE tmc_declared")
-        connection.exec_driver_sql("DROP DATABASE IF EXISTS tmc_migrated")
-    return Database(server.url("tmc_migrated")), Database(server.url("tmc_declared"))
+def _database(kind: str, name: str, server: MariaDB, directory: Path) -> Database:
+    return Database(f"sqlite:///{directory}/{name}.db" if kind == "sqlite" else server.url(name))
+
+
+@pytest.mark.parametrize("catalog_alone", [False, True], ids=["one database", "catalog alone"])
+@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
+def test_created_at_once_is_what_the_revisions_make(
+    kind: str, catalog_alone: bool, mariadb: MariaDB, tmp_path: Path
+) -> None:
+    found = []
+    for way in ("created", "upgraded"):
+        names = [f"tmc_{way}_{catalog_alone}_{part}" for part in ("catalog", "shards")[: 1 + catalog_alone]]
+        databases = [_database(kind, name, mariadb, tmp_path) for name in names]
+        for database in databases:
+            if way == "upgraded":
+                _prepare_for_revisions(database)
+        migrate(ShardMap(databases[0], [databases[-1]] * 32))
+        found.append([_described(database) for database in databases])
+        assert {revision_of(database) for database in databases} == {head_revision()}
+        for database in databases:
+            database.close()
+    created, upgraded = found
+    if not catalog_alone:
+        assert created == upgraded
+    for few, many in zip(created, upgraded, strict=True):  # old revisions made tables where nothing uses them
+        assert few == {name: text for name, text in many.items() if name in few}
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
-def test_the_migrated_schema_is_the_declared_one(kind: str, mariadb: MariaDB, tmp_path) -> None:
-    migrated, declared = _pair(kind, mariadb, tmp_path)
-    migrate(ShardMap(migrated, [migrated] * 32))
-    _declared(declared)
-    assert _described(migrated) == _described(declared)
-    migrated.close()
-    declared.close()
+def test_a_creation_that_was_cut_short_is_completed(kind: str, mariadb: MariaDB, tmp_path: Path) -> None:
+    whole, cut = (_database(kind, name, mariadb, tmp_path) for name in ("tmc_whole", "tmc_cut_creation"))
+    for database in (whole, cut):
+        migrate(ShardMap(database, [database] * 32))
+    with cut.transaction() as connection:
+        for table in (VERSION_TABLE, *sorted(_described(whole))[::2]):
+            connection.exec_driver_sql(f"DROP TABLE {table}")
+    migrate(ShardMap(cut, [cut] * 32))
+    assert _described(cut) == _described(whole)
+    whole.close()
+    cut.close()
 
 
 def test_text_compares_by_bytes(mariadb: MariaDB) -> None:
@@ -290,6 +315,7 @@ def test_a_filled_database_of_revision_0004_goes_on_where_it_was(
         patch.setattr(alembic.command, "upgrade", lambda config, _to: upgrade(config, "0004"))
         patch.setattr(shard_map, "identify", lambda _connection: None)
         patch.setattr(shard_map, "fill", lambda _shards: None)
+        _prepare_for_revisions(database)
         migrate(ShardMap(database, [database] * 32))
     assert revision_of(database) == "0004"
     _fill(database)

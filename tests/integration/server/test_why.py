@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +16,6 @@ from tests.support.center import RunningCenter
 from tmc_cli.admin.text import age, duration_ms
 from tmc_server.requests.explanations import Why
 
-TMC = str(Path(sys.executable).parent / "tmc")
-
 
 @pytest.fixture(scope="module")
 def center(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCenter]:
@@ -29,13 +25,7 @@ def center(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCenter]:
 
 
 def _why(center: RunningCenter, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return _admin(center, "why", *arguments)
-
-
-def _admin(center: RunningCenter, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"TMC_ADDRESS": center.address, "TMC_ADMIN_TOKEN": center.token}
-    command = [TMC, "admin", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return center.run_admin("why", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -61,42 +51,42 @@ def test_names_for_programs(center: RunningCenter, message_id: str) -> None:
 
 
 def test_a_timeline_for_people_and_for_programs(center: RunningCenter, message_id: str) -> None:
-    done = _admin(center, "timeline", message_id)
+    done = center.run_admin("timeline", message_id)
     name, stored, submitted = done.stdout.splitlines()
     assert name == f"message {message_id}"
     time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} UTC"
     assert re.fullmatch(rf"{time}  Stored for orders \(default\)\.", stored)
     assert re.fullmatch(rf"{time}  Submitted \(1 subscriber\), decided by its producer\.", submitted)
-    events = json.loads(_admin(center, "timeline", "--topic", "order.paid", "--key", "paid-1", "--json").stdout)[
+    events = json.loads(center.run_admin("timeline", "--topic", "order.paid", "--key", "paid-1", "--json").stdout)[
         "events"
     ]
     assert [event["kind"] for event in events] == ["EVENT_KIND_PREPARED", "EVENT_KIND_DECIDED"]
-    assert "MESSAGE_ID, or --topic and --key" in _admin(center, "timeline").stderr
+    assert "MESSAGE_ID, or --topic and --key" in center.run_admin("timeline").stderr
 
 
 def test_lists_for_people_and_for_programs(center: RunningCenter, message_id: str) -> None:
-    titles, message = _admin(center, "list-messages").stdout.splitlines()
+    titles, message = center.run_admin("list-messages").stdout.splitlines()
     assert titles.split() == ["MESSAGE", "STATE", "PREPARED", "AGE", "TOPIC", "KEY"]
     assert re.fullmatch(rf"{message_id}  COMMITTED  .* UTC  \d+ (s|min)\s+order\.paid  paid-1", message)
-    _, delivery = _admin(center, "list-consumptions", "--state", "scheduled", "--newest-first").stdout.splitlines()
+    _, delivery = center.run_admin("list-consumptions", "--state", "scheduled", "--newest-first").stdout.splitlines()
     assert re.match(rf"{message_id}  coupons \(default\)  SCHEDULED  ", delivery)
-    found = json.loads(_admin(center, "list-consumptions", "order.paid", "--json").stdout)["consumptions"]
+    found = json.loads(center.run_admin("list-consumptions", "order.paid", "--json").stdout)["consumptions"]
     assert [each["message_id"] for each in found] == [message_id]
 
 
 @pytest.mark.parametrize("what", ["list-messages", "list-consumptions"])
 def test_lists_by_age(center: RunningCenter, message_id: str, what: str) -> None:
-    assert message_id in _admin(center, what, "--older-than", "1ms").stdout
-    old = _admin(center, what, "--older-than", "1 h")
+    assert message_id in center.run_admin(what, "--older-than", "1ms").stdout
+    old = center.run_admin(what, "--older-than", "1 h")
     assert (old.returncode, old.stdout, old.stderr.strip()) == (0, "", "None.")
-    assert "90s, 10m, 2h or 1d" in _admin(center, what, "--older-than", "soon").stderr
+    assert "90s, 10m, 2h or 1d" in center.run_admin(what, "--older-than", "soon").stderr
 
 
 def test_a_page_says_how_to_get_the_next(center: RunningCenter, message_id: str) -> None:
-    page = _admin(center, "list-messages", "--page-size", "1")
+    page = center.run_admin("list-messages", "--page-size", "1")
     token = page.stderr.split()[-1]
     assert page.stderr.startswith("There are more: repeat the command with --page-token ")
-    assert _admin(center, "list-messages", "--page-token", token).stdout == ""
+    assert center.run_admin("list-messages", "--page-token", token).stdout == ""
 
 
 @pytest.mark.parametrize(
@@ -120,12 +110,12 @@ def test_what_is_not_there_is_said_in_one_sentence(center: RunningCenter, argume
 
 def test_an_overview_for_people_and_for_programs(center: RunningCenter, message_id: str) -> None:
     assert message_id
-    topic, subscription = _admin(center, "overview").stdout.splitlines()
+    topic, subscription = center.run_admin("overview").stdout.splitlines()
     assert re.fullmatch(r"order\.paid: 0 prepared, 0 undecided, 0 check failed(; \d+/min)?", topic)
     assert re.fullmatch(
         r"    coupons \(default\): 1 scheduled, 1 backlog \(oldest \d+ s\), 0 waiting, 0 failed", subscription
     )
-    (found,) = json.loads(_admin(center, "overview", "--json").stdout)["topics"]
+    (found,) = json.loads(center.run_admin("overview", "--json").stdout)["topics"]
     assert found["subscriptions"][0]["backlog"] == "1"
 
 
@@ -144,8 +134,8 @@ def test_ages_are_in_the_largest_unit_that_fits(ms: int, text: str) -> None:
 
 
 def test_the_commands_that_help_can_be_copied(center: RunningCenter, message_id: str) -> None:
-    _admin(center, "pause-topic", "order.paid", "--reason", "wrong prices")
+    center.run_admin("pause-topic", "order.paid", "--reason", "wrong prices")
     command = _why(center, message_id).stdout.splitlines()[-1].strip()
     assert command == "$ tmc admin resume-topic order.paid --reason '...'"
-    assert _admin(center, *shlex.split(command)[3:]).returncode == 0
-    assert "order.paid: " in _admin(center, "overview").stdout
+    assert center.run_admin(*shlex.split(command)[3:]).returncode == 0
+    assert "order.paid: " in center.run_admin("overview").stdout
