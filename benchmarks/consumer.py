@@ -1,4 +1,7 @@
-"""A consumer process that does nothing: usage: consumer.py ADDRESS APP KEY TOPIC. Says "ready", ends when stdin does."""
+"""A consumer process that does nothing: usage: consumer.py ADDRESS APP KEY TOPIC [PREFETCH].
+
+Says "ready", ends when stdin does.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ import sys
 import tmc_client as tmc
 
 
-def main(address: str, app: str, key: str, topic: str) -> None:
+def main(address: str, app: str, key: str, topic: str, prefetch: str = "") -> None:
     with tmc.connect(address, app=app, key=key) as center:
-        consumer = tmc.Consumer(center)
+        consumer = tmc.Consumer(center, prefetch=int(prefetch) if prefetch else None)
 
         @consumer.listener(topic)
         def handle(body: bytes) -> None:

@@ -1,7 +1,8 @@
 """Redelivery: deliveries whose copies are gone, delays, and take-over after a kill; one server over MariaDB and RabbitMQ.
 
 messages_per_s: 100,000 deliveries that were tried once, are due, and have no copy in any queue: from the moment they are
-due to the last stored ack. rss_growth_mb: of the server meanwhile. delay_late_ms: p99 from the end of a delay to the stored
+due to the last stored ack, with a consumer that fetches 500 copies ahead. default_per_s: the same of fewer, with the
+default of 32. rss_growth_mb: of the server meanwhile. delay_late_ms: p99 from the end of a delay to the stored
 ack, of messages with random delays. takeover_ms: the same for messages whose delay ends after the server that looks after
 their shard was killed, beside a second one; lease_ms is what that one has to wait for. ordered_share: see `bench order`.
 """
@@ -27,15 +28,18 @@ from tmc_server.domain.consumption import ConsumptionState
 ROOT = Path(__file__).parents[1]
 TOPIC = "bench.redelivered"
 LEASE_S = 3.0
+_PREFETCH = 500
 _PUBLISHED_S = 15.0  # all are published by then
 ACKED = int(ConsumptionState.ACKED)
 
 
 class Consumer:
-    """A process of its own that acks at once; of every server."""
+    """A process of its own that acks at once; of every server. prefetch: copies fetched ahead, by default the SDK's."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, prefetch: int | None = None) -> None:
         command = ["-m", "benchmarks.consumer", cluster.addresses, "coupons", cluster.keys["coupons"], TOPIC]
+        if prefetch is not None:
+            command.append(str(prefetch))
         self._process = subprocess.Popen(
             [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
         )
@@ -46,11 +50,11 @@ class Consumer:
         self._process.communicate()
 
 
-def opened(cluster: Cluster) -> tuple[Rows, Consumer]:
+def opened(cluster: Cluster, prefetch: int | None = None) -> tuple[Rows, Consumer]:
     cluster.register("orders", "coupons")
     made = cluster.subscribe(TOPIC, "coupons", topic_settings={"spread": 4, "open_limit": 10_000_000})
     cluster.in_effect(made)
-    return Rows(cluster, TOPIC, made), Consumer(cluster)
+    return Rows(cluster, TOPIC, made), Consumer(cluster, prefetch)
 
 
 def redelivered(rows: Rows, cluster: Cluster, count: int) -> dict[str, Any]:
@@ -118,10 +122,14 @@ def main() -> None:
     parser.add_argument("--delayed", type=int, default=2_000)
     options = parser.parse_args()
     with Cluster(lease_seconds=10, pool_mb=1024) as cluster:
-        rows, consumer = opened(cluster)
+        rows, consumer = opened(cluster, _PREFETCH)
         redelivered(rows, cluster, 2_000)  # warm up
         rows.clear()
         figures = redelivered(rows, cluster, options.deliveries)
+        consumer.stop()
+        rows.clear()
+        consumer = Consumer(cluster)
+        figures["default_per_s"] = redelivered(rows, cluster, options.deliveries // 5)["messages_per_s"]
         consumer.stop()
         rows.close()
     figures |= {

@@ -165,6 +165,7 @@ class Handling:
             with tracing.handling(message):
                 self._dispatch(message, run)
         except errors.Reject as exc:
+            log.info("the handler of %s rejected %s: %s", message.topic, message.id, exc)
             return _nack(str(exc), reject=True)
         except errors.Later as exc:
             return _nack(str(exc), retry_after=exc.after)

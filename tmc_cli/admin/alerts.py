@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -34,6 +35,14 @@ def list_alerts(
         typer.echo(f"    {count}{f'; fingerprint {each.fingerprint}' if each.fingerprint else ''}")
         if each.message_ids:
             typer.echo(f"    {' '.join(each.message_ids)}")
+        if each.fingerprint and not each.resolved_ms:
+            typer.echo(f"    still failed: {_still_failed(each)}")
+
+
+def _still_failed(alert: Any) -> str:
+    """The command that lists them."""
+    words = ["list-consumptions", alert.topic, "--app", alert.app, "--fingerprint", alert.fingerprint]
+    return f"tmc admin {' '.join(map(shlex.quote, words))}"
 
 
 def _marks(alert: Any) -> str:

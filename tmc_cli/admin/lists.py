@@ -67,6 +67,7 @@ def list_consumptions(
     topic: _Topic = "",
     app: str = "",
     state: str = "",
+    fingerprint: Annotated[str, typer.Option(help="FAILED with this error.")] = "",
     from_ms: _From = 0,
     to_ms: _To = 0,
     older_than: _OlderThan = "",
@@ -79,7 +80,8 @@ def list_consumptions(
     request = admin_pb2.ListConsumptionsRequest(
         topic=topic,
         app=app,
-        state=enum_value(types_pb2.ConsumptionState, "CONSUMPTION_STATE_", state),
+        state=enum_value(types_pb2.ConsumptionState, "CONSUMPTION_STATE_", state or ("FAILED" if fingerprint else "")),
+        fingerprint=fingerprint,
         from_ms=from_ms,
         to_ms=to_ms,
         older_than_ms=duration_ms(older_than),
@@ -101,10 +103,12 @@ def list_consumptions(
             _age(each.created_ms),
             when(each.due_ms),
             each.topic,
+            each.key,
+            each.last_error,
         )
         for each in answer.consumptions
     ]
-    titles = ("MESSAGE", "SUBSCRIBER", "STATE", "ATTEMPTS", "SUBMITTED", "AGE", "DUE", "TOPIC")
+    titles = ("MESSAGE", "SUBSCRIBER", "STATE", "ATTEMPTS", "SUBMITTED", "AGE", "DUE", "TOPIC", "KEY", "LAST ERROR")
     _print(titles, rows, answer.next_page_token)
 
 

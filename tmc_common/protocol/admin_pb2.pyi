@@ -564,7 +564,7 @@ class DecideMessageRequest(_message.Message):
     def __init__(self, message_id: _Optional[str] = ..., verdict: _Optional[_Union[_types_pb2.Verdict, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Consumption(_message.Message):
-    __slots__ = ("message_id", "topic", "app", "tag", "state", "attempt", "tried", "due_ms", "created_ms", "closed_ms", "sequence", "waits_for", "extended")
+    __slots__ = ("message_id", "topic", "app", "tag", "state", "attempt", "tried", "due_ms", "created_ms", "closed_ms", "sequence", "waits_for", "extended", "key", "last_error", "fingerprint")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     APP_FIELD_NUMBER: _ClassVar[int]
@@ -578,6 +578,9 @@ class Consumption(_message.Message):
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     EXTENDED_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     topic: str
     app: str
@@ -591,7 +594,10 @@ class Consumption(_message.Message):
     sequence: int
     waits_for: str
     extended: int
-    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.ConsumptionState, str]] = ..., attempt: _Optional[int] = ..., tried: _Optional[int] = ..., due_ms: _Optional[int] = ..., created_ms: _Optional[int] = ..., closed_ms: _Optional[int] = ..., sequence: _Optional[int] = ..., waits_for: _Optional[str] = ..., extended: _Optional[int] = ...) -> None: ...
+    key: str
+    last_error: str
+    fingerprint: str
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.ConsumptionState, str]] = ..., attempt: _Optional[int] = ..., tried: _Optional[int] = ..., due_ms: _Optional[int] = ..., created_ms: _Optional[int] = ..., closed_ms: _Optional[int] = ..., sequence: _Optional[int] = ..., waits_for: _Optional[str] = ..., extended: _Optional[int] = ..., key: _Optional[str] = ..., last_error: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class GetOverviewRequest(_message.Message):
     __slots__ = ()
@@ -772,7 +778,7 @@ class ListMessagesResponse(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[_message_pb2.Message, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class ListConsumptionsRequest(_message.Message):
-    __slots__ = ("topic", "app", "state", "page_size", "page_token", "from_ms", "to_ms", "newest_first", "older_than_ms")
+    __slots__ = ("topic", "app", "state", "page_size", "page_token", "from_ms", "to_ms", "newest_first", "older_than_ms", "fingerprint")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     APP_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -782,6 +788,7 @@ class ListConsumptionsRequest(_message.Message):
     TO_MS_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIRST_FIELD_NUMBER: _ClassVar[int]
     OLDER_THAN_MS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     topic: str
     app: str
     state: _types_pb2.ConsumptionState
@@ -791,7 +798,8 @@ class ListConsumptionsRequest(_message.Message):
     to_ms: int
     newest_first: bool
     older_than_ms: int
-    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.ConsumptionState, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., newest_first: bool = ..., older_than_ms: _Optional[int] = ...) -> None: ...
+    fingerprint: str
+    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.ConsumptionState, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., newest_first: bool = ..., older_than_ms: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class ListConsumptionsResponse(_message.Message):
     __slots__ = ("consumptions", "next_page_token")
@@ -1040,7 +1048,7 @@ class GetBulkJobRequest(_message.Message):
     def __init__(self, job: _Optional[int] = ...) -> None: ...
 
 class BulkJob(_message.Message):
-    __slots__ = ("job", "action", "state", "count", "done", "unchanged", "refused", "rate", "actor", "reason", "created_ms", "start_ms", "stopped_ms", "finished_ms")
+    __slots__ = ("job", "action", "state", "count", "done", "unchanged", "refused", "rate", "actor", "reason", "created_ms", "start_ms", "stopped_ms", "finished_ms", "selection")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -1055,6 +1063,7 @@ class BulkJob(_message.Message):
     START_MS_FIELD_NUMBER: _ClassVar[int]
     STOPPED_MS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_MS_FIELD_NUMBER: _ClassVar[int]
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
     job: int
     action: BulkAction
     state: BulkState
@@ -1069,7 +1078,8 @@ class BulkJob(_message.Message):
     start_ms: int
     stopped_ms: int
     finished_ms: int
-    def __init__(self, job: _Optional[int] = ..., action: _Optional[_Union[BulkAction, str]] = ..., state: _Optional[_Union[BulkState, str]] = ..., count: _Optional[int] = ..., done: _Optional[int] = ..., unchanged: _Optional[int] = ..., refused: _Optional[int] = ..., rate: _Optional[int] = ..., actor: _Optional[str] = ..., reason: _Optional[str] = ..., created_ms: _Optional[int] = ..., start_ms: _Optional[int] = ..., stopped_ms: _Optional[int] = ..., finished_ms: _Optional[int] = ...) -> None: ...
+    selection: str
+    def __init__(self, job: _Optional[int] = ..., action: _Optional[_Union[BulkAction, str]] = ..., state: _Optional[_Union[BulkState, str]] = ..., count: _Optional[int] = ..., done: _Optional[int] = ..., unchanged: _Optional[int] = ..., refused: _Optional[int] = ..., rate: _Optional[int] = ..., actor: _Optional[str] = ..., reason: _Optional[str] = ..., created_ms: _Optional[int] = ..., start_ms: _Optional[int] = ..., stopped_ms: _Optional[int] = ..., finished_ms: _Optional[int] = ..., selection: _Optional[str] = ...) -> None: ...
 
 class ListBulkJobsRequest(_message.Message):
     __slots__ = ("page_size", "page_token")

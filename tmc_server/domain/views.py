@@ -53,6 +53,8 @@ class ConsumptionView:
     extended: how often, in its current attempt.  sequence: None: delivered without regard to its order key.
 
     waits_for: while WAITING, the message whose ack it waits for.
+
+    key, error, fingerprint: in lists only. Of the message; what its consumer said last; of the error it is FAILED with.
     """
 
     shard: Shard
@@ -69,6 +71,9 @@ class ConsumptionView:
     sequence: OrderSequence | None = None
     waits_for: MessageNumber | None = None
     tried_by: int | None = None
+    key: str = ""
+    error: str = ""
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,11 +59,17 @@ class Browsing:
         )
         return _page(rows, span)
 
-    async def consumptions(self, topic: str, app: str, state: int, wanted: Wanted) -> Listing[ConsumptionView]:
-        """app "": of all subscribers. Raises InvalidField, TopicUnknown, AppUnknown."""
+    async def consumptions(
+        self, topic: str, app: str, state: int, fingerprint: str, wanted: Wanted
+    ) -> Listing[ConsumptionView]:
+        """app "": of all subscribers.  fingerprint "": whatever they failed with. Raises InvalidField, TopicUnknown,
+        AppUnknown.
+        """
         place = self._topic(topic)
         if state not in (0, *map(int, ConsumptionState)):
             raise InvalidField("state", "be one of the consumption states")
+        if fingerprint and state != ConsumptionState.FAILED:
+            raise InvalidField("state", "be FAILED: only such deliveries have a fingerprint")
         catalog = self._catalog.current
         subscriber = catalog.app_by_id.get(validation.app_id(app, "app")) if app else None
         if app and subscriber is None:
@@ -77,6 +83,7 @@ class Browsing:
             shards_of(place.table_index, place.spread) if place is not None else _ALL,
             [each.number for each in all_of_them if subscriber is None or each.app == subscriber.number],
             ConsumptionState(state) if state else None,
+            validation.fingerprint(fingerprint),
             span,
         )
         return _page(rows, span)

@@ -92,7 +92,9 @@ class BulkJobs:
         """Store the job; started again from the same dry run, it is answered as it is. Raises InvalidField."""
         as_of_ms = _as_of(dry_run)
         if dry_run != _dry_run_id(wanted, as_of_ms, count) or as_of_ms > await asyncio.to_thread(self._desk.now):
-            raise InvalidField("dry_run", "be the id that a dry run of this filter gave, with the count that it showed")
+            raise InvalidField(
+                "dry_run", "be the id of a dry run with this filter and count: copy the command it printed"
+            )
         if not count:
             raise InvalidField("count", "be greater than 0: there is nothing to do")
         new = NewBulkJob(

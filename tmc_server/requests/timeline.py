@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from tmc_common.headers import REPLAY_OF
 from tmc_server.domain.bulk import ItemOutcome
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.checks import DECIDED_BY_CHECK
@@ -136,10 +137,12 @@ def _of_message(history: History) -> Iterator[Event]:
     owner = history.catalog.apps.get(message.producer)
     name = owner.id if owner is not None else f"app {message.producer}"
     delay = f", to be delivered {message.delay_ms / 1000:g} s after the submit" if message.delay_ms else ""
+    original = message.headers.get(REPLAY_OF)
+    replay = f", a replay of {original}" if original else ""
     yield Event(
         at_ms=message.created_ms,
         kind=EventKind.PREPARED,
-        sentence=f"Stored for {name} ({message.producer_tag}){delay}.",
+        sentence=f"Stored for {name} ({message.producer_tag}){replay}{delay}.",
     )
     if message.decided_ms is None:
         return

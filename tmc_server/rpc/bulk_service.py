@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from tmc_common.protocol import admin_pb2
-from tmc_server.domain.bulk import BulkItem, Place
+from tmc_server.domain.bulk import BulkItem, Place, Selection
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import MessageNumber
 from tmc_server.domain.ports.bulk import Match
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.bulk import BulkFilter, BulkJobs, BulkReport
-from tmc_server.rpc.convert import app_name, topic_name
+from tmc_server.rpc.convert import app_name, subscriber, topic_name
+
+_MOST_NAMES = 3
 
 
 class BulkServicer:
@@ -39,17 +43,18 @@ class BulkServicer:
             rate=request.rate if request.HasField("rate") else None,
             hold_ms=request.hold_ms if request.HasField("hold_ms") else None,
         )
-        return _job(report)
+        return _job(report, self._admin.catalog)
 
     async def StopBulkJob(self, actor: str, request: admin_pb2.StopBulkJobRequest) -> Any:
-        return _job(await self._bulk.stop(actor, request.job, request.reason))
+        return _job(await self._bulk.stop(actor, request.job, request.reason), self._admin.catalog)
 
     async def GetBulkJob(self, _actor: str, request: admin_pb2.GetBulkJobRequest) -> Any:
-        return _job(await self._bulk.get(request.job))
+        return _job(await self._bulk.get(request.job), self._admin.catalog)
 
     async def ListBulkJobs(self, _actor: str, request: admin_pb2.ListBulkJobsRequest) -> Any:
         page = await self._bulk.jobs(request.page_size, request.page_token)
-        return admin_pb2.ListBulkJobsResponse(jobs=map(_job, page.rows), next_page_token=page.next_token)
+        jobs = [_job(report, self._admin.catalog) for report in page.rows]
+        return admin_pb2.ListBulkJobsResponse(jobs=jobs, next_page_token=page.next_token)
 
     async def ListBulkItems(self, _actor: str, request: admin_pb2.ListBulkItemsRequest) -> Any:
         page = await self._bulk.items(request.job, request.failures_only, request.page_size, request.page_token)
@@ -99,7 +104,28 @@ def _item(item: BulkItem, catalog: Catalog) -> admin_pb2.BulkItem:
     )
 
 
-def _job(report: BulkReport) -> admin_pb2.BulkJob:
+def _in_words(selection: Selection, catalog: Catalog) -> str:
+    numbers = sorted({place.subscription for place in selection.places})
+    topics = sorted({topic_name(catalog, place.topic) for place in selection.places})
+    subscribers = sorted({"{} ({})".format(*subscriber(catalog, number)) for number in numbers})
+    limits = [
+        f"made at {_time(selection.from_ms)} or later" if selection.from_ms else "",
+        f"made before {_time(selection.to_ms)}" if selection.to_ms else "",
+        f"with fingerprint {selection.fingerprint}" if selection.fingerprint else "",
+    ]
+    of = f"{selection.state.name} deliveries of {_few(topics, 'topics')} to {_few(subscribers, 'subscribers')}"
+    return ", ".join([of, *filter(None, limits)])
+
+
+def _few(names: Sequence[str], what: str) -> str:
+    return ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} {what}"
+
+
+def _time(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def _job(report: BulkReport, catalog: Catalog) -> admin_pb2.BulkJob:
     job, progress = report.job, report.progress
     return admin_pb2.BulkJob(
         job=job.number,
@@ -116,4 +142,5 @@ def _job(report: BulkReport) -> admin_pb2.BulkJob:
         start_ms=job.start_ms,
         stopped_ms=job.stopped_ms or 0,
         finished_ms=job.finished_ms or 0,
+        selection=_in_words(job.selection, catalog),
     )

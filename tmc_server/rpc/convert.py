@@ -120,6 +120,9 @@ def consumption_to(view: ConsumptionView, topic: int, producer: int, catalog: Ca
         sequence=view.sequence or 0,
         extended=view.extended,
         waits_for=str(MessageId(topic, producer, view.shard, view.waits_for)) if view.waits_for else "",
+        key=view.key,
+        last_error=view.error,
+        fingerprint=view.fingerprint,
     )
 
 

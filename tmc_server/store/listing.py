@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -53,6 +54,7 @@ class Lister:
         shards: Sequence[Shard],
         subscriptions: Sequence[SubscriptionNumber],
         state: ConsumptionState | None,
+        fingerprint: str,
         span: Span,
     ) -> list[ConsumptionView]:
         def read(connection: sa.Connection, shard: Shard) -> list[ConsumptionView]:
@@ -64,7 +66,7 @@ class Lister:
             if state is ConsumptionState.SCHEDULED:
                 query = query.where(table.c.due_ms.is_not(None))
             if state is ConsumptionState.FAILED:
-                query = query.where(table.c.message_id.in_(_failures(shard, subscriptions)))
+                query = query.where(table.c.message_id.in_(_failures(shard, subscriptions, fingerprint)))
             # A message's deliveries stay together, so its last page may be longer.
             rows = list(connection.execute(query.order_by(table.c.subscription_no).limit(span.limit)))
             if len(rows) == span.limit:
@@ -80,7 +82,18 @@ class Lister:
         end = span.limit
         while 0 < end < len(found) and _place(found[end]) == _place(found[end - 1]):
             end += 1
-        return found[:end]
+        return self._described(found[:end])
+
+    def _described(self, page: Sequence[ConsumptionView]) -> list[ConsumptionView]:
+        """With the keys of their messages, and what went wrong."""
+        wanted: dict[Shard, list[MessageNumber]] = {}
+        for view in page:
+            wanted.setdefault(view.shard, []).append(view.number)
+        found: dict[Shard, _Descriptions] = {}
+        for shard, numbers in wanted.items():
+            with self._shards.shards[shard].reading() as connection:
+                found[shard] = _descriptions(connection, shard, numbers)
+        return [found[view.shard].added_to(view) for view in page]
 
     def _merged(
         self, shards: Sequence[Shard], read: Callable[[sa.Connection, Shard], list[_View]], span: Span
@@ -90,6 +103,45 @@ class Lister:
             with self._shards.shards[shard].reading() as connection:
                 found += read(connection, shard)
         return sorted(found, key=_place, reverse=span.newest_first)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Descriptions:
+    """Of messages in one shard: keys, newest errors and fingerprints."""
+
+    keys: Mapping[int, str]
+    errors: Mapping[tuple[int, int], str]
+    fingerprints: Mapping[tuple[int, int], str]
+
+    def added_to(self, view: ConsumptionView) -> ConsumptionView:
+        place = (view.number, view.subscription)
+        return replace(
+            view,
+            key=self.keys.get(view.number, ""),
+            error=self.errors.get(place, ""),
+            fingerprint=self.fingerprints.get(place, ""),
+        )
+
+
+def _descriptions(connection: sa.Connection, shard: Shard, numbers: Sequence[MessageNumber]) -> _Descriptions:
+    tables = shard_tables(shard)
+    message, attempt = tables.message, tables.attempt
+    keys = sa.select(message.c.id, message.c.message_key).where(message.c.id.in_(numbers))
+    answered = sa.select(attempt.c.message_id, attempt.c.subscription_no, attempt.c.error).where(
+        attempt.c.message_id.in_(numbers), attempt.c.unanswered == 0
+    )
+    failures = sa.select(failed.c.message_id, failed.c.subscription_no, failed.c.fingerprint).where(
+        failed.c.shard == shard, failed.c.message_id.in_(numbers)
+    )
+    return _Descriptions(
+        keys={row.id: row.message_key for row in connection.execute(keys)},
+        errors=_by_delivery(connection.execute(answered.order_by(attempt.c.id))),  # the newest stays
+        fingerprints=_by_delivery(connection.execute(failures)),
+    )
+
+
+def _by_delivery(rows: Iterable[Any]) -> Mapping[tuple[int, int], str]:
+    return {(number, subscription): text for number, subscription, text in rows}
 
 
 def _place(view: MessageView | ConsumptionView) -> tuple[MessageNumber, Shard]:
@@ -122,6 +174,7 @@ def _paged(query: sa.Select[Any], number: sa.Column[int], shard: Shard, span: Sp
     return query.order_by(number.desc() if span.newest_first else number)
 
 
-def _failures(shard: Shard, subscriptions: Sequence[SubscriptionNumber]) -> sa.Select[Any]:
-    """What waits for an operator has a table of its own."""
-    return sa.select(failed.c.message_id).where(failed.c.shard == shard, failed.c.subscription_no.in_(subscriptions))
+def _failures(shard: Shard, subscriptions: Sequence[SubscriptionNumber], fingerprint: str = "") -> sa.Select[Any]:
+    """What waits for an operator has a table of its own. fingerprint: of its error; "": any."""
+    mine = sa.select(failed.c.message_id).where(failed.c.shard == shard, failed.c.subscription_no.in_(subscriptions))
+    return mine.where(failed.c.fingerprint == fingerprint) if fingerprint else mine

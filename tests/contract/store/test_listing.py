@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -61,7 +62,7 @@ def test_pages_of_deliveries_over_shards(store: StoreUnderTest, lister: Lister, 
     seen = []
     after = None
     mine = [store.subscription.number]
-    while page := lister.consumptions(ALL, mine, None, Span(newest_first=newest_first, after=after, limit=1)):
+    while page := lister.consumptions(ALL, mine, None, "", Span(newest_first=newest_first, after=after, limit=1)):
         seen += [(view.number, view.shard) for view in page]
         after = (page[-1].shard, page[-1].number)
     assert seen == places
@@ -75,9 +76,28 @@ def test_states(store: StoreUnderTest, lister: Lister) -> None:
     assert _messages(lister, MessageState.CHECK_FAILED, Span()) == []
     mine = [store.subscription.number]
     for state, number in ((ConsumptionState.ACKED, acked), (ConsumptionState.FAILED, failed)):
-        assert [view.number for view in lister.consumptions(ALL, mine, state, Span())] == [number]
-    assert lister.consumptions(ALL, mine, ConsumptionState.SCHEDULED, Span()) == []
-    assert lister.consumptions(ALL, [], None, Span()) == []
+        assert [view.number for view in lister.consumptions(ALL, mine, state, "", Span())] == [number]
+    assert lister.consumptions(ALL, mine, ConsumptionState.SCHEDULED, "", Span()) == []
+    assert lister.consumptions(ALL, [], None, "", Span()) == []
+
+
+def test_a_list_says_what_went_wrong(store: StoreUnderTest, lister: Lister) -> None:
+    """The newest error, also of one that is tried again."""
+    tried, failed, fine = (store.submitted(room=1) for _ in range(3))
+    store.perform(store.nack_of(tried, 1, error="busy"), store.nack_of(failed, 1, reject=True, error="no stock for 17"))
+    mine = [store.subscription.number]
+    views = {view.number: view for view in lister.consumptions(ALL, mine, None, "", Span())}
+    assert {number: view.error for number, view in views.items()} == {
+        tried: "busy",
+        failed: "no stock for 17",
+        fine: "",
+    }
+    assert all(view.key for view in views.values())
+    fingerprint = views[failed].fingerprint
+    assert re.fullmatch("[0-9a-f]{12}", fingerprint)
+    state = ConsumptionState.FAILED
+    assert [view.number for view in lister.consumptions(ALL, mine, state, fingerprint, Span())] == [failed]
+    assert lister.consumptions(ALL, mine, state, "0" * 12, Span()) == []
 
 
 def test_a_window_of_time(store: StoreUnderTest, lister: Lister) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,12 +46,15 @@ def alert_id(center: RunningCenter) -> str:
 
 
 def test_a_list_for_people(center: RunningCenter, alert_id: str) -> None:
-    name, detail, count, message = center.run_admin("list-alerts").stdout.splitlines()
+    name, detail, count, message, still = center.run_admin("list-alerts").stdout.splitlines()
     assert name == f"{alert_id}  delivery failed: order.paid for coupons (default)"
     assert "no stock for paid-1" in detail
     assert count.strip().startswith("1 since ")
     assert "fingerprint" in count
     assert message.strip().startswith("1-1-")
+    listed = center.run_admin(*shlex.split(still.partition("still failed: tmc admin ")[2])).stdout.splitlines()
+    assert [line.split()[0] for line in listed] == ["MESSAGE", message.strip()]
+    assert listed[1].endswith("paid-1  no stock for paid-1")
 
 
 def test_the_fingerprint_leads_to_the_failures(center: RunningCenter, alert_id: str) -> None:

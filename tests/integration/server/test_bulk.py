@@ -128,6 +128,7 @@ def test_a_replay_reaches_one_subscriber_and_its_handler_runs_again(center: Runn
         eventually(lambda: states(center, "bulk.acked", "coupons")["ACKED"] == 1)
         made = answer(center, "replay", one, "coupons", "--reason", "its table was restored")
         assert made["headers"]["tmc-replay-of"] == one
+        assert f"a replay of {one}." in center.run_admin("timeline", made["message_id"]).stdout
         assert answer(center, "replay", one, "coupons", "--reason", "again")["message_id"] == made["message_id"]
         eventually(lambda: coupons.handled["a"] == 2)
         eventually(lambda: states(center, "bulk.acked", "coupons")["ACKED"] == 2)
@@ -135,6 +136,7 @@ def test_a_replay_reaches_one_subscriber_and_its_handler_runs_again(center: Runn
         start = ("--topic", "bulk.acked", "--app", "coupons", "--dry-run", seen["dry_run"], "--count", seen["count"])
         job = answer(center, "bulk", "replay", *start, "--reason", "test", "--hold-ms", "0")
         done = eventually(lambda: _ended(center, job["job"]))
+        assert done["selection"] == "ACKED deliveries of bulk.acked to coupons (default)"
         assert (int(done["done"]), int(done["unchanged"])) == (1, 1)  # the replay itself is left out
         eventually(lambda: coupons.handled["a"] == 3)
         assert invoices.handled["a"] == 1

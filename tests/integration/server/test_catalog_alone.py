@@ -55,7 +55,7 @@ def test_the_catalog_has_no_tables_of_shards(center: RunningCenter) -> None:
     [
         ("overview", "order.paid"),
         ("list-messages", "paid-1"),
-        ("list-consumptions --state FAILED", "coupons"),
+        ("list-consumptions --state FAILED", "no stock"),
         ("timeline {}", "no stock"),
         ("why {}", "no stock"),
         ("list-alerts", "no stock"),

@@ -72,9 +72,12 @@ class RowLister(Protocol):
         shards: Sequence[Shard],
         subscriptions: Sequence[SubscriptionNumber],
         state: ConsumptionState | None,
+        fingerprint: str,
         span: Span,
     ) -> Sequence[ConsumptionView]:
-        """Up to about `span.limit`: a message's rows stay together on one page. state None: any."""
+        """Up to about `span.limit`: a message's rows stay together on one page. state None: any.  fingerprint: of the error
+        that they are FAILED with; "": any.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
