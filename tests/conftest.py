@@ -1,4 +1,4 @@
-"""Fixtures: the databases that every adapter test runs against. A missing MariaDB is a failure, never a skip."""
+"""Fixtures: the databases that every adapter test runs against. A missing server is a failure, never a skip."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from tests.support.consul import Consul
 from tests.support.dose import LONG
 from tests.support.mariadb import MariaDB
+from tests.support.postgresql import PostgreSQL
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.store import StoreUnderTest, mariadb_store, sqlite_store
 
@@ -41,6 +42,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def mariadb() -> Iterator[MariaDB]:
     """The private server of this run."""
     server = MariaDB()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    """The private server of this run."""
+    server = PostgreSQL()
     yield server
     server.stop()
 

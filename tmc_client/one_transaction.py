@@ -5,10 +5,13 @@ if and only if its inbox row is. A transaction can end early in several ways, ea
 
     session.rollback(), .close(), savepoints    by the session's events
     connection.commit(), .rollback()            by the engine's events
-    a deadlock, DDL, COMMIT sent as text        by a savepoint, which does not outlive its transaction; with SQLite by
-                                                the driver, which tells at no cost whether a transaction is open
+    a deadlock, DDL, COMMIT sent as text        by a savepoint, which does not outlive its transaction, and by drivers
+                                                that know at no cost whether a transaction is open
 
-The savepoint costs two statements: SAVEPOINT when the transaction begins, RELEASE SAVEPOINT before it is committed.
+The savepoint costs two statements: SAVEPOINT when the transaction begins, RELEASE SAVEPOINT before it is committed. It
+is not used with SQLite, whose driver knows everything. On PostgreSQL it also detects an error that was swallowed: a
+commit would then roll back without a word. asyncpg would commit what comes after a COMMIT or ROLLBACK sent as text
+statement by statement, so the next statement is refused.
 Events are registered only once, on the Session class and on each engine: SQLAlchemy takes half a millisecond for it,
 and no thread may do it while another runs the same event.
 """
@@ -27,6 +30,7 @@ from sqlalchemy.sql.elements import RollbackToSavepointClause, SavepointClause
 from tmc_client import errors
 
 _KEY = "tmc_one_transaction"
+_IDLE = 0  # libpq's PQTRANS_IDLE
 _BY_CONNECTION: WeakKeyDictionary[sa.Connection, OneTransaction] = WeakKeyDictionary()
 
 
@@ -41,8 +45,8 @@ class Recorder(Protocol):
 class _Witness(Protocol):
     """Detects whether one connection has left its transaction."""
 
-    def look(self) -> None:
-        """Called before and after each statement; must not send one itself."""
+    def look(self) -> bool:
+        """Whether it may still be the same transaction. Called before and after each statement; must not send one itself."""
 
     def holds(self) -> bool:
         """Whether it is still the same transaction. Called once, before the commit."""
@@ -55,7 +59,8 @@ class _Savepoint:
         self._connection, self._name = connection, name
         connection.dialect.do_savepoint(connection, name)
 
-    def look(self) -> None: ...
+    def look(self) -> bool:
+        return in_transaction(self._connection) is not False
 
     def holds(self) -> bool:
         try:
@@ -70,7 +75,8 @@ class _Savepoint:
 class _Nothing:
     """For a connection that is refused, or that is first used after verification."""
 
-    def look(self) -> None: ...
+    def look(self) -> bool:
+        return True
 
     def holds(self) -> bool:
         return True
@@ -84,21 +90,29 @@ class _DriverSays:
         self._open = in_transaction(connection)
         self._held = True
 
-    def look(self) -> None:
+    def look(self) -> bool:
         is_open = in_transaction(self._connection)
         if self._open and not is_open:
             self._held = False
         self._open = is_open
-
-    def holds(self) -> bool:
-        self.look()
         return self._held
 
+    def holds(self) -> bool:
+        return self.look()
 
-def in_transaction(connection: sa.Connection) -> bool:
-    """Whether SQLite has a transaction open, no matter who sent BEGIN."""
+
+def in_transaction(connection: sa.Connection) -> bool | None:
+    """Whether a transaction is open, no matter who sent BEGIN. None: its driver does not know, or the connection is lost."""
+    if connection.invalidated or connection.closed:
+        return None
     driver: Any = connection.connection.driver_connection
-    return bool(driver.in_transaction)
+    if connection.dialect.name == "sqlite":
+        return bool(driver.in_transaction)
+    if connection.dialect.driver == "asyncpg":
+        return bool(driver.is_in_transaction())
+    if connection.dialect.driver in ("psycopg", "psycopg_async", "psycopg2"):
+        return int(driver.info.transaction_status) != _IDLE
+    return None
 
 
 def commits_by_itself(connection: sa.Connection) -> bool:
@@ -180,11 +194,7 @@ class OneTransaction:
         while (nested := self._session.get_nested_transaction()) is not None:
             nested.commit()
         if not all(witness.holds() for witness in self._witnesses.values()):
-            self._lost = (
-                f"The database ended the transaction of this {self._place} early: by a deadlock that was swallowed, or "
-                "by DDL, COMMIT or ROLLBACK sent as a statement. The rest was rolled back and nothing was sent; let the "
-                "database's errors leave it."
-            )
+            self._ended_early()
             raise errors.InvalidRequest(self._lost)
         self._verified = True
         if self._outer is not None:
@@ -230,7 +240,16 @@ class OneTransaction:
 
     def look(self, connection: sa.Connection) -> None:
         """Before and after a statement."""
-        self._witnesses[connection].look()
+        if not self._witnesses[connection].look() and not self._finishing:
+            self._ended_early()
+            self._refused = self._lost
+
+    def _ended_early(self) -> None:
+        self._lost = (
+            f"The database ended the transaction of this {self._place} early: by an error that was swallowed, such as a "
+            "deadlock, or by DDL, COMMIT or ROLLBACK sent as a statement. The rest was rolled back and nothing was sent; "
+            "let the database's errors leave it."
+        )
 
     def refuse_commit(self) -> None:
         """Raise InvalidRequest unless the commit is ours."""
@@ -339,8 +358,8 @@ def _before_execute(connection: sa.Connection, clause: Any, *_: object) -> None:
 
 def _before_cursor_execute(connection: sa.Connection, *_: object) -> None:
     if (watch := _BY_CONNECTION.get(connection)) is not None:
-        watch.permit()
         watch.look(connection)
+        watch.permit()
 
 
 def _after_cursor_execute(connection: sa.Connection, *_: object) -> None:

@@ -28,6 +28,7 @@ log = logging.getLogger("tmc_client.checks.fence")
 LEAST_AGE = timedelta(days=7)
 _CLOCKS_APART_MS = 3_600_000  # clock skew: messages are dated by the center's clock, cleaning by ours
 _LOCK_WAIT_S = 1
+_KEY_WAIT_MS = 100  # PostgreSQL shows no uncommitted row: that a key is in flight is learned by waiting for it
 _BUDGET_S = 1.5  # for the fences of one call; the center waits three seconds by default
 _VERDICTS = {COMMITTED: Verdict.COMMIT, ROLLED_BACK: Verdict.ROLLBACK}
 
@@ -142,12 +143,12 @@ def _engine_beside(engine: sa.Engine) -> sa.Engine:
     """A second engine for the same database: READ COMMITTED, short lock waits; the program's engine is unchanged."""
     dialect = engine.dialect.name
     isolation: dict[str, Any] = {} if dialect == "sqlite" else {"isolation_level": "READ COMMITTED"}
-    own = sa.create_engine(engine.url, pool=engine.pool.recreate(), **isolation)
+    own = _create(engine, pool=engine.pool.recreate(), **isolation)
     waits = {
         "sqlite": f"PRAGMA busy_timeout = {_LOCK_WAIT_S * 1000}",
         "mysql": f"SET SESSION innodb_lock_wait_timeout = {_LOCK_WAIT_S}",
         "mariadb": f"SET SESSION innodb_lock_wait_timeout = {_LOCK_WAIT_S}",
-        "postgresql": f"SET lock_timeout = '{_LOCK_WAIT_S}s'",
+        "postgresql": f"SET lock_timeout = '{_KEY_WAIT_MS}ms'",
     }
 
     @event.listens_for(own, "connect")
@@ -158,13 +159,23 @@ def _engine_beside(engine: sa.Engine) -> sa.Engine:
             cursor = connection.cursor()
             cursor.execute(waits[dialect])
             cursor.close()
+            connection.commit()  # PostgreSQL takes a SET back with its transaction
 
     return own
 
 
+def _create(engine: sa.Engine, **options: Any) -> sa.Engine:
+    """An address alone does not say which kind: psycopg is blocking and asyncio under one name."""
+    if not engine.dialect.is_async:
+        return sa.create_engine(engine.url, **options)
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    return create_async_engine(engine.url, **options).sync_engine
+
+
 def _is_locked(connection: sa.Connection, message_id: str) -> bool:
     """Whether an open transaction holds this key; does not wait, on databases that support that."""
-    if connection.dialect.name not in ("mysql", "mariadb", "postgresql"):
+    if connection.dialect.name not in ("mysql", "mariadb"):
         return False
     query = sa.select(ledger.c.message_id).where(ledger.c.message_id == message_id)
     try:

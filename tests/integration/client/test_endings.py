@@ -1,7 +1,7 @@
 """Every way a session can end, for the transaction block and for the handler with an inbox.
 
 A way is one row of WAYS: what is done inside, and how it must come out. Each runs as a producer's block and as a consumer's
-handler, blocking and asyncio, on SQLite and on MariaDB. Adding a way means adding one row.
+handler, blocking and asyncio, on SQLite, MariaDB and PostgreSQL. Adding a way means adding one row.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
+from tests.support.postgresql import PostgreSQL
 from tmc_client.aio_transaction import AsyncTransaction
 from tmc_client.center import timedelta
 from tmc_client.checks.fence import LedgerAnswers
@@ -79,7 +80,8 @@ class Scene:
         self.session.execute(sa.insert(Taken).values(id=1, number=0))
 
     def connection_id(self) -> int:
-        return int(self.session.execute(sa.text("SELECT CONNECTION_ID()")).scalar_one())
+        function = "pg_backend_pid" if self.database.kind == "postgresql" else "connection_id"
+        return int(self.session.execute(sa.text(f"SELECT {function}()")).scalar_one())
 
 
 # What is done inside -----------------------------------------------------------------------------------------------
@@ -279,11 +281,12 @@ def killed_and_swallowed(scene: Scene) -> None:
 
 
 def rolled_back_by_the_database(scene: Scene) -> None:
-    """MariaDB: a deadlock. SQLite: a conflict with OR ROLLBACK. The error is swallowed, the session knows nothing."""
+    """Servers: a deadlock. SQLite: a conflict with OR ROLLBACK. The error is swallowed, the session knows nothing."""
     scene.work(1, "a")
-    with suppress(sa.exc.IntegrityError, sa.exc.OperationalError):
+    with suppress(sa.exc.DBAPIError):
         scene.database.make_it_roll_back(scene)
-    scene.work(2, "b")
+    if scene.database.kind != "postgresql":  # which refuses every further statement
+        scene.work(2, "b")
 
 
 # How it must come out ----------------------------------------------------------------------------------------------
@@ -291,18 +294,18 @@ def rolled_back_by_the_database(scene: Scene) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One row. error: of the block, or of the handler's first run; "" when all is well.
+    """One row. error: how the error of the block, or of the handler's first run, begins; "" when all is well.
 
     effects: what is in the database after it.  sent: keys.  handler_error: where it differs.  engine: of Database.
     """
 
     inside: Callable[[Scene], None]
-    error: str = ""
+    error: str | tuple[str, ...] = ""
     effects: tuple[int, ...] = ()
     sent: tuple[str, ...] = ()
     handler_error: str | None = None
     engine: str = "plain"
-    only: tuple[str, ...] = ("sqlite", "mariadb")
+    only: tuple[str, ...] = ("sqlite", "mariadb", "postgresql")
     name: str = ""
 
     @property
@@ -310,6 +313,7 @@ class Way:
         return self.name or self.inside.__name__
 
 
+SERVERS = ("mariadb", "postgresql")
 ROLLED_BACK = "InvalidRequest: The transaction of this"
 COMMIT_REFUSED = "InvalidRequest: A commit inside a"
 ENDED_EARLY = "InvalidRequest: The database ended the transaction"
@@ -333,7 +337,8 @@ WAYS = [
     Way(inside=released, effects=(1, 2), sent=("a", "b")),
     Way(inside=released_then_exception, error="Refusal"),
     Way(inside=savepoint_left_open, effects=(1, 2), sent=("a", "b")),
-    Way(inside=swallowed_statement, effects=(1,), sent=("a",)),
+    Way(inside=swallowed_statement, effects=(1,), sent=("a",), only=("sqlite", "mariadb")),
+    Way(inside=swallowed_statement, error=ENDED_EARLY, only=("postgresql",)),  # its commit would roll back, silently
     Way(inside=swallowed_flush, error=ROLLED_BACK),
     Way(inside=swallowed_flush_then_send, error=ROLLED_BACK),
     Way(inside=commit, error=COMMIT_REFUSED),
@@ -344,10 +349,10 @@ WAYS = [
     Way(inside=commit_as_text, error=ENDED_EARLY, effects=(1,)),  # reported, and cannot be undone
     Way(inside=rollback_as_text, error=ENDED_EARLY),
     Way(inside=ddl, error=ENDED_EARLY, effects=(1,), only=("mariadb",)),  # it commits by itself there
-    Way(inside=ddl, effects=(1,), sent=("a",), only=("sqlite",)),
+    Way(inside=ddl, effects=(1,), sent=("a",), only=("sqlite", "postgresql")),
     Way(inside=commit_fails, error="OperationalError"),
-    Way(inside=killed, error="OperationalError", only=("mariadb",)),
-    Way(inside=killed_and_swallowed, error=ROLLED_BACK, only=("mariadb",)),
+    Way(inside=killed, error=("OperationalError", "DBAPIError"), only=SERVERS),  # the second one: of asyncpg
+    Way(inside=killed_and_swallowed, error=ROLLED_BACK, only=SERVERS),
     Way(inside=rolled_back_by_the_database, error=ENDED_EARLY),
     Way(inside=plain, error=AUTOCOMMIT, engine="autocommit", name="autocommit"),
     Way(inside=plain, error=AUTOCOMMIT, engine="autocommit option", name="autocommit_by_option"),
@@ -403,15 +408,17 @@ class Database:
     engines: list[sa.Engine] = field(default_factory=list)
 
     def engine(self, how: str = "plain") -> sa.Engine:
-        made = sa.create_engine(self.url, **self._options(how))
+        made = sa.create_engine(self.url, **self._options(how, self.url))
         return self._ready(made, how)
 
     def async_engine(self, how: str = "plain") -> AsyncEngine:
-        made = create_async_engine(self.async_url, **self._options(how))
+        made = create_async_engine(self.async_url, **self._options(how, self.async_url))
         return AsyncEngine(self._ready(made.sync_engine, how))
 
-    def _options(self, how: str) -> dict[str, Any]:
-        if how == "autocommit":
+    def _options(self, how: str, url: sa.URL) -> dict[str, Any]:
+        if how == "autocommit" or (
+            how == "autocommit driver" and url.get_driver_name() == "asyncpg"
+        ):  # has no such option
             return {"isolation_level": "AUTOCOMMIT"}
         if how == "autocommit driver":
             return {"connect_args": {"isolation_level": None} if self.kind == "sqlite" else {"autocommit": True}}
@@ -426,7 +433,12 @@ class Database:
 
     def kill(self, connection_id: int) -> None:
         with sa.create_engine(self.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool).connect() as connection:
-            connection.exec_driver_sql(f"KILL {connection_id}")
+            kill = (
+                f"SELECT pg_terminate_backend({connection_id})"
+                if self.kind == "postgresql"
+                else f"KILL {connection_id}"
+            )
+            connection.exec_driver_sql(kill)
 
     def make_it_roll_back(self, scene: Scene) -> None:
         """Raises the database's error."""
@@ -434,6 +446,9 @@ class Database:
             scene.session.execute(sa.text("INSERT OR ROLLBACK INTO taken VALUES (1, 0)"))
             return
         other = sa.create_engine(self.url, poolclass=sa.NullPool).connect()
+        if self.kind == "postgresql":  # the victim is who looks for deadlocks first
+            other.exec_driver_sql("SET deadlock_timeout = '1h'")
+            scene.session.execute(sa.text("SET LOCAL deadlock_timeout = '10ms'"))
         other.execute(
             sa.insert(Effect), [{"number": 100 + number} for number in range(50)]
         )  # the cheaper one is the victim
@@ -455,20 +470,31 @@ class Database:
 
     def _somebody_waits(self) -> bool:
         with sa.create_engine(self.url, poolclass=sa.NullPool).connect() as connection:
-            waiting = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+            waiting = {
+                "mariadb": "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+                "postgresql": "SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'",
+            }[self.kind]
             return bool(connection.exec_driver_sql(waiting).scalar_one())
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("mariadb", marks=pytest.mark.mariadb)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "sqlite",
+        pytest.param("mariadb", marks=pytest.mark.mariadb),
+        pytest.param("postgresql", marks=pytest.mark.postgresql),
+    ],
+)
 def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Database:
     if request.param == "sqlite":
         path = tmp_path_factory.mktemp("endings") / "shop.db"
         url = sa.make_url(f"sqlite:///{path}")
         found = Database(kind="sqlite", url=url, async_url=url.set(drivername="sqlite+aiosqlite"))
     else:
-        server: MariaDB = request.getfixturevalue("mariadb")
+        server: MariaDB | PostgreSQL = request.getfixturevalue(request.param)
         url = sa.make_url(server.create("tmc_endings"))
-        found = Database(kind="mariadb", url=url, async_url=url.set(drivername="mariadb+asyncmy"))
+        driver = {"mariadb": "mariadb+asyncmy", "postgresql": "postgresql+asyncpg"}[request.param]
+        found = Database(kind=request.param, url=url, async_url=url.set(drivername=driver))
     return found
 
 
@@ -595,6 +621,7 @@ class Handlers:
         self.runs: Counter[str] = Counter()  # by message: a late copy of an earlier one must not count
         self._database = database
         self._plain = database.engine()
+        self._special: list[sa.Engine] = []
         self._running = running
         self._center = tmc.connect(running.address, app="endings")
         self._consumer = tmc.Consumer(self._center)
@@ -614,7 +641,10 @@ class Handlers:
         """See SqlInbox: its database depends on the message."""
         self.runs[message.id] += 1
         special = self.runs[message.id] == 1 and self.way.engine != "plain"
-        engine = self._database.engine(self.way.engine) if special else self._plain
+        engine = self._plain
+        if special:
+            engine = self._database.engine(self.way.engine)
+            self._special.append(engine)
         return tmc.SqlInbox(lambda: Session(engine)).once(message)
 
     def _handle(self, session: Session, message: tmc.Message) -> None:
@@ -651,7 +681,8 @@ class Handlers:
     def __exit__(self, *_: object) -> None:
         self._consumer.stop()
         self._center.close()
-        self._plain.dispose()
+        for engine in (self._plain, *self._special):
+            engine.dispose()
 
 
 @pytest.fixture(scope="module", params=["function", "coroutine"])

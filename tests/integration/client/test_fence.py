@@ -1,4 +1,4 @@
-"""The ledger's answers and the fence, on SQLite and on MariaDB at both isolation levels that services use."""
+"""The ledger's answers and the fence, on SQLite, MariaDB and PostgreSQL at the isolation levels that services use."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import tmc_client as tmc
 from tests.support.dose import LONG
 from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
+from tests.support.postgresql import PostgreSQL
 from tmc_client.checks.fence import LedgerAnswers
 from tmc_client.ledger import create_tables, ledger_id_of
 from tmc_client.tables import ledger, ledger_info, metadata
@@ -31,13 +32,21 @@ from tmc_common.protocol import message_pb2
 COMMIT, ROLLBACK, UNKNOWN = tmc.Verdict.COMMIT, tmc.Verdict.ROLLBACK, tmc.Verdict.UNKNOWN
 NOW = time.time_ns() // 1_000_000
 _numbers = itertools.count(1)
+LEVELS = [
+    pytest.param("READ COMMITTED", marks=pytest.mark.mariadb),
+    pytest.param("REPEATABLE READ", marks=pytest.mark.mariadb),
+    *(
+        pytest.param(f"postgresql {level}", marks=pytest.mark.postgresql)
+        for level in ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
+    ),
+]
+"""Of the databases that are servers, as services use them."""
 
 
 @pytest.fixture(
     params=[
         "sqlite",
-        pytest.param("READ COMMITTED", marks=pytest.mark.mariadb),
-        pytest.param("REPEATABLE READ", marks=pytest.mark.mariadb),
+        *LEVELS,
     ]
 )
 def business(request: pytest.FixtureRequest, tmp_path) -> Iterator[sa.Engine]:
@@ -45,8 +54,7 @@ def business(request: pytest.FixtureRequest, tmp_path) -> Iterator[sa.Engine]:
     if request.param == "sqlite":
         engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
     else:
-        server: MariaDB = request.getfixturevalue("mariadb")
-        engine = sa.create_engine(server.create("tmc_shop"), isolation_level=request.param, pool_size=16)
+        engine = _on_a_server(request, request.param)
         metadata.drop_all(engine)
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE IF EXISTS purchase")
@@ -54,6 +62,13 @@ def business(request: pytest.FixtureRequest, tmp_path) -> Iterator[sa.Engine]:
     create_tables(engine)
     yield engine
     engine.dispose()
+
+
+def _on_a_server(request: pytest.FixtureRequest, level: str) -> sa.Engine:
+    kind = "postgresql" if level.startswith("postgresql ") else "mariadb"
+    server: MariaDB | PostgreSQL = request.getfixturevalue(kind)
+    isolation: Any = level.removeprefix("postgresql ")
+    return sa.create_engine(server.create("tmc_shop"), isolation_level=isolation, pool_size=16)
 
 
 class Center:
@@ -178,14 +193,22 @@ class TestTheFence:
         assert verdicts == [COMMIT, ROLLBACK] * 150
 
 
-@pytest.mark.parametrize("driver", ["sqlite+aiosqlite", pytest.param("mariadb+asyncmy", marks=pytest.mark.mariadb)])
+@pytest.mark.parametrize(
+    "driver",
+    [
+        "sqlite+aiosqlite",
+        pytest.param("mariadb+asyncmy", marks=pytest.mark.mariadb),
+        pytest.param("postgresql+asyncpg", marks=pytest.mark.postgresql),
+        pytest.param("postgresql+psycopg", marks=pytest.mark.postgresql),
+    ],
+)
 def test_checks_over_an_async_engine_are_answered_from_any_thread(
     driver: str, request: pytest.FixtureRequest, tmp_path
 ) -> None:
     if driver.startswith("sqlite"):
         url = sa.make_url(f"sqlite:///{tmp_path}/shop.db")
     else:
-        url = sa.make_url(request.getfixturevalue("mariadb").create("tmc_async_checks"))
+        url = sa.make_url(request.getfixturevalue(driver.partition("+")[0]).create("tmc_async_checks"))
     business = sa.create_engine(url)
     metadata.drop_all(business)
     create_tables(business)
@@ -259,13 +282,12 @@ class TestWhoMayAnswer:
         assert [(answer.verdict, answer.detail.partition(":")[0]) for answer in found] == [(UNKNOWN, "LEDGER_AWAY")]
 
 
-@pytest.mark.mariadb
-@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
+@pytest.mark.parametrize("isolation", LEVELS)
 def test_constant_checking_never_deadlocks_blocks_of_several_messages(
-    mariadb: MariaDB, isolation: str, note: Callable[[str], None]
+    request: pytest.FixtureRequest, isolation: str, note: Callable[[str], None]
 ) -> None:
     """Several markers in one transaction, or in another order, would."""
-    engine = sa.create_engine(mariadb.create("tmc_shop"), isolation_level=isolation, pool_size=16)
+    engine = _on_a_server(request, isolation)
     metadata.drop_all(engine)
     create_tables(engine)
     center, outcomes, seen = Center(), Counter[str](), []
@@ -306,6 +328,8 @@ def test_constant_checking_never_deadlocks_blocks_of_several_messages(
         checker.join()
     with engine.connect() as connection:
         rows = Counter(connection.execute(sa.select(ledger.c.state)).scalars())
+    answers.close()
+    engine.dispose()
     note(f"{isolation}: {dict(outcomes)} of {blocks} blocks beside {sum(verdicts.values())} checks")
     assert set(outcomes) <= {"committed", "fenced"}
     assert sum(outcomes.values()) == blocks

@@ -1,0 +1,118 @@
+"""A private PostgreSQL on a free port: own data directory and socket, stopped by its process id.
+
+PostgreSQL refuses to run as root: as root it runs as the Debian package's user.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from tests.support.eventually import eventually
+from tests.support.ports import free_port
+
+BINARIES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path("/usr/bin"))
+_SUPERUSER = "tmc"
+
+
+def _as_user() -> dict[str, Any]:
+    return {"user": "postgres", "group": "postgres", "extra_groups": []} if os.getuid() == 0 else {}
+
+
+class PostgreSQL:
+    """One private server. `url(database)` gives its SQLAlchemy address; user tmc has no password."""
+
+    def __init__(self) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="tmc-postgresql-"))
+        if _as_user():
+            shutil.chown(self.home, "postgres", "postgres")
+        self.port = free_port()
+        atexit.register(self.stop)  # a test that fails half way leaves nothing behind
+        initdb = [
+            BINARIES / "initdb",
+            "-D",
+            self.home / "data",
+            "-A",
+            "trust",
+            "-U",
+            _SUPERUSER,
+            "-E",
+            "UTF8",
+            "--no-sync",
+        ]
+        subprocess.run(
+            [*initdb, "--locale=C.UTF-8"], check=True, stdout=subprocess.DEVNULL, cwd=self.home, **_as_user()
+        )
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": self.port,
+            "unix_socket_directories": self.home,
+            "max_connections": 200,
+        }
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        with open(self.home / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                [BINARIES / "postgres", "-D", self.home / "data", *options],
+                stdout=log,
+                stderr=log,
+                cwd=self.home,
+                start_new_session=True,
+                **_as_user(),
+            )
+        eventually(self._answers, seconds=60)
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, (self.home / "log").read_text()[-2000:]
+        with socket.socket() as probe:
+            probe.settimeout(1)
+            if probe.connect_ex(("127.0.0.1", self.port)) != 0:
+                return False
+        try:
+            self._run_sql("SELECT 1")
+        except sa.exc.OperationalError:  # it is still starting up
+            return False
+        return True
+
+    def _run_sql(self, statement: str) -> list[Any]:
+        engine = sa.create_engine(self.url("postgres"), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        with engine.connect() as connection:
+            found = connection.exec_driver_sql(statement)
+            return list(found) if found.returns_rows else []
+
+    def url(self, database: str, driver: str = "psycopg") -> str:
+        return f"postgresql+{driver}://{_SUPERUSER}@127.0.0.1:{self.port}/{database}"
+
+    def create(self, database: str, driver: str = "psycopg") -> str:
+        """An empty database where there is none; its address."""
+        if not self._run_sql(f"SELECT 1 FROM pg_database WHERE datname = '{database}'"):
+            self._run_sql(f"CREATE DATABASE {database}")
+        return self.url(database, driver)
+
+    def kill(self) -> None:
+        """Kill -9 of the whole server; its other processes end when they notice."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)  # a fast shutdown: open transactions are rolled back
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        shutil.rmtree(self.home, ignore_errors=True)
