@@ -30,6 +30,7 @@ COMMANDS = {
     "init": Command("tmc_cli.databases:init_app", "server", "Create or upgrade the tables; safe to repeat."),
     "doctor": Command("tmc_cli.databases:doctor_app", "server", "Check that the databases are configured safely."),
     "consume": Command("tmc_cli.consuming:run", "", "Run a consumer."),
+    "outbox": Command("tmc_cli.outbox:run", "outbox", "Send what is in an outbox; see and repair what is not sent."),
     "health": Command("tmc_cli.health:run", "", "Check whether a server is serving."),
     "admin": Command("tmc_cli.admin:app", "server", "Register apps, topics and subscriptions; inspect messages."),
     "pipeline": Command("tmc_pipeline.cli:app", "pipeline", "Archive, restore, reconcile and report; runs on Spark."),

@@ -20,25 +20,25 @@ def run(args: Sequence[str], prog_name: str) -> None:
     options = parser.parse_args(args)
     if options.processes < 1:
         parser.error("--processes must be 1 or more")
-    _configure_logging()
+    configure_logging()
     try:
         raise SystemExit(run_consumer(options.consumer, options.processes))
     except ValueError as exc:
         fail(exc)
 
 
-def _configure_logging() -> None:
+def configure_logging() -> None:
     """Log as the server does if its libraries are installed; with the client alone, log plain lines."""
     try:
+        from tmc_server import telemetry
         from tmc_server.config import ConfigError, load
-        from tmc_server.telemetry import configure_logging
     except ModuleNotFoundError:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_Plain("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler])
         return
     try:
-        configure_logging(load(None).log)
+        telemetry.configure_logging(load(None).log)
     except ConfigError as exc:
         fail(exc)
 

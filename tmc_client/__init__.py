@@ -5,7 +5,7 @@
     with center.transaction(session) as tx:
         tx.send("order.paid", {"order": 7}, key="paid-7")
 
-SQLAlchemy is imported only by what needs it: transactions, ledger, inbox.
+SQLAlchemy is imported only by what needs it: transactions, ledger, inbox, outbox.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from tmc_client.checks.fence import clean_ledger
     from tmc_client.inbox import SqlInbox
     from tmc_client.ledger import create_tables
+    from tmc_client.outbox import Outbox
+    from tmc_client.outbox.rabbitmq_target import RabbitTarget
 
 __all__ = [
     "Center",
@@ -65,9 +67,11 @@ __all__ = [
     "NotAuthenticated",
     "NotFound",
     "OutOfOrder",
+    "Outbox",
     "Overloaded",
     "Prepared",
     "Question",
+    "RabbitTarget",
     "Reject",
     "SqlInbox",
     "Tls",
@@ -83,6 +87,8 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Outbox": "tmc_client.outbox",
+    "RabbitTarget": "tmc_client.outbox.rabbitmq_target",
     "SqlInbox": "tmc_client.inbox",
     "clean_ledger": "tmc_client.checks.fence",
     "create_tables": "tmc_client.ledger",

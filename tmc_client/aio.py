@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from tmc_client.aio_transaction import AsyncTransaction
     from tmc_client.checks.answers import Checks, Outcome
+    from tmc_client.outbox import Outbox
 
 T = TypeVar("T")
 log = logging.getLogger("tmc_client.aio")
@@ -114,12 +115,16 @@ class AsyncCenter:
         return result
 
     def transaction(
-        self, session: AsyncSession, *, prepare_timeout: timedelta = timedelta(seconds=2)
+        self,
+        session: AsyncSession,
+        *,
+        prepare_timeout: timedelta = timedelta(seconds=2),
+        fallback: Outbox | None = None,
     ) -> AsyncTransaction:
-        """A block that owns the commit of `session`; use it with `async with`."""
+        """A block that owns the commit of `session`; use it with `async with`. fallback: see tmc_client.Center."""
         from tmc_client.aio_transaction import AsyncTransaction
 
-        return AsyncTransaction(self.blocking.producer, self._settle_later, session, prepare_timeout)
+        return AsyncTransaction(self.blocking.producer, self._settle_later, session, prepare_timeout, fallback)
 
     async def get_message(
         self, message_id: str = "", *, topic: Topic[Any] | str = "", key: str = ""

@@ -17,7 +17,7 @@ from sqlalchemy.util import await_only
 from tmc_client import errors
 from tmc_client.ledger import settle_statement
 from tmc_client.producer import Producer
-from tmc_client.transaction import Block, was_answered
+from tmc_client.transaction import Block, Fallback, was_answered
 
 SettleLater = Callable[[asyncio.AbstractEventLoop, sa.Engine, str], None]
 
@@ -26,7 +26,12 @@ class AsyncTransaction(Block):
     """Use it with `async with`, once. See tmc_client.transaction for the order of the steps and what may raise."""
 
     def __init__(
-        self, producer: Producer, settle: SettleLater, session: AsyncSession, prepare_timeout: timedelta
+        self,
+        producer: Producer,
+        settle: SettleLater,
+        session: AsyncSession,
+        prepare_timeout: timedelta,
+        fallback: Fallback | None = None,
     ) -> None:
         """Raises InvalidRequest if `session` is not an AsyncSession."""
         if isinstance(session, async_scoped_session):
@@ -36,7 +41,7 @@ class AsyncTransaction(Block):
                 f"center.transaction() takes an AsyncSession, not {type(session).__name__}: for a Session connect with "
                 "tmc_client.connect(), of an async_sessionmaker make a session first."
             )
-        super().__init__(producer, session.sync_session, prepare_timeout)
+        super().__init__(producer, session.sync_session, prepare_timeout, fallback)
         self._session = session
         self._settle_on = settle
         self._loop = asyncio.get_running_loop()

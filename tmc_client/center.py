@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from tmc_client.checks.answers import Checks, Outcome
+    from tmc_client.outbox import Outbox
     from tmc_client.transaction import Transaction
 
 T = TypeVar("T")
@@ -126,11 +127,21 @@ class Center:
             raise wire.from_rpc(exc) from exc
         return found
 
-    def transaction(self, session: Session, *, prepare_timeout: timedelta = timedelta(seconds=2)) -> Transaction:
-        """Open a block that owns the commit of `session`: its messages are delivered if and only if it commits."""
+    def transaction(
+        self,
+        session: Session,
+        *,
+        prepare_timeout: timedelta = timedelta(seconds=2),
+        fallback: Outbox | None = None,
+    ) -> Transaction:
+        """Open a block that owns the commit of `session`: its messages are delivered if and only if it commits.
+
+        fallback: where its messages are written if the center does not answer within `prepare_timeout`; without it, the
+        block then fails.
+        """
         from tmc_client.transaction import Transaction
 
-        return Transaction(self.producer, self.settle, session, prepare_timeout)
+        return Transaction(self.producer, self.settle, session, prepare_timeout, fallback)
 
     def check(self, topic: Topic[Any] | str) -> Callable[[Outcome], Outcome]:
         """Decorate a function (Question) -> Verdict that answers a topic's checks from your own tables.

@@ -5,29 +5,17 @@ The same as `tmc consume`, for programs that install the client alone.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-from pathlib import Path
 
+from tmc_client import loading
 from tmc_client.consumer import Consumer
 from tmc_common.supervisor import Supervisor
 
 
 def load(reference: str) -> Consumer:
-    """The Consumer that MODULE:NAME means; the current directory is searched first. Raises ValueError."""
-    module_name, _, name = reference.partition(":")
-    if not module_name or not name:
-        raise ValueError(f"{reference!r} names no consumer: give MODULE:NAME, for example shop.consumers:consumer")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as exc:
-        raise ValueError(f"{reference!r}: there is no module {exc.name!r} to import from here") from exc
-    found = getattr(module, name, None)
-    if not isinstance(found, Consumer):
-        raise ValueError(f"{reference!r} is no tmc_client.Consumer but {found!r}")
-    return found
+    """The Consumer that MODULE:NAME means. Raises ValueError."""
+    return loading.load(reference, Consumer, "shop.consumers:consumer")
 
 
 def run(reference: str, processes: int = 1) -> int:

@@ -55,6 +55,46 @@ inbox_order = sa.Table(
     sa.Column("changed_ms", sa.BigInteger, nullable=False),
 )
 
+# One row per message to send, written in the business transaction.
+outbox = sa.Table(
+    "tmc_outbox",
+    metadata,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("topic", sa.String(128), nullable=False),
+    sa.Column("message_key", sa.String(128), nullable=False),
+    sa.Column("order_key", sa.String(128), nullable=False),
+    # A hash of topic and order key while the message is not sent; NULL: nothing has to wait for it.
+    sa.Column("line", sa.String(32)),
+    sa.Column("body", sa.LargeBinary((1 << 24) - 1), nullable=False),
+    sa.Column("content_type", sa.String(128), nullable=False),
+    sa.Column("headers", sa.Text, nullable=False),
+    sa.Column("delay_ms", sa.BigInteger, nullable=False),
+    sa.Column("attempt_id", sa.LargeBinary(16), nullable=False),
+    sa.Column("state", sa.SmallInteger, nullable=False),
+    # How often the target refused it.
+    sa.Column("tries", sa.Integer, nullable=False),
+    # When a relay sends it, milliseconds since the epoch; NULL: it is sent or failed.
+    sa.Column("due_ms", sa.BigInteger),
+    sa.Column("created_ms", sa.BigInteger, nullable=False),
+    sa.Column("sent_ms", sa.BigInteger),
+    # 1: by the process that committed it; 0: by a relay.
+    sa.Column("direct", sa.SmallInteger, nullable=False),
+    sa.Column("error", sa.String(500), nullable=False),
+    sa.Index("tmc_outbox_due", "due_ms", "id"),
+    sa.Index("tmc_outbox_line", "line", "id"),
+    sa.Index("tmc_outbox_key", "message_key"),
+    sa.Index("tmc_outbox_state", "state", "direct", "created_ms"),
+)
+
+# One row: which relay works, and until when it may, milliseconds since the epoch by the database's clock.
+outbox_relay = sa.Table(
+    "tmc_outbox_relay",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("owner", sa.String(64), nullable=False),
+    sa.Column("until_ms", sa.BigInteger, nullable=False),
+)
+
 
 def lacking(connection: sa.Connection, *wanted: sa.Table) -> str:
     """One sentence about the first missing table or column and how to add it; "" if nothing is missing."""

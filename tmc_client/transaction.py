@@ -16,7 +16,7 @@ from concurrent.futures import wait as wait_for_all
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session
@@ -25,7 +25,7 @@ from tmc_client import errors
 from tmc_client.codecs import Topic
 from tmc_client.ledger import fenced, ledger_id_of, rows_for
 from tmc_client.one_transaction import OneTransaction
-from tmc_client.producer import Prepared, Producer, duration, prepare_request, prepared_of, wait
+from tmc_client.producer import Prepared, Producer, duration, new_attempt_id, prepare_request, prepared_of, wait
 from tmc_client.tables import ledger, ledger_info, raise_if_lacking
 from tmc_common.protocol import message_pb2
 
@@ -68,15 +68,24 @@ def may_be_fenced(exc: BaseException) -> bool:
     return isinstance(exc, sa.exc.IntegrityError | sa.exc.OperationalError)
 
 
+class Fallback(Protocol):
+    """An Outbox, for blocks that commit while the center is away."""
+
+    def add_request(self, session: Session, request: message_pb2.PublishRequest) -> None: ...
+
+
 class Block:
     """Base of the blocking and the asyncio block; asyncio runs its blocking code in SQLAlchemy's greenlet."""
 
-    def __init__(self, producer: Producer, session: Session, prepare_timeout: timedelta) -> None:
+    def __init__(
+        self, producer: Producer, session: Session, prepare_timeout: timedelta, fallback: Fallback | None
+    ) -> None:
         self.requests: list[message_pb2.PrepareRequest] = []
         self.messages: list[Prepared] = []
         self._producer = producer
         self._sync_session = session
         self._prepare_timeout = duration("prepare_timeout", prepare_timeout)
+        self._fallback = fallback
         self._watch = OneTransaction(session, "transaction block", recorder=self)
         self._closed_because = "before its block: enter `with center.transaction(session) as tx` first."
         self._used = False
@@ -160,8 +169,8 @@ class Block:
             connection = session.connection()
             preparation = Preparation(self._producer, self.requests, ledger_id_of(connection), self._prepare_timeout)
             self._until_done(preparation.futures, self._prepare_timeout)
-            self.messages = preparation.collect()
-            connection.execute(ledger.insert(), rows_for(self.messages))
+            if self._prepared(preparation):
+                connection.execute(ledger.insert(), rows_for(self.messages))
         except BaseException as exc:
             self._watch.roll_back()
             if preparation is not None:
@@ -170,6 +179,22 @@ class Block:
             if self._markers(exc):
                 raise errors.Fenced(errors.Fenced.__doc__ or "") from exc
             raise
+
+    def _prepared(self, preparation: Preparation) -> bool:
+        """Returns False: the center is away, and the messages are in the outbox instead."""
+        try:
+            self.messages = preparation.collect()
+        except errors.Unavailable as exc:
+            if self._fallback is None:
+                raise
+            log.warning("the center is away, %d messages go to the outbox: %s", len(self.requests), exc)
+        else:
+            return True
+        preparation.abandon()
+        for request in self.requests:
+            self._fallback.add_request(self._sync_session, _published(request))
+        self._sync_session.flush()
+        return False
 
     def _markers(self, exc: BaseException) -> Sequence[str]:
         """Read which of our messages have a rollback marker: the error alone does not prove it."""
@@ -210,6 +235,20 @@ class Block:
         return submits
 
 
+def _published(request: message_pb2.PrepareRequest) -> message_pb2.PublishRequest:
+    """The same message as another attempt: the center may have stored the first one, and rolls it back."""
+    return message_pb2.PublishRequest(
+        topic=request.topic,
+        key=request.key,
+        order_key=request.order_key,
+        body=request.body,
+        content_type=request.content_type,
+        headers=request.headers,
+        delay_ms=request.delay_ms,
+        attempt_id=new_attempt_id(),
+    )
+
+
 def was_answered(message_id: str, submit: Future[Any]) -> bool:
     """Whether a finished submit was answered; logs an error if not."""
     failure = None if submit.cancelled() else submit.exception()
@@ -222,7 +261,14 @@ def was_answered(message_id: str, submit: Future[Any]) -> bool:
 class Transaction(Block):
     """The block for a blocking SQLAlchemy session. Use it with `with`, once."""
 
-    def __init__(self, producer: Producer, settle: Settle, session: Session, prepare_timeout: timedelta) -> None:
+    def __init__(
+        self,
+        producer: Producer,
+        settle: Settle,
+        session: Session,
+        prepare_timeout: timedelta,
+        fallback: Fallback | None = None,
+    ) -> None:
         """Raises InvalidRequest if `session` is not a Session."""
         if isinstance(session, scoped_session):
             session = session()
@@ -231,7 +277,7 @@ class Transaction(Block):
                 f"center.transaction() takes a Session, not {type(session).__name__}: for an AsyncSession connect with "
                 "tmc_client.aio.connect(), of a sessionmaker make a session first."
             )
-        super().__init__(producer, session, prepare_timeout)
+        super().__init__(producer, session, prepare_timeout, fallback)
         self._settle_in = settle
 
     async def __aenter__(self) -> NoReturn:

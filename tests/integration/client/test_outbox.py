@@ -1,0 +1,321 @@
+"""The outbox on SQLite, MariaDB and PostgreSQL: what commits is sent, what does not is not, by whom and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+import tmc_client as tmc
+from tests.support.clock import ManualClock
+from tests.support.eventually import eventually
+from tmc_client import outbox as package
+from tmc_client.outbox.entries import Entry, Failure, State, Trouble
+from tmc_client.outbox.relay import IDLE_S, LEASE, MOST_FAILURES, REST_S, Limits, Relay
+from tmc_client.outbox.store import OutboxStore
+from tmc_client.tables import metadata
+
+TOPIC = "shop.paid"
+REFUSED = Failure(trouble=Trouble.REFUSED, error="not that one")
+LATER = Failure(trouble=Trouble.LATER, error="in progress")
+AWAY = Failure(trouble=Trouble.AWAY, error="nobody there")
+
+
+class Receiver:
+    """A target that remembers. says: what it answers, by key; None: it takes the message."""
+
+    def __init__(self) -> None:
+        self.says: dict[str, Failure | None] = {}
+        self.got: list[str] = []
+        self.asked: list[str] = []
+
+    def send(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
+        answers = [self.says.get(entry.key) for entry in entries]
+        self.asked += [entry.key for entry in entries]
+        self.got += [entry.key for entry, answer in zip(entries, answers, strict=True) if answer is None]
+        return answers
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(
+    params=[
+        "sqlite",
+        pytest.param("mariadb", marks=pytest.mark.mariadb),
+        pytest.param("postgresql", marks=pytest.mark.postgresql),
+    ]
+)
+def engine(request: pytest.FixtureRequest, tmp_path) -> Iterator[sa.Engine]:
+    if request.param == "sqlite":
+        made = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
+    else:
+        made = sa.create_engine(request.getfixturevalue(request.param).create("tmc_outbox"))
+        metadata.drop_all(made)
+    tmc.create_tables(made)
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def receiver() -> Receiver:
+    return Receiver()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    made = ManualClock()
+    monkeypatch.setattr(package, "now_ms", made)
+    return made
+
+
+@pytest.fixture
+def store(engine: sa.Engine, clock: ManualClock) -> OutboxStore:
+    return OutboxStore(engine, clock)
+
+
+def relay_of(store: OutboxStore, receiver: Receiver, **limits: Any) -> Relay:
+    return Relay(store, receiver, Limits(**limits))
+
+
+def add(engine: sa.Engine, receiver: Receiver, *keys: str, order_key: str = "") -> None:
+    """In one transaction each, for relays alone."""
+    box = tmc.Outbox(engine, receiver, direct=False)
+    for key in keys:
+        with Session(engine) as session, session.begin():
+            box.add(session, TOPIC, {"n": 1}, key=key, order_key=order_key)
+
+
+class TestWhatCommitsIsSent:
+    def test_directly(self, engine: sa.Engine, receiver: Receiver) -> None:
+        with tmc.Outbox(engine, receiver) as box, Session(engine) as session:
+            box.add(session, TOPIC, {"n": 1}, key="a")
+            box.add(session, TOPIC, {"n": 2}, key="b")
+            assert receiver.got == []
+            session.commit()
+            assert box.flush()
+            assert receiver.got == ["a", "b"]
+            standing = box.store.standing()
+        assert (standing.sent, standing.sent_directly, standing.unsent, standing.direct_share) == (2, 2, 0, 1.0)
+
+    def test_not_what_was_rolled_back(self, engine: sa.Engine, receiver: Receiver) -> None:
+        with tmc.Outbox(engine, receiver) as box, Session(engine) as session:
+            box.add(session, TOPIC, {}, key="a")
+            session.rollback()
+            box.add(session, TOPIC, {}, key="b")
+            with pytest.raises(KeyError), session.begin_nested():
+                box.add(session, TOPIC, {}, key="c")
+                raise KeyError
+            with session.begin_nested():
+                box.add(session, TOPIC, {}, key="d")
+            assert receiver.got == []
+            session.commit()
+            session.commit()
+            assert box.flush()
+        assert receiver.got == ["b", "d"]
+
+    def test_of_an_async_session(self, engine: sa.Engine, receiver: Receiver) -> None:
+        drivers = {"sqlite": "aiosqlite", "mariadb": "asyncmy", "postgresql": "asyncpg"}
+        kind = engine.dialect.name
+
+        async def story(box: Any) -> None:
+            business = create_async_engine(engine.url.set(drivername=f"{kind}+{drivers[kind]}"))
+            async with AsyncSession(business) as session:
+                box.add(session, TOPIC, {}, key="a")
+                await session.commit()
+                box.add(session, TOPIC, {}, key="b")
+                await session.rollback()
+            await business.dispose()
+
+        with tmc.Outbox(engine, receiver) as box:
+            asyncio.run(story(box))
+            assert box.flush()
+        assert receiver.got == ["a"]
+
+    def test_by_the_relay_what_was_not_sent_directly(self, engine: sa.Engine, receiver: Receiver) -> None:
+        receiver.says = {"a": AWAY}
+        with tmc.Outbox(engine, receiver, untouched=timedelta(0)) as box, Session(engine) as session:
+            box.add(session, TOPIC, {}, key="a")
+            session.commit()
+            eventually(lambda: "a" in receiver.asked)
+            receiver.says = {}
+            eventually(lambda: box.store.standing().sent)
+            assert box.store.standing().sent_directly == 0
+
+    def test_one_after_another_with_an_order_key(self, engine: sa.Engine, receiver: Receiver) -> None:
+        with tmc.Outbox(engine, receiver) as box, Session(engine) as session:
+            for number in range(50):
+                box.add(session, TOPIC, {}, key=f"k{number}", order_key="one")
+                session.commit()
+            eventually(lambda: len(receiver.got) == 50)
+        assert receiver.got == [f"k{number}" for number in range(50)]
+
+
+class TestTheRelay:
+    def test_it_leaves_a_message_to_its_direct_send_for_three_seconds(
+        self, engine: sa.Engine, store: OutboxStore, receiver: Receiver, clock: ManualClock
+    ) -> None:
+        add(engine, receiver, "a")
+        relay = relay_of(store, receiver)
+        clock.advance(2.999)
+        assert (relay.run_once(), receiver.got) == (IDLE_S, [])
+        clock.advance(0.001)
+        assert (relay.run_once(), receiver.got) == (0.0, ["a"])
+        assert relay.run_once() == IDLE_S
+
+    def test_refusals_double_the_pause_until_it_is_given_up(
+        self, engine: sa.Engine, store: OutboxStore, receiver: Receiver, clock: ManualClock
+    ) -> None:
+        add(engine, receiver, "a", "b")
+        receiver.says = {"a": REFUSED}
+        relay, began, tries = relay_of(store, receiver, max_tries=7), clock(), []
+        for _ in range(200):
+            before = len(receiver.asked)
+            relay.run_once()
+            tries += [clock() - began] * (receiver.asked[before:].count("a"))
+            clock.advance(1)
+        assert tries == [3_000, 6_000, 12_000, 24_000, 48_000, 96_000, 156_000]
+        assert receiver.got == ["b"]
+        (kept,) = store.by_key("a")
+        assert (kept.state, kept.tries, kept.error) == (State.FAILED, 7, "not that one")
+        assert (relay.counts.given_up, store.standing().failed_share) == (1, 0.5)
+        receiver.says = {}
+        assert store.retry([kept.id]) == 1
+        relay.run_once()
+        assert receiver.got == ["b", "a"]
+
+    def test_what_is_not_taken_yet_is_tried_until_it_is_too_old(
+        self, engine: sa.Engine, store: OutboxStore, receiver: Receiver, clock: ManualClock
+    ) -> None:
+        add(engine, receiver, "a")
+        receiver.says = {"a": LATER}
+        relay = relay_of(store, receiver, max_tries=2, max_age=timedelta(minutes=5))
+        for _ in range(299):
+            relay.run_once()
+            clock.advance(1)
+        assert store.by_key("a")[0].state is State.UNSENT
+        clock.advance(60)
+        relay.run_once()
+        assert store.by_key("a")[0].state is State.FAILED
+
+    def test_after_failures_in_a_row_it_rests_and_another_takes_over(
+        self, engine: sa.Engine, store: OutboxStore, receiver: Receiver, clock: ManualClock
+    ) -> None:
+        add(engine, receiver, "a")
+        clock.advance(3)
+        receiver.says = {"a": AWAY}
+        first, second = relay_of(store, receiver), relay_of(store, receiver)
+        pauses = [first.run_once() for _ in range(MOST_FAILURES)]
+        assert pauses == [IDLE_S] * (MOST_FAILURES - 1) + [REST_S]
+        assert first.counts.failed_passes == MOST_FAILURES
+        receiver.says = {}
+        assert (second.run_once(), receiver.got) == (0.0, ["a"])
+        assert first.run_once() == IDLE_S  # it competes again, and finds the other one at work
+
+    def test_one_works_until_its_lease_ends(
+        self, engine: sa.Engine, store: OutboxStore, receiver: Receiver, clock: ManualClock
+    ) -> None:
+        first, second = relay_of(store, receiver), relay_of(store, receiver)
+        assert first.run_once() == IDLE_S
+        add(engine, receiver, "a")
+        clock.advance(LEASE.total_seconds())
+        assert (second.run_once(), receiver.got) == (IDLE_S, [])
+        clock.advance(0.001)
+        assert (second.run_once(), receiver.got) == (0.0, ["a"])
+
+    def test_a_message_of_one_line_that_is_not_taken_holds_its_followers_only(
+        self, engine: sa.Engine, store: OutboxStore, receiver: Receiver, clock: ManualClock
+    ) -> None:
+        add(engine, receiver, "a1", "a2", "a3", order_key="a")
+        add(engine, receiver, "b1", "b2", order_key="b")
+        add(engine, receiver, "c")
+        clock.advance(3)
+        receiver.says = {"a1": REFUSED}
+        relay = relay_of(store, receiver, max_tries=2)
+        relay.run_once()
+        assert sorted(receiver.got) == ["b1", "b2", "c"]
+        assert not {"a2", "a3"} & set(receiver.asked)
+        for _ in range(10):
+            clock.advance(1)
+            relay.run_once()
+        (given_up,) = store.given_up(10)
+        assert (given_up.key, given_up.state) == ("a1", State.FAILED)
+        clock.advance(120)
+        relay.run_once()
+        assert not {"a2", "a3"} & set(receiver.asked)  # they wait for a decision
+        assert store.discard([given_up.id]) == 1
+        clock.advance(120)
+        relay.run_once()
+        assert receiver.got[3:] == ["a2", "a3"]
+
+    def test_a_line_goes_on_although_its_followers_fill_the_page(
+        self, engine: sa.Engine, store: OutboxStore, receiver: Receiver, clock: ManualClock
+    ) -> None:
+        add(engine, receiver, *(f"k{number:03}" for number in range(600)), order_key="one")
+        receiver.says = {"k000": LATER}
+        relay = relay_of(store, receiver)
+        relay.run_once()
+        assert receiver.got == []
+        receiver.says = {}
+        clock.advance(60)
+        while relay.run_once() == 0.0:
+            pass
+        assert receiver.got == [f"k{number:03}" for number in range(600)]
+
+    def test_one_refused_message_among_others_that_are_away_is_no_reason_to_rest(
+        self, engine: sa.Engine, store: OutboxStore, receiver: Receiver, clock: ManualClock
+    ) -> None:
+        add(engine, receiver, "a", "b")
+        clock.advance(3)
+        receiver.says = {"a": AWAY}
+        relay = relay_of(store, receiver)
+        assert relay.run_once() == 0.0
+        assert receiver.got == ["b"]
+        assert relay.run_once() == IDLE_S  # "a" comes later
+        assert relay.counts.failed_passes == 0
+
+
+def test_cleaning_deletes_what_was_sent_and_nothing_else(
+    engine: sa.Engine, store: OutboxStore, receiver: Receiver, clock: ManualClock
+) -> None:
+    add(engine, receiver, "old", "refused", "late")
+    receiver.says = {"refused": REFUSED, "late": LATER}
+    clock.advance(3)
+    relay_of(store, receiver, max_tries=1).run_once()
+    clock.advance(8 * 86_400)
+    add(engine, receiver, "new")
+    clock.advance(3)
+    relay_of(store, receiver, max_age=timedelta(days=30)).run_once()
+    assert store.clean(timedelta(days=7)) == 1
+    assert [key for key in ("old", "refused", "late", "new") if store.by_key(key)] == ["refused", "late", "new"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"key": ""}, "key has 0 characters: give 1 to 128"),
+        ({"key": "k" * 129}, "key has 129 characters"),
+        ({"key": "k", "order_key": "k" * 129}, "order_key has 129 characters"),
+        ({"key": 7}, "is no str"),
+    ],
+)
+def test_what_could_never_be_sent_is_refused_at_once(fields: dict[str, Any], sentence: str) -> None:
+    box = tmc.Outbox(sa.create_engine("sqlite://"), Receiver(), direct=False)
+    with pytest.raises(tmc.InvalidRequest, match=sentence):
+        box.add(Session(), TOPIC, {}, **fields)
+
+
+def test_mistakes_get_one_sentence(tmp_path) -> None:
+    with pytest.raises(tmc.InvalidRequest, match="takes a blocking engine"):
+        tmc.Outbox(create_async_engine("sqlite+aiosqlite://"), Receiver())  # type: ignore[arg-type]
+    blank = sa.create_engine(f"sqlite:///{tmp_path}/blank.db")
+    with pytest.raises(tmc.InvalidRequest, match="not Connection"), blank.connect() as connection:
+        tmc.Outbox(blank, Receiver()).add(connection, TOPIC, {}, key="k")  # type: ignore[arg-type]
+    with pytest.raises(tmc.InvalidRequest, match=r"no table tmc_outbox .*tmc.create_tables"):
+        OutboxStore(blank).hold("me", 1)
+    blank.dispose()

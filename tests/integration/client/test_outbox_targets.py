@@ -1,0 +1,206 @@
+"""Where an outbox sends to: the center, RabbitMQ without one, and the outbox as the fallback of transaction blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+import tmc_client as tmc
+from tests.support.center import RunningCenter
+from tests.support.eventually import eventually
+from tests.support.rabbitmq import RabbitMQ
+from tmc_client import aio
+from tmc_client.outbox.center_target import CenterTarget
+from tmc_client.outbox.entries import Entry, Failure, Trouble
+from tmc_client.tables import ledger
+
+
+@pytest.fixture
+def business(tmp_path: Path) -> Iterator[sa.Engine]:
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
+    tmc.create_tables(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCenter]:
+    with RunningCenter(f"sqlite:///{tmp_path_factory.mktemp('outbox')}/c.db") as made:
+        yield made
+
+
+@pytest.fixture
+def center(running: RunningCenter) -> Iterator[tmc.Center]:
+    with tmc.connect(running.address, app="orders", key=running.keys["orders"]) as made:
+        yield made
+
+
+def entry(key: str, **changes: Any) -> Entry:
+    values: dict[str, Any] = {"topic": "order.paid", "order_key": "", "line": "", "body": b"{}", "headers": {}}
+    values |= {"content_type": "application/json", "delay_ms": 0, "attempt_id": os.urandom(16), "created_ms": 1}
+    return Entry(id=1, key=key, **(values | changes))
+
+
+def troubles(found: Any) -> list[Trouble | None]:
+    return [failure.trouble if isinstance(failure, Failure) else None for failure in found]
+
+
+class TestTheCenter:
+    def test_a_message_that_is_sent_twice_is_one(self, running: RunningCenter, center: tmc.Center) -> None:
+        target, message = CenterTarget(center.producer), entry("twice")
+        assert list(target.send([message, message])) == [None, None]
+        assert list(target.send([message])) == [None]
+        assert running.detail("order.paid", "twice").message.key == "twice"
+
+    def test_what_it_says(self, center: tmc.Center) -> None:
+        target = CenterTarget(center.producer)
+        center.prepare("order.paid", {}, key="open")
+        found = target.send([entry("fine"), entry("k", topic="nowhere"), entry("open"), entry("", body=b"")])
+        assert troubles(found) == [None, Trouble.REFUSED, Trouble.LATER, Trouble.REFUSED]
+
+    def test_away(self) -> None:
+        with tmc.connect("127.0.0.1:1", app="orders", timeout=timedelta(seconds=1)) as nobody:
+            target = CenterTarget(nobody.producer)
+            assert troubles(target.send([entry("a"), entry("b")])) == [Trouble.AWAY] * 2
+        assert troubles(target.send([entry("a")])) == [Trouble.AWAY]  # the connection is closed
+
+
+class TestTheFallback:
+    def test_a_block_commits_while_the_center_is_away(
+        self, business: sa.Engine, running: RunningCenter, center: tmc.Center
+    ) -> None:
+        short = timedelta(milliseconds=200)
+        with tmc.connect("127.0.0.1:1", app="orders") as nobody:
+            box = tmc.Outbox(business, center, direct=False, untouched=timedelta(0))
+            with Session(business) as session, nobody.transaction(session, prepare_timeout=short, fallback=box) as tx:
+                tx.send("order.paid", {"n": 1}, key="meanwhile")
+        with business.connect() as connection:
+            assert connection.execute(sa.select(ledger)).all() == []
+        assert box.store.standing().unsent == 1
+        assert box.relay().run_once() == 0.0
+        assert running.detail("order.paid", "meanwhile").message.key == "meanwhile"
+
+    def test_of_an_asyncio_block(self, business: sa.Engine, center: tmc.Center) -> None:
+        box = tmc.Outbox(business, center, direct=False)
+
+        async def story() -> None:
+            engine = create_async_engine(business.url.set(drivername="sqlite+aiosqlite"))
+            short = timedelta(milliseconds=200)
+            async with aio.connect("127.0.0.1:1", app="orders") as nobody:
+                async with (
+                    AsyncSession(engine) as session,
+                    nobody.transaction(session, prepare_timeout=short, fallback=box) as tx,
+                ):
+                    tx.send("order.paid", {"n": 1}, key="async")
+            await engine.dispose()
+
+        asyncio.run(story())
+        assert [kept.key for kept in box.store.by_key("async")] == ["async"]
+
+    def test_what_the_center_refuses_is_refused(self, business: sa.Engine, center: tmc.Center) -> None:
+        box = tmc.Outbox(business, center, direct=False)
+        with (
+            pytest.raises(tmc.NotFound),
+            Session(business) as session,
+            center.transaction(session, fallback=box) as tx,
+        ):
+            tx.send("nowhere", {}, key="k")
+        assert box.store.standing().unsent == 0
+
+    def test_a_message_that_was_prepared_before_the_center_went_away_is_sent_once(
+        self, business: sa.Engine, running: RunningCenter, center: tmc.Center
+    ) -> None:
+        """The first attempt is rolled back, then the one of the outbox takes its key."""
+        first = center.prepare("order.paid", {"n": 1}, key="half")
+        box = tmc.Outbox(business, center, direct=False, untouched=timedelta(0))
+        with Session(business) as session, session.begin():
+            box.add(session, "order.paid", {"n": 1}, key="half")
+        relay = box.relay()
+        relay.run_once()
+        assert box.store.standing().unsent == 1
+        center.rollback(first)
+        (waiting,) = box.store.by_ids([1])
+        box.store.later([waiting], 0)
+        assert relay.run_once() == 0.0
+        assert box.store.standing().sent == 1
+
+
+@pytest.fixture
+def queue(rabbitmq: RabbitMQ) -> Callable[[], list[Any]]:
+    """Reads what is in the queue `order.paid`."""
+
+    def read() -> list[Any]:
+        connection = rabbitmq.connect()
+        channel = connection.channel()
+        channel.queue_declare("order.paid", durable=True)
+        found = []
+        while (message := channel.basic_get("order.paid", auto_ack=True))[0] is not None:
+            found.append(message)
+        connection.close()
+        return found
+
+    read()
+    return read
+
+
+@pytest.mark.services
+class TestRabbitMQ:
+    def test_messages_arrive_with_all_that_was_said(self, rabbitmq: RabbitMQ, queue: Callable[[], list[Any]]) -> None:
+        target = tmc.RabbitTarget(rabbitmq.url)
+        message = entry("k-1", body=b"body", headers={"trace": "t", "CC": "elsewhere"}, order_key="one")
+        assert list(target.send([message, *(entry(f"k{number}") for number in range(600))])) == [None] * 601
+        (_, properties, body), *others = queue()
+        assert (body, properties.content_type, properties.type) == (b"body", "application/json", "order.paid")
+        assert properties.headers == {
+            "trace": "t",
+            "tmc-user-CC": "elsewhere",
+            "tmc-key": "k-1",
+            "tmc-order-key": "one",
+        }
+        assert (properties.message_id, properties.delivery_mode) == (message.attempt_id.hex(), 2)
+        assert len(others) == 600
+        target.close()
+
+    def test_without_a_queue_it_is_refused(self, rabbitmq: RabbitMQ, queue: Callable[[], list[Any]]) -> None:
+        target = tmc.RabbitTarget(rabbitmq.url, routing_key=lambda entry: entry.key)
+        found = target.send([entry("order.paid"), entry("no.such.queue"), entry("order.paid")])
+        assert troubles(found) == [None, Trouble.REFUSED, None]
+        assert isinstance(found[1], Failure)
+        assert found[1].error == "No queue is bound to exchange '' for routing key 'no.such.queue'."
+        assert len(queue()) == 2
+        target.close()
+
+    def test_an_exchange_that_is_not_there_takes_nothing_and_the_next_page_is_sent(
+        self, rabbitmq: RabbitMQ, queue: Callable[[], list[Any]]
+    ) -> None:
+        absent = tmc.RabbitTarget(rabbitmq.url, exchange="no.such.exchange")
+        assert troubles(absent.send([entry("a"), entry("b")])) == [Trouble.AWAY] * 2
+        absent.close()
+        target = tmc.RabbitTarget(rabbitmq.url)
+        assert list(target.send([entry("c")])) == [None]
+        target.close()
+
+    def test_away(self) -> None:
+        target = tmc.RabbitTarget("amqp://guest:guest@127.0.0.1:1/")
+        found = target.send([entry("a")])
+        assert troubles(found) == [Trouble.AWAY]
+        target.close()
+
+    def test_after_a_lost_connection_the_next_page_opens_another(
+        self, rabbitmq: RabbitMQ, queue: Callable[[], list[Any]]
+    ) -> None:
+        target = tmc.RabbitTarget(rabbitmq.url)
+        assert list(target.send([entry("a")])) == [None]
+        rabbitmq.control("close_all_connections", "test")
+        eventually(lambda: list(target.send([entry("b")])) == [None])
+        assert len(queue()) >= 2
+        target.close()

@@ -1,0 +1,210 @@
+"""The outbox: a table in the business database. A message is written in the business transaction and sent after its commit.
+
+It is sent directly by the process that committed it, and otherwise by a relay, again and again until the target has
+taken it. Nothing else is needed at the time of the transaction: neither the center nor a broker.
+
+    outbox = tmc.Outbox(engine, center)
+    with Session(engine) as session:
+        session.add(order)
+        outbox.add(session, "order.paid", {"order": 7}, key="paid-7")
+        session.commit()
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session, SessionTransaction, registry, scoped_session
+
+from tmc_client import errors
+from tmc_client.center import Center
+from tmc_client.codecs import Topic
+from tmc_client.connection import watch_forks
+from tmc_client.outbox.center_target import CenterTarget
+from tmc_client.outbox.direct import DirectSending
+from tmc_client.outbox.entries import Entry, Target, line_of
+from tmc_client.outbox.relay import LEASE, Limits, Relay
+from tmc_client.outbox.store import OutboxStore, columns_of, now_ms
+from tmc_client.producer import publish_request
+from tmc_client.tables import outbox as table
+from tmc_common.protocol import message_pb2
+
+T = TypeVar("T")
+UNTOUCHED = timedelta(seconds=3)  # a relay leaves a message to its direct send that long
+_LONGEST = 128
+_KEY = "tmc_outbox"
+
+
+class _Row:
+    """Mapped to the table, so that the session writes it with the user's own objects."""
+
+    id: int
+
+
+registry().map_imperatively(_Row, table)
+
+
+class Outbox:
+    """engine: a blocking one of the business database, also in asyncio programs.  target: a Center, or another target.
+
+    direct: send after the commit, and not by relays only.  untouched: how long a relay leaves a message to that.
+    limits: when a message is given up.  lease: after which time another relay takes over from one that died.
+    on_given_up: called by the relay with messages that became FAILED, and why.
+    """
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        target: Center | Target,
+        *,
+        direct: bool = True,
+        untouched: timedelta = UNTOUCHED,
+        limits: Limits | None = None,
+        lease: timedelta = LEASE,
+        on_given_up: Callable[[Sequence[Entry], str], None] = lambda _entries, _error: None,
+    ) -> None:
+        """Raises InvalidRequest if `engine` is not a blocking one."""
+        if not isinstance(engine, sa.Engine) or engine.dialect.is_async:
+            raise errors.InvalidRequest(
+                f"tmc.Outbox() takes a blocking engine of the business database, not {type(engine).__name__}; sessions "
+                "may be AsyncSessions."
+            )
+        self.store = OutboxStore(engine)
+        self._target = CenterTarget(target.producer) if isinstance(target, Center) else target
+        self._untouched_ms = round(untouched.total_seconds() * 1000)
+        self._limits = limits or Limits()
+        self._lease = lease
+        self._on_given_up = on_given_up
+        self._direct = DirectSending(self.store, self._target) if direct else None
+        self._relay: Relay | None = None
+        self._thread: threading.Thread | None = None
+        watch_forks(self)
+
+    def after_fork(self) -> None:
+        """See connection.ForkAware: the parent's relay runs on there."""
+        self._relay = self._thread = None
+
+    def add(
+        self,
+        session: Session | AsyncSession | scoped_session[Session],
+        topic: Topic[T] | str,
+        body: T,
+        *,
+        key: str,
+        order_key: str = "",
+        headers: Mapping[str, str] | None = None,
+        delay: timedelta = timedelta(0),
+    ) -> None:
+        """Write a message with the next flush of this session: it is sent if and only if its transaction commits.
+
+        order_key: messages of a topic with the same one are sent one after another, in the order of their ids.
+        Raises InvalidRequest, CodecError.
+        """
+        request = publish_request(topic, body, key=key, order_key=order_key, headers=headers, delay=delay)
+        for name, value in (("topic", request.topic), ("key", request.key), ("order_key", request.order_key)):
+            if len(value) > _LONGEST or not (value or name == "order_key"):
+                raise errors.InvalidRequest(f"{name} has {len(value)} characters: give 1 to {_LONGEST}.", field=name)
+        self.add_request(session, request)
+
+    def add_request(
+        self, session: Session | AsyncSession | scoped_session[Session], request: message_pb2.PublishRequest
+    ) -> None:
+        """As `add`, of a message in the center's form."""
+        blocking = _blocking(session)
+        now, line = now_ms(), line_of(request.topic, request.order_key)
+        values = columns_of(request, line, created_ms=now, due_ms=now if line else now + self._untouched_ms)
+        row = _Row()
+        for name, value in values.items():
+            setattr(row, name, value)
+        blocking.add(row)
+        blocking.info.setdefault(_KEY, []).append((self, row, request, now))
+
+    def committed(self, entries: Sequence[Entry]) -> None:
+        """These are committed: send them. Messages of an order key are sent by the relay alone, so one after another."""
+        if self._direct is not None:
+            self._direct.send([entry for entry in entries if not entry.line])
+        if self._relay is not None and any(entry.line for entry in entries):
+            self._relay.wake()
+
+    def relay(self) -> Relay:
+        """A relay for a thread or process of your own: call its `run`."""
+        return Relay(self.store, self._target, self._limits, self._lease, self._on_given_up)
+
+    def start(self) -> None:
+        """Run a relay in a thread of this process. Of all relays of this database, one works."""
+        if self._thread is None:
+            self._relay = self.relay()
+            self._thread = threading.Thread(target=self._relay.run, name="tmc-outbox-relay", daemon=True)
+            self._thread.start()
+
+    def flush(self, timeout: timedelta = timedelta(seconds=5)) -> bool:
+        """Wait until the direct sends are done. Returns False on timeout."""
+        return self._direct is None or self._direct.flush(timeout.total_seconds())
+
+    def close(self) -> None:
+        """Finish the direct sends and stop the relay of this process."""
+        if self._direct is not None:
+            self._direct.close()
+        if self._relay is not None and self._thread is not None:
+            self._relay.stop()
+            self._thread.join(10)
+        self._target.close()
+
+    def __enter__(self) -> Outbox:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _blocking(session: object) -> Session:
+    """The Session behind it. Raises InvalidRequest."""
+    if isinstance(session, scoped_session):
+        session = session()
+    if isinstance(session, AsyncSession):
+        session = session.sync_session
+    if not isinstance(session, Session):
+        raise errors.InvalidRequest(f"outbox.add() takes a Session or an AsyncSession, not {type(session).__name__}.")
+    return session
+
+
+@event.listens_for(Session, "after_commit")
+def _after_commit(session: Session) -> None:
+    if _KEY not in session.info or session.in_nested_transaction():
+        return
+    found: dict[Outbox, list[Entry]] = {}
+    for box, row, request, created_ms in session.info.pop(_KEY):
+        state = sa.inspect(row)
+        if state.persistent and state.identity is not None:  # not of a savepoint that was rolled back
+            found.setdefault(box, []).append(_entry(state.identity[0], request, created_ms))
+    for box, entries in found.items():
+        box.committed(entries)
+
+
+@event.listens_for(Session, "after_transaction_end")
+def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is None:
+        session.info.pop(_KEY, None)  # of a transaction that was rolled back
+
+
+def _entry(number: int, request: message_pb2.PublishRequest, created_ms: int) -> Entry:
+    return Entry(
+        id=number,
+        topic=request.topic,
+        key=request.key,
+        order_key=request.order_key,
+        line=line_of(request.topic, request.order_key),
+        body=request.body,
+        content_type=request.content_type,
+        headers=dict(request.headers),
+        delay_ms=request.delay_ms,
+        attempt_id=request.attempt_id,
+        created_ms=created_ms,
+    )

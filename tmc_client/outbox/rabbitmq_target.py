@@ -1,0 +1,248 @@
+"""Send to RabbitMQ without a center: persistent messages with publisher confirms, a page at a time.
+
+A page that is not confirmed in time is sent again, so consumers may get a message twice: `message_id` is the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+import pika
+from pika.exceptions import AMQPError
+
+from tmc_client.connection import watch_forks
+from tmc_client.outbox.entries import Entry, Failure, Trouble
+from tmc_common.amqp import CorkedConnection, give_up
+from tmc_common.headers import ORDER_KEY, to_wire
+
+log = logging.getLogger("tmc_client.outbox")
+
+_TIMEOUT_S = 10.0
+_CLOSE_S = 2.0
+_PERSISTENT = 2
+KEY = "tmc-key"
+"""The header with the message's key; the order key is in `tmc-order-key`."""
+
+
+def _by_topic(entry: Entry) -> str:
+    return entry.topic
+
+
+class RabbitTarget:
+    """entries.Target. url: amqp://...  exchange: "" is the default one, which routes to the queue of that name.
+
+    routing_key: of a message; by default its topic. Needs `tmc-center[rabbitmq]`.
+    """
+
+    def __init__(self, url: str, *, exchange: str = "", routing_key: Callable[[Entry], str] = _by_topic) -> None:
+        self._parameters = pika.URLParameters(url)
+        self._exchange = exchange
+        self._routing_key = routing_key
+        self._reset()
+        watch_forks(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._link: _Link | None = None
+
+    def after_fork(self) -> None:
+        """See connection.ForkAware: the connection is the parent's."""
+        self._reset()
+
+    def send(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
+        """See entries.Target."""
+        with self._lock:
+            link = self._link
+            if link is None or link.ended:
+                link = self._link = _Link(self._parameters)
+            page = _Page([(entry, self._exchange, self._routing_key(entry)) for entry in entries])
+            try:
+                link.opened.result(_TIMEOUT_S)
+                link.publish(page)
+                page.done.result(_TIMEOUT_S)
+            except (AMQPError, FutureTimeout, OSError) as exc:
+                link.close()
+                page.fail(f"RabbitMQ did not confirm: {exc or type(exc).__name__}")
+            return page.outcomes()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._link is not None:
+                self._link.close()
+
+
+class _Page:
+    """Messages on their way. done: all are answered."""
+
+    def __init__(self, messages: Sequence[tuple[Entry, str, str]]) -> None:
+        self.messages = messages
+        self.done: Future[None] = Future()
+        self._open: dict[int, int] = {}  # places by delivery tag
+        self._returned: set[str] = set()
+        self._failures: dict[int, Failure] = {}
+        self._lock = threading.RLock()  # the sender gives up in its thread, answers come in the connection's
+
+    def sent(self, place: int, tag: int) -> None:
+        with self._lock:
+            self._open[tag] = place
+
+    def returned(self, message_id: str) -> None:
+        """No queue got it; its ack follows."""
+        self._returned.add(message_id)
+
+    def answered(self, tag: int, multiple: bool, taken: bool) -> None:
+        with self._lock:
+            for known in [each for each in self._open if each <= tag] if multiple else [tag]:
+                place = self._open.pop(known, None)
+                if place is not None:
+                    self._note(place, taken)
+            if not self._open:
+                self._end()
+
+    def _note(self, place: int, taken: bool) -> None:
+        entry, exchange, routing_key = self.messages[place]
+        if not taken:
+            self._failures[place] = Failure(trouble=Trouble.LATER, error="RabbitMQ did not take it: its queue is full.")
+        elif _message_id(entry) in self._returned:
+            error = f"No queue is bound to exchange {exchange!r} for routing key {routing_key!r}."
+            self._failures[place] = Failure(trouble=Trouble.REFUSED, error=error)
+
+    def fail(self, error: str) -> None:
+        """Those without an answer were not taken."""
+        with self._lock:
+            if self.done.done():
+                return
+            for place in self._open.values() if self._open else range(len(self.messages)):
+                self._failures[place] = Failure(trouble=Trouble.AWAY, error=error)
+            self._end()
+
+    def _end(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def outcomes(self) -> Sequence[Failure | None]:
+        with self._lock:
+            return [self._failures.get(place) for place in range(len(self.messages))]
+
+
+class _Link:
+    """One connection with one channel, in a thread of its own. opened: fails if it cannot be opened."""
+
+    def __init__(self, parameters: pika.connection.Parameters) -> None:
+        self.opened: Future[None] = Future()
+        self.ended = False
+        self._page: _Page | None = None
+        self._tag = 0
+        self._channel: Any = None
+        self._connection = CorkedConnection(
+            parameters,
+            on_open_callback=lambda opened: opened.channel(on_open_callback=self._on_channel),
+            on_open_error_callback=lambda _connection, error: self._end(error),
+            on_close_callback=lambda _connection, reason: self._end(reason),
+        )
+        self._lock = threading.Lock()
+        self._loop_ended = False
+        self._thread = threading.Thread(target=self._run, name="tmc-outbox-rabbitmq", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._connection.ioloop.start()
+        except Exception as exc:  # noqa: BLE001 - the page that waits gets it
+            self._end(exc)
+        finally:
+            with self._lock:
+                self._loop_ended = True
+            self._connection.ioloop.close()
+
+    def _on_channel(self, channel: Any) -> None:
+        self._channel = channel
+        channel.add_on_return_callback(self._on_return)
+        channel.add_on_close_callback(self._on_channel_closed)
+        channel.confirm_delivery(self._on_confirm, callback=self._on_confirming)
+
+    def _on_confirming(self, _frame: Any) -> None:
+        if not self.opened.done():
+            self.opened.set_result(None)
+
+    def publish(self, page: _Page) -> None:
+        """From any thread."""
+        if not self._in_loop(lambda: self._publish(page)):
+            page.fail("RabbitMQ closed the connection.")
+
+    def _in_loop(self, work: Callable[[], None]) -> bool:
+        """Run it in the connection's thread. Returns False: that has ended."""
+        with self._lock:
+            if not self._loop_ended:
+                self._connection.ioloop.add_callback_threadsafe(work)
+            return not self._loop_ended
+
+    def _publish(self, page: _Page) -> None:
+        self._page = page
+        if self.ended:
+            page.fail("RabbitMQ closed the connection.")
+            return
+        for place in range(len(page.messages)):
+            self._tag += 1
+            page.sent(place, self._tag)
+        with self._connection.corked():
+            for entry, exchange, routing_key in page.messages:
+                self._channel.basic_publish(exchange, routing_key, entry.body, _properties(entry), mandatory=True)
+
+    def _on_confirm(self, frame: Any) -> None:
+        if self._page is not None:
+            method = frame.method
+            self._page.answered(method.delivery_tag, method.multiple, isinstance(method, pika.spec.Basic.Ack))
+
+    def _on_return(self, _channel: Any, _method: Any, properties: Any, _body: bytes) -> None:
+        if self._page is not None:
+            self._page.returned(properties.message_id)
+
+    def _on_channel_closed(self, _channel: Any, reason: Any) -> None:
+        """By the broker, for what it does not accept; or because the connection is closing."""
+        self._fail(reason)
+        self._close()
+
+    def _end(self, reason: Any) -> None:
+        self._fail(reason)
+        self._connection.ioloop.stop()
+
+    def _fail(self, reason: Any) -> None:
+        self.ended = True
+        error = reason if isinstance(reason, AMQPError) else AMQPError(str(reason))
+        if not self.opened.done():
+            self.opened.set_exception(error)
+        if self._page is not None:
+            self._page.fail(f"RabbitMQ closed the connection: {reason}")
+
+    def close(self) -> None:
+        """From any thread."""
+        self._in_loop(self._close)
+        self._thread.join(_CLOSE_S * 2)
+
+    def _close(self) -> None:
+        if not (self._connection.is_closed or self._connection.is_closing):
+            give_up(self._connection, _CLOSE_S)
+
+
+def _message_id(entry: Entry) -> str:
+    return entry.attempt_id.hex()
+
+
+def _properties(entry: Entry) -> pika.BasicProperties:
+    headers = {**to_wire(entry.headers), KEY: entry.key}
+    if entry.order_key:
+        headers[ORDER_KEY] = entry.order_key
+    return pika.BasicProperties(
+        content_type=entry.content_type,
+        headers=headers,
+        delivery_mode=_PERSISTENT,
+        message_id=_message_id(entry),
+        timestamp=entry.created_ms // 1_000,
+        type=entry.topic,
+    )

@@ -1,0 +1,196 @@
+"""The relay: sends what is committed and was not sent directly. Several may run; one of them works.
+
+It holds a lease in the database. One that stops, or fails several times in a row, leaves the work to another: nobody
+who fails keeps it. A relay that loses its lease while it sends may send what its successor sends too; the center stores
+such a message once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from tmc_client import errors
+from tmc_client.outbox.entries import Entry, Failure, Target, Trouble
+from tmc_client.outbox.store import OutboxStore
+
+log = logging.getLogger("tmc_client.outbox")
+
+PAGE = 500
+LEASE = timedelta(seconds=10)
+IDLE_S = 1.0
+REST_S = 60.0
+MOST_FAILURES = 5  # passes in a row
+_FIRST_PAUSE_MS = 3_000
+_LONGEST_PAUSE_MS = 60_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When a message is given up: refused so often, or not sent at this age."""
+
+    max_tries: int = 10
+    max_age: timedelta = timedelta(days=7)
+
+
+@dataclass(kw_only=True)
+class RelayCounts:
+    """Since the start. passes: that did something or failed.  later: attempts that are repeated."""
+
+    passes: int = 0
+    failed_passes: int = 0
+    sent: int = 0
+    later: int = 0
+    given_up: int = 0
+
+
+class Relay:
+    """One of several. lease: how long another one waits for it if it dies.  on_given_up: see Outbox."""
+
+    def __init__(
+        self,
+        store: OutboxStore,
+        target: Target,
+        limits: Limits,
+        lease: timedelta = LEASE,
+        on_given_up: Callable[[Sequence[Entry], str], None] = lambda _entries, _error: None,
+    ) -> None:
+        self._store = store
+        self._target = target
+        self._limits = limits
+        self._lease_ms = _ms(lease)
+        self._on_given_up = on_given_up
+        self.name = f"{socket.gethostname()[:20]}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self.counts = RelayCounts()
+        self._failures = 0
+        self._woken = threading.Event()
+        self._stopping = False
+
+    def run(self) -> None:
+        """Until `stop`."""
+        while not self._stopping:
+            pause_s = self.run_once()
+            if pause_s:
+                self._woken.wait(pause_s)
+            self._woken.clear()
+        self._leave()
+
+    def stop(self) -> None:
+        """End `run` after the pass it is in."""
+        self._stopping = True
+        self._woken.set()
+
+    def wake(self) -> None:
+        """There is something to do."""
+        self._woken.set()
+
+    def run_once(self) -> float:
+        """One pass. Returns: seconds until the next one."""
+        try:
+            now = self._store.hold(self.name, self._lease_ms)
+            if now is None:
+                return IDLE_S
+            moved = self._one_pass(now)
+        except (errors.TmcError, TargetAway) as exc:
+            log.warning("the outbox could not be sent: %s", exc)
+            return self._failed()
+        except Exception:  # of a target: nobody dies with the duty
+            log.warning("the outbox could not be sent", exc_info=True)
+            return self._failed()
+        self._failures = 0
+        self.counts.passes += int(moved)
+        return 0.0 if moved else IDLE_S
+
+    def _failed(self) -> float:
+        """After several failures in a row another one works. Returns: the pause, seconds."""
+        self._failures += 1
+        self.counts.passes += 1
+        self.counts.failed_passes += 1
+        if self._failures < MOST_FAILURES:
+            return IDLE_S
+        self._failures = 0
+        self._leave()
+        return REST_S
+
+    def _leave(self) -> None:
+        try:
+            self._store.let_go(self.name)
+        except errors.Unavailable as exc:  # the lease ends by itself
+            log.warning("the lease of the outbox could not be returned: %s", exc)
+
+    def _one_pass(self, now: int) -> bool:
+        """A page of due messages, in rounds: of an order key, each round has one message. Returns: something moved."""
+        page, began, moved = self._store.due(now, PAGE), time.monotonic(), False
+        while page and (ready := self._in_turn(page, now)):
+            moved |= self._send(ready, now)
+            if time.monotonic() - began > self._lease_ms / 3_000:
+                break  # the lease is renewed before the next pass
+            sent = {entry.id for entry in ready}
+            page = [entry for entry in page if entry.line and entry.id not in sent]
+        return moved
+
+    def _send(self, ready: Sequence[Entry], now: int) -> bool:
+        """Returns: something was sent or given up."""
+        failures = self._target.send(ready)
+        outcomes = list(zip(ready, failures, strict=True))
+        taken = [entry for entry, failure in outcomes if failure is None]
+        if taken:
+            self._store.sent([entry.id for entry in taken], direct=False)
+            self.counts.sent += len(taken)
+        away = next((failure for failure in failures if failure is not None and failure.trouble is Trouble.AWAY), None)
+        if away is not None and not taken:
+            raise TargetAway(away.error)
+        moved = bool(taken)
+        for entry, failure in outcomes:
+            if failure is not None:
+                moved |= self._not_taken(entry, failure, now)
+        return moved
+
+    def _in_turn(self, page: Sequence[Entry], now: int) -> list[Entry]:
+        """Those that need not wait for an earlier message of their order key. The others come after that one's time."""
+        lines = {entry.line for entry in page if entry.line}
+        heads = self._store.heads(lines) if lines else {}
+        ready: list[Entry] = []
+        blocked: dict[int, list[Entry]] = {}
+        for entry in page:
+            head = heads.get(entry.line)
+            if not entry.line or (head is not None and head.id == entry.id):
+                ready.append(entry)
+            elif head is not None and (head.due_ms is None or head.due_ms > now):
+                blocked.setdefault(head.due_ms or now + _LONGEST_PAUSE_MS, []).append(entry)
+        for due_ms, entries in blocked.items():
+            self._store.later(entries, due_ms)
+        there = {entry.id for entry in page}
+        beyond = [head.id for head in heads.values() if head.id not in there and 0 < (head.due_ms or 0) <= now]
+        return ready + self._store.by_ids(beyond)
+
+    def _not_taken(self, entry: Entry, failure: Failure, now: int) -> bool:
+        """Returns: it was given up."""
+        refused = failure.trouble is Trouble.REFUSED
+        age_ms = now - entry.created_ms
+        if (refused and entry.tries + 1 >= self._limits.max_tries) or age_ms >= _ms(self._limits.max_age):
+            self._store.failed([entry], failure.error)
+            self.counts.given_up += 1
+            log.error("message %s of %s is given up: %s", entry.key, entry.topic, failure.error)
+            self._on_given_up([entry], failure.error)
+            return True
+        pause_ms = _FIRST_PAUSE_MS << min(entry.tries, 10) if refused else age_ms // 4
+        due_ms = now + min(_LONGEST_PAUSE_MS, max(_FIRST_PAUSE_MS, pause_ms))
+        self._store.later([entry], due_ms, failure.error, tries=int(refused))
+        self.counts.later += 1
+        return False
+
+
+class TargetAway(Exception):
+    """The target took nothing."""
+
+
+def _ms(value: timedelta) -> int:
+    return round(value.total_seconds() * 1000)

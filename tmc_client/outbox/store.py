@@ -1,0 +1,288 @@
+"""The outbox's SQL: which messages are due, what became of them, and which relay works."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from tmc_client import errors
+from tmc_client.outbox.entries import Entry, State
+from tmc_client.tables import outbox as table
+from tmc_client.tables import outbox_relay as relay
+from tmc_client.tables import raise_if_lacking
+
+_UNSENT = table.c.state == int(State.UNSENT)
+_CLOCKS = {
+    "sqlite": "CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)",
+    "mysql": "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)",
+    "mariadb": "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)",
+    "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
+}
+_PAGE = 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """How an outbox stands. sent_directly: of those sent.  oldest_unsent_ms: when it was added, milliseconds since the
+    epoch; None: all is sent.
+    """
+
+    unsent: int
+    sent: int
+    sent_directly: int
+    failed: int
+    oldest_unsent_ms: int | None
+
+    @property
+    def direct_share(self) -> float:
+        """0 to 1; 0: nothing was sent."""
+        return self.sent_directly / self.sent if self.sent else 0.0
+
+    @property
+    def failed_share(self) -> float:
+        """0 to 1, of all that is sent or given up."""
+        closed = self.sent + self.failed
+        return self.failed / closed if closed else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """The first of a line. due_ms: None: it was given up, and everything behind it waits."""
+
+    id: int
+    due_ms: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A message as the table has it. Times: milliseconds since the epoch; None: not sent."""
+
+    id: int
+    topic: str
+    key: str
+    order_key: str
+    state: State
+    tries: int
+    created_ms: int
+    sent_ms: int | None
+    direct: bool
+    error: str
+
+
+class OutboxStore:
+    """Raises Unavailable if the database does not answer. engine: of the business database.
+
+    clock: milliseconds since the epoch, for tests; by default the database's.
+    """
+
+    def __init__(self, engine: sa.Engine, clock: Callable[[], int] | None = None) -> None:
+        self.engine = engine
+        self._clock = clock
+
+    @contextmanager
+    def _reading(self) -> Iterator[sa.Connection]:
+        """Raises Unavailable; InvalidRequest if our tables are missing."""
+        with self._translated(), self.engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[sa.Connection]:
+        """One transaction. Raises as `_reading`."""
+        with self._translated(), self.engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sa.exc.DBAPIError as exc:
+            raise_if_lacking(exc, self.engine, table, relay)
+            raise errors.Unavailable(f"The database of this outbox does not answer: {exc.orig}") from exc
+
+    def now(self) -> int:
+        """Milliseconds since the epoch."""
+        with self._reading() as connection:
+            return self._now(connection)
+
+    def _now(self, connection: sa.Connection) -> int:
+        expression = _CLOCKS.get(self.engine.dialect.name)
+        if self._clock is not None:
+            return self._clock()
+        if expression is None:
+            return now_ms()
+        return int(connection.exec_driver_sql(f"SELECT {expression}").scalar_one())
+
+    def hold(self, owner: str, lease_ms: int) -> int | None:
+        """Become or stay the relay that works, for `lease_ms`. Returns: the time; None: another one works."""
+        with self._writing() as connection:
+            now = self._now(connection)
+            free = sa.or_(relay.c.owner == owner, relay.c.until_ms < now)
+            mine = relay.update().where(relay.c.id == 1, free).values(owner=owner, until_ms=now + lease_ms)
+            if connection.execute(mine).rowcount == 1:
+                return now
+            if connection.execute(sa.select(relay.c.id)).one_or_none() is not None:
+                return None
+        with suppress(errors.Unavailable), self._writing() as connection:  # another one may be faster
+            connection.execute(relay.insert().values(id=1, owner=owner, until_ms=now + lease_ms))
+            return now
+        return None
+
+    def let_go(self, owner: str) -> None:
+        """Another relay may work at once."""
+        with self._writing() as connection:
+            connection.execute(relay.update().where(relay.c.owner == owner).values(until_ms=0))
+
+    def due(self, now: int, limit: int) -> list[Entry]:
+        """Unsent messages whose time has come, longest due first."""
+        query = sa.select(table).where(table.c.due_ms <= now).order_by(table.c.due_ms, table.c.id).limit(limit)
+        with self._reading() as connection:
+            return [Entry.of(row) for row in connection.execute(query)]
+
+    def by_ids(self, ids: Sequence[int]) -> list[Entry]:
+        """Those of these messages that are not sent."""
+        if not ids:
+            return []
+        with self._reading() as connection:
+            query = sa.select(table).where(table.c.id.in_(sorted(ids)), _UNSENT).order_by(table.c.id)
+            return [Entry.of(row) for row in connection.execute(query)]
+
+    def heads(self, lines: Iterable[str]) -> Mapping[str, Head]:
+        """The first message of each line that is not sent, by line."""
+        first = (
+            sa.select(table.c.line, sa.func.min(table.c.id).label("id"))
+            .where(table.c.line.in_(sorted(set(lines))))
+            .group_by(table.c.line)
+            .subquery()
+        )
+        query = sa.select(table.c.line, table.c.id, table.c.due_ms).join(first, table.c.id == first.c.id)
+        with self._reading() as connection:
+            return {row.line: Head(id=row.id, due_ms=row.due_ms) for row in connection.execute(query)}
+
+    def sent(self, ids: Sequence[int], *, direct: bool) -> None:
+        """Note that the target took these."""
+        values = {"state": int(State.SENT), "due_ms": None, "line": None, "direct": int(direct), "error": ""}
+        with self._writing() as connection:
+            mine = table.update().where(table.c.id.in_(sorted(ids)), _UNSENT)
+            connection.execute(mine.values(sent_ms=now_ms() if self._clock is None else self._clock(), **values))
+
+    def later(self, entries: Sequence[Entry], due_ms: int, error: str = "", tries: int = 0) -> None:
+        """Try these again at that time. tries: counted on top."""
+        values: dict[str, Any] = {"due_ms": due_ms, "tries": table.c.tries + tries}
+        if error:
+            values["error"] = error[:500]
+        self._change(entries, values)
+
+    def failed(self, entries: Sequence[Entry], error: str) -> None:
+        """Give these up. A line stays behind its message."""
+        values = {"state": int(State.FAILED), "due_ms": None, "tries": table.c.tries + 1, "error": error[:500]}
+        self._change(entries, values)
+
+    def _change(self, entries: Sequence[Entry], values: Mapping[str, Any]) -> None:
+        ids = sorted(entry.id for entry in entries)
+        with self._writing() as connection:
+            connection.execute(table.update().where(table.c.id.in_(ids), _UNSENT).values(**values))
+
+    def standing(self) -> Standing:
+        """Counts by state."""
+        counts = sa.select(table.c.state, table.c.direct, sa.func.count(), sa.func.min(table.c.created_ms))
+        with self._reading() as connection:
+            rows = connection.execute(counts.group_by(table.c.state, table.c.direct)).fetchall()
+        found = {(State(state), bool(direct)): (count, oldest) for state, direct, count, oldest in rows}
+        none = (0, None)
+        directly = found.get((State.SENT, True), none)[0]
+        unsent, oldest = found.get((State.UNSENT, False), none)
+        return Standing(
+            unsent=unsent,
+            sent=directly + found.get((State.SENT, False), none)[0],
+            sent_directly=directly,
+            failed=found.get((State.FAILED, False), none)[0],
+            oldest_unsent_ms=oldest,
+        )
+
+    def by_key(self, key: str) -> list[Kept]:
+        """All messages with this key, in the order in which they were added."""
+        return self._kept(sa.select(table).where(table.c.message_key == key))
+
+    def given_up(self, limit: int) -> list[Kept]:
+        """FAILED messages, the oldest first."""
+        return self._kept(sa.select(table).where(table.c.state == int(State.FAILED)).limit(limit))
+
+    def _kept(self, query: sa.Select[Any]) -> list[Kept]:
+        columns = [column for column in table.c if column.name not in ("body", "headers")]
+        with self._reading() as connection:
+            rows = connection.execute(query.with_only_columns(*columns).order_by(table.c.id))
+            return [
+                Kept(
+                    id=row.id,
+                    topic=row.topic,
+                    key=row.message_key,
+                    order_key=row.order_key,
+                    state=State(row.state),
+                    tries=row.tries,
+                    created_ms=row.created_ms,
+                    sent_ms=row.sent_ms,
+                    direct=bool(row.direct),
+                    error=row.error,
+                )
+                for row in rows
+            ]
+
+    def retry(self, ids: Sequence[int]) -> int:
+        """Try FAILED messages again, with a fresh count. Returns: how many."""
+        values = {"state": int(State.UNSENT), "tries": 0, "due_ms": self.now()}
+        return self._of_failed(table.update().values(**values), ids)
+
+    def discard(self, ids: Sequence[int]) -> int:
+        """Delete FAILED messages; their lines go on behind them. Returns: how many."""
+        return self._of_failed(table.delete(), ids)
+
+    def _of_failed(self, change: Any, ids: Sequence[int]) -> int:
+        which = (table.c.id.in_(sorted(ids)), table.c.state == int(State.FAILED))
+        with self._writing() as connection:
+            return int(connection.execute(change.where(*which)).rowcount)
+
+    def clean(self, older_than: timedelta) -> int:
+        """Delete messages that were sent longer ago than that. Returns: how many."""
+        before = self.now() - round(older_than.total_seconds() * 1000)
+        old = sa.select(table.c.id).where(table.c.state == int(State.SENT), table.c.created_ms < before)
+        removed = 0
+        while True:
+            with self._writing() as connection:
+                ids = connection.execute(old.where(table.c.sent_ms < before).limit(_PAGE)).scalars().all()
+                if not ids:
+                    return removed
+                removed += connection.execute(table.delete().where(table.c.id.in_(ids))).rowcount
+
+
+def columns_of(request: Any, line: str, *, created_ms: int, due_ms: int) -> dict[str, Any]:
+    """The row of a message. request: a PublishRequest."""
+    return {
+        "topic": request.topic,
+        "message_key": request.key,
+        "order_key": request.order_key,
+        "line": line or None,
+        "body": request.body,
+        "content_type": request.content_type,
+        "headers": json.dumps(dict(request.headers)),
+        "delay_ms": request.delay_ms,
+        "attempt_id": request.attempt_id,
+        "state": int(State.UNSENT),
+        "tries": 0,
+        "due_ms": due_ms,
+        "created_ms": created_ms,
+        "sent_ms": None,
+        "direct": 0,
+        "error": "",
+    }
+
+
+def now_ms() -> int:
+    """By this machine's clock, milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
