@@ -414,7 +414,7 @@ class StatementCounter:
 
 @cache
 def migrated_sqlite() -> Path:
-    """A file with empty tables, made once per run: the migrations of 32 shards take longer than most tests."""
+    """A file with empty tables, made once per run."""
     path = Path(tempfile.mkdtemp(prefix="tmc-sqlite-")) / "center.db"
     atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
     database = Database(f"sqlite:///{path}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Annotated, Any
 
@@ -35,13 +36,20 @@ def list_alerts(
         typer.echo(f"    {count}{f'; fingerprint {each.fingerprint}' if each.fingerprint else ''}")
         if each.message_ids:
             typer.echo(f"    {' '.join(each.message_ids)}")
-        if each.fingerprint and not each.resolved_ms:
-            typer.echo(f"    still failed: {_still_failed(each)}")
+        if (command := still_failed(each)) and not each.resolved_ms:
+            typer.echo(f"    still failed: {command}")
 
 
-def _still_failed(alert: Any) -> str:
-    """The command that lists them."""
-    words = ["list-consumptions", alert.topic, "--app", alert.app, "--fingerprint", alert.fingerprint]
+def still_failed(alert: Any) -> str:
+    """The command that lists them; "": this kind of alert is not about failed messages."""
+    if alert.kind == "check failed" and alert.topic:
+        words = ["list-messages", alert.topic, "--state", "check_failed"]
+    elif alert.kind == "delivery failed" and alert.topic and alert.app:
+        words = ["list-consumptions", alert.topic, "--app", alert.app, "--tag", alert.tag]
+        exact = re.fullmatch(r"[0-9a-f]{12}", alert.fingerprint)  # many different errors share an alert without one
+        words += ["--fingerprint", alert.fingerprint] if exact else ["--state", "failed"]
+    else:
+        return ""
     return f"tmc admin {' '.join(map(shlex.quote, words))}"
 
 

@@ -66,6 +66,7 @@ def list_consumptions(
     context: typer.Context,
     topic: _Topic = "",
     app: str = "",
+    tag: str = "",
     state: str = "",
     fingerprint: Annotated[str, typer.Option(help="FAILED with this error.")] = "",
     from_ms: _From = 0,
@@ -80,7 +81,8 @@ def list_consumptions(
     request = admin_pb2.ListConsumptionsRequest(
         topic=topic,
         app=app,
-        state=enum_value(types_pb2.ConsumptionState, "CONSUMPTION_STATE_", state or ("FAILED" if fingerprint else "")),
+        tag=tag,
+        state=enum_value(types_pb2.ConsumptionState, "CONSUMPTION_STATE_", state),
         fingerprint=fingerprint,
         from_ms=from_ms,
         to_ms=to_ms,
@@ -104,12 +106,13 @@ def list_consumptions(
             when(each.due_ms),
             each.topic,
             each.key,
+            each.fingerprint,
             each.last_error,
         )
         for each in answer.consumptions
     ]
-    titles = ("MESSAGE", "SUBSCRIBER", "STATE", "ATTEMPTS", "SUBMITTED", "AGE", "DUE", "TOPIC", "KEY", "LAST ERROR")
-    _print(titles, rows, answer.next_page_token)
+    titles = ("MESSAGE", "SUBSCRIBER", "STATE", "ATTEMPTS", "SUBMITTED", "AGE", "DUE", "TOPIC", "KEY")
+    _print((*titles, "FINGERPRINT", "LAST ERROR"), rows, answer.next_page_token)
 
 
 def _age(created_ms: int) -> str:

@@ -778,7 +778,7 @@ class ListMessagesResponse(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[_message_pb2.Message, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class ListConsumptionsRequest(_message.Message):
-    __slots__ = ("topic", "app", "state", "page_size", "page_token", "from_ms", "to_ms", "newest_first", "older_than_ms", "fingerprint")
+    __slots__ = ("topic", "app", "state", "page_size", "page_token", "from_ms", "to_ms", "newest_first", "older_than_ms", "fingerprint", "tag")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     APP_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -789,6 +789,7 @@ class ListConsumptionsRequest(_message.Message):
     NEWEST_FIRST_FIELD_NUMBER: _ClassVar[int]
     OLDER_THAN_MS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
     topic: str
     app: str
     state: _types_pb2.ConsumptionState
@@ -799,7 +800,8 @@ class ListConsumptionsRequest(_message.Message):
     newest_first: bool
     older_than_ms: int
     fingerprint: str
-    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.ConsumptionState, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., newest_first: bool = ..., older_than_ms: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    tag: str
+    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.ConsumptionState, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., newest_first: bool = ..., older_than_ms: _Optional[int] = ..., fingerprint: _Optional[str] = ..., tag: _Optional[str] = ...) -> None: ...
 
 class ListConsumptionsResponse(_message.Message):
     __slots__ = ("consumptions", "next_page_token")

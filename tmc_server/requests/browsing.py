@@ -60,16 +60,19 @@ class Browsing:
         return _page(rows, span)
 
     async def consumptions(
-        self, topic: str, app: str, state: int, fingerprint: str, wanted: Wanted
+        self, topic: str, app: str, tag: str, state: int, fingerprint: str, wanted: Wanted
     ) -> Listing[ConsumptionView]:
-        """app "": of all subscribers.  fingerprint "": whatever they failed with. Raises InvalidField, TopicUnknown,
-        AppUnknown.
+        """app, tag "": of all subscribers.  fingerprint: FAILED with this error; "": any.
+
+        Raises InvalidField, TopicUnknown, AppUnknown.
         """
+        tag = validation.tag(tag)
         place = self._topic(topic)
         if state not in (0, *map(int, ConsumptionState)):
             raise InvalidField("state", "be one of the consumption states")
-        if fingerprint and state != ConsumptionState.FAILED:
-            raise InvalidField("state", "be FAILED: only such deliveries have a fingerprint")
+        if fingerprint and state not in (0, ConsumptionState.FAILED):
+            raise InvalidField("fingerprint", "be left out: only FAILED deliveries have one")
+        state = ConsumptionState.FAILED if fingerprint else state
         catalog = self._catalog.current
         subscriber = catalog.app_by_id.get(validation.app_id(app, "app")) if app else None
         if app and subscriber is None:
@@ -81,7 +84,11 @@ class Browsing:
         rows = await asyncio.to_thread(
             self._lister.consumptions,
             shards_of(place.table_index, place.spread) if place is not None else _ALL,
-            [each.number for each in all_of_them if subscriber is None or each.app == subscriber.number],
+            {
+                each.number: each.topic
+                for each in all_of_them
+                if (subscriber is None or each.app == subscriber.number) and (not tag or each.tag == tag)
+            },
             ConsumptionState(state) if state else None,
             validation.fingerprint(fingerprint),
             span,

@@ -82,9 +82,12 @@ class Delivery:
     head: Delivery | None = None
 
 
+_END_OF_TIME_S = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
+
+
 def at(ms: int) -> str:
-    """A time for people, to the second."""
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    """A time for people, to the second; what is beyond the year 9999 is the end of that."""
+    return datetime.fromtimestamp(min(ms / 1000, _END_OF_TIME_S), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def explain_message(message: MessageView, topic: Topic, deliveries: int, now: int) -> Explanation | None:

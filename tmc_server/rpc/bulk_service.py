@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from tmc_common.protocol import admin_pb2
 from tmc_server.domain.bulk import BulkItem, Place, Selection
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ids import MessageId
-from tmc_server.domain.numbers import MessageNumber
+from tmc_server.domain.numbers import MessageNumber, SubscriptionNumber
 from tmc_server.domain.ports.bulk import Match
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.bulk import BulkFilter, BulkJobs, BulkReport
+from tmc_server.requests.explanations import at
 from tmc_server.rpc.convert import app_name, subscriber, topic_name
 
 _MOST_NAMES = 3
@@ -106,11 +106,12 @@ def _item(item: BulkItem, catalog: Catalog) -> admin_pb2.BulkItem:
 
 def _in_words(selection: Selection, catalog: Catalog) -> str:
     numbers = sorted({place.subscription for place in selection.places})
-    topics = sorted({topic_name(catalog, place.topic) for place in selection.places})
-    subscribers = sorted({"{} ({})".format(*subscriber(catalog, number)) for number in numbers})
+    topics = sorted({topic_name(catalog, place.topic) or f"topic {place.topic}" for place in selection.places})
+    subscribers = sorted({_subscriber(catalog, number) for number in numbers})
     limits = [
-        f"made at {_time(selection.from_ms)} or later" if selection.from_ms else "",
-        f"made before {_time(selection.to_ms)}" if selection.to_ms else "",
+        f"since {at(selection.as_of_ms)} or longer",
+        f"made at {at(selection.from_ms)} or later" if selection.from_ms else "",
+        f"made before {at(selection.to_ms)}" if selection.to_ms else "",
         f"with fingerprint {selection.fingerprint}" if selection.fingerprint else "",
     ]
     of = f"{selection.state.name} deliveries of {_few(topics, 'topics')} to {_few(subscribers, 'subscribers')}"
@@ -121,8 +122,9 @@ def _few(names: Sequence[str], what: str) -> str:
     return ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} {what}"
 
 
-def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+def _subscriber(catalog: Catalog, number: SubscriptionNumber) -> str:
+    app, tag = subscriber(catalog, number)
+    return f"{app} ({tag})" if app else f"subscription {number}"
 
 
 def _job(report: BulkReport, catalog: Catalog) -> admin_pb2.BulkJob:

@@ -66,7 +66,12 @@ class ReadingServicer:
 
     async def ListConsumptions(self, _actor: str, request: admin_pb2.ListConsumptionsRequest) -> Any:
         page = await self._readings.browsing.consumptions(
-            request.topic, request.app, request.state, request.fingerprint, convert.wanted_from(request)
+            request.topic,
+            request.app,
+            request.tag,
+            request.state,
+            request.fingerprint,
+            convert.wanted_from(request),
         )
         catalog = self._administering.catalog
         topics = [catalog.topics[catalog.subscriptions[view.subscription].topic] for view in page.rows]

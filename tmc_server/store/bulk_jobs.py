@@ -23,10 +23,11 @@ from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.numbers import BulkJobNumber, MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.ports.bulk import Match, NewBulkJob
 from tmc_server.errors import InvalidField
+from tmc_server.store.descriptions import Described, descriptions
 from tmc_server.store.engines import Database, ShardMap, StoreConflict, repeated
 from tmc_server.store.selecting import BEFORE_ALL, page_of
 from tmc_server.store.sql import InsertRows
-from tmc_server.store.tables import audit, bulk_item, bulk_job, bulk_progress, failed, shard_tables
+from tmc_server.store.tables import audit, bulk_item, bulk_job, bulk_progress
 
 _ROWS = 5_000  # matches of one page
 _LONGEST_S = 60.0
@@ -44,6 +45,7 @@ class SqlBulkDesk:
             return self._shards.catalog.now(connection)
 
     def dry_run(self, selection: Selection, most: int, samples: int) -> tuple[int, Sequence[Match]]:
+        is_failed = selection.state is ConsumptionState.FAILED
         total, some, deadline = 0, list[Match](), time.monotonic() + _LONGEST_S
         for place in selection.places:
             after: MessageNumber | None = BEFORE_ALL
@@ -54,7 +56,7 @@ class SqlBulkDesk:
                     page = page_of(connection, selection, place, after, most=_ROWS, now=selection.as_of_ms)
                     total, after = total + len(page.numbers), page.after
                     wanted = page.numbers[: samples - len(some)]
-                    some += [_match(connection, place, number) for number in wanted]
+                    some += [_match(connection, place, number, is_failed) for number in wanted]
         return total, some
 
     def start(self, new: NewBulkJob) -> BulkJob:
@@ -190,26 +192,10 @@ def _note(connection: sa.Connection, now: int, actor: str, action: str, subject:
     _NOTE.run(connection, [{"at_ms": now, "actor": actor, "action": action, "subject": subject, "reason": reason}])
 
 
-def _match(connection: sa.Connection, place: Place, number: MessageNumber) -> Match:
-    attempt = shard_tables(place.shard).attempt
-    newest = (
-        sa.select(attempt.c.error)
-        .where(attempt.c.message_id == number, attempt.c.subscription_no == place.subscription)
-        .order_by(attempt.c.id.desc())
-        .limit(1)
-    )
-    failure = sa.select(failed.c.fingerprint).where(
-        failed.c.shard == place.shard,
-        failed.c.topic_no == place.topic,
-        failed.c.subscription_no == place.subscription,
-        failed.c.message_id == number,
-    )
-    return Match(
-        place=place,
-        number=number,
-        error=connection.execute(newest).scalar() or "",
-        fingerprint=connection.execute(failure).scalar() or "",
-    )
+def _match(connection: sa.Connection, place: Place, number: MessageNumber, is_failed: bool) -> Match:
+    delivery = Described(number=number, subscription=place.subscription, topic=place.topic, failed=is_failed)
+    (said,) = descriptions(connection, place.shard, [delivery]).values()
+    return Match(place=place, number=number, error=said.error, fingerprint=said.fingerprint)
 
 
 def _text(selection: Selection) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -14,6 +14,7 @@ from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import NO_SUBSCRIPTION, MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.ports.reading import Span
 from tmc_server.domain.views import ConsumptionView, MessageView
+from tmc_server.store.descriptions import Described, Description, descriptions
 from tmc_server.store.engines import ShardMap
 from tmc_server.store.rows import consumption_view, heads_of, message_view
 from tmc_server.store.tables import failed, shard_tables
@@ -44,7 +45,7 @@ class Lister:
             if state is MessageState.PREPARED:
                 query = query.where(table.c.due_ms.is_not(None))  # so that an index leads to them
             if state is MessageState.CHECK_FAILED:
-                query = query.where(table.c.id.in_(_failures(shard, [NO_SUBSCRIPTION])))
+                query = query.where(table.c.id.in_(_undecided(shard)))
             return [message_view(shard, row) for row in connection.execute(query.limit(span.limit))]
 
         return self._merged(shards, read, span)[: span.limit]
@@ -52,21 +53,21 @@ class Lister:
     def consumptions(
         self,
         shards: Sequence[Shard],
-        subscriptions: Sequence[SubscriptionNumber],
+        subscriptions: Mapping[SubscriptionNumber, int],
         state: ConsumptionState | None,
         fingerprint: str,
         span: Span,
     ) -> list[ConsumptionView]:
         def read(connection: sa.Connection, shard: Shard) -> list[ConsumptionView]:
             table = shard_tables(shard).consumption
-            query = sa.select(table).where(table.c.subscription_no.in_(subscriptions))
+            query = sa.select(table).where(table.c.subscription_no.in_(sorted(subscriptions)))
             query = _paged(_made(query, table.c.message_id, span), table.c.message_id, shard, span)
             if state is not None:
                 query = query.where(table.c.state == int(state))
             if state is ConsumptionState.SCHEDULED:
                 query = query.where(table.c.due_ms.is_not(None))
             if state is ConsumptionState.FAILED:
-                query = query.where(table.c.message_id.in_(_failures(shard, subscriptions, fingerprint)))
+                query = query.join(failed, _is_failure(table, shard, subscriptions, fingerprint))
             # A message's deliveries stay together, so its last page may be longer.
             rows = list(connection.execute(query.order_by(table.c.subscription_no).limit(span.limit)))
             if len(rows) == span.limit:
@@ -82,18 +83,25 @@ class Lister:
         end = span.limit
         while 0 < end < len(found) and _place(found[end]) == _place(found[end - 1]):
             end += 1
-        return self._described(found[:end])
+        return self._described(found[:end], subscriptions)
 
-    def _described(self, page: Sequence[ConsumptionView]) -> list[ConsumptionView]:
-        """With the keys of their messages, and what went wrong."""
-        wanted: dict[Shard, list[MessageNumber]] = {}
+    def _described(
+        self, page: Sequence[ConsumptionView], topics: Mapping[SubscriptionNumber, int]
+    ) -> list[ConsumptionView]:
+        wanted: dict[Shard, list[Described]] = {}
         for view in page:
-            wanted.setdefault(view.shard, []).append(view.number)
-        found: dict[Shard, _Descriptions] = {}
-        for shard, numbers in wanted.items():
+            delivery = Described(
+                number=view.number,
+                subscription=view.subscription,
+                topic=topics[view.subscription],
+                failed=view.state is ConsumptionState.FAILED,
+            )
+            wanted.setdefault(view.shard, []).append(delivery)
+        found: dict[Shard, Mapping[tuple[MessageNumber, SubscriptionNumber], Description]] = {}
+        for shard, deliveries in wanted.items():
             with self._shards.shards[shard].reading() as connection:
-                found[shard] = _descriptions(connection, shard, numbers)
-        return [found[view.shard].added_to(view) for view in page]
+                found[shard] = descriptions(connection, shard, deliveries)
+        return [_with(view, found[view.shard][view.number, view.subscription]) for view in page]
 
     def _merged(
         self, shards: Sequence[Shard], read: Callable[[sa.Connection, Shard], list[_View]], span: Span
@@ -105,43 +113,8 @@ class Lister:
         return sorted(found, key=_place, reverse=span.newest_first)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Descriptions:
-    """Of messages in one shard: keys, newest errors and fingerprints."""
-
-    keys: Mapping[int, str]
-    errors: Mapping[tuple[int, int], str]
-    fingerprints: Mapping[tuple[int, int], str]
-
-    def added_to(self, view: ConsumptionView) -> ConsumptionView:
-        place = (view.number, view.subscription)
-        return replace(
-            view,
-            key=self.keys.get(view.number, ""),
-            error=self.errors.get(place, ""),
-            fingerprint=self.fingerprints.get(place, ""),
-        )
-
-
-def _descriptions(connection: sa.Connection, shard: Shard, numbers: Sequence[MessageNumber]) -> _Descriptions:
-    tables = shard_tables(shard)
-    message, attempt = tables.message, tables.attempt
-    keys = sa.select(message.c.id, message.c.message_key).where(message.c.id.in_(numbers))
-    answered = sa.select(attempt.c.message_id, attempt.c.subscription_no, attempt.c.error).where(
-        attempt.c.message_id.in_(numbers), attempt.c.unanswered == 0
-    )
-    failures = sa.select(failed.c.message_id, failed.c.subscription_no, failed.c.fingerprint).where(
-        failed.c.shard == shard, failed.c.message_id.in_(numbers)
-    )
-    return _Descriptions(
-        keys={row.id: row.message_key for row in connection.execute(keys)},
-        errors=_by_delivery(connection.execute(answered.order_by(attempt.c.id))),  # the newest stays
-        fingerprints=_by_delivery(connection.execute(failures)),
-    )
-
-
-def _by_delivery(rows: Iterable[Any]) -> Mapping[tuple[int, int], str]:
-    return {(number, subscription): text for number, subscription, text in rows}
+def _with(view: ConsumptionView, said: Description) -> ConsumptionView:
+    return replace(view, key=said.key, error=said.error, fingerprint=said.fingerprint)
 
 
 def _place(view: MessageView | ConsumptionView) -> tuple[MessageNumber, Shard]:
@@ -174,7 +147,19 @@ def _paged(query: sa.Select[Any], number: sa.Column[int], shard: Shard, span: Sp
     return query.order_by(number.desc() if span.newest_first else number)
 
 
-def _failures(shard: Shard, subscriptions: Sequence[SubscriptionNumber], fingerprint: str = "") -> sa.Select[Any]:
-    """What waits for an operator has a table of its own. fingerprint: of its error; "": any."""
-    mine = sa.select(failed.c.message_id).where(failed.c.shard == shard, failed.c.subscription_no.in_(subscriptions))
-    return mine.where(failed.c.fingerprint == fingerprint) if fingerprint else mine
+def _undecided(shard: Shard) -> sa.Select[Any]:
+    """What waits for an operator has a table of its own."""
+    return sa.select(failed.c.message_id).where(failed.c.shard == shard, failed.c.subscription_no == NO_SUBSCRIPTION)
+
+
+def _is_failure(
+    table: sa.Table, shard: Shard, subscriptions: Mapping[SubscriptionNumber, int], fingerprint: str
+) -> sa.ColumnElement[bool]:
+    """The same for deliveries. fingerprint: of their error; "": any."""
+    same = (
+        failed.c.shard == shard,
+        failed.c.topic_no.in_(sorted(set(subscriptions.values()))),
+        failed.c.subscription_no == table.c.subscription_no,
+        failed.c.message_id == table.c.message_id,
+    )
+    return sa.and_(*same, failed.c.fingerprint == fingerprint) if fingerprint else sa.and_(*same)

@@ -56,6 +56,8 @@ def migrate(shards: ShardMap) -> None:
                 _create(connection, shards, database)
                 command.stamp(config, "head")
             command.upgrade(config, "head")
+            if shards.shards_in(database):  # a catalog of its own may have got its first shard
+                METADATA.create_all(connection, tables=list(DATABASE_TABLES))
             if database is shards.catalog:
                 _first_version(connection)
             shard_map.identify(connection)

@@ -476,7 +476,7 @@ audit = sa.Table(
     **_OPTIONS,
 )
 
-# Once, in the database of the catalog.
+# In the database of the catalog. Two of them are in every database.
 CATALOG_TABLES = (
     meta,
     operator,
@@ -496,7 +496,7 @@ CATALOG_TABLES = (
     audit,
     database_identity,
 )
-# Once in every database that holds shards.
+# In every database that holds shards.
 DATABASE_TABLES = (
     lease,
     retention,

@@ -11,11 +11,11 @@ import sqlalchemy as sa
 from tests.support.store import StoreUnderTest
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
-from tmc_server.domain.numbers import MessageNumber, Shard
+from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.ports.reading import Span
 from tmc_server.store.engines import ShardMap
 from tmc_server.store.listing import Lister
-from tmc_server.store.tables import shard_tables
+from tmc_server.store.tables import failed, shard_tables
 
 ALL = [Shard(number) for number in range(32)]
 BOTH = pytest.mark.parametrize("newest_first", [False, True])
@@ -61,7 +61,7 @@ def test_pages_of_deliveries_over_shards(store: StoreUnderTest, lister: Lister, 
     places = sorted(((number, shard) for number in numbers for shard in (store.shard, other)), reverse=newest_first)
     seen = []
     after = None
-    mine = [store.subscription.number]
+    mine = {store.subscription.number: store.subscription.topic}
     while page := lister.consumptions(ALL, mine, None, "", Span(newest_first=newest_first, after=after, limit=1)):
         seen += [(view.number, view.shard) for view in page]
         after = (page[-1].shard, page[-1].number)
@@ -74,30 +74,50 @@ def test_states(store: StoreUnderTest, lister: Lister) -> None:
     assert _messages(lister, MessageState.PREPARED, Span()) == [waits]
     assert _messages(lister, MessageState.COMMITTED, Span()) == sorted([acked, failed])
     assert _messages(lister, MessageState.CHECK_FAILED, Span()) == []
-    mine = [store.subscription.number]
+    mine = {store.subscription.number: store.subscription.topic}
     for state, number in ((ConsumptionState.ACKED, acked), (ConsumptionState.FAILED, failed)):
         assert [view.number for view in lister.consumptions(ALL, mine, state, "", Span())] == [number]
     assert lister.consumptions(ALL, mine, ConsumptionState.SCHEDULED, "", Span()) == []
-    assert lister.consumptions(ALL, [], None, "", Span()) == []
+    assert lister.consumptions(ALL, {}, None, "", Span()) == []
 
 
 def test_a_list_says_what_went_wrong(store: StoreUnderTest, lister: Lister) -> None:
     """The newest error, also of one that is tried again."""
-    tried, failed, fine = (store.submitted(room=1) for _ in range(3))
-    store.perform(store.nack_of(tried, 1, error="busy"), store.nack_of(failed, 1, reject=True, error="no stock for 17"))
-    mine = [store.subscription.number]
+    tried, given_up, fine = (store.submitted(room=1) for _ in range(3))
+    store.perform(
+        store.nack_of(tried, 1, error="busy"), store.nack_of(given_up, 1, reject=True, error="no stock for 17")
+    )
+    mine = {store.subscription.number: store.subscription.topic}
     views = {view.number: view for view in lister.consumptions(ALL, mine, None, "", Span())}
     assert {number: view.error for number, view in views.items()} == {
         tried: "busy",
-        failed: "no stock for 17",
+        given_up: "no stock for 17",
         fine: "",
     }
     assert all(view.key for view in views.values())
-    fingerprint = views[failed].fingerprint
+    fingerprint = views[given_up].fingerprint
     assert re.fullmatch("[0-9a-f]{12}", fingerprint)
     state = ConsumptionState.FAILED
-    assert [view.number for view in lister.consumptions(ALL, mine, state, fingerprint, Span())] == [failed]
+    assert [view.number for view in lister.consumptions(ALL, mine, state, fingerprint, Span())] == [given_up]
     assert lister.consumptions(ALL, mine, state, "0" * 12, Span()) == []
+
+
+def test_a_fingerprint_is_of_one_subscriber(store: StoreUnderTest, lister: Lister) -> None:
+    """Another one has failed on the same message, with another error."""
+    number = store.submitted(room=1)
+    store.perform(store.nack_of(number, 1, reject=True, error="no stock"))
+    mine, other = store.subscription, SubscriptionNumber(99)
+    table = shard_tables(Shard(store.shard)).consumption
+    with store.database.transaction() as connection:
+        for copied in (table, failed):
+            (row,) = connection.execute(sa.select(copied)).mappings()
+            changes = {"fingerprint": "0" * 12} if copied is failed else {}
+            connection.execute(copied.insert().values({**row, "subscription_no": other, **changes}))
+    both = {mine.number: mine.topic, other: mine.topic}
+    views = lister.consumptions(ALL, both, ConsumptionState.FAILED, "", Span())
+    assert [(view.subscription, view.error) for view in views] == [(mine.number, "no stock"), (other, "no ack")]
+    for view in views:
+        assert lister.consumptions(ALL, both, ConsumptionState.FAILED, view.fingerprint, Span()) == [view]
 
 
 def test_a_window_of_time(store: StoreUnderTest, lister: Lister) -> None:

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from tmc_server.app.maintenance import CannotStart, diagnose, initialize, open_shards
 from tmc_server.config import Config
 from tmc_server.store.catalog import CatalogStore
 from tmc_server.store.catalog_watch import CatalogWatch
+from tmc_server.store.engines import Database, ShardMap
+from tmc_server.store.migrate import migrate
 from tmc_server.store.nodes import NodeSlots
 from tmc_server.store.shard_map import ShardsElsewhere, accept, check
 from tmc_server.store.tables import DATABASE_TABLES
@@ -45,6 +48,18 @@ def _copy_shard(tmp_path: Path, shard: int) -> None:
             two.execute(made)
             two.execute(f"INSERT INTO {name} SELECT * FROM one.{name}")
         two.execute("REPLACE INTO tmc_failed SELECT * FROM one.tmc_failed WHERE shard = ?", (shard,))
+
+
+def test_a_catalog_of_its_own_can_take_its_first_shard(tmp_path: Path) -> None:
+    catalog, shards = Database(f"sqlite:///{tmp_path}/c.db"), Database(f"sqlite:///{tmp_path}/s.db")
+    migrate(ShardMap(catalog, [shards] * 32))
+    migrate(ShardMap(catalog, [catalog] + [shards] * 31))
+    with catalog.reading() as connection:
+        present = set(sa.inspect(connection).get_table_names())
+    assert {table.name for table in DATABASE_TABLES} <= present
+    assert "tmc_message_00" not in present  # it is copied: an empty one would hide that it was not
+    for database in (catalog, shards):
+        database.close()
 
 
 def test_the_page_on_moving_a_shard_names_every_table_that_holds_rows_of_it() -> None:

@@ -256,11 +256,15 @@ class TestTheRelay:
     def test_a_line_goes_on_although_its_followers_fill_the_page(
         self, engine: sa.Engine, store: OutboxStore, receiver: Receiver, clock: ManualClock
     ) -> None:
-        add(engine, receiver, *(f"k{number:03}" for number in range(600)), order_key="one")
+        add(engine, receiver, "k000", order_key="one")
         receiver.says = {"k000": LATER}
         relay = relay_of(store, receiver)
         relay.run_once()
         assert receiver.got == []
+        clock.advance(1)
+        add(
+            engine, receiver, *(f"k{number:03}" for number in range(1, 600)), order_key="one"
+        )  # due before the first one
         receiver.says = {}
         clock.advance(60)
         while relay.run_once() == 0.0:

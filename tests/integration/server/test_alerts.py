@@ -12,6 +12,8 @@ import pytest
 import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
+from tmc_cli.admin.alerts import still_failed
+from tmc_common.protocol import admin_pb2
 from tmc_server.store import episodes
 
 
@@ -54,7 +56,27 @@ def test_a_list_for_people(center: RunningCenter, alert_id: str) -> None:
     assert message.strip().startswith("1-1-")
     listed = center.run_admin(*shlex.split(still.partition("still failed: tmc admin ")[2])).stdout.splitlines()
     assert [line.split()[0] for line in listed] == ["MESSAGE", message.strip()]
-    assert listed[1].endswith("paid-1  no stock for paid-1")
+    assert listed[1].split()[-5:] == [alert_fingerprint(center), "no", "stock", "for", "paid-1"]
+
+
+def alert_fingerprint(center: RunningCenter) -> str:
+    (alert,) = json.loads(center.run_admin("list-alerts", "--json").stdout)["alerts"]
+    return str(alert["fingerprint"])
+
+
+@pytest.mark.parametrize(
+    ("alert", "command"),
+    [
+        ({"fingerprint": "5d0c2f7be1a9"}, "list-consumptions t --app a --tag default --fingerprint 5d0c2f7be1a9"),
+        ({"fingerprint": "other"}, "list-consumptions t --app a --tag default --state failed"),
+        ({"kind": "check failed", "app": "", "fingerprint": "5d0c2f7be1a9"}, "list-messages t --state check_failed"),
+        ({"kind": "no consumer"}, ""),
+        ({"topic": ""}, ""),
+    ],
+)
+def test_the_command_of_what_is_still_failed(alert: dict[str, str], command: str) -> None:
+    fields = {"kind": "delivery failed", "topic": "t", "app": "a", "tag": "default"} | alert
+    assert still_failed(admin_pb2.Alert(**fields)) == (f"tmc admin {command}" if command else "")
 
 
 def test_the_fingerprint_leads_to_the_failures(center: RunningCenter, alert_id: str) -> None:

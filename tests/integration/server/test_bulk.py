@@ -136,7 +136,7 @@ def test_a_replay_reaches_one_subscriber_and_its_handler_runs_again(center: Runn
         start = ("--topic", "bulk.acked", "--app", "coupons", "--dry-run", seen["dry_run"], "--count", seen["count"])
         job = answer(center, "bulk", "replay", *start, "--reason", "test", "--hold-ms", "0")
         done = eventually(lambda: _ended(center, job["job"]))
-        assert done["selection"] == "ACKED deliveries of bulk.acked to coupons (default)"
+        assert done["selection"].startswith("ACKED deliveries of bulk.acked to coupons (default), since 20")
         assert (int(done["done"]), int(done["unchanged"])) == (1, 1)  # the replay itself is left out
         eventually(lambda: coupons.handled["a"] == 3)
         assert invoices.handled["a"] == 1
@@ -203,6 +203,22 @@ def test_a_job_over_topics_subscribed_in_reverse(center: RunningCenter) -> None:
     start = (*wanted, "--dry-run", seen["dry_run"], "--count", "6", "--reason", "test", "--hold-ms", "0")
     job = answer(center, "bulk", "cancel", *start)
     assert eventually(lambda: _ended(center, job["job"]))["done"] == "6"
+
+
+def test_a_time_that_is_far_away_is_shown(center: RunningCenter) -> None:
+    """Microseconds for milliseconds."""
+    far = ("bulk", "cancel", "--topic", "bulk.failed", "--to-ms", "1763856000000000", "--state", "FAILED")
+    center.subscribe("bulk.far", "coupons")
+    with Consumer(center, "bulk.far", "coupons", fails=True):
+        publish(center, "bulk.far", "1")
+        eventually(lambda: states(center, "bulk.far", "coupons") == {"FAILED": 1})
+    words = [*far[:3], "bulk.far", *far[4:]]
+    seen = answer(center, *words)
+    start = ["--dry-run", seen["dry_run"], "--count", seen["count"], "--reason", "test", "--hold-ms", "60000"]
+    job = answer(center, *words, *start)
+    assert "made before 9999-12-31 23:59:59 UTC" in job["selection"]
+    assert answer(center, "list-bulk")["jobs"]
+    answer(center, "stop-bulk", job["job"], "--reason", "test")
 
 
 def test_producers_cannot_take_keys_of_replays(center: RunningCenter) -> None:

@@ -70,13 +70,13 @@ class RowLister(Protocol):
     def consumptions(
         self,
         shards: Sequence[Shard],
-        subscriptions: Sequence[SubscriptionNumber],
+        subscriptions: Mapping[SubscriptionNumber, int],
         state: ConsumptionState | None,
         fingerprint: str,
         span: Span,
     ) -> Sequence[ConsumptionView]:
-        """Up to about `span.limit`: a message's rows stay together on one page. state None: any.  fingerprint: of the error
-        that they are FAILED with; "": any.
+        """Up to about `span.limit`: a message's rows stay together on one page. subscriptions: with their topics.  state None:
+        any.  fingerprint: of the error that they are FAILED with; "": any.
         """
 
 
