@@ -20,15 +20,15 @@ from pika.adapters.select_connection import SelectConnection
 from tests.support.mariadb import MariaDB
 from tests.support.rabbitmq import RabbitMQ
 
-_QUEUE = "handrolled"
-_BODY = os.urandom(256)
+QUEUE = "handrolled"
+BODY = os.urandom(256)
 
 
 def messages_per_s(server: MariaDB, broker: RabbitMQ, count: int, batched: bool) -> float:
     """From the first insert to the last ack, producers, relay and consumer in processes of their own."""
     import multiprocessing
 
-    _prepare(server, broker)
+    prepare(server, broker)
     context = multiprocessing.get_context("spawn")
     go = context.Event()
     ready = context.Semaphore(0)
@@ -40,7 +40,7 @@ def messages_per_s(server: MariaDB, broker: RabbitMQ, count: int, batched: bool)
         ready.acquire()
     began = time.monotonic()
     go.set()
-    _consume(broker.url, count, batched)
+    consume(broker.url, count, batched)
     elapsed = time.monotonic() - began
     for process in processes:
         process.join(30)
@@ -51,7 +51,7 @@ def _connect(port: int) -> Any:
     return MySQLdb.connect(host="127.0.0.1", port=port, user="root", db="tmc_handrolled", autocommit=False)
 
 
-def _prepare(server: MariaDB, broker: RabbitMQ) -> None:
+def prepare(server: MariaDB, broker: RabbitMQ) -> None:
     setup = MySQLdb.connect(host="127.0.0.1", port=server.port, user="root", autocommit=True)
     with setup.cursor() as cursor:
         cursor.execute("CREATE DATABASE IF NOT EXISTS tmc_handrolled")
@@ -63,8 +63,8 @@ def _prepare(server: MariaDB, broker: RabbitMQ) -> None:
     setup.close()
     connection = broker.connect()
     channel = connection.channel()
-    channel.queue_delete(_QUEUE)
-    channel.queue_declare(_QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
+    channel.queue_delete(QUEUE)
+    channel.queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
     connection.close()
 
 
@@ -75,7 +75,7 @@ def _produce(port: int, _url: str, count: int, batched: bool, go: Any, ready: An
         connection = _connect(port)
         cursor = connection.cursor()
         for start in range(first, last, step):
-            rows = [(f"k{number}", _BODY) for number in range(start, min(start + step, last))]
+            rows = [(f"k{number}", BODY) for number in range(start, min(start + step, last))]
             cursor.executemany("INSERT INTO outbox (message_key, body) VALUES (%s, _binary %s)", rows)
             connection.commit()
         connection.close()
@@ -108,7 +108,7 @@ def _relay(port: int, url: str, count: int, batched: bool, go: Any, ready: Any) 
         connection.commit()
         for number, body in rows:
             properties = pika.BasicProperties(delivery_mode=2, message_id=str(number))
-            channel.basic_publish("", _QUEUE, body, properties, mandatory=True)
+            channel.basic_publish("", QUEUE, body, properties, mandatory=True)
             cursor.execute("UPDATE outbox SET sent = 1 WHERE id = %s", (number,))
             connection.commit()
             sent += 1
@@ -135,7 +135,7 @@ def _relay_pages(connection: Any, cursor: Any, url: str, count: int, await_start
             state["tag"] += 1
             state["open"][state["tag"]] = number
             properties = pika.BasicProperties(delivery_mode=2, message_id=str(number))
-            state["channel"].basic_publish("", _QUEUE, body, properties, mandatory=True)
+            state["channel"].basic_publish("", QUEUE, body, properties, mandatory=True)
 
     def on_confirm(frame: Any) -> None:
         tag, still_open = frame.method.delivery_tag, state["open"]
@@ -165,12 +165,12 @@ def _relay_pages(connection: Any, cursor: Any, url: str, count: int, await_start
     broker.ioloop.start()
 
 
-def _consume(url: str, count: int, batched: bool) -> None:
+def consume(url: str, count: int, batched: bool) -> None:
     broker = pika.BlockingConnection(pika.URLParameters(url))
     channel = broker.channel()
     channel.basic_qos(prefetch_count=300)
     got = 0
-    for method, _properties, _body in channel.consume(_QUEUE, inactivity_timeout=1):
+    for method, _properties, _body in channel.consume(QUEUE, inactivity_timeout=1):
         if method is None:
             continue
         got += 1

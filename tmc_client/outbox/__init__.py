@@ -110,6 +110,8 @@ class Outbox:
         for name, value in (("topic", request.topic), ("key", request.key), ("order_key", request.order_key)):
             if len(value) > _LONGEST or not (value or name == "order_key"):
                 raise errors.InvalidRequest(f"{name} has {len(value)} characters: give 1 to {_LONGEST}.", field=name)
+        if request.delay_ms and not self._target.delays:
+            raise errors.InvalidRequest("The target of this outbox knows no delays: leave delay= out.", field="delay")
         self.add_request(session, request)
 
     def add_request(

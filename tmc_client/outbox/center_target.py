@@ -16,6 +16,8 @@ _AWAY = (errors.Unavailable, errors.DeadlineExceeded, errors.Overloaded, errors.
 class CenterTarget:
     """entries.Target over the producer of a Center."""
 
+    delays = True
+
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
 

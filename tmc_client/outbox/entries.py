@@ -95,7 +95,13 @@ class Failure:
 
 
 class Target(Protocol):
-    """Where an outbox sends to. Thread-safe: direct sends and a relay use it at the same time."""
+    """Where an outbox sends to. Thread-safe: direct sends and a relay use it at the same time.
+
+    delays: whether it delivers a message with a delay after that.
+    """
+
+    @property
+    def delays(self) -> bool: ...
 
     def send(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """Send all of them. Returns when each is taken for good (None) or not, in the order of the entries."""

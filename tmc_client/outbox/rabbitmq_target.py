@@ -39,6 +39,8 @@ class RabbitTarget:
     routing_key: of a message; by default its topic. Needs `tmc-center[rabbitmq]`.
     """
 
+    delays = False
+
     def __init__(self, url: str, *, exchange: str = "", routing_key: Callable[[Entry], str] = _by_topic) -> None:
         self._parameters = pika.URLParameters(url)
         self._exchange = exchange

@@ -30,6 +30,8 @@ AWAY = Failure(trouble=Trouble.AWAY, error="nobody there")
 class Receiver:
     """A target that remembers. says: what it answers, by key; None: it takes the message."""
 
+    delays = False
+
     def __init__(self) -> None:
         self.says: dict[str, Failure | None] = {}
         self.got: list[str] = []
@@ -306,6 +308,7 @@ def test_cleaning_deletes_what_was_sent_and_nothing_else(
         ({"key": "k" * 129}, "key has 129 characters"),
         ({"key": "k", "order_key": "k" * 129}, "order_key has 129 characters"),
         ({"key": 7}, "is no str"),
+        ({"key": "k", "delay": timedelta(seconds=1)}, "knows no delays"),
     ],
 )
 def test_what_could_never_be_sent_is_refused_at_once(fields: dict[str, Any], sentence: str) -> None:

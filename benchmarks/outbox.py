@@ -1,0 +1,104 @@
+"""The outbox alone against what one writes by hand, sides alternating; MariaDB and RabbitMQ, no center.
+
+outbox_gain_naive: 8 threads with a message per transaction, against a row, a confirm and an update per message.
+outbox_gain_batched: 2 threads with 100 messages per transaction, against pages of 500 with pipelined confirms. Both from the
+first insert to the last ack of a consumer in this process; the producer sends directly, a relay stands by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import statistics
+import threading
+import time
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+import tmc_client as tmc
+from benchmarks import handrolled
+from tests.support.mariadb import MariaDB
+from tests.support.rabbitmq import RabbitMQ
+
+_NAIVE, _BATCHED = 2_000, 20_000
+
+
+def messages_per_s(server: MariaDB, broker: RabbitMQ, count: int, batched: bool) -> float:
+    """As handrolled.messages_per_s."""
+    handrolled.prepare(server, broker)
+    database = server.create("tmc_outbox")
+    engine = sa.create_engine(database)
+    tmc.create_tables(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("TRUNCATE tmc_outbox")
+    engine.dispose()
+    context = multiprocessing.get_context("spawn")
+    go, ready, end = context.Event(), context.Semaphore(0), context.Event()
+    producer = context.Process(target=_produce, args=(database, broker.url, count, batched, go, ready, end))
+    producer.start()
+    ready.acquire()
+    began = time.monotonic()
+    go.set()
+    handrolled.consume(broker.url, count, batched)
+    elapsed = time.monotonic() - began
+    end.set()
+    producer.join(30)
+    return count / elapsed
+
+
+def _produce(database: str, url: str, count: int, batched: bool, go: Any, ready: Any, end: Any) -> None:
+    threads, step = (2, 100) if batched else (8, 1)
+    engine = sa.create_engine(database, pool_size=16)
+    target = tmc.RabbitTarget(url, routing_key=lambda _entry: handrolled.QUEUE)
+    with tmc.Outbox(engine, target) as outbox:
+
+        def work(first: int, last: int) -> None:
+            for start in range(first, last, step):
+                with Session(engine) as session:
+                    for number in range(start, min(start + step, last)):
+                        outbox.add(session, "bench", handrolled.BODY, key=f"k{number}")
+                    session.commit()
+
+        ready.release()
+        go.wait()
+        bounds = [count * number // threads for number in range(threads + 1)]
+        workers = [threading.Thread(target=work, args=pair) for pair in itertools.pairwise(bounds)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        end.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    server, broker = MariaDB(pool_mb=1024), RabbitMQ()
+    runs: dict[str, list[float]] = {}
+    try:
+        for _ in range(options.rounds):
+            for name, side, count, batched in (
+                ("handrolled_naive", handrolled, _NAIVE, False),
+                ("outbox_naive", None, _NAIVE, False),
+                ("handrolled_batched", handrolled, _BATCHED, True),
+                ("outbox_batched", None, _BATCHED, True),
+            ):
+                measure = side.messages_per_s if side is not None else messages_per_s
+                runs.setdefault(name, []).append(measure(server, broker, count, batched))
+    finally:
+        broker.stop()
+        server.stop()
+    figures: dict[str, float] = {name: round(statistics.median(values)) for name, values in runs.items()}
+    for kind in ("naive", "batched"):
+        figures[f"outbox_gain_{kind}"] = round(figures[f"outbox_{kind}"] / figures[f"handrolled_{kind}"], 3)
+    print(json.dumps(figures) if options.json else "\n".join(f"{name}: {value}" for name, value in figures.items()))
+
+
+if __name__ == "__main__":
+    main()
