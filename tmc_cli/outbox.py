@@ -54,7 +54,9 @@ def _parser(prog_name: str) -> argparse.ArgumentParser:
         ("retry", _retry, "Try messages again that were given up."),
         ("discard", _discard, "Delete messages that were given up; their order keys go on behind them."),
     ):
-        add(name, command, text).add_argument("ids", metavar="ID", type=int, nargs="+")
+        made = add(name, command, text)
+        made.add_argument("ids", metavar="ID", type=int, nargs="*")
+        made.add_argument("--all", action="store_true", help="of all that were given up")
     clean = add("clean", _clean, "Delete messages that were sent long ago.")
     clean.add_argument("--older-than", type=_age, default=timedelta(days=7), help="such as 12h or 30d; by default 7d")
     return parser
@@ -94,6 +96,8 @@ def _failed(box: Outbox, _options: argparse.Namespace) -> None:
     if not found:
         say("None.")
     _print(found)
+    if len(found) == _MOST:
+        say(f"There may be more than these {_MOST}.")
 
 
 def _print(found: Sequence[Kept]) -> None:
@@ -110,11 +114,23 @@ def _print(found: Sequence[Kept]) -> None:
 
 
 def _retry(box: Outbox, options: argparse.Namespace) -> None:
-    say(f"{box.store.retry(options.ids)} of {len(options.ids)} are tried again.")
+    say(f"{_each(box, options, box.store.retry)} are tried again.")
 
 
 def _discard(box: Outbox, options: argparse.Namespace) -> None:
-    say(f"{box.store.discard(options.ids)} of {len(options.ids)} are deleted.")
+    say(f"{_each(box, options, box.store.discard)} are deleted.")
+
+
+def _each(box: Outbox, options: argparse.Namespace, change: Callable[[Sequence[int]], int]) -> str:
+    """How many were changed, of how many."""
+    if bool(options.ids) == options.all:
+        raise ValueError("Give the ids that `tmc outbox failed` prints, or --all.")
+    if not options.all:
+        return f"{change(options.ids)} of {len(options.ids)}"
+    done = 0
+    while found := box.store.given_up(_MOST):
+        done += change([kept.id for kept in found])
+    return str(done)
 
 
 def _clean(box: Outbox, options: argparse.Namespace) -> None:

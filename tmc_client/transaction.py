@@ -26,7 +26,7 @@ from tmc_client.codecs import Topic
 from tmc_client.ledger import fenced, ledger_id_of, rows_for
 from tmc_client.one_transaction import OneTransaction
 from tmc_client.producer import Prepared, Producer, duration, new_attempt_id, prepare_request, prepared_of, wait
-from tmc_client.tables import ledger, ledger_info, raise_if_lacking
+from tmc_client.tables import ledger, ledger_info, outbox, raise_if_lacking
 from tmc_common.protocol import message_pb2
 
 log = logging.getLogger("tmc_client.transaction")
@@ -108,6 +108,12 @@ class Block:
         if self._closed_because:
             raise errors.InvalidRequest(f"tx.send() {self._closed_because}")
         self._watch.check()
+        if order_key and self._fallback is not None:
+            raise errors.InvalidRequest(
+                "A block with a fallback takes no order_key: what goes to the outbox could be overtaken. Leave fallback= out, "
+                "or use outbox.add() for all messages of this order key.",
+                field="order_key",
+            )
         self.requests.append(prepare_request(topic, body, key=key, order_key=order_key, headers=headers, delay=delay))
 
     def position(self) -> int:
@@ -175,7 +181,8 @@ class Block:
             self._watch.roll_back()
             if preparation is not None:
                 preparation.abandon()
-            raise_if_lacking(exc, self._sync_session.get_bind().engine, ledger_info, ledger)
+            wanted = [ledger_info, ledger, *([outbox] if self._fallback is not None else ())]
+            raise_if_lacking(exc, self._sync_session.get_bind().engine, *wanted)
             if self._markers(exc):
                 raise errors.Fenced(errors.Fenced.__doc__ or "") from exc
             raise

@@ -66,6 +66,7 @@ def test_from_the_status_to_the_repair(run: Run) -> None:
     assert run("retry", "shop:outbox", number, "999").stderr.strip() == "1 of 2 are tried again."
     assert json.loads(run("status", "shop:outbox").stdout)["unsent"] == 1
     assert run("discard", "shop:outbox", number).stderr.strip() == "0 of 1 are deleted."
+    assert run("retry", "shop:outbox", "--all").stderr.strip() == "0 are tried again."
     assert run("clean", "shop:outbox", "--older-than", "1h").stderr.strip() == "0 are deleted."
 
 
@@ -73,6 +74,7 @@ def test_from_the_status_to_the_repair(run: Run) -> None:
     ("arguments", "code", "sentence"),
     [
         (("show", "shop:outbox", "none"), 1, "There is no message with key 'none' in this outbox."),
+        (("retry", "shop:outbox"), 2, "Give the ids that `tmc outbox failed` prints, or --all."),
         (("status", "shop"), 2, "names no outbox: give MODULE:NAME, for example shop.messages:outbox"),
         (("status", "shop:engine"), 2, "is no tmc_client.Outbox"),
         (("status", "nothing:outbox"), 2, "there is no module 'nothing'"),

@@ -49,13 +49,11 @@ def produce(name: str, lines: int) -> None:
                 number = (session.execute(newest).scalar() or 0) + 1
                 session.execute(purchase.insert().values(line=line, number=number))
                 outbox.add(session, TOPIC, {}, key=f"{line}:{number}", order_key=line if each % 2 else "")
-                if number % 7:
-                    session.commit()
-                else:  # it is taken back, and made once more
-                    session.rollback()
-                    session.execute(purchase.insert().values(line=line, number=number))
-                    outbox.add(session, TOPIC, {}, key=f"{line}:{number}", order_key=line if each % 2 else "")
-                    session.commit()
+                session.commit()
+                session.execute(purchase.insert().values(line=f"{line}-never", number=number))
+                outbox.add(session, TOPIC, {}, key=f"{line}-never:{number}")
+                session.flush()
+                session.rollback()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ taken it. Nothing else is needed at the time of the transaction: neither the cen
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -19,7 +20,7 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, SessionTransaction, registry, scoped_session
 
 from tmc_client import errors
@@ -30,10 +31,12 @@ from tmc_client.outbox.center_target import CenterTarget
 from tmc_client.outbox.direct import DirectSending
 from tmc_client.outbox.entries import Entry, Target, line_of
 from tmc_client.outbox.relay import LEASE, Limits, Relay
-from tmc_client.outbox.store import OutboxStore, columns_of, now_ms
+from tmc_client.outbox.store import ALWAYS_DUE_MS, OutboxStore, columns_of, now_ms
 from tmc_client.producer import publish_request
 from tmc_client.tables import outbox as table
 from tmc_common.protocol import message_pb2
+
+log = logging.getLogger("tmc_client.outbox")
 
 T = TypeVar("T")
 UNTOUCHED = timedelta(seconds=3)  # a relay leaves a message to its direct send that long
@@ -43,6 +46,8 @@ _KEY = "tmc_outbox"
 
 class _Row:
     """Mapped to the table, so that the session writes it with the user's own objects."""
+
+    __module__ = "~"  # a flush goes by names: ours comes last, when the locks of the transaction are taken
 
     id: int
 
@@ -76,12 +81,18 @@ class Outbox:
                 "may be AsyncSessions."
             )
         self.store = OutboxStore(engine)
+        if not isinstance(target, Center) and not all(hasattr(target, name) for name in ("send", "close", "delays")):
+            raise errors.InvalidRequest(
+                f"tmc.Outbox() sends to a Center (of tmc.connect(), also in asyncio programs) or to a target, not to "
+                f"{type(target).__name__}."
+            )
         self._target = CenterTarget(target.producer) if isinstance(target, Center) else target
         self._untouched_ms = round(untouched.total_seconds() * 1000)
         self._limits = limits or Limits()
         self._lease = lease
         self._on_given_up = on_given_up
         self._direct = DirectSending(self.store, self._target) if direct else None
+        self._closed = False
         self._relay: Relay | None = None
         self._thread: threading.Thread | None = None
         watch_forks(self)
@@ -103,35 +114,50 @@ class Outbox:
     ) -> None:
         """Write a message with the next flush of this session: it is sent if and only if its transaction commits.
 
-        order_key: messages of a topic with the same one are sent one after another, in the order of their ids.
+        order_key: messages of a topic with the same one are sent one after another, in the order of their ids: change what
+        they are about, so that it is locked, before or in the same flush.
         Raises InvalidRequest, CodecError.
         """
         request = publish_request(topic, body, key=key, order_key=order_key, headers=headers, delay=delay)
-        for name, value in (("topic", request.topic), ("key", request.key), ("order_key", request.order_key)):
-            if len(value) > _LONGEST or not (value or name == "order_key"):
-                raise errors.InvalidRequest(f"{name} has {len(value)} characters: give 1 to {_LONGEST}.", field=name)
-        if request.delay_ms and not self._target.delays:
-            raise errors.InvalidRequest("The target of this outbox knows no delays: leave delay= out.", field="delay")
         self.add_request(session, request)
 
     def add_request(
         self, session: Session | AsyncSession | scoped_session[Session], request: message_pb2.PublishRequest
     ) -> None:
         """As `add`, of a message in the center's form."""
+        for name, value in (("topic", request.topic), ("key", request.key), ("order_key", request.order_key)):
+            if len(value) > _LONGEST or not (value or name == "order_key"):
+                raise errors.InvalidRequest(f"{name} has {len(value)} characters: give 1 to {_LONGEST}.", field=name)
+        if request.delay_ms and not self._target.delays:
+            raise errors.InvalidRequest("The target of this outbox knows no delays: leave delay= out.", field="delay")
         blocking = _blocking(session)
+        self._refuse_another_database(blocking)
         now, line = now_ms(), line_of(request.topic, request.order_key)
-        values = columns_of(request, line, created_ms=now, due_ms=now if line else now + self._untouched_ms)
+        due_ms = ALWAYS_DUE_MS if line else now + self._untouched_ms
         row = _Row()
-        for name, value in values.items():
+        for name, value in columns_of(request, line, created_ms=now, due_ms=due_ms).items():
             setattr(row, name, value)
         blocking.add(row)
-        blocking.info.setdefault(_KEY, []).append((self, row, request, now))
+        blocking.info.setdefault(_KEY, []).append((self, row, bool(line)))
 
-    def committed(self, entries: Sequence[Entry]) -> None:
-        """These are committed: send them. Messages of an order key are sent by the relay alone, so one after another."""
-        if self._direct is not None:
-            self._direct.send([entry for entry in entries if not entry.line])
-        if self._relay is not None and any(entry.line for entry in entries):
+    def _refuse_another_database(self, session: Session) -> None:
+        try:
+            url = session.get_bind(_Row).engine.url
+        except sa.exc.UnboundExecutionError as exc:
+            raise errors.InvalidRequest(
+                "This session has no engine for the table tmc_outbox: give its sessionmaker bind= besides binds=."
+            ) from exc
+        ours = self.store.engine.url
+        if (url.host, url.port, url.database) != (ours.host, ours.port, ours.database):
+            raise errors.InvalidRequest(
+                f"This session is of database {url.database!r}, the outbox of {ours.database!r}: give each database its own."
+            )
+
+    def committed(self, ids: Sequence[int], *, ordered: bool) -> None:
+        """Send these. ordered: there are others, with an order key; those the relay sends, one after another."""
+        if self._direct is not None and ids:
+            self._direct.send(ids)
+        if self._relay is not None and ordered:
             self._relay.wake()
 
     def relay(self) -> Relay:
@@ -139,7 +165,9 @@ class Outbox:
         return Relay(self.store, self._target, self._limits, self._lease, self._on_given_up)
 
     def start(self) -> None:
-        """Run a relay in a thread of this process. Of all relays of this database, one works."""
+        """Run a relay in a thread of this process. Of all relays of this database, one works. Raises InvalidRequest."""
+        if self._closed:
+            raise errors.InvalidRequest("This outbox was closed: make another one.")
         if self._thread is None:
             self._relay = self.relay()
             self._thread = threading.Thread(target=self._relay.run, name="tmc-outbox-relay", daemon=True)
@@ -151,6 +179,7 @@ class Outbox:
 
     def close(self) -> None:
         """Finish the direct sends and stop the relay of this process."""
+        self._closed = True
         if self._direct is not None:
             self._direct.close()
         if self._relay is not None and self._thread is not None:
@@ -168,7 +197,7 @@ class Outbox:
 
 def _blocking(session: object) -> Session:
     """The Session behind it. Raises InvalidRequest."""
-    if isinstance(session, scoped_session):
+    if isinstance(session, scoped_session | async_scoped_session):
         session = session()
     if isinstance(session, AsyncSession):
         session = session.sync_session
@@ -181,32 +210,21 @@ def _blocking(session: object) -> Session:
 def _after_commit(session: Session) -> None:
     if _KEY not in session.info or session.in_nested_transaction():
         return
-    found: dict[Outbox, list[Entry]] = {}
-    for box, row, request, created_ms in session.info.pop(_KEY):
+    found: dict[Outbox, list[tuple[int, bool]]] = {}
+    for box, row, ordered in session.info.pop(_KEY):
         state = sa.inspect(row)
         if state.persistent and state.identity is not None:  # not of a savepoint that was rolled back
-            found.setdefault(box, []).append(_entry(state.identity[0], request, created_ms))
-    for box, entries in found.items():
-        box.committed(entries)
+            found.setdefault(box, []).append((state.identity[0], ordered))
+    for box, rows in found.items():
+        try:
+            box.committed(
+                [number for number, ordered in rows if not ordered], ordered=any(ordered for _, ordered in rows)
+            )
+        except Exception:  # the transaction is committed, and the relay sends them
+            log.warning("%d messages are left to the relay", len(rows), exc_info=True)
 
 
 @event.listens_for(Session, "after_transaction_end")
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
     if transaction.parent is None:
         session.info.pop(_KEY, None)  # of a transaction that was rolled back
-
-
-def _entry(number: int, request: message_pb2.PublishRequest, created_ms: int) -> Entry:
-    return Entry(
-        id=number,
-        topic=request.topic,
-        key=request.key,
-        order_key=request.order_key,
-        line=line_of(request.topic, request.order_key),
-        body=request.body,
-        content_type=request.content_type,
-        headers=dict(request.headers),
-        delay_ms=request.delay_ms,
-        attempt_id=request.attempt_id,
-        created_ms=created_ms,
-    )

@@ -46,7 +46,7 @@ class CenterTarget:
 def _failure(exc: errors.TmcError) -> Failure:
     if isinstance(exc, _AWAY):
         trouble = Trouble.AWAY
-    elif isinstance(exc, errors.KeyInProgress) or exc.retryable:
+    elif isinstance(exc, errors.KeyInProgress | errors.CenterFault) or exc.retryable:
         trouble = Trouble.LATER
     else:
         trouble = Trouble.REFUSED

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from tmc_client.connection import watch_forks
-from tmc_client.outbox.entries import Entry, Target
+from tmc_client.outbox.entries import Target
 from tmc_client.outbox.store import OutboxStore
 
 log = logging.getLogger("tmc_client.outbox")
@@ -29,7 +29,7 @@ class DirectSending:
 
     def _reset(self) -> None:
         self._condition = threading.Condition()
-        self._waiting: deque[Entry] = deque()
+        self._waiting: deque[int] = deque()
         self._in_flight = 0
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -38,38 +38,41 @@ class DirectSending:
         """See connection.ForkAware: the parent sends its own."""
         self._reset()
 
-    def send(self, entries: Sequence[Entry]) -> None:
+    def send(self, ids: Sequence[int]) -> None:
         """Returns at once."""
         with self._condition:
             if self._closed:
                 return
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="tmc-outbox", daemon=True)
-                self._thread.start()
-            self._waiting.extend(entries[: max(0, _ROOM - len(self._waiting))])
+                thread = threading.Thread(target=self._run, name="tmc-outbox", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._waiting.extend(ids[: max(0, _ROOM - len(self._waiting))])
             self._condition.notify_all()
 
     def _run(self) -> None:
-        while page := self._take():
+        while ids := self._take():
             try:
-                failures = self._target.send(page)
+                # What is not there was not committed after all, whatever the session thought, or is sent already.
+                page = self._store.by_ids(ids)
+                failures = self._target.send(page) if page else ()
                 taken = [entry.id for entry, failure in zip(page, failures, strict=True) if failure is None]
                 if taken:
                     self._store.sent(taken, direct=True)
             except Exception as exc:  # the relay sends them
-                log.warning("%d messages are left to the relay: %s", len(page), exc, exc_info=True)
+                log.warning("%d messages are left to the relay: %s", len(ids), exc, exc_info=True)
             finally:
                 with self._condition:
                     self._in_flight = 0
                     self._condition.notify_all()
 
-    def _take(self) -> list[Entry]:
+    def _take(self) -> list[int]:
         with self._condition:
             while not self._waiting and not self._closed:
                 self._condition.wait()
-            page = [self._waiting.popleft() for _ in range(min(_PAGE, len(self._waiting)))]
-            self._in_flight = len(page)
-            return page
+            ids = [self._waiting.popleft() for _ in range(min(_PAGE, len(self._waiting)))]
+            self._in_flight = len(ids)
+            return ids
 
     def flush(self, seconds: float) -> bool:
         """Wait until nothing is on its way. Returns False on timeout."""

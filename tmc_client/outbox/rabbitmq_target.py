@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
 from typing import Any
 
 import pika
@@ -62,7 +63,7 @@ class RabbitTarget:
             link = self._link
             if link is None or link.ended:
                 link = self._link = _Link(self._parameters)
-            page = _Page([(entry, self._exchange, self._routing_key(entry)) for entry in entries])
+            page = _Page([self._letter(entry) for entry in entries])
             try:
                 link.opened.result(_TIMEOUT_S)
                 link.publish(page)
@@ -72,22 +73,51 @@ class RabbitTarget:
                 page.fail(f"RabbitMQ did not confirm: {exc or type(exc).__name__}")
             return page.outcomes()
 
+    def _letter(self, entry: Entry) -> _Letter:
+        try:
+            properties = _properties(entry)
+            list(properties.encode())
+            routing_key = self._routing_key(entry)
+            pika.spec.Basic.Publish(exchange=self._exchange, routing_key=routing_key).encode()
+        except Exception as exc:  # noqa: BLE001 - it is the answer for this message
+            return _Letter(entry=entry, error=f"It cannot be sent to RabbitMQ: {exc!r}")
+        return _Letter(entry=entry, exchange=self._exchange, routing_key=routing_key, properties=properties)
+
     def close(self) -> None:
         with self._lock:
             if self._link is not None:
                 self._link.close()
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Letter:
+    """A message as it is published. error: why it cannot be; "": it can."""
+
+    entry: Entry
+    exchange: str = ""
+    routing_key: str = ""
+    properties: pika.BasicProperties | None = None
+    error: str = ""
+
+
 class _Page:
     """Messages on their way. done: all are answered."""
 
-    def __init__(self, messages: Sequence[tuple[Entry, str, str]]) -> None:
-        self.messages = messages
+    def __init__(self, letters: Sequence[_Letter]) -> None:
+        self._letters = letters
+        self.places = [place for place, letter in enumerate(letters) if not letter.error]
         self.done: Future[None] = Future()
         self._open: dict[int, int] = {}  # places by delivery tag
         self._returned: set[str] = set()
-        self._failures: dict[int, Failure] = {}
+        self._failures = {
+            place: Failure(trouble=Trouble.REFUSED, error=letter.error)
+            for place, letter in enumerate(letters)
+            if letter.error
+        }
         self._lock = threading.RLock()  # the sender gives up in its thread, answers come in the connection's
+
+    def letter(self, place: int) -> _Letter:
+        return self._letters[place]
 
     def sent(self, place: int, tag: int) -> None:
         with self._lock:
@@ -107,11 +137,11 @@ class _Page:
                 self._end()
 
     def _note(self, place: int, taken: bool) -> None:
-        entry, exchange, routing_key = self.messages[place]
+        letter = self._letters[place]
         if not taken:
             self._failures[place] = Failure(trouble=Trouble.LATER, error="RabbitMQ did not take it: its queue is full.")
-        elif _message_id(entry) in self._returned:
-            error = f"No queue is bound to exchange {exchange!r} for routing key {routing_key!r}."
+        elif _message_id(letter.entry) in self._returned:
+            error = f"No queue is bound to exchange {letter.exchange!r} for routing key {letter.routing_key!r}."
             self._failures[place] = Failure(trouble=Trouble.REFUSED, error=error)
 
     def fail(self, error: str) -> None:
@@ -119,7 +149,7 @@ class _Page:
         with self._lock:
             if self.done.done():
                 return
-            for place in self._open.values() if self._open else range(len(self.messages)):
+            for place in self._open.values() if self._open else self.places:
                 self._failures[place] = Failure(trouble=Trouble.AWAY, error=error)
             self._end()
 
@@ -129,7 +159,7 @@ class _Page:
 
     def outcomes(self) -> Sequence[Failure | None]:
         with self._lock:
-            return [self._failures.get(place) for place in range(len(self.messages))]
+            return [self._failures.get(place) for place in range(len(self._letters))]
 
 
 class _Link:
@@ -189,12 +219,16 @@ class _Link:
         if self.ended:
             page.fail("RabbitMQ closed the connection.")
             return
-        for place in range(len(page.messages)):
-            self._tag += 1
-            page.sent(place, self._tag)
         with self._connection.corked():
-            for entry, exchange, routing_key in page.messages:
-                self._channel.basic_publish(exchange, routing_key, entry.body, _properties(entry), mandatory=True)
+            for place in page.places:
+                self._tag += 1
+                page.sent(place, self._tag)
+                letter = page.letter(place)
+                self._channel.basic_publish(
+                    letter.exchange, letter.routing_key, letter.entry.body, letter.properties, mandatory=True
+                )
+        if not page.places:
+            page.fail("nothing was sent")
 
     def _on_confirm(self, frame: Any) -> None:
         if self._page is not None:

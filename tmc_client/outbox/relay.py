@@ -70,31 +70,36 @@ class Relay:
         self.name = f"{socket.gethostname()[:20]}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self.counts = RelayCounts()
         self._failures = 0
+        self._holds = False
         self._woken = threading.Event()
-        self._stopping = False
+        self._stopping = threading.Event()
 
     def run(self) -> None:
         """Until `stop`."""
-        while not self._stopping:
+        while not self._stopping.is_set():
             pause_s = self.run_once()
-            if pause_s:
+            if pause_s == REST_S:
+                self._stopping.wait(pause_s)
+            elif pause_s:
                 self._woken.wait(pause_s)
             self._woken.clear()
         self._leave()
 
     def stop(self) -> None:
         """End `run` after the pass it is in."""
-        self._stopping = True
+        self._stopping.set()
         self._woken.set()
 
     def wake(self) -> None:
-        """There is something to do."""
-        self._woken.set()
+        """There is something to do, if this is the relay that works."""
+        if self._holds:
+            self._woken.set()
 
     def run_once(self) -> float:
         """One pass. Returns: seconds until the next one."""
         try:
             now = self._store.hold(self.name, self._lease_ms)
+            self._holds = now is not None and not self._failures
             if now is None:
                 return IDLE_S
             moved = self._one_pass(now)
@@ -120,14 +125,16 @@ class Relay:
         return REST_S
 
     def _leave(self) -> None:
+        self._holds = False
         try:
             self._store.let_go(self.name)
-        except errors.Unavailable as exc:  # the lease ends by itself
+        except errors.TmcError as exc:  # the lease ends by itself
             log.warning("the lease of the outbox could not be returned: %s", exc)
 
     def _one_pass(self, now: int) -> bool:
         """A page of due messages, in rounds: of an order key, each round has one message. Returns: something moved."""
-        page, began, moved = self._store.due(now, PAGE), time.monotonic(), False
+        page, began = self._store.due(now, PAGE), time.monotonic()
+        moved = len(page) == PAGE  # there may be more behind those that cannot be sent
         while page and (ready := self._in_turn(page, now)):
             moved |= self._send(ready, now)
             if time.monotonic() - began > self._lease_ms / 3_000:
@@ -138,7 +145,7 @@ class Relay:
 
     def _send(self, ready: Sequence[Entry], now: int) -> bool:
         """Returns: something was sent or given up."""
-        failures = self._target.send(ready)
+        failures = self._answers(ready)
         outcomes = list(zip(ready, failures, strict=True))
         taken = [entry for entry, failure in outcomes if failure is None]
         if taken:
@@ -153,20 +160,37 @@ class Relay:
                 moved |= self._not_taken(entry, failure, now)
         return moved
 
+    def _answers(self, ready: Sequence[Entry]) -> Sequence[Failure | None]:
+        """A target that breaks on a page gets its messages one by one, so that only those are refused that it breaks on."""
+        try:
+            answers = self._target.send(ready)
+            if len(answers) == len(ready):
+                return answers
+            log.error("the target answered %d of %d messages: they are repeated", len(answers), len(ready))
+        except Exception:
+            log.warning("the target broke on a page of %d messages", len(ready), exc_info=True)
+        return [self._answer(entry) for entry in ready]
+
+    def _answer(self, entry: Entry) -> Failure | None:
+        try:
+            (answer,) = self._target.send([entry])
+        except Exception as exc:  # noqa: BLE001 - it is the answer
+            return Failure(trouble=Trouble.REFUSED, error=f"The target broke on it: {exc!r}")
+        return answer
+
     def _in_turn(self, page: Sequence[Entry], now: int) -> list[Entry]:
         """Those that need not wait for an earlier message of their order key. The others come after that one's time."""
-        lines = {entry.line for entry in page if entry.line}
-        heads = self._store.heads(lines) if lines else {}
+        heads = self._store.heads(page)
         ready: list[Entry] = []
-        blocked: dict[int, list[Entry]] = {}
+        blocked: dict[str, int | None] = {}
         for entry in page:
             head = heads.get(entry.line)
             if not entry.line or (head is not None and head.id == entry.id):
                 ready.append(entry)
             elif head is not None and (head.due_ms is None or head.due_ms > now):
-                blocked.setdefault(head.due_ms or now + _LONGEST_PAUSE_MS, []).append(entry)
-        for due_ms, entries in blocked.items():
-            self._store.later(entries, due_ms)
+                blocked[entry.line] = head.due_ms
+        for line, due_ms in sorted(blocked.items()):
+            self._store.postpone(line, due_ms)
         there = {entry.id for entry in page}
         beyond = [head.id for head in heads.values() if head.id not in there and 0 < (head.due_ms or 0) <= now]
         return ready + self._store.by_ids(beyond)
@@ -179,13 +203,19 @@ class Relay:
             self._store.failed([entry], failure.error)
             self.counts.given_up += 1
             log.error("message %s of %s is given up: %s", entry.key, entry.topic, failure.error)
-            self._on_given_up([entry], failure.error)
+            self._say_given_up(entry, failure.error)
             return True
         pause_ms = _FIRST_PAUSE_MS << min(entry.tries, 10) if refused else age_ms // 4
         due_ms = now + min(_LONGEST_PAUSE_MS, max(_FIRST_PAUSE_MS, pause_ms))
         self._store.later([entry], due_ms, failure.error, tries=int(refused))
         self.counts.later += 1
         return False
+
+    def _say_given_up(self, entry: Entry, error: str) -> None:
+        try:
+            self._on_given_up([entry], error)
+        except Exception:
+            log.warning("on_given_up failed", exc_info=True)
 
 
 class TargetAway(Exception):

@@ -18,14 +18,19 @@ from tmc_client.tables import outbox as table
 from tmc_client.tables import outbox_relay as relay
 from tmc_client.tables import raise_if_lacking
 
-_UNSENT = table.c.state == int(State.UNSENT)
+# An expression, so that a change by id is not made by the index on the state: on MariaDB it would wait for every row that
+# somebody is about to commit.
+_UNSENT = table.c.state + 0 == int(State.UNSENT)
+ALWAYS_DUE_MS = 1  # of messages with an order key: whose clock is ahead delays nobody
 _CLOCKS = {
     "sqlite": "CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)",
-    "mysql": "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)",
-    "mariadb": "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)",
+    # Not UNIX_TIMESTAMP(NOW(3)): in a zone with summer time it leaps by an hour when that ends.
+    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000",
+    "mariadb": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000",
     "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
 }
 _PAGE = 1_000
+_PAGE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +107,11 @@ class OutboxStore:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except sa.exc.DBAPIError as exc:
+        except sa.exc.SQLAlchemyError as exc:
             raise_if_lacking(exc, self.engine, table, relay)
-            raise errors.Unavailable(f"The database of this outbox does not answer: {exc.orig}") from exc
+            raise errors.Unavailable(
+                f"The database of this outbox does not answer: {getattr(exc, 'orig', exc)}"
+            ) from exc
 
     def now(self) -> int:
         """Milliseconds since the epoch."""
@@ -140,10 +147,11 @@ class OutboxStore:
             connection.execute(relay.update().where(relay.c.owner == owner).values(until_ms=0))
 
     def due(self, now: int, limit: int) -> list[Entry]:
-        """Unsent messages whose time has come, longest due first."""
-        query = sa.select(table).where(table.c.due_ms <= now).order_by(table.c.due_ms, table.c.id).limit(limit)
+        """Unsent messages whose time has come, longest due first; of large ones fewer, at least one."""
+        sizes = sa.select(table.c.id, sa.func.length(table.c.body)).where(table.c.due_ms <= now)
         with self._reading() as connection:
-            return [Entry.of(row) for row in connection.execute(query)]
+            found = connection.execute(sizes.order_by(table.c.due_ms, table.c.id).limit(limit)).all()
+        return self.by_ids(_fitting([(number, size) for number, size in found]))
 
     def by_ids(self, ids: Sequence[int]) -> list[Entry]:
         """Those of these messages that are not sent."""
@@ -153,16 +161,17 @@ class OutboxStore:
             query = sa.select(table).where(table.c.id.in_(sorted(ids)), _UNSENT).order_by(table.c.id)
             return [Entry.of(row) for row in connection.execute(query)]
 
-    def heads(self, lines: Iterable[str]) -> Mapping[str, Head]:
-        """The first message of each line that is not sent, by line."""
-        first = (
-            sa.select(table.c.line, sa.func.min(table.c.id).label("id"))
-            .where(table.c.line.in_(sorted(set(lines))))
-            .group_by(table.c.line)
-            .subquery()
-        )
-        query = sa.select(table.c.line, table.c.id, table.c.due_ms).join(first, table.c.id == first.c.id)
+    def heads(self, entries: Iterable[Entry]) -> Mapping[str, Head]:
+        """The first message that is not sent of each line of these, by line."""
+        ids = sorted(entry.id for entry in entries if entry.line)
+        if not ids:
+            return {}
+        lines = sa.select(table.c.line).where(table.c.id.in_(ids)).distinct().subquery()
+        row = table.alias()  # the first of each line by the index, however many there are
+        first = sa.select(row.c.id).where(row.c.line == lines.c.line).order_by(row.c.id).limit(1).scalar_subquery()
         with self._reading() as connection:
+            heads = list(connection.execute(sa.select(first).select_from(lines)).scalars())
+            query = sa.select(table.c.line, table.c.id, table.c.due_ms).where(table.c.id.in_(heads))
             return {row.line: Head(id=row.id, due_ms=row.due_ms) for row in connection.execute(query)}
 
     def sent(self, ids: Sequence[int], *, direct: bool) -> None:
@@ -178,6 +187,12 @@ class OutboxStore:
         if error:
             values["error"] = error[:500]
         self._change(entries, values)
+
+    def postpone(self, line: str, due_ms: int | None) -> None:
+        """Those behind the head of a line come at that time; None: when the head, which was given up, is decided about."""
+        behind = (table.c.line == line, _UNSENT, table.c.due_ms.is_not(None))
+        with self._writing() as connection:
+            connection.execute(table.update().where(*behind).values(due_ms=due_ms))
 
     def failed(self, entries: Sequence[Entry], error: str) -> None:
         """Give these up. A line stays behind its message."""
@@ -235,8 +250,9 @@ class OutboxStore:
             ]
 
     def retry(self, ids: Sequence[int]) -> int:
-        """Try FAILED messages again, with a fresh count. Returns: how many."""
-        values = {"state": int(State.UNSENT), "tries": 0, "due_ms": self.now()}
+        """Try FAILED messages again, with a fresh count and age. Returns: how many."""
+        now = self.now()
+        values = {"state": int(State.UNSENT), "tries": 0, "due_ms": now, "created_ms": now}
         return self._of_failed(table.update().values(**values), ids)
 
     def discard(self, ids: Sequence[int]) -> int:
@@ -244,14 +260,20 @@ class OutboxStore:
         return self._of_failed(table.delete(), ids)
 
     def _of_failed(self, change: Any, ids: Sequence[int]) -> int:
-        which = (table.c.id.in_(sorted(ids)), table.c.state == int(State.FAILED))
+        which = (table.c.id.in_(sorted(ids)), table.c.state + 0 == int(State.FAILED))
         with self._writing() as connection:
-            return int(connection.execute(change.where(*which)).rowcount)
+            lines = list(connection.execute(sa.select(table.c.line).where(*which, table.c.line.is_not(None))).scalars())
+            changed = int(connection.execute(change.where(*which)).rowcount)
+            parked = (table.c.line.in_(sorted(set(lines))), _UNSENT, table.c.due_ms.is_(None))
+            connection.execute(table.update().where(*parked).values(due_ms=ALWAYS_DUE_MS))
+            return changed
 
     def clean(self, older_than: timedelta) -> int:
         """Delete messages that were sent longer ago than that. Returns: how many."""
         before = self.now() - round(older_than.total_seconds() * 1000)
-        old = sa.select(table.c.id).where(table.c.state == int(State.SENT), table.c.created_ms < before)
+        old = sa.select(table.c.id).where(
+            table.c.state == int(State.SENT), table.c.direct.in_((0, 1)), table.c.created_ms < before
+        )
         removed = 0
         while True:
             with self._writing() as connection:
@@ -259,6 +281,17 @@ class OutboxStore:
                 if not ids:
                     return removed
                 removed += connection.execute(table.delete().where(table.c.id.in_(ids))).rowcount
+
+
+def _fitting(sizes: Sequence[tuple[int, int]]) -> list[int]:
+    """The first ids whose bodies have a few megabytes together; at least one."""
+    total, fitting = 0, list[int]()
+    for number, size in sizes:
+        total += size
+        if fitting and total > _PAGE_BYTES:
+            break
+        fitting.append(number)
+    return fitting
 
 
 def columns_of(request: Any, line: str, *, created_ms: int, due_ms: int) -> dict[str, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Session
 
 import tmc_client as tmc
 from tests.support.clock import ManualClock
@@ -121,6 +122,32 @@ class TestWhatCommitsIsSent:
             assert box.flush()
         assert receiver.got == ["b", "d"]
 
+    def test_not_what_the_session_takes_for_committed(self, engine: sa.Engine, receiver: Receiver) -> None:
+        """Its commit was that of a savepoint, or the database rolled back without a word."""
+        with tmc.Outbox(engine, receiver) as box:
+            with engine.connect() as connection, connection.begin() as outer:
+                if engine.dialect.name == "sqlite":
+                    connection.exec_driver_sql("BEGIN")  # or its driver commits with the first savepoint
+                with Session(connection, join_transaction_mode="create_savepoint") as session:
+                    box.add(session, TOPIC, {}, key="a")
+                    session.commit()
+                outer.rollback()
+            with Session(engine) as session:
+                session.connection()
+                savepoint = session.connection().begin_nested()
+                box.add(session, TOPIC, {}, key="b")
+                session.flush()
+                savepoint.rollback()
+                session.commit()
+            with Session(engine) as session:
+                box.add(session, TOPIC, {}, key="c")
+                session.flush()
+                with suppress(sa.exc.SQLAlchemyError):
+                    session.execute(sa.text("SELECT * FROM there_is_no_such_table"))
+                session.commit()
+            assert box.flush()
+        assert receiver.got == ([] if engine.dialect.name == "postgresql" else ["c"])
+
     def test_of_an_async_session(self, engine: sa.Engine, receiver: Receiver) -> None:
         drivers = {"sqlite": "aiosqlite", "mariadb": "asyncmy", "postgresql": "asyncpg"}
         kind = engine.dialect.name
@@ -149,6 +176,20 @@ class TestWhatCommitsIsSent:
             eventually(lambda: box.store.standing().sent)
             assert box.store.standing().sent_directly == 0
 
+    def test_although_a_long_transaction_is_open(self, engine: sa.Engine, receiver: Receiver) -> None:
+        """On MariaDB, marking what was sent waited for every row that was not committed."""
+        box = tmc.Outbox(engine, receiver, direct=False, untouched=timedelta(0))
+        for number in range(20):
+            with Session(engine) as session, session.begin():
+                box.add(session, TOPIC, {}, key=f"k{number}")
+        with Session(engine) as long:
+            if engine.dialect.name != "sqlite":  # which has one writer: nobody else commits meanwhile
+                box.add(long, TOPIC, {}, key="long")
+                long.flush()
+            with box:
+                eventually(lambda: box.store.standing().sent == 20, seconds=20)
+        assert len(receiver.got) == 20
+
     def test_one_after_another_with_an_order_key(self, engine: sa.Engine, receiver: Receiver) -> None:
         with tmc.Outbox(engine, receiver) as box, Session(engine) as session:
             for number in range(50):
@@ -156,6 +197,15 @@ class TestWhatCommitsIsSent:
                 session.commit()
             eventually(lambda: len(receiver.got) == 50)
         assert receiver.got == [f"k{number}" for number in range(50)]
+
+    def test_not_directly_with_an_order_key(self, engine: sa.Engine, receiver: Receiver) -> None:
+        box = tmc.Outbox(engine, receiver)
+        with Session(engine) as session, session.begin():
+            box.add(session, TOPIC, {}, key="a", order_key="one")
+            box.add(session, TOPIC, {}, key="b")
+        assert box.flush()
+        box.close()
+        assert receiver.got == ["b"]
 
 
 class TestTheRelay:
@@ -273,6 +323,46 @@ class TestTheRelay:
             pass
         assert receiver.got == [f"k{number:03}" for number in range(600)]
 
+    def test_followers_of_a_message_that_was_given_up_delay_nobody(
+        self, engine: sa.Engine, store: OutboxStore, receiver: Receiver, clock: ManualClock
+    ) -> None:
+        add(engine, receiver, *(f"a{number}" for number in range(1_200)), order_key="a")
+        receiver.says = {"a0": REFUSED}
+        relay = relay_of(store, receiver, max_tries=1)
+        relay.run_once()
+        add(engine, receiver, "fresh", order_key="b")
+        while relay.run_once() == 0.0:
+            pass
+        assert receiver.got == ["fresh"]
+        assert store.due(clock(), 10) == []
+
+    def test_a_target_that_breaks_on_one_message_gets_the_others(
+        self, engine: sa.Engine, store: OutboxStore, receiver: Receiver, clock: ManualClock
+    ) -> None:
+        class Fragile(Receiver):
+            def send(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
+                if "poison" in [entry.key for entry in entries]:
+                    raise LookupError("no route")
+                return super().send(entries)
+
+        fragile = Fragile()
+        add(engine, fragile, "a", "poison", "b")
+        clock.advance(3)
+        assert relay_of(store, fragile).run_once() == 0.0
+        assert fragile.got == ["a", "b"]
+        assert store.by_key("poison")[0].error == "The target broke on it: LookupError('no route')"
+
+    def test_it_lives_on_without_tables_and_a_wake_does_not_end_its_rest(
+        self, engine: sa.Engine, store: OutboxStore, receiver: Receiver
+    ) -> None:
+        metadata.drop_all(engine)
+        relay = relay_of(store, receiver)
+        assert [relay.run_once() for _ in range(MOST_FAILURES)][-1] == REST_S
+        tmc.create_tables(engine)
+        relay.wake()
+        assert relay.run_once() == IDLE_S
+        assert relay.counts.failed_passes == MOST_FAILURES
+
     def test_one_refused_message_among_others_that_are_away_is_no_reason_to_rest(
         self, engine: sa.Engine, store: OutboxStore, receiver: Receiver, clock: ManualClock
     ) -> None:
@@ -315,6 +405,22 @@ def test_what_could_never_be_sent_is_refused_at_once(fields: dict[str, Any], sen
     box = tmc.Outbox(sa.create_engine("sqlite://"), Receiver(), direct=False)
     with pytest.raises(tmc.InvalidRequest, match=sentence):
         box.add(Session(), TOPIC, {}, **fields)
+
+
+def test_a_session_of_another_database_is_refused(tmp_path) -> None:
+    here, there = (sa.create_engine(f"sqlite:///{tmp_path}/{name}.db") for name in ("here", "there"))
+    box = tmc.Outbox(here, Receiver())
+    with pytest.raises(tmc.InvalidRequest, match=r"of database '.*there.db', the outbox of '.*here.db'"):
+        box.add(Session(there), TOPIC, {}, key="k")
+    with pytest.raises(tmc.InvalidRequest, match="no engine for the table tmc_outbox"):
+        box.add(Session(binds={Mapped: here}), TOPIC, {}, key="k")
+    box.close()
+    with pytest.raises(tmc.InvalidRequest, match="was closed"):
+        box.start()
+
+
+class Mapped(DeclarativeBase):
+    """A base class of some program."""
 
 
 def test_mistakes_get_one_sentence(tmp_path) -> None:

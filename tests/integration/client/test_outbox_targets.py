@@ -120,6 +120,22 @@ class TestTheFallback:
         asyncio.run(story())
         assert [kept.key for kept in box.store.by_key("async")] == ["async"]
 
+    def test_order_keys_and_what_could_never_be_sent_are_refused(self, business: sa.Engine) -> None:
+        box = tmc.Outbox(business, tmc.connect("127.0.0.1:1", app="orders"), direct=False)
+        short = timedelta(milliseconds=100)
+        with tmc.connect("127.0.0.1:1", app="orders") as nobody:
+            for fields, sentence in (
+                ({"key": "k", "order_key": "o"}, "takes no order_key"),
+                ({"key": "k" * 500}, "500 characters"),
+            ):
+                with (
+                    pytest.raises(tmc.InvalidRequest, match=sentence),
+                    Session(business) as session,
+                    nobody.transaction(session, prepare_timeout=short, fallback=box) as tx,
+                ):
+                    tx.send("order.paid", {}, **fields)
+        assert box.store.standing().unsent == 0
+
     def test_what_the_center_refuses_is_refused(self, business: sa.Engine, center: tmc.Center) -> None:
         box = tmc.Outbox(business, center, direct=False)
         with (
@@ -190,6 +206,19 @@ class TestRabbitMQ:
         assert isinstance(found[1], Failure)
         assert found[1].error == "No queue is bound to exchange '' for routing key 'no.such.queue'."
         assert len(queue()) == 2
+        target.close()
+
+    def test_what_amqp_cannot_carry_is_refused_alone(self, rabbitmq: RabbitMQ, queue: Callable[[], list[Any]]) -> None:
+        target = tmc.RabbitTarget(rabbitmq.url)
+        bad = [
+            entry("a", headers={"h" * 300: ""}),
+            entry("b", topic="\u4e2d" * 100),
+            entry("c", body=b"", topic="\u4e2d" * 90),
+        ]
+        found = target.send([*bad, entry("fine")])
+        assert troubles(found) == [Trouble.REFUSED] * 3 + [None]
+        assert list(map(bool, target.send(bad))) == [True] * 3
+        assert len(queue()) == 1
         target.close()
 
     def test_an_exchange_that_is_not_there_takes_nothing_and_the_next_page_is_sent(
