@@ -18,9 +18,7 @@ from tmc_client.tables import outbox as table
 from tmc_client.tables import outbox_relay as relay
 from tmc_client.tables import raise_if_lacking
 
-# An expression, so that a change by id is not made by the index on the state: on MariaDB it would wait for every row that
-# somebody is about to commit.
-_UNSENT = table.c.state + 0 == int(State.UNSENT)
+_UNSENT = table.c.state == int(State.UNSENT)
 ALWAYS_DUE_MS = 1  # of messages with an order key: whose clock is ahead delays nobody
 _CLOCKS = {
     "sqlite": "CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)",
@@ -178,7 +176,7 @@ class OutboxStore:
         """Note that the target took these."""
         values = {"state": int(State.SENT), "due_ms": None, "line": None, "direct": int(direct), "error": ""}
         with self._writing() as connection:
-            mine = table.update().where(table.c.id.in_(sorted(ids)), _UNSENT)
+            mine = _by_ids(table.update(), ids).where(_UNSENT)
             connection.execute(mine.values(sent_ms=now_ms() if self._clock is None else self._clock(), **values))
 
     def later(self, entries: Sequence[Entry], due_ms: int, error: str = "", tries: int = 0) -> None:
@@ -190,9 +188,14 @@ class OutboxStore:
 
     def postpone(self, line: str, due_ms: int | None) -> None:
         """Those behind the head of a line come at that time; None: when the head, which was given up, is decided about."""
-        behind = (table.c.line == line, _UNSENT, table.c.due_ms.is_not(None))
-        with self._writing() as connection:
-            connection.execute(table.update().where(*behind).values(due_ms=due_ms))
+        earlier = table.c.due_ms.is_not(None) if due_ms is None else table.c.due_ms < due_ms
+        behind = sa.select(table.c.id).where(table.c.line == line, _UNSENT, earlier).limit(_PAGE)
+        while True:
+            with self._writing() as connection:  # read first: one that is about to commit must not be waited for
+                ids = connection.execute(behind).scalars().all()
+                if not ids:
+                    return
+                connection.execute(_by_ids(table.update(), ids).where(_UNSENT).values(due_ms=due_ms))
 
     def failed(self, entries: Sequence[Entry], error: str) -> None:
         """Give these up. A line stays behind its message."""
@@ -200,9 +203,9 @@ class OutboxStore:
         self._change(entries, values)
 
     def _change(self, entries: Sequence[Entry], values: Mapping[str, Any]) -> None:
-        ids = sorted(entry.id for entry in entries)
         with self._writing() as connection:
-            connection.execute(table.update().where(table.c.id.in_(ids), _UNSENT).values(**values))
+            mine = _by_ids(table.update(), [entry.id for entry in entries]).where(_UNSENT)
+            connection.execute(mine.values(**values))
 
     def standing(self) -> Standing:
         """Counts by state."""
@@ -260,10 +263,11 @@ class OutboxStore:
         return self._of_failed(table.delete(), ids)
 
     def _of_failed(self, change: Any, ids: Sequence[int]) -> int:
-        which = (table.c.id.in_(sorted(ids)), table.c.state + 0 == int(State.FAILED))
+        given_up = table.c.state == int(State.FAILED)
         with self._writing() as connection:
-            lines = list(connection.execute(sa.select(table.c.line).where(*which, table.c.line.is_not(None))).scalars())
-            changed = int(connection.execute(change.where(*which)).rowcount)
+            named = sa.select(table.c.line).where(table.c.id.in_(sorted(ids)), given_up, table.c.line.is_not(None))
+            lines = list(connection.execute(named).scalars())
+            changed = int(connection.execute(_by_ids(change, ids).where(given_up)).rowcount)
             parked = (table.c.line.in_(sorted(set(lines))), _UNSENT, table.c.due_ms.is_(None))
             connection.execute(table.update().where(*parked).values(due_ms=ALWAYS_DUE_MS))
             return changed
@@ -281,6 +285,14 @@ class OutboxStore:
                 if not ids:
                     return removed
                 removed += connection.execute(table.delete().where(table.c.id.in_(ids))).rowcount
+
+
+def _by_ids(change: Any, ids: Sequence[int]) -> Any:
+    """By the primary key and nothing else: on MariaDB, a scan would wait for every row that somebody is about to commit."""
+    if isinstance(change, sa.Update):  # a DELETE takes no such hint
+        for dialect in ("mysql", "mariadb"):
+            change = change.with_hint("FORCE INDEX (PRIMARY)", dialect_name=dialect)
+    return change.where(table.c.id.in_(sorted(ids)))
 
 
 def _fitting(sizes: Sequence[tuple[int, int]]) -> list[int]:

@@ -168,11 +168,13 @@ class TestWhatCommitsIsSent:
 
     def test_by_the_relay_what_was_not_sent_directly(self, engine: sa.Engine, receiver: Receiver) -> None:
         receiver.says = {"a": AWAY}
-        with tmc.Outbox(engine, receiver, untouched=timedelta(0)) as box, Session(engine) as session:
+        box = tmc.Outbox(engine, receiver, untouched=timedelta(0))
+        with Session(engine) as session, session.begin():
             box.add(session, TOPIC, {}, key="a")
-            session.commit()
-            eventually(lambda: "a" in receiver.asked)
-            receiver.says = {}
+        assert box.flush()
+        assert (receiver.asked, receiver.got) == (["a"], [])
+        receiver.says = {}
+        with box:
             eventually(lambda: box.store.standing().sent)
             assert box.store.standing().sent_directly == 0
 
