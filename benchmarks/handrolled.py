@@ -82,6 +82,11 @@ def _produce(port: int, _url: str, count: int, batched: bool, go: Any, ready: An
 
     ready.release()
     go.wait()
+    shared(work, count, threads)
+
+
+def shared(work: Callable[[int, int], None], count: int, threads: int) -> None:
+    """Call work(first, last) in this many threads, for parts of range(count), and wait for them."""
     bounds = [count * number // threads for number in range(threads + 1)]
     workers = [threading.Thread(target=work, args=pair) for pair in itertools.pairwise(bounds)]
     for worker in workers:

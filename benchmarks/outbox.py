@@ -8,11 +8,9 @@ first insert to the last ack of a consumer in this process; the producer sends d
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import multiprocessing
 import statistics
-import threading
 import time
 from typing import Any
 
@@ -65,12 +63,7 @@ def _produce(database: str, url: str, count: int, batched: bool, go: Any, ready:
 
         ready.release()
         go.wait()
-        bounds = [count * number // threads for number in range(threads + 1)]
-        workers = [threading.Thread(target=work, args=pair) for pair in itertools.pairwise(bounds)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        handrolled.shared(work, count, threads)
         end.wait()
 
 

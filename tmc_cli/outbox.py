@@ -52,7 +52,7 @@ def _parser(prog_name: str) -> argparse.ArgumentParser:
     add("failed", _failed, "The messages that were given up.")
     for name, command, text in (
         ("retry", _retry, "Try messages again that were given up."),
-        ("discard", _discard, "Delete messages that were given up; their order keys go on behind them."),
+        ("discard", _discard, "Delete messages that were given up; what waits behind them is sent."),
     ):
         made = add(name, command, text)
         made.add_argument("ids", metavar="ID", type=int, nargs="*")

@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,9 +88,15 @@ def test_nothing_is_lost_or_invented_and_order_holds_under_kills(
     connection.close()
     processes = Processes(database.url.render_as_string(hide_password=False), rabbitmq.url)
     store, dice = OutboxStore(database), random.Random(7)
+
+    def purchases() -> int:
+        with database.connect() as reading:
+            return int(reading.execute(sa.select(sa.func.count()).select_from(purchase)).scalar_one())
+
     try:
         for _ in range(_KILLS):
-            time.sleep(dice.uniform(0.1, 0.8))
+            enough = purchases() + dice.randrange(1, 40)
+            eventually(lambda enough=enough: purchases() >= enough, seconds=60)
             processes.kill(dice.randrange(5))
         processes.stop(range(2))
         eventually(lambda: store.standing().unsent == 0, seconds=120, describe=store.standing)

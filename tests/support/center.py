@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+import tmc_client as tmc
 from tests.support.eventually import eventually
 from tests.support.store import migrated_sqlite
 from tmc_common.protocol import admin_pb2, admin_pb2_grpc, types_pb2
@@ -99,6 +100,23 @@ class RunningCenter:
         environment = os.environ | {"TMC_ADDRESS": self.address, "TMC_ADMIN_TOKEN": self.token}
         command = [str(Path(sys.executable).parent / "tmc"), "admin", *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    def rejected(self, key: str) -> str:
+        """Publish a message of `order.paid` that its consumer rejects: no stock. Returns its id when that is an alert."""
+        with (
+            tmc.connect(self.address, app="coupons", key=self.keys["coupons"]) as coupons,
+            tmc.connect(self.address, app="orders", key=self.keys["orders"]) as orders,
+        ):
+            consumer = tmc.Consumer(coupons)
+
+            @consumer.listener("order.paid")
+            def refuse(body: bytes) -> None:
+                raise tmc.Reject(f"no stock for {key}")
+
+            with consumer:
+                message_id = orders.publish("order.paid", b"", key=key)
+                eventually(lambda: message_id in self.run_admin("list-alerts").stdout)
+        return message_id
 
     def detail(self, topic: str, key: str) -> Any:
         """A message with its consumptions, as an operator sees it."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from tests.support.eventually import eventually
-from tests.support.ports import free_port
+from tests.support.ports import end, free_port
 
 DAEMON = next((p for p in ("/usr/sbin/mariadbd", "/usr/libexec/mariadbd") if os.path.exists(p)), "mariadbd")
 CACHE = Path(os.environ.get("TMC_TEST_CACHE", Path(tempfile.gettempdir()) / f"tmc-test-cache-{os.getuid()}"))
@@ -119,11 +119,6 @@ class MariaDB:
         self.process.wait()
 
     def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.kill()
+        end(self.process, signal.SIGTERM)
         if not self._keep:
             shutil.rmtree(self.home, ignore_errors=True)

@@ -1,9 +1,11 @@
-"""TCP ports for servers that tests start."""
+"""TCP ports of servers that tests start, and their end."""
 
 from __future__ import annotations
 
 import random
+import signal
 import socket
+import subprocess
 
 _PORTS = range(15_000, 32_000)  # below those that outgoing connections get, which would come between asking and using
 
@@ -19,3 +21,15 @@ def free_port() -> int:
             except OSError:
                 continue
         return port
+
+
+def end(process: subprocess.Popen[bytes] | None, number: signal.Signals) -> None:
+    """Send a signal and wait; a process that is still there after 20 s is killed."""
+    if process is None or process.poll() is not None:
+        return
+    process.send_signal(number)
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

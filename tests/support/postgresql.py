@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tests.support.eventually import eventually
-from tests.support.ports import free_port
+from tests.support.ports import end, free_port
 
 BINARIES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path("/usr/bin"))
 _SUPERUSER = "tmc"
@@ -102,17 +102,6 @@ class PostgreSQL:
             self._run_sql(f"CREATE DATABASE {database}")
         return self.url(database, driver)
 
-    def kill(self) -> None:
-        """Kill -9 of the whole server; its other processes end when they notice."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
     def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)  # a fast shutdown: open transactions are rolled back
-            try:
-                self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.kill()
+        end(self.process, signal.SIGINT)  # a fast shutdown: open transactions are rolled back
         shutil.rmtree(self.home, ignore_errors=True)

@@ -59,11 +59,13 @@ class RabbitTarget:
 
     def send(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See entries.Target."""
+        page = _Page([self._letter(entry) for entry in entries])
+        if not page.places:
+            return page.outcomes()
         with self._lock:
             link = self._link
             if link is None or link.ended:
                 link = self._link = _Link(self._parameters)
-            page = _Page([self._letter(entry) for entry in entries])
             try:
                 link.opened.result(_TIMEOUT_S)
                 link.publish(page)
@@ -74,12 +76,11 @@ class RabbitTarget:
             return page.outcomes()
 
     def _letter(self, entry: Entry) -> _Letter:
+        properties, routing_key = _properties(entry), self._routing_key(entry)
         try:
-            properties = _properties(entry)
-            list(properties.encode())
-            routing_key = self._routing_key(entry)
+            properties.encode()
             pika.spec.Basic.Publish(exchange=self._exchange, routing_key=routing_key).encode()
-        except Exception as exc:  # noqa: BLE001 - it is the answer for this message
+        except (AMQPError, ValueError) as exc:
             return _Letter(entry=entry, error=f"It cannot be sent to RabbitMQ: {exc!r}")
         return _Letter(entry=entry, exchange=self._exchange, routing_key=routing_key, properties=properties)
 
@@ -109,11 +110,12 @@ class _Page:
         self.done: Future[None] = Future()
         self._open: dict[int, int] = {}  # places by delivery tag
         self._returned: set[str] = set()
-        self._failures = {
+        self._answers: dict[int, Failure | None] = {
             place: Failure(trouble=Trouble.REFUSED, error=letter.error)
             for place, letter in enumerate(letters)
             if letter.error
         }
+        self._error = ""
         self._lock = threading.RLock()  # the sender gives up in its thread, answers come in the connection's
 
     def letter(self, place: int) -> _Letter:
@@ -132,25 +134,22 @@ class _Page:
             for known in [each for each in self._open if each <= tag] if multiple else [tag]:
                 place = self._open.pop(known, None)
                 if place is not None:
-                    self._note(place, taken)
-            if not self._open:
+                    self._answers[place] = self._answer(self._letters[place], taken)
+            if len(self._answers) == len(self._letters):
                 self._end()
 
-    def _note(self, place: int, taken: bool) -> None:
-        letter = self._letters[place]
+    def _answer(self, letter: _Letter, taken: bool) -> Failure | None:
         if not taken:
-            self._failures[place] = Failure(trouble=Trouble.LATER, error="RabbitMQ did not take it: its queue is full.")
-        elif _message_id(letter.entry) in self._returned:
+            return Failure(trouble=Trouble.LATER, error="RabbitMQ did not take it: its queue is full.")
+        if _message_id(letter.entry) in self._returned:
             error = f"No queue is bound to exchange {letter.exchange!r} for routing key {letter.routing_key!r}."
-            self._failures[place] = Failure(trouble=Trouble.REFUSED, error=error)
+            return Failure(trouble=Trouble.REFUSED, error=error)
+        return None
 
     def fail(self, error: str) -> None:
-        """Those without an answer were not taken."""
+        """Those without an answer, published or not, were not taken."""
         with self._lock:
-            if self.done.done():
-                return
-            for place in self._open.values() if self._open else self.places:
-                self._failures[place] = Failure(trouble=Trouble.AWAY, error=error)
+            self._error = self._error or error
             self._end()
 
     def _end(self) -> None:
@@ -159,7 +158,8 @@ class _Page:
 
     def outcomes(self) -> Sequence[Failure | None]:
         with self._lock:
-            return [self._failures.get(place) for place in range(len(self._letters))]
+            away = Failure(trouble=Trouble.AWAY, error=self._error)
+            return [self._answers.get(place, away) for place in range(len(self._letters))]
 
 
 class _Link:
@@ -185,11 +185,10 @@ class _Link:
     def _run(self) -> None:
         try:
             self._connection.ioloop.start()
-        except Exception as exc:  # noqa: BLE001 - the page that waits gets it
-            self._end(exc)
         finally:
             with self._lock:
                 self._loop_ended = True
+            self._fail("its thread has ended")
             self._connection.ioloop.close()
 
     def _on_channel(self, channel: Any) -> None:
@@ -219,16 +218,19 @@ class _Link:
         if self.ended:
             page.fail("RabbitMQ closed the connection.")
             return
-        with self._connection.corked():
-            for place in page.places:
-                self._tag += 1
-                page.sent(place, self._tag)
-                letter = page.letter(place)
-                self._channel.basic_publish(
-                    letter.exchange, letter.routing_key, letter.entry.body, letter.properties, mandatory=True
-                )
-        if not page.places:
-            page.fail("nothing was sent")
+        try:
+            with self._connection.corked():
+                for place in page.places:
+                    self._tag += 1
+                    page.sent(place, self._tag)
+                    letter = page.letter(place)
+                    self._channel.basic_publish(
+                        letter.exchange, letter.routing_key, letter.entry.body, letter.properties, mandatory=True
+                    )
+        except Exception as exc:  # the tags are not the broker's any more
+            log.warning("a page could not be published", exc_info=True)
+            self._fail(exc)
+            self._close()
 
     def _on_confirm(self, frame: Any) -> None:
         if self._page is not None:

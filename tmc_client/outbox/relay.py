@@ -174,7 +174,8 @@ class Relay:
     def _answer(self, entry: Entry) -> Failure | None:
         try:
             (answer,) = self._target.send([entry])
-        except Exception as exc:  # noqa: BLE001 - it is the answer
+        except Exception as exc:
+            log.warning("the target broke on message %s of %s", entry.key, entry.topic, exc_info=True)
             return Failure(trouble=Trouble.REFUSED, error=f"The target broke on it: {exc!r}")
         return answer
 

@@ -145,11 +145,11 @@ class OutboxStore:
             connection.execute(relay.update().where(relay.c.owner == owner).values(until_ms=0))
 
     def due(self, now: int, limit: int) -> list[Entry]:
-        """Unsent messages whose time has come, longest due first; of large ones fewer, at least one."""
+        """Those unsent messages that are due longest, in the order of their ids; of large ones fewer, at least one."""
         sizes = sa.select(table.c.id, sa.func.length(table.c.body)).where(table.c.due_ms <= now)
         with self._reading() as connection:
             found = connection.execute(sizes.order_by(table.c.due_ms, table.c.id).limit(limit)).all()
-        return self.by_ids(_fitting([(number, size) for number, size in found]))
+        return self.by_ids(_fitting(found))
 
     def by_ids(self, ids: Sequence[int]) -> list[Entry]:
         """Those of these messages that are not sent."""
@@ -170,7 +170,8 @@ class OutboxStore:
         with self._reading() as connection:
             heads = list(connection.execute(sa.select(first).select_from(lines)).scalars())
             query = sa.select(table.c.line, table.c.id, table.c.due_ms).where(table.c.id.in_(heads))
-            return {row.line: Head(id=row.id, due_ms=row.due_ms) for row in connection.execute(query)}
+            found = connection.execute(query.where(table.c.line.is_not(None)))  # not sent in between
+            return {row.line: Head(id=row.id, due_ms=row.due_ms) for row in found}
 
     def sent(self, ids: Sequence[int], *, direct: bool) -> None:
         """Note that the target took these."""
@@ -259,7 +260,7 @@ class OutboxStore:
         return self._of_failed(table.update().values(**values), ids)
 
     def discard(self, ids: Sequence[int]) -> int:
-        """Delete FAILED messages; their lines go on behind them. Returns: how many."""
+        """Delete FAILED messages; what waits behind them is sent. Returns: how many."""
         return self._of_failed(table.delete(), ids)
 
     def _of_failed(self, change: Any, ids: Sequence[int]) -> int:
@@ -295,8 +296,8 @@ def _by_ids(change: Any, ids: Sequence[int]) -> Any:
     return change.where(table.c.id.in_(sorted(ids)))
 
 
-def _fitting(sizes: Sequence[tuple[int, int]]) -> list[int]:
-    """The first ids whose bodies have a few megabytes together; at least one."""
+def _fitting(sizes: Iterable[Any]) -> list[int]:
+    """The first ids whose bodies have a few megabytes together; at least one. sizes: ids with the bytes of their bodies."""
     total, fitting = 0, list[int]()
     for number, size in sizes:
         total += size

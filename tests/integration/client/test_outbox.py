@@ -307,7 +307,7 @@ class TestTheRelay:
         relay.run_once()
         assert receiver.got[3:] == ["a2", "a3"]
 
-    def test_a_line_goes_on_although_its_followers_fill_the_page(
+    def test_the_first_of_a_line_is_sent_when_those_behind_it_fill_the_page(
         self, engine: sa.Engine, store: OutboxStore, receiver: Receiver, clock: ManualClock
     ) -> None:
         add(engine, receiver, "k000", order_key="one")
@@ -426,11 +426,13 @@ class Mapped(DeclarativeBase):
 
 
 def test_mistakes_get_one_sentence(tmp_path) -> None:
+    wrong_engine: Any = create_async_engine("sqlite+aiosqlite://")
     with pytest.raises(tmc.InvalidRequest, match="takes a blocking engine"):
-        tmc.Outbox(create_async_engine("sqlite+aiosqlite://"), Receiver())  # type: ignore[arg-type]
+        tmc.Outbox(wrong_engine, Receiver())
     blank = sa.create_engine(f"sqlite:///{tmp_path}/blank.db")
     with pytest.raises(tmc.InvalidRequest, match="not Connection"), blank.connect() as connection:
-        tmc.Outbox(blank, Receiver()).add(connection, TOPIC, {}, key="k")  # type: ignore[arg-type]
+        wrong_session: Any = connection
+        tmc.Outbox(blank, Receiver()).add(wrong_session, TOPIC, {}, key="k")
     with pytest.raises(tmc.InvalidRequest, match=r"no table tmc_outbox .*tmc.create_tables"):
         OutboxStore(blank).hold("me", 1)
     blank.dispose()

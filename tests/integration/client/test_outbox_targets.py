@@ -152,10 +152,8 @@ class TestTheFallback:
         """The first attempt is rolled back, then the one of the outbox takes its key."""
         box = tmc.Outbox(business, center, direct=False, untouched=timedelta(0))
         short = timedelta(milliseconds=500)
-        with (
-            Session(business) as session,
-            Transaction(Deaf(center.producer), center.settle, session, short, box) as tx,  # type: ignore[arg-type]
-        ):
+        deaf: Any = Deaf(center.producer)
+        with Session(business) as session, Transaction(deaf, center.settle, session, short, box) as tx:
             tx.send("order.paid", {"n": 1}, key="half")
         relay = box.relay()
         eventually(lambda: relay.run_once() == 0.0)
@@ -229,6 +227,14 @@ class TestRabbitMQ:
         absent.close()
         target = tmc.RabbitTarget(rabbitmq.url)
         assert list(target.send([entry("c")])) == [None]
+        target.close()
+
+    def test_what_was_not_published_is_not_taken(self, rabbitmq: RabbitMQ, queue: Callable[[], list[Any]]) -> None:
+        """The connection breaks in the middle of a page: here on a body that is none."""
+        target = tmc.RabbitTarget(rabbitmq.url)
+        body: Any = 7
+        assert troubles(target.send([entry("a"), entry("b", body=body), entry("c")])) == [Trouble.AWAY] * 3
+        assert list(target.send([entry("d")])) == [None]
         target.close()
 
     def test_away(self) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
 from tmc_cli.admin.alerts import still_failed
@@ -29,20 +28,8 @@ def center(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCenter]:
 @pytest.fixture(scope="module")
 def alert_id(center: RunningCenter) -> str:
     """Of a delivery that was rejected."""
-    with (
-        tmc.connect(center.address, app="coupons", key=center.keys["coupons"]) as coupons,
-        tmc.connect(center.address, app="orders", key=center.keys["orders"]) as orders,
-    ):
-        consumer = tmc.Consumer(coupons)
-
-        @consumer.listener("order.paid")
-        def refuse(body: bytes) -> None:
-            raise tmc.Reject("no stock for paid-1")
-
-        with consumer:
-            orders.publish("order.paid", b"", key="paid-1")
-            found = eventually(lambda: json.loads(center.run_admin("list-alerts", "--json").stdout).get("alerts"))
-    (alert,) = found
+    center.rejected("paid-1")
+    (alert,) = json.loads(center.run_admin("list-alerts", "--json").stdout)["alerts"]
     assert (alert["kind"], alert["topic"], alert["app"]) == ("delivery failed", "order.paid", "coupons")
     return str(alert["alert_id"])
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
 
 
 @pytest.fixture(scope="module")
@@ -27,20 +24,7 @@ def center(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCenter]:
 @pytest.fixture(scope="module")
 def rejected(center: RunningCenter) -> str:
     """The id of a message that its consumer rejected."""
-    with (
-        tmc.connect(center.address, app="coupons", key=center.keys["coupons"]) as coupons,
-        tmc.connect(center.address, app="orders", key=center.keys["orders"]) as orders,
-    ):
-        consumer = tmc.Consumer(coupons)
-
-        @consumer.listener("order.paid")
-        def refuse(body: bytes) -> None:
-            raise tmc.Reject("no stock")
-
-        with consumer:
-            message_id = orders.publish("order.paid", b"", key="paid-1")
-            eventually(lambda: json.loads(center.run_admin("list-alerts", "--json").stdout).get("alerts"))
-    return message_id
+    return center.rejected("paid-1")
 
 
 def test_the_catalog_has_no_tables_of_shards(center: RunningCenter) -> None:
