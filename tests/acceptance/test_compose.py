@@ -54,13 +54,15 @@ def outside(compose: dict[str, Any], mariadb: MariaDB, rabbitmq: RabbitMQ) -> It
     }
     rights = compose["consul-rights"]
     path = f"{Path(program()).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path} | _replaced(rights["environment"], inside)
+
+    def is_healthy() -> bool:
+        command = compose["consul"]["healthcheck"]["test"][1:]
+        return subprocess.run(command, capture_output=True, env=environment).returncode == 0
+
+    eventually(is_healthy)
     for _ in range(2):  # as after a second `docker compose up`
-        subprocess.run(
-            [*rights["entrypoint"], *rights["command"]],
-            check=True,
-            capture_output=True,
-            env=os.environ | {"PATH": path} | _replaced(rights["environment"], inside),
-        )
+        subprocess.run([*rights["entrypoint"], *rights["command"]], check=True, capture_output=True, env=environment)
     yield inside
     agent.stop()
 
