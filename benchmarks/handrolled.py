@@ -69,7 +69,7 @@ def prepare(server: MariaDB, broker: RabbitMQ) -> None:
 
 
 def _produce(port: int, _url: str, count: int, batched: bool, go: Any, ready: Any) -> None:
-    threads, step = (2, 100) if batched else (8, 1)
+    threads, step = producers(batched)
 
     def work(first: int, last: int) -> None:
         connection = _connect(port)
@@ -83,6 +83,11 @@ def _produce(port: int, _url: str, count: int, batched: bool, go: Any, ready: An
     ready.release()
     go.wait()
     shared(work, count, threads)
+
+
+def producers(batched: bool) -> tuple[int, int]:
+    """Threads, and messages per transaction."""
+    return (2, 100) if batched else (16, 1)
 
 
 def shared(work: Callable[[int, int], None], count: int, threads: int) -> None:

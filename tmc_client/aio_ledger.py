@@ -21,7 +21,7 @@ log = logging.getLogger("tmc_client.ledger")
 
 async def create_tables(engine: AsyncEngine) -> None:
     """Create the ledger and inbox tables where they are missing. Safe to repeat, and for several processes at once."""
-    await greenlet_spawn(ledger.create_tables, engine.sync_engine)
+    await greenlet_spawn(ledger.create_tables_of, engine.sync_engine)
 
 
 async def settle(engine: sa.Engine, message_ids: Sequence[str]) -> None:

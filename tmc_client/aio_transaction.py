@@ -16,13 +16,14 @@ from sqlalchemy.util import await_only
 
 from tmc_client import errors
 from tmc_client.ledger import settle_statement
+from tmc_client.local.sessions import SessionTransaction
 from tmc_client.producer import Producer
-from tmc_client.transaction import Block, Fallback, was_answered
+from tmc_client.transaction import CenterBlock, Fallback, was_answered
 
 SettleLater = Callable[[asyncio.AbstractEventLoop, sa.Engine, str], None]
 
 
-class AsyncTransaction(Block):
+class AsyncTransaction(CenterBlock):
     """Use it with `async with`, once. See tmc_client.transaction for the order of the steps and what may raise."""
 
     def __init__(
@@ -41,7 +42,9 @@ class AsyncTransaction(Block):
                 f"center.transaction() takes an AsyncSession, not {type(session).__name__}: for a Session connect with "
                 "tmc_client.connect(), of an async_sessionmaker make a session first."
             )
-        super().__init__(producer, session.sync_session, prepare_timeout, fallback)
+        local = SessionTransaction(session.sync_session)
+        super().__init__(producer, local, prepare_timeout, fallback, None)
+        self._engine = session.sync_session.get_bind().engine
         self._session = session
         self._settle_on = settle
         self._loop = asyncio.get_running_loop()
@@ -63,21 +66,21 @@ class AsyncTransaction(Block):
     def _until_done(self, futures: Sequence[Future[Any]], limit: timedelta) -> None:
         await_only(_all_done(futures, limit))
 
-    def _settle(self, engine: sa.Engine, submits: Mapping[str, Future[Any]]) -> None:
+    def _settle(self, submits: Mapping[str, Future[Any]]) -> None:
         answered = []
         for message_id, submit in submits.items():
             if not submit.done():
-                submit.add_done_callback(partial(self._settle_one, engine, message_id))
+                submit.add_done_callback(partial(self._settle_one, message_id))
             elif was_answered(message_id, submit):
                 answered.append(message_id)
         if answered:
-            with engine.begin() as connection:
+            with self._engine.begin() as connection:
                 connection.execute(settle_statement(answered))
 
-    def _settle_one(self, engine: sa.Engine, message_id: str, submit: Future[Any]) -> None:
+    def _settle_one(self, message_id: str, submit: Future[Any]) -> None:
         """Settle a submit that was answered after the block ended. Called in the sender's thread."""
         if was_answered(message_id, submit):
-            self._settle_on(self._loop, engine, message_id)
+            self._settle_on(self._loop, self._engine, message_id)
 
 
 async def _all_done(futures: Sequence[Future[Any]], limit: timedelta) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from tmc_client import errors, wire
+from tmc_client.answered import Answered
 from tmc_client.checks.running import RunningServers
 from tmc_client.codecs import Topic
 from tmc_client.connection import Connection, Identity, Tls, watch_forks
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from tmc_client.checks.answers import Checks, Outcome
+    from tmc_client.local import LocalTransaction
+    from tmc_client.local.engines import Source
     from tmc_client.outbox import Outbox
     from tmc_client.transaction import Transaction
 
@@ -47,6 +50,7 @@ class Center:
         self._running = RunningServers()
         self._outcomes: dict[str, Outcome] = {}
         self._settler: Any = None
+        self._answered = Answered()
         self._settler_lock = threading.Lock()
         watch_forks(self)
 
@@ -129,19 +133,25 @@ class Center:
 
     def transaction(
         self,
-        session: Session,
+        session: Session | LocalTransaction | Any,
         *,
         prepare_timeout: timedelta = timedelta(seconds=2),
         fallback: Outbox | None = None,
     ) -> Transaction:
         """Open a block that owns the commit of `session`: its messages are delivered if and only if it commits.
 
+        session: an SQLAlchemy Session or Connection, a connection of sqlite3, mysqlclient, PyMySQL or psycopg, or a
+        LocalTransaction of your own. Raises InvalidRequest for anything else.
         fallback: where its messages are written if the center does not answer within `prepare_timeout`; without it, the
         block then fails.
         """
+        from tmc_client.local.choosing import local_of
         from tmc_client.transaction import Transaction
 
-        return Transaction(self.producer, self.settle, session, prepare_timeout, fallback)
+        local = local_of(session, "center.transaction()")
+        return Transaction(
+            self.producer, self.settle, local, prepare_timeout, fallback=fallback, answered=self._answered
+        )
 
     def check(self, topic: Topic[Any] | str) -> Callable[[Outcome], Outcome]:
         """Decorate a function (Question) -> Verdict that answers a topic's checks from your own tables.
@@ -160,15 +170,19 @@ class Center:
 
         return register
 
-    def checks(self, engine: Engine | AsyncEngine | None = None) -> Checks:
-        """Answer the center's checks from the ledger in this database and from functions registered with `check`."""
+    def checks(self, engine: Source | AsyncEngine | None = None) -> Checks:
+        """Answer the center's checks from the ledger in this database and from functions registered with `check`.
+
+        engine: or a function that returns a new connection of a driver.
+        """
         from tmc_client.checks.answers import Checks
 
         return Checks(self.connection, engine, self._outcomes, self._running)
 
-    def resume(self, engine: Engine) -> int:
+    def resume(self, engine: Source) -> int:
         """Submit the messages in this ledger whose submit was never answered; call it when your service starts.
 
+        engine: or a function that returns a new connection of a driver.
         Returns: the number of submitted messages. Raises Unavailable: nothing is lost, call it again.
         """
         from tmc_client.ledger import resume

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from tmc_client import errors, sender, wire
+from tmc_client.batches import BatchSize
 from tmc_client.codecs import Topic
 from tmc_client.connection import abandon, watch_forks
 from tmc_client.handling import ANSWER_TIMEOUT_S, Handling
@@ -123,13 +124,47 @@ class Consumer:
         `session` the inbox's session. Without `inbox` the handler may run more than once per message: make it
         idempotent. max_handling: for this topic instead of the consumer's.
         """
+        return self._registering(topic, inbox, max_handling, None)
+
+    def batch_listener(
+        self,
+        topic: Topic[Any] | str,
+        *,
+        max_messages: int = 100,
+        max_wait: timedelta = timedelta(milliseconds=100),
+        inbox: SqlInbox | None = None,
+        max_handling: timedelta | None = None,
+    ) -> Callable[[Handler], Handler]:
+        """Handle a topic's messages in batches: one call, and with an inbox one transaction, for many.
+
+        The decorated function takes a list of bodies, for example `paid: list[OrderPaid]`, and, if declared, a session
+        or connection and a `list[tmc.Message]`. It is called when there are max_messages, or max_wait after the first
+        one came. If it raises, the batch is tried again in halves until the message that cannot be handled is alone; so
+        without an inbox, make it idempotent. `Later` postpones the whole batch. Set `prefetch` to several times
+        max_messages.
+        """
+        if not isinstance(max_messages, int) or max_messages < 1:
+            raise ValueError(f"max_messages={max_messages!r}: a batch has one message or more")
+        if not isinstance(max_wait, timedelta):
+            raise TypeError(f"max_wait must be a timedelta, for example timedelta(milliseconds=100), not {max_wait!r}")
+        size = BatchSize(max_messages=max_messages, max_wait_s=max_wait.total_seconds())
+        if self._prefetch < max_messages:
+            raise ValueError(
+                f"max_messages={max_messages} needs a prefetch of at least that, this consumer has {self._prefetch}: "
+                f"give tmc.Consumer(center, prefetch={4 * max_messages})"
+            )
+        return self._registering(topic, inbox, max_handling, size)
+
+    def _registering(
+        self, topic: Topic[Any] | str, inbox: SqlInbox | None, max_handling: timedelta | None, batch: BatchSize | None
+    ) -> Callable[[Handler], Handler]:
         if not isinstance(topic, Topic | str):
             name = getattr(topic, "__name__", repr(topic))
             raise TypeError(f'a listener needs its topic: write @consumer.listener("TOPIC") above {name}')
         declared = topic if isinstance(topic, Topic) else Topic(topic)
 
         def register(handler: Handler) -> Handler:
-            self._listeners.add(declared, handler, inbox, max_handling)
+            self._listeners.add(declared, handler, inbox, max_handling, batch)
             return handler
 
         return register

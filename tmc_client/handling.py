@@ -6,26 +6,25 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
-from datetime import timedelta
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from tmc_client import codecs, errors, sender, tracing
+from tmc_client import errors
+from tmc_client.batches import Batch
+from tmc_client.calling import Answer, Calling, ack, nack
 from tmc_client.connection import abandon
 from tmc_client.keeping import Keeper
-from tmc_client.listeners import Listener, Listeners
+from tmc_client.listeners import Listeners
 from tmc_client.received import Message, Receipt
 from tmc_client.runs import Run, Runs
 from tmc_client.sender import Sender
 from tmc_client.workers import Workers
-from tmc_common.protocol import consumption_pb2
 
 log = logging.getLogger("tmc_client.consumer")
 
 ANSWER_TIMEOUT_S = 120.0
-_LATEST_MS = 86_400_000  # the center takes a day at most
 
 
 class Handling:
@@ -53,6 +52,8 @@ class Handling:
         self.keeper = Keeper(answers, monotonic, watch=self.give_up_overdue)
         self._runs = Runs(self.keeper.begin, self.keeper.end, monotonic)
         self._workers: Workers | None = None
+        self._batches: dict[str, Batch] = {}
+        self._calling = Calling(listeners, self._running_loop)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
         self._stopping = False
@@ -70,15 +71,24 @@ class Handling:
 
     def start(self) -> None:
         self._workers = Workers(self._concurrency)
+        self._batches = {
+            topic: Batch(listener.batch) for topic, listener in self._listeners.by_topic.items() if listener.batch
+        }
         if self._listeners.need_a_loop:
             self._loop = asyncio.new_event_loop()
             self._loop_thread = threading.Thread(target=self._run_loop, name="tmc-handlers", daemon=True)
             self._loop_thread.start()
         self.keeper.start()
 
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        assert self._loop is not None
+        return self._loop
+
     def begin_no_more(self) -> None:
         """Start no more handlers: the center redelivers queued messages; running handlers may finish."""
         self._stopping = True
+        for batch in self._batches.values():
+            batch.stop()
 
     def wait_idle(self, seconds: float) -> bool:
         """Wait until no handler runs or waits, except those given up. Returns False on timeout."""
@@ -109,19 +119,33 @@ class Handling:
         """A genuine copy came: run its handler, unless its message is being handled. See received.OnMessage."""
         assert self._workers is not None
         run = self._runs.arrive(message, receipt, self._listeners.limit_s(message.topic))
-        if run is not None:
-            self._workers.submit(partial(self._work, run))
+        if run is None:
+            return
+        batch = self._batches.get(message.topic)
+        if batch is None:
+            self._workers.submit(partial(self._work, (run,)))
+        elif batch.add(run):
+            self._workers.submit(partial(self._work_batch, batch))
 
-    def _work(self, run: Run) -> None:
-        """Call the handler of one message and send the answer. Runs in a worker thread."""
+    def _work_batch(self, batch: Batch) -> None:
+        if runs := batch.take():
+            self._work(runs)
+
+    def _work(self, runs: Sequence[Run]) -> None:
+        """Call the handler of one message or batch and send the answers. Runs in a worker thread."""
         begun = not self._stopping
-        answer: _Answer | None = None
+        answers: Sequence[Answer | None] = [None] * len(runs)
         if begun:
-            self._runs.begin(run)
+            for run in runs:
+                self._runs.begin(run)
             try:
-                answer = self._handle(run)
+                answers = self._calling.handle(runs)
             except BaseException as exc:  # noqa: BLE001 - SystemExit in a handler must not end this thread
-                log.error("message %s could not be answered: %r", run.message.id, exc)
+                log.error("message %s could not be answered: %r", runs[0].message.id, exc)
+        for run, answer in zip(runs, answers, strict=True):
+            self._ended(run, answer, begun)
+
+    def _ended(self, run: Run, answer: Answer | None, begun: bool) -> None:
         if not self._runs.end(run):
             self._came_back(run, answer)
             return
@@ -136,10 +160,10 @@ class Handling:
         else:
             stored.add_done_callback(partial(self._on_stored, run, answer))
 
-    def _on_stored(self, run: Run, answer: _Answer | None, stored: Future[Any]) -> None:
-        self._forget(run, done=_is_stored(stored) and answer is _ack)
+    def _on_stored(self, run: Run, answer: Answer | None, stored: Future[Any]) -> None:
+        self._forget(run, done=_is_stored(stored) and answer is ack)
 
-    def _answer(self, run: Run, answer: _Answer | None) -> Future[Any] | None:
+    def _answer(self, run: Run, answer: Answer | None) -> Future[Any] | None:
         """Send the answer to the center. Returns: its future; None: nothing was sent."""
         try:
             return None if answer is None else self._sender.send(*answer(run.message), ANSWER_TIMEOUT_S)
@@ -157,26 +181,6 @@ class Handling:
                 receipt.answered()
             else:
                 self.arrive(message, receipt)
-
-    def _handle(self, run: Run) -> _Answer:
-        """Call the handler. Returns: the answer for the center."""
-        message = run.message
-        try:
-            with tracing.handling(message):
-                self._dispatch(message, run)
-        except errors.Reject as exc:
-            log.info("the handler of %s rejected %s: %s", message.topic, message.id, exc)
-            return _nack(str(exc), reject=True)
-        except errors.Later as exc:
-            return _nack(str(exc), retry_after=exc.after)
-        except errors.CodecError as exc:
-            log.error("message %s: %s", message.id, exc)
-            return _nack(str(exc))
-        except Exception as exc:
-            if not run.given_up:
-                log.warning("the handler of %s failed on %s", message.topic, message.id, exc_info=True)
-            return _nack(f"{type(exc).__name__}: {exc}")
-        return _ack
 
     def give_up_overdue(self) -> None:
         """Give up handlers that have run too long. Called in the keeper's thread."""
@@ -196,7 +200,7 @@ class Handling:
             assert self._loop is not None
             self._loop.call_soon_threadsafe(run.task.cancel)
         self._workers.replace(run.thread)
-        stored = self._answer(run, _nack(error, hangs=True))
+        stored = self._answer(run, nack(error, hangs=True))
         for receipt in run.receipts:
             receipt.handled()
             if stored is None:
@@ -204,10 +208,10 @@ class Handling:
         if stored is not None:
             stored.add_done_callback(partial(_on_given_up, run))
 
-    def _came_back(self, run: Run, answer: _Answer | None) -> None:
+    def _came_back(self, run: Run, answer: Answer | None) -> None:
         """A handler that was given up has ended after all: if it succeeded, ack its message."""
         self._runs.came_back(run)
-        if answer is _ack:
+        if answer is ack:
             log.warning("the handler of %s ended on %s after it was given up", run.message.topic, run.message.id)
             stored = self._answer(run, answer)
             if stored is not None:
@@ -223,58 +227,6 @@ class Handling:
         self._stopping = True
         self._on_broken()
 
-    def _dispatch(self, message: Message, run: Run) -> None:
-        listener = self._listeners.by_topic.get(message.topic)
-        if listener is not None:
-            self._call_handler(listener, message, run)
-        elif self._listeners.everything is not None:
-            self._listeners.everything.consume(message)
-        else:  # a single queue brings all topics of its app
-            raise errors.NotFound(
-                f"nothing here listens to {message.topic}: add a listener or attach a MessageConsumer"
-            )
-
-    def _call_handler(self, listener: Listener, message: Message, run: Run) -> None:
-        body = codecs.decode(message.body, message.content_type, listener.body_type)
-        extra: dict[str, Any] = {}
-        if listener.wants_message:
-            extra[listener.wants_message] = message
-        if listener.inbox is None:
-            self._run_handler(listener, body, extra, run)
-            return
-        with listener.inbox.once(message) as session:
-            if session is None:
-                return  # the effect happened before
-            if listener.wants_session:
-                extra[listener.wants_session] = session
-            self._run_handler(listener, body, extra, run)
-
-    def _run_handler(self, listener: Listener, body: Any, extra: dict[str, Any], run: Run) -> None:
-        if listener.is_async:
-            self._await(listener.handler(body, **extra), run)
-        else:
-            listener.handler(body, **extra)
-
-    def _await(self, handling: Coroutine[Any, Any, Any], run: Run) -> None:
-        """Run a coroutine on the loop and wait until it ends.
-
-        Even a cancelled one is waited for: until it ends, it may use the session of its inbox.
-        """
-        loop, ended = self._loop, threading.Event()
-        assert loop is not None
-
-        def begin() -> None:
-            run.task = loop.create_task(handling)
-            run.task.add_done_callback(lambda _task: ended.set())
-
-        loop.call_soon_threadsafe(begin)
-        ended.wait()
-        assert run.task is not None
-        try:
-            run.task.result()
-        except asyncio.CancelledError as exc:
-            raise CancelledError from exc  # an Exception: this thread itself was not cancelled
-
 
 async def _cancel_others() -> None:
     """Cancel all tasks on this loop, then stop it: a hanging handler must not keep the process alive."""
@@ -283,26 +235,6 @@ async def _cancel_others() -> None:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     asyncio.get_running_loop().stop()
-
-
-_Answer = Callable[[Message], tuple[sender.Kind, Any]]
-"""Makes the answer for a message; which copy's attempt it names is known only when it is sent."""
-
-
-def _ack(message: Message) -> tuple[sender.Kind, Any]:
-    return sender.ACK, consumption_pb2.AckRequest(message_id=message.id, attempt=message.attempt)
-
-
-def _nack(error: str, *, reject: bool = False, retry_after: timedelta | None = None, hangs: bool = False) -> _Answer:
-    def answer(message: Message) -> tuple[sender.Kind, Any]:
-        request = consumption_pb2.NackRequest(
-            message_id=message.id, attempt=message.attempt, error=error[:500], reject=reject, handler_hangs=hangs
-        )
-        if retry_after is not None:
-            request.retry_after_ms = min(max(0, round(retry_after.total_seconds() * 1000)), _LATEST_MS)
-        return sender.NACK, request
-
-    return answer
 
 
 def _is_stored(answer: Future[Any]) -> bool:

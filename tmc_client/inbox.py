@@ -1,117 +1,227 @@
-"""The consumer's inbox: a message's effect and the row that records it are written in one local transaction.
+"""The consumer's inbox: a handler's effect is committed together with one row that says it happened.
 
-A repeated copy finds the row and does nothing, so duplicate deliveries, which are normal after crashes, have one
-effect. For messages with an order key, a second row keeps the last sequence, and what was overtaken has no effect. The
-first statement of the transaction inserts the row: of two concurrent copies, the second waits. Before the commit it is
-verified that row and effect are still in one transaction: see tmc_client.one_transaction.
+A second copy of the message conflicts with the primary key of that row, and its effect does not happen. Before the
+commit it is verified that row and effect are still in one transaction: see tmc_client.local. A batch has one
+transaction for its messages; those that had their effect before are left out.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 
 from tmc_client import errors
-from tmc_client.one_transaction import OneTransaction
+from tmc_client.local import LocalTransaction
+from tmc_client.local.choosing import local_of
+from tmc_client.local.sessions import SessionTransaction
 from tmc_client.received import Message
-from tmc_client.tables import inbox, inbox_order, raise_if_lacking
+from tmc_client.tables import inbox, inbox_order
+
+_PLACE = "handler with an inbox"
+_LAST = sa.select(inbox_order.c.sequence).where(inbox_order.c.line == sa.bindparam("named"))
+_MOVE = (
+    sa.update(inbox_order)
+    .where(inbox_order.c.line == sa.bindparam("named"), inbox_order.c.sequence < sa.bindparam("next"))
+    .values(sequence=sa.bindparam("next"), changed_ms=sa.bindparam("now"))
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effects:
+    """What a handler does now. handle: what it writes with.  messages: those that have not had their effect before."""
+
+    handle: Any
+    messages: Sequence[Message]
 
 
 class SqlInbox:
-    """An inbox in the database of a session factory, e.g. sessionmaker(engine). Its table: ledger.create_tables(engine)."""
+    """An inbox in the database that `connect` connects to. Its tables: tmc.create_tables(engine).
 
-    def __init__(self, session_factory: Callable[[], Session]) -> None:
-        """Raises InvalidRequest if `session_factory` does not make blocking sessions."""
-        kind = getattr(session_factory, "__name__", type(session_factory).__name__)
-        if not callable(session_factory) or kind.lower().startswith("async"):
+    connect: makes what handlers write with: sessionmaker(engine), async_sessionmaker(engine) for handlers that are
+    `async def`, or a function that returns a connection of sqlite3, mysqlclient, PyMySQL or psycopg. Closed after each.
+    """
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        """Raises InvalidRequest if `connect` cannot be called, e.g. an engine or a session."""
+        if not callable(connect) or isinstance(connect, AsyncSession):
             raise errors.InvalidRequest(
-                f"tmc.SqlInbox() takes what makes blocking sessions, not {kind}: give it "
-                "sessionmaker(engine) of a blocking engine, also for handlers that are `async def`."
+                f"tmc.SqlInbox() takes what makes sessions, not {type(connect).__name__}: give it sessionmaker(engine), or a "
+                "function that returns a connection."
             )
-        self._session_factory = session_factory
+        self._connect = connect
+        self.is_async = isinstance(connect, async_sessionmaker | async_scoped_session)
 
     @contextmanager
-    def once(self, message: Message) -> Iterator[Session | None]:
-        """A session for the effect, committed at the end of the block. None: the effect has already happened.
+    def once(self, message: Message) -> Iterator[Any]:
+        """What to write the effect with, committed at the end of the block. None: the effect has already happened.
 
         Raises InvalidRequest: row and effect are not in one transaction; nothing of the current one is committed.
         OutOfOrder: a later message of its order key has had its effect.
         """
-        with self._session_factory() as session:
-            watch = OneTransaction(session, "handler with an inbox", lends_commit=True)
-            watch.begin()
+        with self.once_each([message]) as effects:
+            yield effects.handle if effects.messages else None
+
+    @contextmanager
+    def once_each(self, messages: Sequence[Message]) -> Iterator[Effects]:
+        """As `once`, of several messages in one transaction."""
+        with _closed(self._connect()) as source:
+            if isinstance(source, AsyncSession):
+                raise errors.InvalidRequest("This inbox makes AsyncSessions: its handlers must be `async def`.")
+            handling = _Handling(lambda: local_of(source, "tmc.SqlInbox()"), messages)
+            effects = handling.begin()
             try:
-                if not (_noted(session, watch, message) and _in_turn(session, watch, message)):
-                    yield None
-                    return
-                yield session
-                session.flush()
-                if not watch.committed:
-                    watch.verify()
-                    watch.commit()
+                yield effects
             except BaseException:
-                watch.roll_back()
+                handling.fail()
                 raise
-            finally:
-                watch.stop()
+            handling.end()
+
+    @asynccontextmanager
+    async def once_async(self, messages: Sequence[Message]) -> AsyncIterator[Effects]:
+        """As `once_each`, of an inbox that makes AsyncSessions."""
+        async with self._connect() as session:
+            handling = _Handling(lambda: SessionTransaction(session.sync_session), messages)
+            effects = await session.run_sync(lambda _: handling.begin())
+            try:
+                yield Effects(handle=session, messages=effects.messages)
+            except BaseException:
+                await session.run_sync(lambda _: handling.fail())
+                raise
+            await session.run_sync(lambda _: handling.end())
+
+
+def _closed(source: Any) -> AbstractContextManager[Any]:
+    """Connections of drivers end a `with` in different ways: with commits, or without closing. A LocalTransaction has no end."""
+    if not hasattr(source, "close"):
+        return nullcontext(source)
+    return _closing(source)
+
+
+@contextmanager
+def _closing(source: Any) -> Iterator[Any]:
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+class _Handling:
+    """One transaction with the inbox rows of these messages. local: begins another one on the same connection."""
+
+    def __init__(self, local: Callable[[], LocalTransaction], messages: Sequence[Message]) -> None:
+        self._new = local
+        self._messages = list(messages)
+
+    def begin(self) -> Effects:
+        """Insert the inbox rows. Raises OutOfOrder and what the database raises: nothing is open any more."""
+        while True:
+            self._local = self._new()
+            self._local.begin(_PLACE, lends_commit=True)
+            try:
+                happened = self._note() or {message.id for message in self._messages if not self._in_turn(message)}
+                if not happened and self._messages:
+                    return Effects(handle=self._local.handle, messages=tuple(self._messages))
+            except BaseException:
+                self.fail()
+                raise
+            self.fail()
+            self._messages = [message for message in self._messages if message.id not in happened]
+            if not self._messages:
+                return Effects(handle=None, messages=())
+
+    def end(self) -> None:
+        """Commit, unless a block inside has committed for both."""
+        if not self._messages:
+            return
+        try:
+            self._local.verify()
+            if not self._local.committed:
+                self._local.commit()
+        except BaseException:
+            self._local.roll_back()
+            raise
+        finally:
+            self._local.stop()
+
+    def fail(self) -> None:
+        """Roll back."""
+        if self._messages:
+            self._local.roll_back()
+            self._local.stop()
+
+    def _note(self) -> set[str]:
+        """Insert the rows. Returns: which messages have had their effect; if any, nothing is inserted."""
+        now = _now_ms()
+        rows = [
+            {"subscriber": message.subscriber, "message_id": message.id, "received_ms": now}
+            for message in self._messages
+        ]
+        try:
+            self._local.insert(inbox, rows)
+        except Exception as exc:
+            self._local.roll_back()
+            self._local.explain(exc, inbox)
+            if not self._local.is_duplicate(exc):
+                raise
+            happened = self._known()
+            if not happened:
+                raise  # refused for another reason: the effect did not happen
+            return happened
+        return set()
+
+    def _known(self) -> set[str]:
+        keys = sa.tuple_(inbox.c.subscriber, inbox.c.message_id)
+        ours = [(message.subscriber, message.id) for message in self._messages]
+        return {row[0] for row in self._local.read(sa.select(inbox.c.message_id).where(keys.in_(ours)), {})}
+
+    def _in_turn(self, message: Message) -> bool:
+        """Note that this is the last message of its order key. Returns False: it already was. Raises OutOfOrder.
+
+        Read first, then insert or update: an update that finds no row locks the gap on MySQL, and the inserts of two new
+        order keys would wait for each other.
+        """
+        if message.sequence is None:
+            return True
+        line = _line_of(message)
+        try:
+            last = self._local.run(_LAST, {"named": line}).fetchone()
+            if last is None:
+                self._local.insert(inbox_order, [_first(message, line)])
+                return True
+            moved = self._local.run(_MOVE, {"named": line, "next": message.sequence, "now": _now_ms()})
+        except Exception as exc:
+            self._local.roll_back()
+            self._local.explain(exc, inbox_order)
+            raise
+        if moved.rowcount == 1:
+            return True
+        if last[0] == message.sequence:
+            return False
+        raise errors.OutOfOrder(
+            f"A later message of order key {message.order_key!r} has had its effect: this one was skipped before."
+        )
 
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _noted(session: Session, watch: OneTransaction, message: Message) -> bool:
-    """Insert the inbox row. Returns False: it already exists."""
-    row = {"subscriber": message.subscriber, "message_id": message.id, "received_ms": _now_ms()}
-    try:
-        session.execute(inbox.insert().values(row))
-    except sa.exc.IntegrityError:
-        watch.roll_back()
-        note = sa.select(inbox).filter_by(subscriber=message.subscriber, message_id=message.id)
-        if session.execute(note).one_or_none() is None:
-            raise  # refused for another reason: the effect did not happen
-        return False
-    except sa.exc.SQLAlchemyError as exc:
-        watch.roll_back()
-        raise_if_lacking(exc, session.get_bind().engine, inbox)
-        raise
-    return True
-
-
-def _in_turn(session: Session, watch: OneTransaction, message: Message) -> bool:
-    """Note that this is the last message of its order key. Returns False: it already was. Raises OutOfOrder.
-
-    Read first, then insert or update: an update that finds no row locks the gap on MySQL, and the inserts of two new
-    order keys would wait for each other.
-    """
-    if message.sequence is None:
-        return True
-    line = _line_of(message)
-    values = {"sequence": message.sequence, "changed_ms": _now_ms()}
-    try:
-        last = session.execute(sa.select(inbox_order.c.sequence).filter_by(line=line)).scalar_one_or_none()
-        if last is None:
-            named = {"subscriber": message.subscriber, "topic": message.topic, "order_key": message.order_key}
-            session.execute(inbox_order.insert().values(line=line, **named, **values))
-            return True
-        earlier = sa.update(inbox_order).filter_by(line=line).where(inbox_order.c.sequence < message.sequence)
-        if session.connection().execute(earlier.values(**values)).rowcount == 1:
-            return True
-    except (sa.exc.OperationalError, sa.exc.ProgrammingError) as exc:
-        watch.roll_back()
-        raise_if_lacking(exc, session.get_bind().engine, inbox_order)
-        raise
-    if last == message.sequence:
-        watch.roll_back()
-        return False
-    raise errors.OutOfOrder(
-        f"A later message of order key {message.order_key!r} has had its effect: this one was skipped before."
-    )
+def _first(message: Message, line: str) -> dict[str, Any]:
+    return {
+        "line": line,
+        "subscriber": message.subscriber,
+        "topic": message.topic,
+        "order_key": message.order_key,
+        "sequence": message.sequence,
+        "changed_ms": _now_ms(),
+    }
 
 
 def _line_of(message: Message) -> str:

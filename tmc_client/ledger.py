@@ -11,16 +11,18 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
 
 from tmc_client import errors
+from tmc_client.answered import SOME
 from tmc_client.connection import watch_forks
+from tmc_client.local.engines import Source, engine_of
 from tmc_client.producer import Prepared, Producer, wait
-from tmc_client.tables import ledger, ledger_info, raise_if_lacking
+from tmc_client.tables import ledger, ledger_info, metadata, raise_if_lacking
 
 log = logging.getLogger("tmc_client.ledger")
 
@@ -31,29 +33,43 @@ _SETTLE_BATCH = 200
 _SETTLE_EVERY_S = 0.5
 
 
-def create_tables(engine: sa.Engine) -> None:
-    """Create the ledger and inbox tables where they are missing. Safe to repeat."""
-    from tmc_client.tables import metadata
+def create_tables(engine: Source) -> None:
+    """Create the tables of ledger, inbox and outbox where they are missing. Safe to repeat.
 
+    engine: or a function that returns a new connection of a driver. Raises InvalidRequest for anything else.
+    """
+    create_tables_of(engine_of(engine, "tmc.create_tables()"))
+
+
+def create_tables_of(engine: sa.Engine) -> None:
+    """As `create_tables`; also of the blocking side of an AsyncEngine, in its greenlet."""
     last = len(metadata.tables) + 1
     for attempt in range(last + 1):  # processes that start at the same time may race for each table
         try:
             metadata.create_all(engine)
             with engine.begin() as connection:
-                ledger_id_of(connection)
+                ledger_id_of(connection.execute)
             return
         except (sa.exc.OperationalError, sa.exc.IntegrityError, sa.exc.ProgrammingError):
             if attempt == last:
                 raise
 
 
-def ledger_id_of(connection: sa.Connection) -> bytes:
-    """The random id of this ledger, created on first use: checks name the ledger they refer to."""
-    found: bytes | None = connection.execute(sa.select(ledger_info.c.ledger_id)).scalar_one_or_none()
-    if found is None:
-        found = os.urandom(16)
-        connection.execute(ledger_info.insert().values(id=1, ledger_id=found))
-    return found
+_LEDGER_ID = sa.select(ledger_info.c.ledger_id)
+_NEW_LEDGER_ID = ledger_info.insert().values(id=1, ledger_id=sa.bindparam("new"), horizon_ms=0)
+
+
+def ledger_id_of(run: Callable[[Any, dict[str, Any]], Any]) -> bytes:
+    """The random id of this ledger, created on first use: checks name the ledger they refer to.
+
+    run: executes a statement in the current transaction, see LocalTransaction.
+    """
+    found = run(_LEDGER_ID, {}).fetchone()
+    if found is not None:
+        return bytes(found[0])
+    new = os.urandom(16)
+    run(_NEW_LEDGER_ID, {"new": new})
+    return new
 
 
 def rows_for(messages: Sequence[Prepared]) -> list[dict[str, Any]]:
@@ -84,7 +100,24 @@ def fenced(message_ids: Sequence[str]) -> sa.Select[Any]:
 def settle_statement(message_ids: Sequence[str]) -> sa.Update:
     """Mark rows as answered."""
     now = time.time_ns() // 1_000_000
-    return ledger.update().where(ledger.c.message_id.in_(list(message_ids))).values(settled_ms=now)
+    return _settling(list(message_ids)).values(settled_ms=now)
+
+
+def _settling(message_ids: Sequence[Any]) -> sa.Update:
+    """By the primary key: on MariaDB, a scan of a small table would wait for every block that is about to commit."""
+    change = ledger.update().where(ledger.c.message_id.in_(message_ids))
+    for dialect in ("mysql", "mariadb"):
+        change = change.with_hint("FORCE INDEX (PRIMARY)", dialect_name=dialect)
+    return change
+
+
+_SETTLE_SOME = _settling([sa.bindparam(f"id{number}") for number in range(SOME)]).values(settled_ms=sa.bindparam("now"))
+
+
+def settle_some(message_ids: Sequence[str]) -> tuple[sa.Update, dict[str, Any]]:
+    """As `settle_statement`, of exactly SOME messages: a statement that is compiled once, and its parameters."""
+    ids = {f"id{number}": message_id for number, message_id in enumerate(sorted(message_ids))}
+    return _SETTLE_SOME, {**ids, "now": time.time_ns() // 1_000_000}
 
 
 def unsettled_after(message_id: str) -> sa.Select[Any]:
@@ -104,8 +137,9 @@ def refused(message_id: str, exc: errors.TmcError) -> None:
     log.error("message %s is in the ledger but the center refuses its submit: %s", message_id, exc)
 
 
-def resume(producer: Producer, engine: sa.Engine, timeout: timedelta = timedelta(seconds=30)) -> int:
+def resume(producer: Producer, engine: Source, timeout: timedelta = timedelta(seconds=30)) -> int:
     """See Center.resume."""
+    engine = engine_of(engine, "center.resume()")
     submitted, last = 0, ""
     while True:
         try:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, get_args, get_origin, get_type_hints
 
+from tmc_client.batches import BatchSize
 from tmc_client.codecs import Topic
 from tmc_client.received import Message
 
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Listener:
-    """One decorated function. wants_*: names of the parameters for the message and the inbox's session."""
+    """One decorated function. wants_*: names of the parameters for the message and what the inbox connects with.
+
+    batch: it takes lists, of that many messages.
+    """
 
     topic: Topic[Any]
     handler: Callable[..., Any]
@@ -29,6 +33,7 @@ class Listener:
     inbox: SqlInbox | None
     is_async: bool
     limit_s: float
+    batch: BatchSize | None = None
 
 
 class MessageConsumer(Protocol):
@@ -55,13 +60,18 @@ class Listeners:
         return any(listener.is_async for listener in self.by_topic.values())
 
     def add(
-        self, topic: Topic[Any], handler: Callable[..., Any], inbox: SqlInbox | None, max_handling: timedelta | None
+        self,
+        topic: Topic[Any],
+        handler: Callable[..., Any],
+        inbox: SqlInbox | None,
+        max_handling: timedelta | None,
+        batch: BatchSize | None = None,
     ) -> None:
         """Register a function. Raises ValueError: its topic has one already. TypeError: its signature is unusable."""
         if topic.name in self.by_topic:
             raise ValueError(f"topic {topic.name} has a listener already: one function handles one topic")
         limit_s = self._limit_s if max_handling is None else _limit(max_handling)
-        self.by_topic[topic.name] = _inspected(topic, handler, inbox, limit_s)
+        self.by_topic[topic.name] = _inspected(topic, handler, inbox, limit_s, batch)
 
     def attach(self, consumer: MessageConsumer) -> None:
         """Raises ValueError: there is one already."""
@@ -89,6 +99,7 @@ def _limit(max_handling: timedelta) -> float:
     return max_handling.total_seconds()
 
 
+_HANDLES = ("session", "connection")
 _FORMS = ("model_validate_json", "FromString", "__dataclass_fields__", "__attrs_attrs__", "__struct_fields__")
 
 
@@ -100,7 +111,13 @@ def _is_unreadable(body_type: Any) -> bool:
     return body_type is Message or not (plain or any(hasattr(body_type, form) for form in _FORMS))
 
 
-def _inspected(topic: Topic[Any], handler: Callable[..., Any], inbox: SqlInbox | None, limit_s: float) -> Listener:
+def _inspected(
+    topic: Topic[Any],
+    handler: Callable[..., Any],
+    inbox: SqlInbox | None,
+    limit_s: float,
+    batch: BatchSize | None,
+) -> Listener:
     try:
         hints = get_type_hints(handler)
     except NameError as exc:
@@ -112,20 +129,29 @@ def _inspected(topic: Topic[Any], handler: Callable[..., Any], inbox: SqlInbox |
     if not names:
         raise TypeError(f"{handler.__name__}() must take the body as its first parameter")
     body_type = hints.get(names[0], topic.type)
+    if batch is not None:
+        body_type = _item(handler, names[0], hints.get(names[0]), topic)
     if _is_unreadable(body_type):
         raise TypeError(
             f"{handler.__name__}(): no body can be read as {body_type.__name__}, the type of its first parameter, which is "
             "the body: take bytes, str, dict, list, a dataclass, a pydantic model or a protobuf message"
         )
-    wants_message = next((name for name in names[1:] if hints.get(name) is Message), None)
-    wants_session = "session" if "session" in names[1:] else None
+    wanted: Any = Message if batch is None else list[Message]
+    wants_message = next((name for name in names[1:] if hints.get(name) == wanted), None)
+    wants_session = next((name for name in names[1:] if name in _HANDLES), None)
     unknown = [name for name in names[1:] if name not in (wants_message, wants_session)]
     if unknown:
         raise TypeError(
-            f"{handler.__name__}(): unknown parameters {unknown}; known are the body, session and a tmc.Message"
+            f"{handler.__name__}(): unknown parameters {unknown}; known are the body, session or connection, and a "
+            f"{'tmc.Message' if batch is None else 'list[tmc.Message]'}"
         )
     if wants_session and inbox is None:
-        raise TypeError(f"{handler.__name__}() wants a session: give the listener inbox=SqlInbox(sessionmaker)")
+        raise TypeError(f"{handler.__name__}() wants a {wants_session}: give the listener inbox=SqlInbox(sessionmaker)")
+    is_async = inspect.iscoroutinefunction(handler)
+    if inbox is not None and inbox.is_async and not is_async:
+        raise TypeError(
+            f"{handler.__name__}(): its inbox makes AsyncSessions: write `async def`, or give it SqlInbox(sessionmaker(engine))"
+        )
     return Listener(
         topic=topic,
         handler=handler,
@@ -133,6 +159,17 @@ def _inspected(topic: Topic[Any], handler: Callable[..., Any], inbox: SqlInbox |
         wants_message=wants_message,
         wants_session=wants_session,
         inbox=inbox,
-        is_async=inspect.iscoroutinefunction(handler),
+        is_async=is_async,
         limit_s=limit_s,
+        batch=batch,
     )
+
+
+def _item(handler: Callable[..., Any], name: str, hint: Any, topic: Topic[Any]) -> Any:
+    """What each body of a batch is read as. Raises TypeError: the parameter is no list."""
+    if hint is None or hint is list:
+        return topic.type
+    if get_origin(hint) not in (list, Sequence):
+        raise TypeError(f"{handler.__name__}(): a batch listener takes a list of bodies: annotate {name}: list[...]")
+    (item,) = get_args(hint)
+    return item

@@ -126,7 +126,7 @@ class Runs:
     def hanging(self) -> int:
         """Number of handlers that were given up and still run."""
         with self._lock:
-            return len(self._hanging)
+            return len({run.thread for run in self._hanging})  # a batch is one handler
 
     def wait_idle(self, seconds: float) -> bool:
         """Wait until no handler runs or waits, except those that were given up."""

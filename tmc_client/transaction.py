@@ -2,7 +2,7 @@
 
 At the end of the block, in this order: flush, verify that it is still one transaction, prepare all messages in one
 batch call, insert the ledger rows, commit locally, submit. Any step before the commit may raise and then nothing
-takes effect: the session is rolled back, and so, in the background, are the messages prepared at the center. If the
+takes effect: the transaction is rolled back, and so, in the background, are the messages prepared at the center. If the
 outcome of the commit is uncertain, the block tells the center nothing: the ledger decides. After the commit nothing
 raises.
 """
@@ -15,18 +15,18 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_all
 from datetime import timedelta
 from functools import partial
-from types import TracebackType
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session, scoped_session
 
 from tmc_client import errors
+from tmc_client.answered import Answered
+from tmc_client.block import Block, Blocking
 from tmc_client.codecs import Topic
-from tmc_client.ledger import fenced, ledger_id_of, rows_for
-from tmc_client.one_transaction import OneTransaction
+from tmc_client.ledger import fenced, ledger_id_of, rows_for, settle_some
+from tmc_client.local import LocalTransaction
 from tmc_client.producer import Prepared, Producer, duration, new_attempt_id, prepare_request, prepared_of, wait
-from tmc_client.tables import ledger, ledger_info, outbox, raise_if_lacking
+from tmc_client.tables import ledger, ledger_info, outbox
 from tmc_common.protocol import message_pb2
 
 log = logging.getLogger("tmc_client.transaction")
@@ -63,129 +63,79 @@ class Preparation:
             self._producer.rollback(attempt, BACKGROUND)
 
 
-def may_be_fenced(exc: BaseException) -> bool:
-    """Whether a fence may be the cause: a duplicate key or, on SQLite, a snapshot outdated by another write."""
-    return isinstance(exc, sa.exc.IntegrityError | sa.exc.OperationalError)
-
-
 class Fallback(Protocol):
     """An Outbox, for blocks that commit while the center is away."""
 
-    def add_request(self, session: Session, request: message_pb2.PublishRequest) -> None: ...
+    def write(self, local: LocalTransaction, requests: Sequence[message_pb2.PublishRequest]) -> Callable[[], None]: ...
 
 
-class Block:
+class CenterBlock(Block[message_pb2.PrepareRequest]):
     """Base of the blocking and the asyncio block; asyncio runs its blocking code in SQLAlchemy's greenlet."""
 
     def __init__(
-        self, producer: Producer, session: Session, prepare_timeout: timedelta, fallback: Fallback | None
+        self,
+        producer: Producer,
+        local: LocalTransaction,
+        prepare_timeout: timedelta,
+        fallback: Fallback | None,
+        answered: Answered | None,
     ) -> None:
-        self.requests: list[message_pb2.PrepareRequest] = []
+        super().__init__(local)
         self.messages: list[Prepared] = []
         self._producer = producer
-        self._sync_session = session
         self._prepare_timeout = duration("prepare_timeout", prepare_timeout)
         self._fallback = fallback
-        self._watch = OneTransaction(session, "transaction block", recorder=self)
-        self._closed_because = "before its block: enter `with center.transaction(session) as tx` first."
-        self._used = False
+        self._answered = answered or Answered()
+        self._settling: Sequence[str] = ()
+        self._ledger_id = b""
+        self._sent_by_outbox: Callable[[], None] | None = None
 
-    def send(
-        self,
-        topic: Topic[T] | str,
-        body: T,
-        *,
-        key: str,
-        order_key: str = "",
-        headers: Mapping[str, str] | None = None,
-        delay: timedelta = timedelta(0),
-    ) -> None:
-        """Record a message: it is delivered if and only if the block's transaction commits.
-
-        Messages recorded since a savepoint are discarded if it is rolled back. Raises InvalidRequest outside the
-        block and after its transaction was rolled back. order_key: for ordered topics, see Center.prepare.
-        """
-        if self._closed_because:
-            raise errors.InvalidRequest(f"tx.send() {self._closed_because}")
-        self._watch.check()
-        if order_key and self._fallback is not None:
+    def _request(self, topic: Topic[T] | str, body: T, **content: Any) -> message_pb2.PrepareRequest:
+        if content["order_key"] and self._fallback is not None:
             raise errors.InvalidRequest(
                 "A block with a fallback takes no order_key: what goes to the outbox could be overtaken. Leave fallback= out, "
                 "or use outbox.add() for all messages of this order key.",
                 field="order_key",
             )
-        self.requests.append(prepare_request(topic, body, key=key, order_key=order_key, headers=headers, delay=delay))
-
-    def position(self) -> int:
-        """See one_transaction.Recorder."""
-        return len(self.requests)
-
-    def forget_since(self, position: int) -> None:
-        """See one_transaction.Recorder."""
-        del self.requests[position:]
+        return prepare_request(topic, body, **content)
 
     def _until_done(self, futures: Sequence[Future[Any]], limit: timedelta) -> None:
         """Wait until all are done or the time is over."""
         raise NotImplementedError
 
-    def _settle(self, engine: sa.Engine, submits: Mapping[str, Future[Any]]) -> None:
+    def _settle(self, submits: Mapping[str, Future[Any]]) -> None:
         """Settle these submits in the ledger as they are answered, also after the block ends."""
         raise NotImplementedError
 
-    def _begin(self) -> None:
-        """Start the block. Raises InvalidRequest if it was used before or cannot own the commit."""
-        if self._used:
-            raise errors.InvalidRequest("This transaction block was used before: call center.transaction() for each.")
-        session = self._sync_session
-        bind = session.get_bind()
-        foreign = isinstance(bind, sa.Connection) and bind.in_transaction() and not session.in_transaction()
-        if session.in_nested_transaction() or foreign:
-            raise errors.InvalidRequest(
-                "center.transaction() owns the commit: it cannot run inside a savepoint or a transaction of the "
-                "connection that the session is bound to. Open it around those."
-            )
-        self._watch.begin()
-        self._used, self._closed_because = True, ""
-
-    def _end(self, exc: BaseException | None) -> None:
-        try:
-            if exc is not None:
-                self._watch.roll_back()  # nothing was prepared, so there is nothing to tell the center
-                return
-            self._write()
-            # From here on the database decides: an error of the commit itself leaves the outcome unknown.
-            self._watch.commit()
-        finally:
-            self._close()
-            self._watch.stop()
-        self._submit()
-
-    def _close(self) -> None:
-        self._closed_because = "after the end of its block: send inside it, or use center.publish()."
-
     def _write(self) -> None:
         preparation: Preparation | None = None
-        session = self._sync_session
         try:
-            session.flush()
-            self._watch.verify()
+            self._local.verify()
             self._close()
             if not self.requests:
                 return
-            connection = session.connection()
-            preparation = Preparation(self._producer, self.requests, ledger_id_of(connection), self._prepare_timeout)
+            self._ledger_id = ledger_id_of(self._local.run)
+            preparation = Preparation(self._producer, self.requests, self._ledger_id, self._prepare_timeout)
             self._until_done(preparation.futures, self._prepare_timeout)
             if self._prepared(preparation):
-                connection.execute(ledger.insert(), rows_for(self.messages))
+                self._settle_earlier()
+                self._local.insert(ledger, rows_for(self.messages))
         except BaseException as exc:
-            self._watch.roll_back()
+            self._local.roll_back()
+            self._answered.add(self._ledger_id, self._settling)
             if preparation is not None:
                 preparation.abandon()
-            wanted = [ledger_info, ledger, *([outbox] if self._fallback is not None else ())]
-            raise_if_lacking(exc, self._sync_session.get_bind().engine, *wanted)
+            self._local.explain(exc, ledger_info, ledger, *([outbox] if self._fallback is not None else ()))
             if self._markers(exc):
                 raise errors.Fenced(errors.Fenced.__doc__ or "") from exc
             raise
+
+    def _settle_earlier(self) -> None:
+        """Where nothing can be written in the background, blocks mark what earlier ones have submitted."""
+        if self._local.engine is None:
+            self._settling = self._answered.take(self._ledger_id)
+            if self._settling:
+                self._local.run(*settle_some(self._settling))
 
     def _prepared(self, preparation: Preparation) -> bool:
         """Returns False: the center is away, and the messages are in the outbox instead."""
@@ -198,34 +148,35 @@ class Block:
         else:
             return True
         preparation.abandon()
-        for request in self.requests:
-            self._fallback.add_request(self._sync_session, _published(request))
-        self._sync_session.flush()
+        self._sent_by_outbox = self._fallback.write(self._local, [_published(request) for request in self.requests])
         return False
 
-    def _markers(self, exc: BaseException) -> Sequence[str]:
+    def _markers(self, exc: BaseException) -> Sequence[Any]:
         """Read which of our messages have a rollback marker: the error alone does not prove it."""
-        if not (self.messages and may_be_fenced(exc)):
+        if not (self.messages and self._local.is_duplicate(exc)):
             return ()
         try:
-            with self._sync_session.get_bind().engine.connect() as connection:
-                return connection.execute(fenced([m.message_id for m in self.messages])).scalars().all()
-        except sa.exc.SQLAlchemyError:
+            return self._local.read(fenced([message.message_id for message in self.messages]), {})
+        except Exception as failure:
+            log.warning("whether a check was answered ROLLBACK cannot be read: %s", failure, exc_info=True)
             return ()
 
-    def _submit(self) -> None:
+    def _after_commit(self) -> None:
         """Submit the messages. Never raises: unanswered submits are retried by the sender, then at the next start."""
-        if not self.messages:
-            return
         try:
-            engine = self._sync_session.get_bind().engine
-            submits = self._submits()
-            try:
-                self._until_done(list(submits.values()), SUBMIT_WAIT)
-            finally:
-                self._settle(engine, submits)
+            if self._sent_by_outbox is not None:
+                self._sent_by_outbox()
+            if self.messages:
+                self._submit()
         except Exception as exc:
             log.warning("committed, the center answers later: %s", exc, exc_info=True)
+
+    def _submit(self) -> None:
+        submits = self._submits()
+        try:
+            self._until_done(list(submits.values()), SUBMIT_WAIT)
+        finally:
+            self._settle(submits)
 
     def _submits(self) -> dict[str, Future[Any]]:
         """The submits under way, by message id; those of one order key one after another."""
@@ -265,50 +216,33 @@ def was_answered(message_id: str, submit: Future[Any]) -> bool:
     return True
 
 
-class Transaction(Block):
-    """The block for a blocking SQLAlchemy session. Use it with `with`, once."""
+class Transaction(Blocking[message_pb2.PrepareRequest], CenterBlock):
+    """The block of a blocking program. Use it with `with`, once. settle: marks messages whose submit was answered."""
 
     def __init__(
         self,
         producer: Producer,
         settle: Settle,
-        session: Session,
+        local: LocalTransaction,
         prepare_timeout: timedelta,
         fallback: Fallback | None = None,
+        answered: Answered | None = None,
     ) -> None:
-        """Raises InvalidRequest if `session` is not a Session."""
-        if isinstance(session, scoped_session):
-            session = session()
-        if not isinstance(session, Session):
-            raise errors.InvalidRequest(
-                f"center.transaction() takes a Session, not {type(session).__name__}: for an AsyncSession connect with "
-                "tmc_client.aio.connect(), of a sessionmaker make a session first."
-            )
-        super().__init__(producer, session, prepare_timeout, fallback)
+        super().__init__(producer, local, prepare_timeout, fallback, answered)
         self._settle_in = settle
-
-    async def __aenter__(self) -> NoReturn:
-        raise TypeError("Write `with center.transaction(session) as tx`, without async: this center is a blocking one.")
-
-    async def __aexit__(self, *_: object) -> None: ...
-
-    def __enter__(self) -> Transaction:
-        self._begin()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end(exc)
 
     def _until_done(self, futures: Sequence[Future[Any]], limit: timedelta) -> None:
         wait_for_all(futures, limit.total_seconds())
 
-    def _settle(self, engine: sa.Engine, submits: Mapping[str, Future[Any]]) -> None:
+    def _settle(self, submits: Mapping[str, Future[Any]]) -> None:
         for message_id, submit in submits.items():
-            submit.add_done_callback(partial(self._settle_one, engine, message_id))
+            submit.add_done_callback(partial(self._settle_one, message_id))
 
-    def _settle_one(self, engine: sa.Engine, message_id: str, submit: Future[Any]) -> None:
+    def _settle_one(self, message_id: str, submit: Future[Any]) -> None:
         """Settle a submit that was answered. Called in the sender's thread as soon as it is done."""
-        if was_answered(message_id, submit):
-            self._settle_in(engine, [message_id])
+        if not was_answered(message_id, submit):
+            return
+        if self._local.engine is not None:
+            self._settle_in(self._local.engine, [message_id])
+        else:
+            self._answered.add(self._ledger_id, [message_id])

@@ -30,8 +30,9 @@ class Workers:
 
     def replace(self, hanging: threading.Thread) -> None:
         """Start a thread in place of one whose work hangs; if that work ever ends, its thread exits too."""
-        self._threads.discard(hanging)
-        self._add()
+        if hanging in self._threads:  # a batch hangs with all its messages
+            self._threads.discard(hanging)
+            self._add()
 
     def stop(self) -> None:
         """Let the threads end once the queued work is done; does not wait for that."""

@@ -18,12 +18,12 @@ from tmc_client.checks.questions import Answer, Denied, Question, Verdict
 from tmc_client.checks.token import CheckToken
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from tmc_client.checks.grpc_server import ChecksServer
     from tmc_client.checks.running import RunningServers
     from tmc_client.connection import Connection
+    from tmc_client.local.engines import Source
 
 log = logging.getLogger("tmc_client.checks")
 
@@ -31,7 +31,10 @@ Outcome = Callable[[Question], Verdict]
 
 
 class Checks:
-    """Answers for one app. engine: of the database with its ledger; without one only your own functions answer.
+    """Answers for one app.
+
+    engine: of the database with its ledger, or a function that returns a new connection of a driver; without it, only
+    your own functions answer.
 
     running: where the servers that `serve` starts are kept until they stop.
     """
@@ -39,7 +42,7 @@ class Checks:
     def __init__(
         self,
         connection: Connection,
-        engine: Engine | AsyncEngine | None,
+        engine: Source | AsyncEngine | None,
         outcomes: Mapping[str, Outcome],
         running: RunningServers,
     ) -> None:
@@ -52,9 +55,10 @@ class Checks:
             from sqlalchemy import Engine
 
             from tmc_client.checks.fence import LedgerAnswers
+            from tmc_client.local.engines import engine_of
 
-            if isinstance(engine, Engine):
-                self._ledger = LedgerAnswers(engine)
+            if isinstance(engine, Engine) or callable(engine):
+                self._ledger = LedgerAnswers(engine_of(engine, "center.checks()", pooled=True))
             else:
                 from tmc_client.checks.aio_fence import AsyncLedgerAnswers
 

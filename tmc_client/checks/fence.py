@@ -21,6 +21,7 @@ from sqlalchemy import event
 from tmc_client.checks.questions import Answer, Question, Verdict
 from tmc_client.connection import watch_forks
 from tmc_client.ledger import COMMITTED, ROLLED_BACK
+from tmc_client.local.engines import Source, engine_of, is_in_memory
 from tmc_client.tables import lacking, ledger, ledger_info
 
 log = logging.getLogger("tmc_client.checks.fence")
@@ -38,7 +39,7 @@ class LedgerAnswers:
 
     def __init__(self, engine: sa.Engine) -> None:
         """Raises ValueError for SQLite in memory: it has one connection, and a fence needs a second one."""
-        if engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:"):
+        if is_in_memory(engine):
             raise ValueError("a ledger that answers checks cannot live in SQLite's memory: give it a file")
         self._engine = engine
         self._lock = threading.Lock()
@@ -208,13 +209,14 @@ def _short(exc: Exception) -> str:
     return str(getattr(exc, "orig", exc))[:200]
 
 
-def clean_ledger(engine: sa.Engine, older_than: timedelta, page: int = 1_000) -> int:
+def clean_ledger(engine: Source, older_than: timedelta, page: int = 1_000) -> int:
     """Delete settled rows older than `older_than`, at least a week; checks of missing older messages become TOO_OLD.
 
     Returns: the number of rows. Raises ValueError for an age at which checks, retries or replays may still come.
     """
     if older_than < LEAST_AGE:
         raise ValueError(f"keep the ledger for {LEAST_AGE.days} days at least: checks and repeats may come late")
+    engine = engine_of(engine, "tmc.clean_ledger()")
     horizon_ms = time.time_ns() // 1_000_000 - round(older_than.total_seconds() * 1000)
     with engine.begin() as connection:  # before the first delete: a check meanwhile must not see it as missing
         connection.execute(

@@ -16,7 +16,8 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -27,6 +28,11 @@ from tmc_client import errors
 from tmc_client.center import Center
 from tmc_client.codecs import Topic
 from tmc_client.connection import watch_forks
+from tmc_client.ledger import ledger_id_of
+from tmc_client.local import LocalTransaction
+from tmc_client.local.choosing import local_of
+from tmc_client.local.engines import Source, engine_of
+from tmc_client.outbox.block import OutboxTransaction
 from tmc_client.outbox.center_target import CenterTarget
 from tmc_client.outbox.direct import DirectSending
 from tmc_client.outbox.entries import Entry, Target, line_of
@@ -41,6 +47,7 @@ log = logging.getLogger("tmc_client.outbox")
 T = TypeVar("T")
 UNTOUCHED = timedelta(seconds=3)  # a relay leaves a message to its direct send that long
 _LONGEST = 128
+_MOST_CHECKED = 1_000
 _KEY = "tmc_outbox"
 
 
@@ -56,7 +63,8 @@ registry().map_imperatively(_Row, table)
 
 
 class Outbox:
-    """engine: a blocking one of the business database, also in asyncio programs.  target: a Center, or another target.
+    """engine: a blocking one of the business database, also in asyncio programs; or a function that returns a new connection
+    of a driver.  target: a Center, or another target.
 
     direct: send after the commit, and not by relays only.  untouched: how long a relay leaves a message to that.
     limits: when a message is given up.  lease: after which time another relay takes over from one that died.
@@ -65,7 +73,7 @@ class Outbox:
 
     def __init__(
         self,
-        engine: sa.Engine,
+        engine: Source,
         target: Center | Target,
         *,
         direct: bool = True,
@@ -75,12 +83,8 @@ class Outbox:
         on_given_up: Callable[[Sequence[Entry], str], None] = lambda _entries, _error: None,
     ) -> None:
         """Raises InvalidRequest if `engine` is not a blocking one."""
-        if not isinstance(engine, sa.Engine) or engine.dialect.is_async:
-            raise errors.InvalidRequest(
-                f"tmc.Outbox() takes a blocking engine of the business database, not {type(engine).__name__}; sessions "
-                "may be AsyncSessions."
-            )
-        self.store = OutboxStore(engine)
+        self.store = OutboxStore(engine_of(engine, "tmc.Outbox()", pooled=True))
+        self._owns_engine = self.store.engine is not engine
         if not isinstance(target, Center) and not all(hasattr(target, name) for name in ("send", "close", "delays")):
             raise errors.InvalidRequest(
                 f"tmc.Outbox() sends to a Center (of tmc.connect(), also in asyncio programs) or to a target, not to "
@@ -93,6 +97,7 @@ class Outbox:
         self._on_given_up = on_given_up
         self._direct = DirectSending(self.store, self._target) if direct else None
         self._closed = False
+        self._checked: set[int] = set()
         self._relay: Relay | None = None
         self._thread: threading.Thread | None = None
         watch_forks(self)
@@ -119,26 +124,66 @@ class Outbox:
         Raises InvalidRequest, CodecError.
         """
         request = publish_request(topic, body, key=key, order_key=order_key, headers=headers, delay=delay)
-        self.add_request(session, request)
+        self.check(request)
+        blocking = _blocking(session)
+        self._refuse_another_database(blocking)
+        row, columns = _Row(), self._columns(request)
+        for name, value in columns.items():
+            setattr(row, name, value)
+        blocking.add(row)
+        blocking.info.setdefault(_KEY, []).append((self, row, bool(columns["line"])))
 
-    def add_request(
-        self, session: Session | AsyncSession | scoped_session[Session], request: message_pb2.PublishRequest
-    ) -> None:
-        """As `add`, of a message in the center's form."""
+    def transaction(self, session: Session | LocalTransaction | Any) -> OutboxTransaction:
+        """Open a block that owns the commit of `session`: its messages are sent if and only if it commits.
+
+        session: as for Center.transaction, e.g. a connection of a driver. Raises InvalidRequest for anything else.
+        """
+        return OutboxTransaction(self, local_of(session, "outbox.transaction()"))
+
+    def check(self, request: message_pb2.PublishRequest) -> None:
+        """Raise InvalidRequest if this outbox cannot take it."""
         for name, value in (("topic", request.topic), ("key", request.key), ("order_key", request.order_key)):
             if len(value) > _LONGEST or not (value or name == "order_key"):
                 raise errors.InvalidRequest(f"{name} has {len(value)} characters: give 1 to {_LONGEST}.", field=name)
         if request.delay_ms and not self._target.delays:
             raise errors.InvalidRequest("The target of this outbox knows no delays: leave delay= out.", field="delay")
-        blocking = _blocking(session)
-        self._refuse_another_database(blocking)
+
+    def _columns(self, request: message_pb2.PublishRequest) -> dict[str, Any]:
         now, line = now_ms(), line_of(request.topic, request.order_key)
         due_ms = ALWAYS_DUE_MS if line else now + self._untouched_ms
-        row = _Row()
-        for name, value in columns_of(request, line, created_ms=now, due_ms=due_ms).items():
-            setattr(row, name, value)
-        blocking.add(row)
-        blocking.info.setdefault(_KEY, []).append((self, row, bool(line)))
+        return columns_of(request, line, created_ms=now, due_ms=due_ms)
+
+    def write(self, local: LocalTransaction, requests: Sequence[message_pb2.PublishRequest]) -> Callable[[], None]:
+        """Write messages in a transaction that is about to commit. Returns: what to call after the commit, must not raise.
+
+        Raises InvalidRequest; what the database raises.
+        """
+        for request in requests:
+            self.check(request)
+        self._refuse_another_ledger(local)
+        rows = [self._columns(request) for request in requests]
+        numbered = list(zip(local.insert_outbox(rows), rows, strict=True))
+        direct = [Entry.of_columns(number, row) for number, row in numbered if not row["line"]]
+        return partial(self._send, direct, ordered=len(direct) < len(rows))
+
+    def _send(self, entries: Sequence[Entry], *, ordered: bool) -> None:
+        try:
+            self.committed(entries, ordered=ordered)
+        except Exception:  # the transaction is committed, and the relay sends them
+            log.warning("%d messages are left to the relay", len(entries), exc_info=True)
+
+    def _refuse_another_ledger(self, local: LocalTransaction) -> None:
+        """A message written elsewhere would be sent, but never be marked as sent. Asked once per connection."""
+        connection = id(local.handle)
+        if connection in self._checked:
+            return
+        if self.store.ledger_id() != ledger_id_of(local.run):
+            raise errors.InvalidRequest(
+                "This transaction is of another database than the outbox: give each database its own outbox."
+            )
+        if len(self._checked) >= _MOST_CHECKED:
+            self._checked.clear()
+        self._checked.add(connection)
 
     def _refuse_another_database(self, session: Session) -> None:
         try:
@@ -153,10 +198,13 @@ class Outbox:
                 f"This session is of database {url.database!r}, the outbox of {ours.database!r}: give each database its own."
             )
 
-    def committed(self, ids: Sequence[int], *, ordered: bool) -> None:
-        """Send these. ordered: there are others, with an order key; those the relay sends, one after another."""
-        if self._direct is not None and ids:
-            self._direct.send(ids)
+    def committed(self, messages: Sequence[int] | Sequence[Entry], *, ordered: bool) -> None:
+        """Send these. ordered: there are others, with an order key; those the relay sends, one after another.
+
+        messages: what was certainly committed; ids, where the database should be asked first.
+        """
+        if self._direct is not None and messages:
+            self._direct.send(messages)
         if self._relay is not None and ordered:
             self._relay.wake()
 
@@ -186,6 +234,8 @@ class Outbox:
             self._relay.stop()
             self._thread.join(10)
         self._target.close()
+        if self._owns_engine:
+            self.store.engine.dispose()
 
     def __enter__(self) -> Outbox:
         self.start()

@@ -9,13 +9,16 @@ from collections import deque
 from collections.abc import Sequence
 
 from tmc_client.connection import watch_forks
-from tmc_client.outbox.entries import Target
+from tmc_client.outbox.entries import Entry, Target
 from tmc_client.outbox.store import OutboxStore
 
 log = logging.getLogger("tmc_client.outbox")
 
 _PAGE = 500
 _ROOM = 10_000  # what comes on top waits for the relay
+_ROOM_BYTES = 64 << 20
+_PAGE_BYTES = 4 << 20
+_MARK_S = 0.1
 
 
 class DirectSending:
@@ -29,7 +32,8 @@ class DirectSending:
 
     def _reset(self) -> None:
         self._condition = threading.Condition()
-        self._waiting: deque[int] = deque()
+        self._waiting: deque[int | Entry] = deque()
+        self._bytes = 0
         self._in_flight = 0
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -38,8 +42,8 @@ class DirectSending:
         """See connection.ForkAware: the parent sends its own."""
         self._reset()
 
-    def send(self, ids: Sequence[int]) -> None:
-        """Returns at once."""
+    def send(self, messages: Sequence[int] | Sequence[Entry]) -> None:
+        """Returns at once. See Outbox.committed."""
         with self._condition:
             if self._closed:
                 return
@@ -47,32 +51,67 @@ class DirectSending:
                 thread = threading.Thread(target=self._run, name="tmc-outbox", daemon=True)
                 thread.start()
                 self._thread = thread
-            self._waiting.extend(ids[: max(0, _ROOM - len(self._waiting))])
+            for message in messages:
+                if len(self._waiting) >= _ROOM or self._bytes >= _ROOM_BYTES:
+                    break
+                self._waiting.append(message)
+                self._bytes += _size(message)
             self._condition.notify_all()
 
     def _run(self) -> None:
-        while ids := self._take():
+        sent: list[int] = []  # not marked yet
+        marked = time.monotonic()
+        while taken := self._take():
             try:
-                # What is not there was not committed after all, whatever the session thought, or is sent already.
-                page = self._store.by_ids(ids)
-                failures = self._target.send(page) if page else ()
-                taken = [entry.id for entry, failure in zip(page, failures, strict=True) if failure is None]
-                if taken:
-                    self._store.sent(taken, direct=True)
+                sent += self._send_page(taken)
             except Exception as exc:  # the relay sends them
-                log.warning("%d messages are left to the relay: %s", len(ids), exc, exc_info=True)
-            finally:
-                with self._condition:
-                    self._in_flight = 0
-                    self._condition.notify_all()
+                log.warning("%d messages are left to the relay: %s", len(taken), exc, exc_info=True)
+            if self._is_idle() or len(sent) >= _PAGE or time.monotonic() - marked > _MARK_S:
+                self._mark(sent)
+                sent, marked = [], time.monotonic()
+                self._done()
+        self._mark(sent)
 
-    def _take(self) -> list[int]:
+    def _mark(self, sent: Sequence[int]) -> None:
+        """Several pages in one transaction while more are waiting. The relay leaves them alone for longer than that."""
+        if not sent:
+            return
+        try:
+            self._store.sent(sent, direct=True)
+        except Exception as exc:
+            log.warning(
+                "%d messages were sent, but not marked: a relay repeats them: %s", len(sent), exc, exc_info=True
+            )
+
+    def _send_page(self, taken: Sequence[int | Entry]) -> list[int]:
+        """Returns: the ids of those that the target took."""
+        page = [message for message in taken if isinstance(message, Entry)]
+        # What is not there was not committed after all, whatever the session thought, or is sent already.
+        page += self._store.by_ids([message for message in taken if isinstance(message, int)])
+        failures = self._target.send(page) if page else ()
+        return [entry.id for entry, failure in zip(page, failures, strict=True) if failure is None]
+
+    def _take(self) -> list[int | Entry]:
         with self._condition:
             while not self._waiting and not self._closed:
                 self._condition.wait()
-            ids = [self._waiting.popleft() for _ in range(min(_PAGE, len(self._waiting)))]
-            self._in_flight = len(ids)
-            return ids
+            page: list[int | Entry] = []
+            size = 0
+            while self._waiting and len(page) < _PAGE and size < _PAGE_BYTES:
+                page.append(self._waiting.popleft())
+                size += _size(page[-1])
+            self._bytes -= size
+            self._in_flight += len(page)
+            return page
+
+    def _is_idle(self) -> bool:
+        with self._condition:
+            return not self._waiting
+
+    def _done(self) -> None:
+        with self._condition:
+            self._in_flight = 0
+            self._condition.notify_all()
 
     def flush(self, seconds: float) -> bool:
         """Wait until nothing is on its way. Returns False on timeout."""
@@ -88,6 +127,12 @@ class DirectSending:
         with self._condition:
             self._closed = True
             self._waiting.clear()
+            self._bytes = 0
             self._condition.notify_all()
         if self._thread is not None:
             self._thread.join(seconds)
+
+
+def _size(message: int | Entry) -> int:
+    """Bytes that wait in memory."""
+    return len(message.body) if isinstance(message, Entry) else 0

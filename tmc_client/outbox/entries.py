@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from tmc_common.protocol import message_pb2
@@ -56,6 +57,11 @@ class Entry:
             created_ms=row.created_ms,
             tries=row.tries,
         )
+
+    @classmethod
+    def of_columns(cls, number: int, columns: Mapping[str, Any]) -> Entry:
+        """What was just written. columns: see store.columns_of."""
+        return cls.of(SimpleNamespace(id=number, **columns))
 
     def request(self) -> message_pb2.PublishRequest:
         """As the center takes it."""

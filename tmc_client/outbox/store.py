@@ -13,10 +13,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_client import errors
+from tmc_client.ledger import ledger_id_of
 from tmc_client.outbox.entries import Entry, State
+from tmc_client.tables import ledger_info, raise_if_lacking
 from tmc_client.tables import outbox as table
 from tmc_client.tables import outbox_relay as relay
-from tmc_client.tables import raise_if_lacking
 
 _UNSENT = table.c.state == int(State.UNSENT)
 ALWAYS_DUE_MS = 1  # of messages with an order key: whose clock is ahead delays nobody
@@ -88,6 +89,7 @@ class OutboxStore:
     def __init__(self, engine: sa.Engine, clock: Callable[[], int] | None = None) -> None:
         self.engine = engine
         self._clock = clock
+        self._ledger_id = b""
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
@@ -106,10 +108,17 @@ class OutboxStore:
         try:
             yield
         except sa.exc.SQLAlchemyError as exc:
-            raise_if_lacking(exc, self.engine, table, relay)
+            raise_if_lacking(exc, self.engine, table, relay, ledger_info)
             raise errors.Unavailable(
                 f"The database of this outbox does not answer: {getattr(exc, 'orig', exc)}"
             ) from exc
+
+    def ledger_id(self) -> bytes:
+        """Which database this is. Read once."""
+        if not self._ledger_id:
+            with self._writing() as connection:
+                self._ledger_id = ledger_id_of(connection.execute)
+        return self._ledger_id
 
     def now(self) -> int:
         """Milliseconds since the epoch."""

@@ -201,7 +201,7 @@ MISTAKES = [
         id="unknown parameter",
         words="an unknown parameter",
         make=_stranger_among_the_parameters,
-        sentence="give_coupon(): unknown parameters ['database']; known are the body, session and a tmc.Message",
+        sentence="give_coupon(): unknown parameters ['database']; known are the body, session or connection, and a tmc.Message",
         error=TypeError,
     ),
     Mistake(

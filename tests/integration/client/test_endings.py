@@ -10,15 +10,15 @@ import asyncio
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import tmc_client as tmc
@@ -29,6 +29,8 @@ from tests.support.postgresql import PostgreSQL
 from tmc_client.aio_transaction import AsyncTransaction
 from tmc_client.center import timedelta
 from tmc_client.checks.fence import LedgerAnswers
+from tmc_client.inbox import Effects
+from tmc_client.local.sessions import SessionTransaction
 from tmc_client.tables import inbox, ledger, ledger_info
 from tmc_client.transaction import Transaction
 from tmc_common.protocol import message_pb2, types_pb2
@@ -364,9 +366,13 @@ WAYS = [
 # Only for handlers: a block in a handler commits for both, and must be the last.
 
 
+def _block(session: Session, center: Any) -> Transaction:
+    return Transaction(center, lambda *_: None, SessionTransaction(session), timedelta(seconds=2))
+
+
 def block_inside(scene: Scene) -> None:
     scene.effect(1)
-    with Transaction(FakeCenter(), lambda *_: None, scene.session, timedelta(seconds=2)) as tx:  # type: ignore[arg-type]
+    with _block(scene.session, FakeCenter()) as tx:
         tx.send("t", {}, key="inside")
 
 
@@ -382,7 +388,7 @@ def block_inside_then_more(scene: Scene) -> None:
 
 def block_inside_that_fails(scene: Scene) -> None:
     scene.effect(1)
-    with suppress(Refusal), Transaction(FakeCenter(), lambda *_: None, scene.session, timedelta(seconds=2)):  # type: ignore[arg-type]
+    with suppress(Refusal), _block(scene.session, FakeCenter()):
         raise Refusal
 
 
@@ -547,7 +553,7 @@ def _done(result: Any) -> Future[Any]:
 def run_blocking(way: Way, database: Database, center: Any) -> None:
     engine = database.engine(way.engine)
     try:
-        with Session(engine) as session, Transaction(center, lambda *_: None, session, timedelta(seconds=2)) as tx:
+        with Session(engine) as session, _block(session, center) as tx:
             way.inside(Scene(session=session, database=database, send=lambda key: tx.send("t", {}, key=key)))
     finally:
         engine.dispose()
@@ -615,8 +621,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCenter]
 class Handlers:
     """One consumer for all ways: the first run of a message does what the way does, later ones do the plain thing."""
 
-    def __init__(self, running: RunningCenter, database: Database, coroutine: bool) -> None:
-        self.topic = f"endings.{database.kind}.{'coroutine' if coroutine else 'function'}"
+    def __init__(self, running: RunningCenter, database: Database, kind: str) -> None:
+        self.topic = f"endings.{database.kind}.{kind.replace(' ', '-')}"
+        self.is_async = kind == "asyncio session"
         self.way: Way = WAYS[0]
         self.runs: Counter[str] = Counter()  # by message: a late copy of an earlier one must not count
         self._database = database
@@ -626,7 +633,12 @@ class Handlers:
         self._center = tmc.connect(running.address, app="endings")
         self._consumer = tmc.Consumer(self._center)
         inbox: Any = self
-        if coroutine:
+        if kind == "asyncio session":
+
+            @self._consumer.listener(self.topic, inbox=inbox)
+            async def handle(body: Any, session: AsyncSession, message: tmc.Message) -> None:
+                await session.run_sync(lambda blocking: self._handle(blocking, message))
+        elif kind == "coroutine":
 
             @self._consumer.listener(self.topic, inbox=inbox)
             async def handle(body: Any, session: Session, message: tmc.Message) -> None:
@@ -637,15 +649,28 @@ class Handlers:
             def handle(body: Any, session: Session, message: tmc.Message) -> None:
                 self._handle(session, message)
 
-    def once(self, message: tmc.Message) -> AbstractContextManager[Session | None]:
+    def once_each(self, messages: Sequence[tmc.Message]) -> AbstractContextManager[Effects]:
         """See SqlInbox: its database depends on the message."""
-        self.runs[message.id] += 1
-        special = self.runs[message.id] == 1 and self.way.engine != "plain"
-        engine = self._plain
-        if special:
-            engine = self._database.engine(self.way.engine)
+        engine, kind = self._plain, self._kind_of_engine(messages)
+        if kind != "plain":
+            engine = self._database.engine(kind)
             self._special.append(engine)
-        return tmc.SqlInbox(lambda: Session(engine)).once(message)
+        return tmc.SqlInbox(lambda: Session(engine)).once_each(messages)
+
+    @asynccontextmanager
+    async def once_async(self, messages: Sequence[tmc.Message]) -> AsyncIterator[Effects]:
+        """As `once_each`."""
+        engine = self._database.async_engine(self._kind_of_engine(messages))
+        try:
+            async with tmc.SqlInbox(async_sessionmaker(engine)).once_async(messages) as effects:
+                yield effects
+        finally:
+            await engine.dispose()
+
+    def _kind_of_engine(self, messages: Sequence[tmc.Message]) -> str:
+        (message,) = messages
+        self.runs[message.id] += 1
+        return self.way.engine if self.runs[message.id] == 1 else "plain"
 
     def _handle(self, session: Session, message: tmc.Message) -> None:
         scene = Scene(session=session, database=self._database, send=lambda _key: None)
@@ -685,9 +710,9 @@ class Handlers:
             engine.dispose()
 
 
-@pytest.fixture(scope="module", params=["function", "coroutine"])
+@pytest.fixture(scope="module", params=["function", "coroutine", "asyncio session"])
 def handlers(request: pytest.FixtureRequest, running: RunningCenter, database: Database) -> Iterator[Handlers]:
-    with Handlers(running, database, request.param == "coroutine") as made:
+    with Handlers(running, database, request.param) as made:
         yield made
 
 

@@ -25,6 +25,7 @@ from tests.support.mariadb import MariaDB
 from tests.support.postgresql import PostgreSQL
 from tmc_client.checks.fence import LedgerAnswers
 from tmc_client.ledger import create_tables, ledger_id_of
+from tmc_client.local.sessions import SessionTransaction
 from tmc_client.tables import ledger, ledger_info, metadata
 from tmc_client.transaction import Transaction
 from tmc_common.protocol import message_pb2
@@ -98,14 +99,14 @@ def _done(result: Any) -> Future[Any]:
 
 
 def block(center: Center, session: Session, keys: list[str]) -> None:
-    with Transaction(center, lambda *_: None, session, timedelta(seconds=2)) as tx:  # type: ignore[arg-type]
+    with Transaction(center, lambda *_: None, SessionTransaction(session), timedelta(seconds=2)) as tx:  # type: ignore[arg-type]
         for key in keys:
             tx.send("shop.paid", {}, key=key)
 
 
 def ledger_id(engine: sa.Engine) -> bytes:
     with engine.begin() as connection:
-        return ledger_id_of(connection)
+        return ledger_id_of(connection.execute)
 
 
 def question(engine: sa.Engine, message_id: str, **changes: Any) -> tmc.Question:

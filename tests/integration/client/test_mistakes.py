@@ -76,7 +76,7 @@ def _not_a_number(place: Place) -> None:
 
 
 def _async_session(place: Place) -> None:
-    place.center.transaction(AsyncSession(place.async_engine))  # type: ignore[arg-type]
+    place.center.transaction(AsyncSession(place.async_engine))
 
 
 def _session_in_asyncio(place: Place) -> None:
@@ -165,7 +165,8 @@ def _no_inbox(place: Place) -> None:
 
 
 def _async_sessionmaker(place: Place) -> None:
-    tmc.SqlInbox(async_sessionmaker(place.async_engine))  # type: ignore[arg-type]
+    @tmc.Consumer(place.center).listener("shop.paid", inbox=tmc.SqlInbox(async_sessionmaker(place.async_engine)))
+    def give_coupon(paid: dict[str, Any], session: AsyncSession) -> None: ...
 
 
 def _engine_as_inbox(place: Place) -> None:
@@ -333,15 +334,15 @@ MISTAKES = [
     ),
     Mistake(
         make=_async_sessionmaker,
-        words="an async_sessionmaker for an inbox",
-        error=BAD,
-        sentence="tmc.SqlInbox() takes what makes blocking sessions, not async_sessionmaker: give it sessionmaker(engine)",
+        words="an async_sessionmaker for the inbox of a `def`",
+        error=TypeError,
+        sentence="give_coupon(): its inbox makes AsyncSessions: write `async def`, or give it SqlInbox(sessionmaker(engine))",
     ),
     Mistake(
         make=_engine_as_inbox,
         words="an engine for an inbox",
         error=BAD,
-        sentence="tmc.SqlInbox() takes what makes blocking sessions, not Engine: give it sessionmaker(engine)",
+        sentence="tmc.SqlInbox() takes what makes sessions, not Engine: give it sessionmaker(engine)",
     ),
     Mistake(
         make=_session_for_checks,

@@ -20,6 +20,7 @@ from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import RabbitMQ
 from tmc_client import aio
+from tmc_client.local.sessions import SessionTransaction
 from tmc_client.outbox.center_target import CenterTarget
 from tmc_client.outbox.entries import Entry, Failure, Trouble
 from tmc_client.tables import ledger
@@ -153,7 +154,10 @@ class TestTheFallback:
         box = tmc.Outbox(business, center, direct=False, untouched=timedelta(0))
         short = timedelta(milliseconds=500)
         deaf: Any = Deaf(center.producer)
-        with Session(business) as session, Transaction(deaf, center.settle, session, short, box) as tx:
+        with (
+            Session(business) as session,
+            Transaction(deaf, center.settle, SessionTransaction(session), short, box) as tx,
+        ):
             tx.send("order.paid", {"n": 1}, key="half")
         relay = box.relay()
         eventually(lambda: relay.run_once() == 0.0)

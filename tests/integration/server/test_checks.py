@@ -43,7 +43,7 @@ def business(tmp_path) -> Iterator[sa.Engine]:
 def prepared_with(center: tmc.Center, engine: sa.Engine, topic: str, key: str, *, committed: bool) -> tmc.Prepared:
     """A service died after Prepare: with its local transaction committed, or without."""
     with engine.begin() as connection:
-        ledger_id = ledger_id_of(connection)
+        ledger_id = ledger_id_of(connection.execute)
     request = prepare_request(topic, {}, key=key, ledger_id=ledger_id)
     result = center.producer.prepare(request, center.timeout).result(10)
     message = tmc.Prepared(message_id=result.message_id, topic=topic, key=key, attempt_id=request.attempt_id)

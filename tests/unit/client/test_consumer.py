@@ -6,110 +6,31 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import tmc_client as tmc
 from tests.support.eventually import eventually
+from tests.support.handlers import AnswersTaken, HandClock, HandlerBench
 from tests.support.messages import a_message
-from tmc_client import sender
 from tmc_client.consumer import Consumer
 from tmc_client.handling import Handling
+from tmc_client.inbox import Effects
 from tmc_client.keeping import Keeper
-from tmc_client.listeners import Listeners
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class _Center:
-    """Takes every answer; `stored` says how it ends."""
-
-    def __init__(self) -> None:
-        self.sender = self
-        self.identity = SimpleNamespace(app="coupons")
-        self.sent: list[tuple[str, Any]] = []
-        self.open: list[Future[Any]] = []
-        self.hold = False
-
-    def send(self, kind: sender.Kind, request: Any, timeout: float) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.sent.append((kind.path.rpartition("/")[2], request))
-        if self.hold:
-            self.open.append(future)
-        else:
-            future.set_result(None)
-        return future
-
-    def flush(self, timeout: float) -> bool:
-        return True
-
-    def answers(self) -> list[tuple[str, int]]:
-        return [(name, request.attempt) for name, request in self.sent if name != "ExtendMany"]
-
-
-class _Receipt:
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def handled(self) -> None:
-        self.seen.append("handled")
-
-    def answered(self) -> None:
-        self.seen.append("answered")
-
-
-class _Bench:
-    """Handlers whose clock and copies are the test's."""
-
-    def __init__(self, concurrency: int = 2, max_handling: timedelta = timedelta(hours=1)) -> None:
-        self.center = _Center()
-        self.clock = _Clock()
-        self.broken = threading.Event()
-        self.listeners = Listeners(max_handling)
-        self.handling = Handling(
-            self.center,  # type: ignore[arg-type]
-            self.listeners,
-            concurrency=concurrency,
-            on_broken=self.broken.set,
-            monotonic=self.clock,
-        )
-
-    def start(self, handler: Callable[..., Any], inbox: Any = None, max_handling: timedelta | None = None) -> None:
-        self.listeners.add(tmc.Topic("t"), handler, inbox, max_handling)
-        self.handling.start()
-
-    def arrive(self, message: tmc.Message) -> _Receipt:
-        receipt = _Receipt()
-        self.handling.arrive(message, receipt)
-        return receipt
-
-    def stop(self) -> None:
-        self.handling.begin_no_more()
-        self.handling.wait_idle(0.001)
-        self.handling.stop()
-
 
 Gates = dict[int, threading.Event]
 
 
 @pytest.fixture
-def benches() -> Iterator[Callable[..., _Bench]]:
-    made: list[_Bench] = []
+def benches() -> Iterator[Callable[..., HandlerBench]]:
+    made: list[HandlerBench] = []
 
-    def make(**settings: Any) -> _Bench:
-        made.append(_Bench(**settings))
+    def make(**settings: Any) -> HandlerBench:
+        made.append(HandlerBench(**settings))
         return made[-1]
 
     yield make
@@ -120,7 +41,7 @@ def benches() -> Iterator[Callable[..., _Bench]]:
 # -- one run of a message at a time ----------------------------------------------------------------------------------
 
 
-def test_a_second_copy_that_comes_while_the_first_runs_shares_its_fate(benches: Callable[..., _Bench]) -> None:
+def test_a_second_copy_that_comes_while_the_first_runs_shares_its_fate(benches: Callable[..., HandlerBench]) -> None:
     bench, gate, entered = benches(), threading.Event(), []
 
     def handle(body: bytes, message: tmc.Message) -> None:
@@ -139,7 +60,7 @@ def test_a_second_copy_that_comes_while_the_first_runs_shares_its_fate(benches: 
 
 
 def test_a_second_copy_that_comes_while_the_first_waits_for_a_thread_does_not_run(
-    benches: Callable[..., _Bench],
+    benches: Callable[..., HandlerBench],
 ) -> None:
     bench, gate, entered = benches(concurrency=1), threading.Event(), []
 
@@ -156,7 +77,7 @@ def test_a_second_copy_that_comes_while_the_first_waits_for_a_thread_does_not_ru
     assert entered == ["1-1-0-1", "1-1-0-2"]
 
 
-def test_a_copy_that_comes_while_a_nack_is_on_its_way_runs_after_it(benches: Callable[..., _Bench]) -> None:
+def test_a_copy_that_comes_while_a_nack_is_on_its_way_runs_after_it(benches: Callable[..., HandlerBench]) -> None:
     bench, entered = benches(), []
     bench.center.hold = True
 
@@ -178,7 +99,7 @@ def test_a_copy_that_comes_while_a_nack_is_on_its_way_runs_after_it(benches: Cal
     assert bench.center.answers() == [("NackMany", 1), ("AckMany", 2)]
 
 
-def test_a_copy_that_comes_while_an_ack_is_on_its_way_does_not_run(benches: Callable[..., _Bench]) -> None:
+def test_a_copy_that_comes_while_an_ack_is_on_its_way_does_not_run(benches: Callable[..., HandlerBench]) -> None:
     bench, entered = benches(), []
     bench.center.hold = True
     bench.start(lambda body: entered.append(1))
@@ -198,7 +119,7 @@ def test_a_copy_that_comes_while_an_ack_is_on_its_way_does_not_run(benches: Call
 # -- handlers that hang ----------------------------------------------------------------------------------------------
 
 
-def test_a_handler_that_runs_too_long_is_nacked_and_its_thread_replaced(benches: Callable[..., _Bench]) -> None:
+def test_a_handler_that_runs_too_long_is_nacked_and_its_thread_replaced(benches: Callable[..., HandlerBench]) -> None:
     bench, gate, entered = benches(concurrency=2, max_handling=timedelta(minutes=10)), threading.Event(), []
 
     def handle(body: bytes, message: tmc.Message) -> None:
@@ -229,7 +150,7 @@ def test_a_handler_that_runs_too_long_is_nacked_and_its_thread_replaced(benches:
     assert bench.handling.threads == 2
 
 
-def test_an_asyncio_handler_that_runs_too_long_is_cancelled(benches: Callable[..., _Bench]) -> None:
+def test_an_asyncio_handler_that_runs_too_long_is_cancelled(benches: Callable[..., HandlerBench]) -> None:
     bench, entered, cancelled = benches(), threading.Event(), threading.Event()
 
     async def handle(body: bytes) -> None:
@@ -250,16 +171,18 @@ def test_an_asyncio_handler_that_runs_too_long_is_cancelled(benches: Callable[..
     assert [(name, request.handler_hangs) for name, request in bench.center.sent] == [("NackMany", True)]
 
 
-def test_the_inbox_is_left_only_when_a_cancelled_handler_has_ended(benches: Callable[..., _Bench]) -> None:
+def test_the_inbox_is_left_only_when_a_cancelled_handler_has_ended(benches: Callable[..., HandlerBench]) -> None:
     """Until then the handler may still use its session, which is closed with the inbox's block."""
     bench, entered, may_end = benches(), threading.Event(), threading.Event()
     seen: list[str] = []
 
     class _Inbox:
+        is_async = False
+
         @contextmanager
-        def once(self, _message: tmc.Message) -> Iterator[object]:
+        def once_each(self, messages: Sequence[tmc.Message]) -> Iterator[Effects]:
             try:
-                yield object()
+                yield Effects(handle=object(), messages=messages)
             finally:
                 seen.append("inbox left")
 
@@ -288,7 +211,7 @@ def test_the_inbox_is_left_only_when_a_cancelled_handler_has_ended(benches: Call
 
 
 def test_a_consumer_whose_handlers_all_hang_takes_no_more_and_ends_its_process(
-    benches: Callable[..., _Bench], caplog: pytest.LogCaptureFixture
+    benches: Callable[..., HandlerBench], caplog: pytest.LogCaptureFixture
 ) -> None:
     bench, gate, entered = benches(concurrency=2, max_handling=timedelta(seconds=1)), threading.Event(), []
 
@@ -320,7 +243,7 @@ def test_run_raises_when_its_handlers_hang_so_that_a_supervisor_starts_it_again(
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(Handling, "start", start)
-    consumer = Consumer(_Center())  # type: ignore[arg-type]
+    consumer = Consumer(AnswersTaken())  # type: ignore[arg-type]
     consumer.listener("t")(lambda body: None)
     with pytest.raises(RuntimeError, match="2 handlers hang"):
         consumer.run()
@@ -329,7 +252,7 @@ def test_run_raises_when_its_handlers_hang_so_that_a_supervisor_starts_it_again(
 @pytest.mark.parametrize("wrong", [timedelta(0), timedelta(seconds=-1)])
 def test_a_limit_that_is_none_is_refused(wrong: timedelta) -> None:
     with pytest.raises(ValueError, match="max_handling must be positive"):
-        Consumer(_Center(), max_handling=wrong)  # type: ignore[arg-type]
+        Consumer(AnswersTaken(), max_handling=wrong)  # type: ignore[arg-type]
 
 
 # -- Extends ---------------------------------------------------------------------------------------------------------
@@ -340,7 +263,7 @@ def test_a_limit_that_is_none_is_refused(wrong: timedelta) -> None:
     [(10_000, [1, 6, 11, 16]), (1_000, [0.5, 1, 1.5, 2]), (100, [0.05, 0.1, 0.15, 0.2]), (0, [1, 6, 11, 16])],
 )
 def test_extends_follow_the_interval_that_came_with_the_copy(interval_ms: int, times: list[float]) -> None:
-    center, clock, seen = _Center(), _Clock(), []
+    center, clock, seen = AnswersTaken(), HandClock(), []
     keeper = Keeper(center, clock)  # type: ignore[arg-type]
     keeper.begin(a_message(interval_ms=interval_ms))
     for step in range(1, 2000):
@@ -352,7 +275,7 @@ def test_extends_follow_the_interval_that_came_with_the_copy(interval_ms: int, t
 
 
 def test_the_interval_of_the_topic_serves_copies_without_one() -> None:
-    center, clock = _Center(), _Clock()
+    center, clock = AnswersTaken(), HandClock()
     keeper = Keeper(center, clock)  # type: ignore[arg-type]
     keeper.expect("t", 1000)
     keeper.begin(a_message())
@@ -365,7 +288,7 @@ def test_the_interval_of_the_topic_serves_copies_without_one() -> None:
 
 def test_a_forked_child_finds_no_lock_that_its_parent_held() -> None:
     """A Consumer is new in the child, with locks of its own; those of the parent are held by nobody there."""
-    consumer = Consumer(_Center())  # type: ignore[arg-type]
+    consumer = Consumer(AnswersTaken())  # type: ignore[arg-type]
     consumer.listener("t")(lambda body: None)
     held = [value for value in vars(consumer).values() if isinstance(value, type(threading.Lock()))]
     assert held

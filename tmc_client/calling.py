@@ -1,0 +1,201 @@
+"""Call a listener's function with its message, or with a batch, and say what is answered to the center.
+
+A batch fails as a whole: it has one transaction. It is then tried again in halves, so that a message that cannot be
+handled is found and nacked alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tmc_client import codecs, errors, sender, tracing
+from tmc_client.listeners import Listener, Listeners
+from tmc_client.received import Message
+from tmc_client.runs import Run
+from tmc_common.protocol import consumption_pb2
+
+if TYPE_CHECKING:
+    from tmc_client.inbox import SqlInbox
+
+log = logging.getLogger("tmc_client.consumer")
+
+_LATEST_MS = 86_400_000  # the center takes a day at most
+
+Answer = Callable[[Message], tuple[sender.Kind, Any]]
+"""Makes the answer for a message; which copy's attempt it names is known only when it is sent."""
+
+
+def ack(message: Message) -> tuple[sender.Kind, Any]:
+    return sender.ACK, consumption_pb2.AckRequest(message_id=message.id, attempt=message.attempt)
+
+
+def nack(error: str, *, reject: bool = False, retry_after: timedelta | None = None, hangs: bool = False) -> Answer:
+    def answer(message: Message) -> tuple[sender.Kind, Any]:
+        request = consumption_pb2.NackRequest(
+            message_id=message.id, attempt=message.attempt, error=error[:500], reject=reject, handler_hangs=hangs
+        )
+        if retry_after is not None:
+            request.retry_after_ms = min(max(0, round(retry_after.total_seconds() * 1000)), _LATEST_MS)
+        return sender.NACK, request
+
+    return answer
+
+
+class Calling:
+    """loop: where `async def` handlers run."""
+
+    def __init__(self, listeners: Listeners, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        self._listeners = listeners
+        self._loop = loop
+
+    def handle(self, runs: Sequence[Run]) -> Sequence[Answer]:
+        """Call the handler. Returns: the answers for the center, one per run."""
+        listener = self._listeners.by_topic.get(runs[0].message.topic)
+        if listener is None or listener.batch is None:
+            (run,) = runs
+            return [self._one(listener, run)]
+        bodies: dict[str, Any] = {}
+        refused: dict[str, Answer] = {}
+        for run in runs:
+            try:
+                bodies[run.message.id] = _body(listener, run.message)
+            except errors.CodecError as exc:
+                refused[run.message.id] = _outcome(run.message, exc)
+        readable = [run for run in runs if run.message.id in bodies]
+        answers = refused | (self._in_halves(listener, readable, bodies) if readable else {})
+        return [answers[run.message.id] for run in runs]
+
+    def _one(self, listener: Listener | None, run: Run) -> Answer:
+        message = run.message
+        try:
+            with tracing.handling(message):
+                if listener is not None:
+                    self._call(listener, [run], {message.id: _body(listener, message)})
+                elif self._listeners.everything is not None:
+                    self._listeners.everything.consume(message)
+                else:  # a single queue brings all topics of its app
+                    raise errors.NotFound(
+                        f"nothing here listens to {message.topic}: add a listener or attach a MessageConsumer"
+                    )
+        except _OUTCOMES as exc:
+            return _outcome(message, exc)
+        except Exception as exc:
+            if not run.given_up:
+                log.warning("the handler of %s failed on %s", message.topic, message.id, exc_info=True)
+            return nack(_text(exc))
+        return ack
+
+    def _in_halves(self, listener: Listener, runs: Sequence[Run], bodies: dict[str, Any]) -> dict[str, Answer]:
+        if len(runs) == 1:
+            return {runs[0].message.id: self._one(listener, runs[0])}
+        try:
+            with tracing.handling(runs[0].message):
+                self._call(listener, runs, bodies)
+        except errors.Later as exc:
+            return {run.message.id: _outcome(run.message, exc) for run in runs}
+        except Exception as exc:
+            log.info("a batch of %d messages of %s failed", len(runs), runs[0].message.topic, exc_info=True)
+            if any(run.given_up for run in runs):
+                return {run.message.id: nack(_text(exc)) for run in runs}
+            middle = len(runs) // 2
+            first = self._in_halves(listener, runs[:middle], bodies)
+            return first | self._in_halves(listener, runs[middle:], bodies)
+        return {run.message.id: ack for run in runs}
+
+    def _call(self, listener: Listener, runs: Sequence[Run], bodies: dict[str, Any]) -> None:
+        """In one transaction of the inbox, if there is one, with those messages that have not had their effect."""
+        messages = [run.message for run in runs]
+        if listener.inbox is None:
+            self._invoke(listener, messages, bodies, None, runs)
+        elif listener.inbox.is_async:
+            self._await(self._with_async_inbox(listener, listener.inbox, messages, bodies), runs)
+        else:
+            with listener.inbox.once_each(messages) as effects:
+                if effects.messages:
+                    self._invoke(listener, effects.messages, bodies, effects.handle, runs)
+
+    def _invoke(
+        self,
+        listener: Listener,
+        messages: Sequence[Message],
+        bodies: Mapping[str, Any],
+        handle: Any,
+        runs: Sequence[Run],
+    ) -> None:
+        called = _called(listener, messages, bodies, handle)
+        if listener.is_async:
+            self._await(called(), runs)
+        else:
+            called()
+
+    async def _with_async_inbox(
+        self, listener: Listener, inbox: SqlInbox, messages: Sequence[Message], bodies: Mapping[str, Any]
+    ) -> None:
+        async with inbox.once_async(messages) as effects:
+            if effects.messages:
+                await _called(listener, effects.messages, bodies, effects.handle)()
+
+    def _await(self, handling: Coroutine[Any, Any, Any], runs: Sequence[Run]) -> None:
+        """Run a coroutine on the loop and wait until it ends.
+
+        Even a cancelled one is waited for: until it ends, it may use the session of its inbox.
+        """
+        loop, ended = self._loop(), threading.Event()
+        tasks: list[asyncio.Task[Any]] = []
+
+        def begin() -> None:
+            task = loop.create_task(handling)
+            tasks.append(task)
+            for run in runs:
+                run.task = task
+            task.add_done_callback(lambda _task: ended.set())
+
+        loop.call_soon_threadsafe(begin)
+        ended.wait()
+        try:
+            tasks[0].result()
+        except asyncio.CancelledError as exc:
+            raise CancelledError from exc  # an Exception: this thread itself was not cancelled
+
+
+def _called(
+    listener: Listener, messages: Sequence[Message], bodies: Mapping[str, Any], handle: Any
+) -> Callable[[], Any]:
+    """The handler with its arguments: lists, if it takes batches."""
+    extra: dict[str, Any] = {}
+    if listener.wants_message:
+        extra[listener.wants_message] = list(messages) if listener.batch else messages[0]
+    if listener.wants_session:
+        extra[listener.wants_session] = handle
+    read = [bodies[message.id] for message in messages]
+    return partial(listener.handler, read if listener.batch else read[0], **extra)
+
+
+def _body(listener: Listener, message: Message) -> Any:
+    """Raises CodecError."""
+    return codecs.decode(message.body, message.content_type, listener.body_type)
+
+
+_OUTCOMES = (errors.Reject, errors.Later, errors.CodecError)
+
+
+def _outcome(message: Message, exc: Exception) -> Answer:
+    """The answer for what a handler says, or for a body that it cannot take."""
+    if isinstance(exc, errors.Reject):
+        log.info("the handler of %s rejected %s: %s", message.topic, message.id, exc)
+        return nack(str(exc), reject=True)
+    if isinstance(exc, errors.Later):
+        return nack(str(exc), retry_after=exc.after)
+    log.error("message %s: %s", message.id, exc)
+    return nack(str(exc))
+
+
+def _text(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {exc}"

@@ -1,0 +1,96 @@
+"""The local transaction that a block or a handler owns, in whatever library the program uses for its database.
+
+    sessions.SessionTransaction          SQLAlchemy: Session, Connection, and AsyncSession through its greenlet
+    connections.ConnectionTransaction    a connection of a DB-API driver: sqlite3, mysqlclient, PyMySQL, psycopg
+    django.AtomicTransaction             Django
+
+For another library, write a class with these methods and give an object of it to `center.transaction(...)`,
+`outbox.transaction(...)` or, from a factory, to `tmc.SqlInbox(...)`. Our statements are SQLAlchemy's; `statements.Text` makes
+text and parameters of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine, Executable, Table
+
+
+class Recorder(Protocol):
+    """Holds records that belong to the transaction and are discarded when their savepoint is rolled back."""
+
+    def position(self) -> int: ...
+
+    def forget_since(self, position: int) -> None: ...
+
+
+class Rows(Protocol):
+    """What a statement found and changed."""
+
+    @property
+    def rowcount(self) -> int: ...
+
+    def fetchone(self) -> Any: ...
+
+    def fetchall(self) -> Sequence[Any]: ...
+
+
+class LocalTransaction(Protocol):
+    """One transaction, from `begin` to `stop`, in one thread.
+
+    handle: what the program writes its rows with, e.g. the session; passed to handlers with an inbox.
+    """
+
+    handle: Any
+
+    @property
+    def engine(self) -> Engine | None:
+        """Of the same database, for what is written in the background. None: later blocks write it."""
+
+    def begin(self, place: str, *, recorder: Recorder | None = None, lends_commit: bool = False) -> None:
+        """Start; what the program did before in the same transaction belongs to it. Raises InvalidRequest: not possible.
+
+        place: its name in errors.  lends_commit: a block may be opened inside, which then commits for both.
+        """
+
+    def check(self) -> None:
+        """Raise InvalidRequest if the transaction is known to have ended."""
+
+    def verify(self) -> None:
+        """Write what the program left to write. Raises InvalidRequest unless the next commit belongs to what `begin` began."""
+
+    @property
+    def committed(self) -> bool:
+        """Whether a block inside has committed for both."""
+
+    def commit(self) -> None:
+        """Raises the library's error: the outcome is unknown."""
+
+    def roll_back(self) -> None: ...
+
+    def stop(self) -> None:
+        """Called last, whatever happened."""
+
+    def savepoint(self) -> AbstractContextManager[object]:
+        """Rolled back alone, with the messages recorded in it, if its body raises."""
+
+    def run(self, statement: Executable, parameters: Mapping[str, Any]) -> Rows:
+        """One of our statements. Raises the library's error."""
+
+    def insert(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        """All of these. Raises the library's error."""
+
+    def insert_outbox(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
+        """Write messages into tmc_outbox. Returns: their ids, in order."""
+
+    def is_duplicate(self, exc: BaseException) -> bool:
+        """Whether a row was refused because of its key, or for a reason that this library cannot tell from that."""
+
+    def explain(self, exc: BaseException, *tables: Table) -> None:
+        """After `roll_back`: raise InvalidRequest if a statement failed because one of these is missing or too old."""
+
+    def read(self, statement: Executable, parameters: Mapping[str, Any]) -> Sequence[Any]:
+        """After `roll_back`, in a transaction of its own. Raises the library's error."""

@@ -1,0 +1,48 @@
+"""Which kind of transaction belongs to what the program gives us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, scoped_session
+
+from tmc_client import errors
+from tmc_client.local import LocalTransaction
+from tmc_client.local.connections import ConnectionTransaction
+from tmc_client.local.drivers import driver_of
+from tmc_client.local.sessions import OfConnection, SessionTransaction
+
+
+def local_of(source: Any, asked_by: str) -> LocalTransaction:
+    """asked_by: a call, for the error message. Raises InvalidRequest."""
+    kind: Any = type(source)
+    make = _maker(kind, driver_of(source) is not None)
+    if make is not None:
+        return make(source)
+    raise errors.InvalidRequest(
+        f"{asked_by} takes a Session, not {type(source).__name__}: for an AsyncSession connect with tmc_client.aio.connect(), "
+        "of a sessionmaker make a session first. It also takes a connection of SQLAlchemy, sqlite3, mysqlclient, PyMySQL or "
+        "psycopg."
+    )
+
+
+@lru_cache
+def _maker(kind: Any, is_driver: bool) -> Callable[[Any], LocalTransaction] | None:
+    """By the class alone: asking an object whether it follows a protocol takes longer than a statement."""
+    if issubclass(kind, scoped_session):
+        return lambda source: SessionTransaction(source())
+    if issubclass(kind, Session):
+        return SessionTransaction
+    if issubclass(kind, sa.Connection):
+        return OfConnection
+    if is_driver or issubclass(kind, sa.PoolProxiedConnection):
+        return ConnectionTransaction
+    if all(hasattr(kind, name) for name in _METHODS):
+        return lambda source: source
+    return None
+
+
+_METHODS = [name for name in vars(LocalTransaction) if not name.startswith("_")]

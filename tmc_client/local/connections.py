@@ -1,0 +1,217 @@
+"""The transaction of a DB-API connection.
+
+The program's own statements go past us, so that a transaction that ended early is found only at the end: by a savepoint,
+which does not outlive its transaction. The error says so; what the program committed by itself stays.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+
+from tmc_client import errors
+from tmc_client.local import Recorder, Rows
+from tmc_client.local.drivers import Driver, driver_of, unwrapped
+from tmc_client.tables import outbox, raise_if_lacking
+
+log = logging.getLogger("tmc_client.transaction")
+
+_names = itertools.count(1)
+
+
+class ConnectionTransaction:
+    """See LocalTransaction. The connection stays open at the end."""
+
+    def __init__(self, connection: Any) -> None:
+        """Raises InvalidRequest: of no driver that is known."""
+        self.handle = connection
+        self.engine = None
+        self._connection = unwrapped(connection)
+        driver = driver_of(self._connection)
+        if driver is None:
+            raise errors.InvalidRequest(f"{type(connection).__name__} is no connection of a driver that is known.")
+        self._driver: Driver = driver
+        self._place = ""
+        self._recorder: Recorder | None = None
+        self._outer: ConnectionTransaction | None = None
+        self._lends_commit = False
+        self._savepoint = ""
+        self._lost = ""
+        self.committed = False
+
+    def begin(self, place: str, *, recorder: Recorder | None = None, lends_commit: bool = False) -> None:
+        self._place, self._recorder, self._lends_commit = place, recorder, lends_commit
+        outer = _OPEN.get(id(self._connection))
+        if outer is not None and not outer._lends_commit:
+            raise errors.InvalidRequest(
+                f"A {place} inside a {outer._place}: the outer one owns the commit. Send inside the outer one."
+            )
+        if outer is None:
+            self._begin_transaction()
+        else:
+            outer.check()
+        self._outer = outer
+        self._savepoint = f"tmc_{next(_names)}"
+        self._say(f"SAVEPOINT {self._savepoint}")
+        _OPEN[id(self._connection)] = self
+
+    def _begin_transaction(self) -> None:
+        if self._driver.autocommit(self._connection):
+            raise errors.InvalidRequest(
+                f"This connection is in AUTOCOMMIT and would commit every statement of the {self._place} by itself: turn "
+                f"that off ({self._driver.autocommit_off})."
+            )
+        if getattr(self._connection, "_num_transactions", 0):
+            raise errors.InvalidRequest(
+                f"A {self._place} owns the commit: it cannot run inside connection.transaction(). Open it around that."
+            )
+        if self._driver.name == "sqlite3" and not self._connection.in_transaction:
+            # The others begin with the first statement; here releasing a savepoint would commit. IMMEDIATE: a block writes, and
+            # a transaction that begins with reading fails if somebody else writes before it does.
+            self._say("BEGIN IMMEDIATE")
+
+    def _say(self, text: str) -> None:
+        cursor = self._connection.cursor()
+        try:
+            cursor.execute(text)
+        finally:
+            cursor.close()
+
+    def check(self) -> None:
+        if self._lost or self._driver.in_transaction(self._connection) is False:
+            self._end_early()
+
+    def _end_early(self) -> None:
+        self._lost = (
+            f"The transaction of this {self._place} was ended inside it: by a commit() or rollback() of its own, by an error "
+            "that was swallowed, such as a deadlock, or by DDL. Nothing was sent, and what came after was rolled back. The "
+            f"{self._place} commits by itself at its end; use tx.savepoint() around what may fail."
+        )
+        raise errors.InvalidRequest(self._lost)
+
+    def verify(self) -> None:
+        if self.committed:
+            self._refuse_more()
+            return
+        self.check()
+        try:
+            self._say(f"RELEASE SAVEPOINT {self._savepoint}")
+        except self._driver.module.Error as exc:
+            if self._driver.is_lost(exc, self._connection):
+                raise
+            self._end_early()
+        if self._outer is not None:
+            self._outer.verify()
+
+    def _refuse_more(self) -> None:
+        """What came after the block that committed for both is not committed. MySQL, unlike MariaDB, does not tell."""
+        is_open = self._driver.in_transaction(self._connection)
+        if is_open is None and self._returns():
+            is_open = bool(self.run(sa.text("SELECT @@in_transaction"), {}).fetchone()[0])
+        if is_open:
+            raise errors.InvalidRequest(
+                f"The transaction block in this {self._place} has committed for both: it must come last."
+            )
+
+    def commit(self) -> None:
+        if self._driver.name == "sqlite3":
+            self._say("COMMIT")  # commit() does nothing on connections that begin by themselves
+        else:
+            self._connection.commit()
+        if self._outer is not None:
+            self._outer.committed = True
+
+    def roll_back(self) -> None:
+        if self._outer is not None:
+            self._outer._lost = f"The transaction block in this {self._outer._place} was rolled back for both."
+        try:
+            if self._driver.name != "sqlite3":
+                self._connection.rollback()
+            elif self._connection.in_transaction:
+                self._say("ROLLBACK")
+        except self._driver.module.Error as exc:  # a lost connection has rolled back
+            log.warning("the rollback failed: %s", exc)
+
+    def stop(self) -> None:
+        if _OPEN.get(id(self._connection)) is self:
+            if self._outer is not None:
+                _OPEN[id(self._connection)] = self._outer
+            else:
+                del _OPEN[id(self._connection)]
+
+    @contextmanager
+    def savepoint(self) -> Iterator[object]:
+        name, position = f"tmc_{next(_names)}", self._recorder.position() if self._recorder is not None else 0
+        self._say(f"SAVEPOINT {name}")
+        try:
+            yield self.handle
+        except BaseException:
+            if self._recorder is not None:
+                self._recorder.forget_since(position)
+            self._say(f"ROLLBACK TO SAVEPOINT {name}")
+            raise
+        self._say(f"RELEASE SAVEPOINT {name}")
+
+    def run(self, statement: sa.Executable, parameters: Mapping[str, Any]) -> Rows:
+        text, values = self._driver.text.of(statement, parameters)
+        cursor: Any = self._connection.cursor()
+        cursor.execute(text, values)
+        return _Found(cursor)
+
+    def insert(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._insert(table, rows, "").close()
+
+    def insert_outbox(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
+        if self._driver.dialect.name == "mysql" and (len(rows) == 1 or not self._returns()):
+            return [self._insert(outbox, [row], "").lastrowid for row in rows]
+        found = self._insert(outbox, rows, " RETURNING id")
+        return sorted(number for (number,) in found.fetchall())
+
+    def _returns(self) -> bool:
+        """MySQL has no RETURNING, MariaDB has."""
+        return self._driver.dialect.name != "mysql" or "MariaDB" in self._connection.get_server_info()
+
+    def _insert(self, table: sa.Table, rows: Sequence[Mapping[str, Any]], suffix: str) -> Any:
+        columns = list(rows[0])
+        cursor: Any = self._connection.cursor()
+        text = self._driver.text.insert(table, columns, len(rows)) + suffix
+        cursor.execute(text, [row[column] for row in rows for column in columns])
+        return cursor
+
+    def is_duplicate(self, exc: BaseException) -> bool:
+        return isinstance(exc, self._driver.module.IntegrityError | self._driver.module.OperationalError)
+
+    def explain(self, exc: BaseException, *tables: sa.Table) -> None:
+        if not isinstance(exc, self._driver.module.Error):
+            return
+        engine = self._driver.engine(lambda: self._connection, poolclass=sa.StaticPool)
+        raise_if_lacking(sa.exc.ProgrammingError("", None, exc), engine, *tables)
+
+    def read(self, statement: sa.Executable, parameters: Mapping[str, Any]) -> Sequence[Any]:
+        try:
+            return self.run(statement, parameters).fetchall()
+        finally:
+            self.roll_back()
+
+
+class _Found:
+    """Rows of a cursor, which is closed with the last."""
+
+    def __init__(self, cursor: Any) -> None:
+        self.rowcount: int = cursor.rowcount
+        self._rows: list[Any] = list(cursor.fetchall()) if cursor.description else []
+        cursor.close()
+
+    def fetchone(self) -> Any:
+        return self._rows[0] if self._rows else None
+
+    def fetchall(self) -> Sequence[Any]:
+        return self._rows
+
+
+_OPEN: dict[int, ConnectionTransaction] = {}

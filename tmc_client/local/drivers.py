@@ -1,0 +1,101 @@
+"""The DB-API drivers that a block can work with, and what differs between them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import registry
+
+from tmc_client import errors
+from tmc_client.local.statements import Text
+
+_DIALECTS = {
+    "sqlite3": "sqlite",
+    "MySQLdb": "mysql.mysqldb",
+    "pymysql": "mysql.pymysql",
+    "psycopg": "postgresql.psycopg",
+}
+_PSYCOPG_IDLE = 0  # libpq's PQTRANS_IDLE
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Driver:
+    """name: of its module.  in_transaction: None: the driver does not know.  autocommit_off: how to turn it off."""
+
+    name: str
+    module: Any
+    text: Text
+    in_transaction: Callable[[Any], bool | None]
+    autocommit: Callable[[Any], bool]
+
+    @property
+    def autocommit_off(self) -> str:
+        calls = {"sqlite3": 'isolation_level="DEFERRED"', "psycopg": "connection.autocommit = False"}
+        return calls.get(self.name, "connection.autocommit(False)")
+
+    @property
+    def dialect(self) -> sa.Dialect:
+        return self.text.dialect
+
+    def engine(self, connect: Callable[[], Any], **options: Any) -> sa.Engine:
+        """An engine over connections of this driver."""
+        return sa.create_engine(f"{self.dialect.name}+{self.dialect.driver}://", creator=connect, **options)
+
+    def is_lost(self, exc: BaseException, connection: Any) -> bool:
+        """Whether the connection is gone."""
+        return isinstance(exc, self.module.Error) and self.dialect.is_disconnect(exc, connection, None)
+
+
+def driver_of(connection: Any) -> Driver | None:
+    """None: it is no connection of a driver that is known. Raises InvalidRequest for one of asyncio."""
+    kind: Any = type(connection)
+    return _driver_of(kind)
+
+
+@lru_cache
+def _driver_of(kind: Any) -> Driver | None:
+    for parent in kind.__mro__:
+        root = parent.__module__.partition(".")[0].removeprefix("_")
+        if root in _DIALECTS and hasattr(kind, "cursor"):
+            if "Async" in kind.__name__:
+                raise errors.InvalidRequest(
+                    f"{kind.__name__} is an asyncio connection: blocks over connections of a driver are blocking ones. In "
+                    "asyncio programs use tmc_client.aio with an AsyncSession."
+                )
+            return _driver(root)
+    return None
+
+
+def unwrapped(connection: Any) -> Any:
+    """The driver's connection behind one of an SQLAlchemy pool."""
+    return getattr(connection, "dbapi_connection", None) or connection
+
+
+@lru_cache
+def _driver(name: str) -> Driver:
+    module = importlib.import_module(name)
+    kind: Any = registry.load(_DIALECTS[name])
+    dialect: sa.Dialect = kind(dbapi=module, paramstyle="qmark" if name == "sqlite3" else "format")
+    in_transaction, autocommit = _SAYS[name]
+    return Driver(name=name, module=module, text=Text(dialect), in_transaction=in_transaction, autocommit=autocommit)
+
+
+def _sqlite_in_transaction(connection: Any) -> bool:
+    return bool(connection.in_transaction)
+
+
+def _psycopg_in_transaction(connection: Any) -> bool:
+    return int(connection.info.transaction_status) != _PSYCOPG_IDLE
+
+
+_SAYS: dict[str, tuple[Callable[[Any], bool | None], Callable[[Any], bool]]] = {
+    "sqlite3": (_sqlite_in_transaction, lambda connection: connection.isolation_level is None),
+    "psycopg": (_psycopg_in_transaction, lambda connection: bool(connection.autocommit)),
+    "pymysql": (lambda _connection: None, lambda connection: bool(connection.get_autocommit())),
+    "MySQLdb": (lambda _connection: None, lambda connection: bool(connection.get_autocommit())),
+}

@@ -1,0 +1,127 @@
+"""The transaction of an SQLAlchemy session or connection. An AsyncSession gives its blocking side, in the greenlet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from tmc_client import errors
+from tmc_client.local import Recorder, Rows
+from tmc_client.one_transaction import OneTransaction
+from tmc_client.tables import outbox, raise_if_lacking
+
+
+class SessionTransaction:
+    """See LocalTransaction. The session stays open at the end."""
+
+    def __init__(self, session: Session) -> None:
+        self.handle: Any = session
+        self._session = session
+        self._watch: OneTransaction | None = None
+
+    @property
+    def engine(self) -> sa.Engine | None:
+        return self._engine
+
+    @property
+    def _engine(self) -> sa.Engine:
+        return self._session.get_bind().engine
+
+    @property
+    def _watched(self) -> OneTransaction:
+        if self._watch is None:
+            raise errors.InvalidRequest("This transaction has not begun.")
+        return self._watch
+
+    def begin(self, place: str, *, recorder: Recorder | None = None, lends_commit: bool = False) -> None:
+        self._refuse_foreign()
+        watch = OneTransaction(self._session, place, recorder=recorder, lends_commit=lends_commit)
+        watch.begin()
+        self._watch = watch
+
+    def _refuse_foreign(self) -> None:
+        bind = self._session.get_bind()
+        foreign = isinstance(bind, sa.Connection) and bind.in_transaction() and not self._session.in_transaction()
+        if self._session.in_nested_transaction() or foreign:
+            raise errors.InvalidRequest(
+                "center.transaction() owns the commit: it cannot run inside a savepoint or a transaction of the "
+                "connection that the session is bound to. Open it around those."
+            )
+
+    def check(self) -> None:
+        self._watched.check()
+
+    def verify(self) -> None:
+        self._session.flush()
+        if not self.committed:
+            self._watched.verify()
+
+    @property
+    def committed(self) -> bool:
+        return self._watched.committed
+
+    def commit(self) -> None:
+        self._watched.commit()
+
+    def roll_back(self) -> None:
+        self._watched.roll_back()
+
+    def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+
+    @contextmanager
+    def savepoint(self) -> Iterator[object]:
+        with self._session.begin_nested():
+            yield self.handle
+
+    def run(self, statement: sa.Executable, parameters: Mapping[str, Any]) -> Rows:
+        found: Rows = self._session.connection().execute(statement, dict(parameters))
+        return found
+
+    def insert(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._session.connection().execute(table.insert(), list(rows))
+
+    def insert_outbox(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
+        connection = self._session.connection()
+        inserted = [connection.execute(outbox.insert(), dict(row)).inserted_primary_key for row in rows]
+        return [key[0] for key in inserted if key is not None]
+
+    def is_duplicate(self, exc: BaseException) -> bool:
+        # On SQLite, a snapshot that is outdated by another write is an OperationalError.
+        return isinstance(exc, sa.exc.IntegrityError | sa.exc.OperationalError)
+
+    def explain(self, exc: BaseException, *tables: sa.Table) -> None:
+        raise_if_lacking(exc, self._engine, *tables)
+
+    def read(self, statement: sa.Executable, parameters: Mapping[str, Any]) -> Sequence[Any]:
+        with self._engine.connect() as connection:
+            return connection.execute(statement, dict(parameters)).fetchall()
+
+
+class OfConnection(SessionTransaction):
+    """Of a connection that the program works with directly."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        super().__init__(Session(bind=connection, join_transaction_mode="control_fully"))
+        self.handle = self._connection = connection
+
+    def _refuse_foreign(self) -> None:
+        managed = getattr(self._connection, "_trans_context_manager", None) is not None
+        if managed or self._connection.in_nested_transaction():
+            raise errors.InvalidRequest(
+                "center.transaction() owns the commit: it cannot run inside engine.begin(), connection.begin() or a savepoint. "
+                "Take the connection from engine.connect(), and open the block around savepoints."
+            )
+
+    def begin(self, place: str, *, recorder: Recorder | None = None, lends_commit: bool = False) -> None:
+        super().begin(place, recorder=recorder, lends_commit=lends_commit)
+        self._session.connection()  # watched from here on
+
+    def stop(self) -> None:
+        super().stop()
+        self._session.close()
