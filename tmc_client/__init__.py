@@ -43,7 +43,7 @@ from tmc_client.received import Message
 
 if TYPE_CHECKING:
     from tmc_client.checks.fence import clean_ledger
-    from tmc_client.inbox import SqlInbox
+    from tmc_client.inbox import SqlInbox, clean_inbox
     from tmc_client.ledger import create_tables
     from tmc_client.outbox import Outbox
     from tmc_client.outbox.rabbitmq_target import RabbitTarget
@@ -79,6 +79,7 @@ __all__ = [
     "Topic",
     "Unavailable",
     "Verdict",
+    "clean_inbox",
     "clean_ledger",
     "connect",
     "create_tables",
@@ -90,6 +91,7 @@ _LAZY = {
     "Outbox": "tmc_client.outbox",
     "RabbitTarget": "tmc_client.outbox.rabbitmq_target",
     "SqlInbox": "tmc_client.inbox",
+    "clean_inbox": "tmc_client.inbox",
     "clean_ledger": "tmc_client.checks.fence",
     "create_tables": "tmc_client.ledger",
 }

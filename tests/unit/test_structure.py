@@ -96,6 +96,7 @@ LIBRARIES = {
     "alembic": {"tmc_server.store"},
     "confluent_kafka": {"tmc_server.delivery"},
     "consul": {"tmc_common", "tmc_client", "tmc_server.discovery"},
+    "django": {"tmc_client"},
     "google": {"tmc_common", "tmc_client", "tmc_cli", "tmc_server.checks", "tmc_server.rpc"},
     "grpc": {"tmc_common", "tmc_client", "tmc_cli", "tmc_server.app", "tmc_server.checks", "tmc_server.rpc"},
     "grpc_health": {"tmc_server.rpc"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -45,4 +46,4 @@ def _maker(kind: Any, is_driver: bool) -> Callable[[Any], LocalTransaction] | No
     return None
 
 
-_METHODS = [name for name in vars(LocalTransaction) if not name.startswith("_")]
+_METHODS = [name for name, member in vars(LocalTransaction).items() if inspect.isfunction(member) and name[0] != "_"]

@@ -25,14 +25,18 @@ _names = itertools.count(1)
 
 
 class ConnectionTransaction:
-    """See LocalTransaction. The connection stays open at the end."""
+    """See LocalTransaction. The connection stays open at the end.
 
-    def __init__(self, connection: Any) -> None:
+    For libraries that wrap such connections, subclass it: the methods from `_begin_transaction` to `_engine` say how theirs
+    begin and end.
+    """
+
+    def __init__(self, connection: Any, driver: Driver | None = None) -> None:
         """Raises InvalidRequest: of no driver that is known."""
         self.handle = connection
         self.engine = None
         self._connection = unwrapped(connection)
-        driver = driver_of(self._connection)
+        driver = driver or driver_of(self._connection)
         if driver is None:
             raise errors.InvalidRequest(f"{type(connection).__name__} is no connection of a driver that is known.")
         self._driver: Driver = driver
@@ -43,6 +47,10 @@ class ConnectionTransaction:
         self._savepoint = ""
         self._lost = ""
         self.committed = False
+
+    @property
+    def dialect(self) -> sa.Dialect:
+        return self._driver.dialect
 
     def begin(self, place: str, *, recorder: Recorder | None = None, lends_commit: bool = False) -> None:
         self._place, self._recorder, self._lends_commit = place, recorder, lends_commit
@@ -75,6 +83,24 @@ class ConnectionTransaction:
             # a transaction that begins with reading fails if somebody else writes before it does.
             self._say("BEGIN IMMEDIATE")
 
+    def _commit(self) -> None:
+        self._connection.commit()
+
+    def _roll_back(self) -> None:
+        self._connection.rollback()
+
+    def _is_open(self) -> bool | None:
+        """Whether a transaction is open. None: the driver does not know."""
+        return self._driver.in_transaction(self._connection)
+
+    def _is_lost(self, exc: BaseException) -> bool:
+        """Whether this error says that the connection is gone."""
+        return self._driver.is_lost(exc, self._connection)
+
+    def _engine(self) -> sa.Engine:
+        """Of the same database, to look at its tables after an error."""
+        return self._driver.engine(lambda: self._connection, poolclass=sa.StaticPool)
+
     def _say(self, text: str) -> None:
         cursor = self._connection.cursor()
         try:
@@ -83,7 +109,7 @@ class ConnectionTransaction:
             cursor.close()
 
     def check(self) -> None:
-        if self._lost or self._driver.in_transaction(self._connection) is False:
+        if self._lost or self._is_open() is False:
             self._end_early()
 
     def _end_early(self) -> None:
@@ -102,7 +128,7 @@ class ConnectionTransaction:
         try:
             self._say(f"RELEASE SAVEPOINT {self._savepoint}")
         except self._driver.module.Error as exc:
-            if self._driver.is_lost(exc, self._connection):
+            if self._is_lost(exc):
                 raise
             self._end_early()
         if self._outer is not None:
@@ -110,7 +136,7 @@ class ConnectionTransaction:
 
     def _refuse_more(self) -> None:
         """What came after the block that committed for both is not committed. MySQL, unlike MariaDB, does not tell."""
-        is_open = self._driver.in_transaction(self._connection)
+        is_open = self._is_open()
         if is_open is None and self._returns():
             is_open = bool(self.run(sa.text("SELECT @@in_transaction"), {}).fetchone()[0])
         if is_open:
@@ -119,10 +145,7 @@ class ConnectionTransaction:
             )
 
     def commit(self) -> None:
-        if self._driver.name == "sqlite3":
-            self._say("COMMIT")  # commit() does nothing on connections that begin by themselves
-        else:
-            self._connection.commit()
+        self._commit()
         if self._outer is not None:
             self._outer.committed = True
 
@@ -130,10 +153,7 @@ class ConnectionTransaction:
         if self._outer is not None:
             self._outer._lost = f"The transaction block in this {self._outer._place} was rolled back for both."
         try:
-            if self._driver.name != "sqlite3":
-                self._connection.rollback()
-            elif self._connection.in_transaction:
-                self._say("ROLLBACK")
+            self._roll_back()
         except self._driver.module.Error as exc:  # a lost connection has rolled back
             log.warning("the rollback failed: %s", exc)
 
@@ -189,8 +209,7 @@ class ConnectionTransaction:
     def explain(self, exc: BaseException, *tables: sa.Table) -> None:
         if not isinstance(exc, self._driver.module.Error):
             return
-        engine = self._driver.engine(lambda: self._connection, poolclass=sa.StaticPool)
-        raise_if_lacking(sa.exc.ProgrammingError("", None, exc), engine, *tables)
+        raise_if_lacking(sa.exc.ProgrammingError("", None, exc), self._engine(), *tables)
 
     def read(self, statement: sa.Executable, parameters: Mapping[str, Any]) -> Sequence[Any]:
         try:

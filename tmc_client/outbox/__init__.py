@@ -177,7 +177,10 @@ class Outbox:
         connection = id(local.handle)
         if connection in self._checked:
             return
-        if self.store.ledger_id() != ledger_id_of(local.run):
+        ours = self.store.ledger_id()
+        if not ours:
+            return
+        if ours != ledger_id_of(local.run):
             raise errors.InvalidRequest(
                 "This transaction is of another database than the outbox: give each database its own outbox."
             )

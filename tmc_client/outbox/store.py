@@ -13,7 +13,6 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_client import errors
-from tmc_client.ledger import ledger_id_of
 from tmc_client.outbox.entries import Entry, State
 from tmc_client.tables import ledger_info, raise_if_lacking
 from tmc_client.tables import outbox as table
@@ -114,10 +113,10 @@ class OutboxStore:
             ) from exc
 
     def ledger_id(self) -> bytes:
-        """Which database this is. Read once."""
+        """Which database this is; b"": nobody has asked for it yet, so that it has no id. Read once."""
         if not self._ledger_id:
-            with self._writing() as connection:
-                self._ledger_id = ledger_id_of(connection.execute)
+            with self._reading() as connection:
+                self._ledger_id = connection.execute(sa.select(ledger_info.c.ledger_id)).scalar() or b""
         return self._ledger_id
 
     def now(self) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import sqlite3
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,13 @@ from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
 from tests.support.messages import a_message, in_line
 from tests.support.postgresql import PostgreSQL
+from tests.support.producing import FakeProducer, FakeTarget, done, verdicts
 from tmc_client.answered import SOME, Answered
-from tmc_client.checks.fence import LedgerAnswers
 from tmc_client.ledger import resume, rows_for
 from tmc_client.local.choosing import local_of
 from tmc_client.local.engines import engine_of
-from tmc_client.outbox.entries import Entry, Failure
 from tmc_client.tables import ledger as tmc_ledger
 from tmc_client.transaction import Transaction
-from tmc_common.protocol import message_pb2
 
 _numbers = itertools.count(1)
 _TABLES = ("effect", "taken", "tmc_ledger", "tmc_inbox", "tmc_inbox_order", "tmc_outbox")
@@ -55,34 +52,6 @@ class Database:
 
     def engine(self) -> sa.Engine:
         return engine_of(self.connect, "a test")
-
-
-@dataclass
-class FakeProducer:
-    """Prepares everything, remembers what was submitted and rolled back."""
-
-    prepared: dict[str, str] = field(default_factory=dict)
-    submitted: list[str] = field(default_factory=list)
-    before_prepared: Callable[[str], None] = lambda _id: None
-
-    def prepare(self, request: message_pb2.PrepareRequest, _timeout: timedelta) -> Future[Any]:
-        message_id = f"1-1-06-{next(_numbers):012d}"
-        self.before_prepared(message_id)
-        self.prepared[message_id] = request.key
-        return _done(message_pb2.PrepareResult(message_id=message_id))
-
-    def submit(self, message: Any, _timeout: timedelta) -> Future[Any]:
-        self.submitted.append(message.key)
-        return _done(message_pb2.SubmitResult(message_id=message.message_id))
-
-    def rollback(self, _message: Any, _timeout: timedelta) -> Future[Any]:
-        return _done(message_pb2.RollbackResult())
-
-
-def _done(result: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(result)
-    return future
 
 
 def _mysql(module: Any, server: MariaDB, **options: Any) -> Any:
@@ -261,19 +230,6 @@ def _block(producer: FakeProducer, connection: Any, answered: Answered | None = 
     return Transaction(producer, lambda *_: None, local, timedelta(seconds=2), answered=answered)  # type: ignore[arg-type]
 
 
-def _verdicts(database: Database, producer: FakeProducer) -> dict[str, tmc.Verdict]:
-    """What a check says about each message that was prepared."""
-    answers = LedgerAnswers(database.engine())
-    ((ledger_id,),) = database.ask("SELECT ledger_id FROM tmc_ledger_info")
-    asked = [
-        tmc.Question(message_id=id_, topic="t", key=key, ledger_id=bytes(ledger_id), created_ms=1)
-        for id_, key in producer.prepared.items()
-    ]
-    found = answers.answer(asked, fences=True)
-    answers.close()
-    return {question.key: answer.verdict for question, answer in zip(asked, found, strict=True)}
-
-
 @pytest.mark.parametrize("way", [pytest.param(way, id=way.inside.__name__) for way in WAYS])
 def test_a_block_sends_what_it_commits_and_nothing_else(way: Way, database: Database) -> None:
     producer, seen = FakeProducer(), ""
@@ -287,7 +243,7 @@ def test_a_block_sends_what_it_commits_and_nothing_else(way: Way, database: Data
             cursor.execute("SELECT 1")
     assert seen.startswith(way.error) if way.error else seen == "", seen
     assert (database.effects(), producer.submitted) == (list(way.effects), list(way.sent))
-    assert _verdicts(database, producer) == dict.fromkeys(way.sent, tmc.Verdict.COMMIT)
+    assert verdicts(database.connect, producer) == dict.fromkeys(way.sent, tmc.Verdict.COMMIT)
 
 
 def test_what_was_written_before_the_block_is_committed_with_it(database: Database) -> None:
@@ -318,7 +274,7 @@ def test_a_fenced_block_is_rolled_back(database: Database) -> None:
 def _marker(database: Database, message_id: str) -> None:
     producer = FakeProducer(prepared={message_id: "asked"})
     expected = tmc.Verdict.UNKNOWN if database.locks else tmc.Verdict.ROLLBACK
-    assert _verdicts(database, producer) == {"asked": expected}
+    assert verdicts(database.connect, producer) == {"asked": expected}
 
 
 def test_a_connection_that_commits_by_itself_is_refused(database: Database) -> None:
@@ -486,19 +442,6 @@ def test_a_batch_leaves_out_what_had_its_effect(database: Database) -> None:
 # Outbox -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class FakeTarget:
-    delays: bool = True
-    taken: list[Entry] = field(default_factory=list)
-
-    def send(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        self.taken.extend(entries)
-        return [None] * len(entries)
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.fixture
 def target() -> FakeTarget:
     return FakeTarget()
@@ -564,7 +507,7 @@ def test_ledger_rows_are_resumed_over_connections(database: Database) -> None:
         local.commit()
         local.stop()
     producer = FakeProducer()
-    producer.submit = lambda message_id, _timeout: producer.submitted.append(message_id) or _done(None)  # type: ignore
+    producer.submit = lambda message_id, _timeout: producer.submitted.append(message_id) or done(None)  # type: ignore
     assert resume(producer, database.connect) == 1  # type: ignore[arg-type]
     assert resume(producer, database.connect) == 0  # type: ignore[arg-type]
     assert producer.submitted == [message.message_id]

@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 import tmc_client as tmc
+from tests.support import django_site
 from tests.support.consul import Consul
 from tests.support.eventually import eventually
 from tmc_client.checks.answers import Checks
@@ -53,16 +54,10 @@ def test_flask(checks: Checks) -> None:
 
 
 def test_django(checks: Checks) -> None:
-    import django
-    from django.conf import settings
     from django.core.wsgi import get_wsgi_application
-    from django.http import HttpResponse
-    from django.urls import path
     from werkzeug.test import Client
 
-    if not settings.configured:
-        settings.configure(ROOT_URLCONF=(path("", lambda _request: HttpResponse("the shop")),), ALLOWED_HOSTS=["*"])
-        django.setup()
+    django_site.set_up()
     client = Client(checks.beside(get_wsgi_application()))
     assert client.get("/").data == b"the shop"
     answer = client.post("/tmc/checks", json=ASKED, headers={"Tmc-Check-Token": TOKEN})

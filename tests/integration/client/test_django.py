@@ -1,0 +1,308 @@
+"""Django: blocks around atomic(), handlers, the outbox, migrations, commands and checks, on three databases."""
+
+from __future__ import annotations
+
+import io
+import unittest
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from django.conf import settings
+from django.core import checks
+from django.core.management import CommandError, call_command
+from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.test import TestCase
+
+import tmc_client as tmc
+from tests.support import django_site
+from tests.support.mariadb import MariaDB
+from tests.support.messages import a_message
+from tests.support.postgresql import PostgreSQL
+from tests.support.producing import FakeProducer, FakeTarget, verdicts
+from tmc_client import django as tmc_django
+from tmc_client.answered import Answered
+from tmc_client.django.local import AtomicTransaction
+from tmc_client.transaction import Transaction
+
+ALIAS = "default"
+_TABLES = ("effect", "taken", "tmc_ledger", "tmc_inbox", "tmc_inbox_order", "tmc_outbox")
+
+
+@pytest.fixture(params=["sqlite", "mariadb", "postgresql"])
+def alias(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        django_site.sqlite(ALIAS, tmp_path)
+    elif request.param == "mariadb":
+        mariadb: MariaDB = request.getfixturevalue("mariadb")
+        url = sa.make_url(mariadb.create("tmc_django"))
+        django_site.database(
+            ALIAS, ENGINE="django.db.backends.mysql", NAME="tmc_django", HOST="127.0.0.1", PORT=url.port, USER="root"
+        )
+    else:
+        postgresql: PostgreSQL = request.getfixturevalue("postgresql")
+        url = sa.make_url(postgresql.create("tmc_django"))
+        django_site.database(
+            ALIAS,
+            ENGINE="django.db.backends.postgresql",
+            NAME="tmc_django",
+            HOST="127.0.0.1",
+            PORT=url.port,
+            USER=url.username,
+        )
+    call_command("migrate", verbosity=0)
+    _run("CREATE TABLE IF NOT EXISTS effect (number INTEGER)")
+    _run("CREATE TABLE IF NOT EXISTS taken (id INTEGER PRIMARY KEY)")
+    for table in _TABLES:
+        _run(f"DELETE FROM {table}")
+    _run("INSERT INTO taken VALUES (1)")
+    yield ALIAS
+    connections[ALIAS].close()
+
+
+def _run(text: str) -> None:
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute(text)
+
+
+def _ask(query: str) -> list[Any]:
+    with closing(tmc_django.connect(ALIAS)()) as connection, closing(connection.cursor()) as cursor:
+        cursor.execute(query)
+        return [tuple(row) for row in cursor.fetchall()]
+
+
+def _effects() -> list[int]:
+    return [number for (number,) in _ask("SELECT number FROM effect ORDER BY number")]
+
+
+def _effect(number: int) -> None:
+    _run(f"INSERT INTO effect VALUES ({number})")
+
+
+def _block(producer: FakeProducer, answered: Answered | None = None) -> Transaction:
+    return Transaction(
+        producer,  # type: ignore[arg-type]
+        lambda *_: None,
+        AtomicTransaction(ALIAS),
+        timedelta(seconds=2),
+        answered=answered,
+    )
+
+
+def _work(tx: Transaction, number: int, key: str) -> None:
+    _effect(number)
+    tx.send("t", {}, key=key)
+
+
+class Refusal(Exception):
+    """The program's own error."""
+
+
+def plain(tx: Transaction) -> None:
+    _work(tx, 1, "a")
+
+
+def exception(tx: Transaction) -> None:
+    _work(tx, 1, "a")
+    raise Refusal
+
+
+def inner_rolled_back(tx: Transaction) -> None:
+    _work(tx, 1, "a")
+    with suppress(Refusal), transaction.atomic():
+        _work(tx, 2, "b")
+        with transaction.atomic():
+            _work(tx, 3, "c")
+        raise Refusal
+    _work(tx, 4, "d")
+
+
+def inner_rolled_back_last(tx: Transaction) -> None:
+    _work(tx, 1, "a")
+    with suppress(Refusal), transaction.atomic():
+        _work(tx, 2, "b")
+        raise Refusal
+
+
+def inner_kept(tx: Transaction) -> None:
+    with transaction.atomic():
+        _work(tx, 1, "a")
+
+
+def savepoint_of_the_block(tx: Transaction) -> None:
+    _work(tx, 1, "a")
+    with suppress(Refusal), tx.savepoint():
+        _work(tx, 2, "b")
+        raise Refusal
+
+
+def swallowed_error_in_atomic(tx: Transaction) -> None:
+    with suppress(IntegrityError), transaction.atomic():
+        _work(tx, 2, "b")
+        _run("INSERT INTO taken VALUES (1)")
+    _work(tx, 1, "a")
+
+
+def rollback_marked(tx: Transaction) -> None:
+    _work(tx, 1, "a")
+    transaction.set_rollback(True)
+
+
+def rollback_as_text(tx: Transaction) -> None:
+    _work(tx, 1, "a")
+    _run("ROLLBACK")
+
+
+def commit_inside(tx: Transaction) -> None:
+    _work(tx, 1, "a")
+    transaction.commit()
+
+
+def block_inside(tx: Transaction) -> None:
+    _work(tx, 1, "a")
+    with _block(FakeProducer()):
+        pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One row: what is done inside, and how it comes out."""
+
+    inside: Callable[[Transaction], None]
+    effects: Sequence[int] = ()
+    sent: Sequence[str] = ()
+    error: str = ""
+
+
+WAYS = [
+    Way(inside=plain, effects=[1], sent=["a"]),
+    Way(inside=exception, error="Refusal"),
+    Way(inside=inner_rolled_back, effects=[1, 4], sent=["a", "d"]),
+    Way(inside=inner_rolled_back_last, effects=[1], sent=["a"]),
+    Way(inside=inner_kept, effects=[1], sent=["a"]),
+    Way(inside=savepoint_of_the_block, effects=[1], sent=["a"]),
+    Way(inside=swallowed_error_in_atomic, effects=[1], sent=["a"]),
+    Way(inside=rollback_marked, error="InvalidRequest: An error inside this transaction block was swallowed"),
+    Way(inside=rollback_as_text, error="InvalidRequest: The transaction of this transaction block was ended"),
+    Way(inside=commit_inside, error="TransactionManagementError"),
+    Way(inside=block_inside, error="InvalidRequest: A transaction block inside a transaction block"),
+]
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, id=way.inside.__name__) for way in WAYS])
+def test_a_block_sends_what_it_commits_and_nothing_else(way: Way, alias: str) -> None:
+    producer, seen = FakeProducer(), ""
+    try:
+        with _block(producer) as tx:
+            way.inside(tx)
+    except (Refusal, tmc.TmcError, DatabaseError) as exc:
+        seen = f"{type(exc).__name__}: {exc}"
+    assert seen.startswith(way.error) if way.error else seen == "", seen
+    assert not connections[alias].in_atomic_block
+    assert (_effects(), producer.submitted) == (list(way.effects), list(way.sent))
+    assert verdicts(tmc_django.connect(alias), producer) == dict.fromkeys(way.sent, tmc.Verdict.COMMIT)
+
+
+def test_a_block_inside_atomic_is_refused(alias: str) -> None:
+    with transaction.atomic(), pytest.raises(tmc.InvalidRequest, match=r"ATOMIC_REQUESTS.*non_atomic_requests"):
+        _block(FakeProducer()).__enter__()
+    assert not connections[alias].in_atomic_block
+
+
+def test_the_transaction_of_a_test_case_is_no_obstacle(alias: str) -> None:
+    """It wraps each test in atomic()."""
+    producer = FakeProducer()
+
+    class UserTest(TestCase):
+        def test(self) -> None:
+            with _block(producer) as tx:
+                _work(tx, 1, "a")
+
+    result = unittest.TestResult()
+    unittest.TestSuite([UserTest("test")]).run(result)
+    assert (result.testsRun, result.errors, result.failures) == (1, [], [])
+    assert (producer.submitted, _effects()) == (["a"], [])
+
+
+def test_earlier_messages_are_settled_by_later_blocks(alias: str) -> None:
+    producer, answered = FakeProducer(), Answered()
+    for number in range(17):
+        with _block(producer, answered) as tx:
+            tx.send("t", {}, key=f"k{number}")
+    assert _ask("SELECT COUNT(*) FROM tmc_ledger WHERE settled_ms IS NULL") == [(1,)]
+
+
+def test_a_handlers_effect_happens_once(alias: str) -> None:
+    for _ in range(2):
+        with tmc_django.inbox().once(a_message()) as handle:
+            if handle is not None:
+                _effect(1)
+    assert _effects() == [1]
+    with suppress(Refusal), tmc_django.inbox().once(a_message(2)):
+        _effect(2)
+        raise Refusal
+    assert _effects() == [1]
+
+
+def test_a_handler_sends_with_a_block_as_its_last_step(alias: str) -> None:
+    producer = FakeProducer()
+    with tmc_django.inbox().once(a_message()):
+        _effect(1)
+        with _block(producer) as tx:
+            tx.send("t", {}, key="a")
+    assert (_effects(), producer.submitted) == ([1], ["a"])
+    assert _ask("SELECT COUNT(*) FROM tmc_inbox") == [(1,)]
+
+
+def test_the_outbox(alias: str) -> None:
+    target = FakeTarget()
+    with tmc.Outbox(tmc_django.connect(alias), target) as outbox:
+        with tmc_django.outbox_transaction(outbox) as tx:
+            _effect(1)
+            tx.send("t", {"number": 1}, key="a")
+        with suppress(Refusal), tmc_django.outbox_transaction(outbox) as tx:
+            tx.send("t", {}, key="b")
+            raise Refusal
+        assert outbox.flush(timedelta(seconds=30))
+    assert [entry.key for entry in target.taken] == ["a"]
+    assert _ask("SELECT message_key, state, direct FROM tmc_outbox") == [("a", 2, 1)]
+
+
+def test_commands(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    call_command("tmc_resume", stdout=out)
+    call_command("tmc_clean", "--days", "30", stdout=out)
+    assert out.getvalue() == "0 messages were submitted\n0 rows of the ledger and 0 of the inbox were deleted\n"
+    with pytest.raises(CommandError, match="keep the ledger for 7 days at least"):
+        call_command("tmc_clean", "--days", "1")
+    with pytest.raises(CommandError, match="names no consumer"):
+        call_command("tmc_consume", "shop")
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (None, "settings.TMC lacks ADDRESS"),
+        ({"ADDRESS": "x:1"}, "settings.TMC lacks APP"),
+        ({"ADDRESS": "x:1", "APP": "orders", "PASSWORD": "x"}, "settings.TMC has PASSWORD, which is unknown"),
+    ],
+)
+def test_settings_are_checked(given: Any, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    django_site.set_up()
+    monkeypatch.setattr(settings, "TMC", given)
+    tmc_django.center.cache_clear()
+    found = [message for message in checks.run_checks() if message.id == "tmc.E001"]
+    assert [message.msg[: len(sentence)] for message in found] == [sentence]
+
+
+def test_atomic_requests_get_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    django_site.set_up()
+    tmc_django.center.cache_clear()
+    monkeypatch.setitem(settings.DATABASES["default"], "ATOMIC_REQUESTS", True)
+    found = checks.run_checks(tags=[checks.Tags.database], databases=["default"])
+    assert [message.id for message in found] == ["tmc.W001"]

@@ -1,0 +1,87 @@
+"""Django: blocks around the ORM, an inbox for its handlers, an outbox in its database.
+
+    INSTALLED_APPS = [..., "tmc_client.django"]
+    TMC = {"ADDRESS": "127.0.0.1:50051", "APP": "orders", "KEY": "..."}
+
+    from tmc_client import django as tmc_django
+
+    with tmc_django.transaction() as tx:
+        order = Order.objects.create(...)
+        tx.send("order.paid", {"order": order.pk}, key=f"paid-{order.pk}")
+
+`python manage.py migrate` creates the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.db import DEFAULT_DB_ALIAS, connections
+
+import tmc_client
+from tmc_client import errors
+
+if TYPE_CHECKING:
+    from tmc_client.center import Center
+    from tmc_client.inbox import SqlInbox
+    from tmc_client.outbox import Outbox
+    from tmc_client.outbox.block import OutboxTransaction
+    from tmc_client.transaction import Transaction
+
+_SETTINGS = ("ADDRESS", "APP", "KEY", "TAG", "CHECK_ADDRESS", "TLS", "TIMEOUT", "INSECURE")
+
+
+@lru_cache
+def center() -> Center:
+    """The center of `settings.TMC`, one per process. Raises InvalidRequest: the setting is missing or has unknown names."""
+    given: dict[str, Any] = dict(getattr(settings, "TMC", None) or {})
+    if missing := [name for name in ("ADDRESS", "APP") if not given.get(name)]:
+        raise errors.InvalidRequest(
+            f'settings.TMC lacks {missing[0]}: write TMC = {{"ADDRESS": "host:port", "APP": "..."}}.'
+        )
+    if unknown := sorted(set(given) - set(_SETTINGS)):
+        raise errors.InvalidRequest(
+            f"settings.TMC has {unknown[0]}, which is unknown: known are {', '.join(_SETTINGS)}."
+        )
+    return tmc_client.connect(given.pop("ADDRESS"), **{name.lower(): value for name, value in given.items()})
+
+
+def transaction(*, using: str = DEFAULT_DB_ALIAS, fallback: Outbox | None = None) -> Transaction:
+    """Open a block as `Center.transaction`: it is the outermost `atomic()` of this database.
+
+    Raises InvalidRequest inside another `atomic()`, so also in a view with ATOMIC_REQUESTS.
+    """
+    from tmc_client.django.local import AtomicTransaction
+
+    return center().transaction(AtomicTransaction(using), fallback=fallback)
+
+
+def outbox_transaction(outbox: Outbox, *, using: str = DEFAULT_DB_ALIAS) -> OutboxTransaction:
+    """Open a block as `Outbox.transaction`."""
+    from tmc_client.django.local import AtomicTransaction
+
+    return outbox.transaction(AtomicTransaction(using))
+
+
+def inbox(*, using: str = DEFAULT_DB_ALIAS) -> SqlInbox:
+    """For listeners whose handlers write with the ORM; they take no session."""
+    from tmc_client.django.local import HandlerTransaction
+    from tmc_client.inbox import SqlInbox
+
+    return SqlInbox(lambda: HandlerTransaction(using))
+
+
+def connect(using: str = DEFAULT_DB_ALIAS) -> Callable[[], Any]:
+    """For what takes an engine or a function that returns a new connection: center().checks, resume, tmc.Outbox, clean_ledger."""
+
+    def new() -> Any:
+        wrapper: Any = connections[using]
+        connection = wrapper.get_new_connection(wrapper.get_connection_params())
+        if wrapper.vendor == "sqlite":
+            connection.isolation_level = "DEFERRED"  # Django begins by itself, SQLAlchemy leaves it to the driver
+        return connection
+
+    return new

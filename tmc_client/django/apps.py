@@ -1,0 +1,41 @@
+"""The application for INSTALLED_APPS, and its system checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.core import checks
+
+from tmc_client import django, errors
+
+
+class TmcConfig(AppConfig):
+    name = "tmc_client.django"
+    label = "tmc"
+    verbose_name = "Transaction message center"
+
+    def ready(self) -> None:
+        checks.register(_check_settings)
+        checks.register(_check_requests, checks.Tags.database)
+
+
+def _check_settings(**_: Any) -> list[checks.CheckMessage]:
+    try:
+        django.center()
+    except (errors.TmcError, TypeError, ValueError) as exc:
+        return [checks.Error(str(exc), id="tmc.E001")]
+    return []
+
+
+def _check_requests(databases: Any = None, **_: Any) -> list[checks.CheckMessage]:
+    atomic = [alias for alias, database in settings.DATABASES.items() if database.get("ATOMIC_REQUESTS")]
+    return [
+        checks.Warning(
+            f"Database {alias!r} has ATOMIC_REQUESTS: tmc_client.django.transaction() is refused inside its requests.",
+            hint="Decorate views that use it with @transaction.non_atomic_requests.",
+            id="tmc.W001",
+        )
+        for alias in atomic
+    ]
