@@ -9,8 +9,8 @@ if and only if its inbox row is. A transaction can end early in several ways, ea
                                                 that know at no cost whether a transaction is open
 
 The savepoint costs two statements: SAVEPOINT when the transaction begins, RELEASE SAVEPOINT before it is committed. It
-is not used with SQLite, whose driver knows everything. On PostgreSQL it also detects an error that was swallowed: a
-commit would then roll back without a word. asyncpg would commit what comes after a COMMIT or ROLLBACK sent as text
+is not used with SQLite and psycopg, whose drivers know everything. On PostgreSQL an error that was swallowed is detected
+too: a commit would then roll back without a word. asyncpg would commit what comes after a COMMIT or ROLLBACK sent as text
 statement by statement, so the next statement is refused.
 Events are registered only once, on the Session class and on each engine: SQLAlchemy takes half a millisecond for it,
 and no thread may do it while another runs the same event.
@@ -30,7 +30,8 @@ from sqlalchemy.sql.elements import RollbackToSavepointClause, SavepointClause
 from tmc_client import errors
 
 _KEY = "tmc_one_transaction"
-_IDLE = 0  # libpq's PQTRANS_IDLE
+_PSYCOPG = ("psycopg", "psycopg_async", "psycopg2")
+_IDLE, _IN_ERROR = 0, 3  # libpq's PQTRANS_IDLE, PQTRANS_INERROR
 _BY_CONNECTION: WeakKeyDictionary[sa.Connection, OneTransaction] = WeakKeyDictionary()
 
 
@@ -57,12 +58,15 @@ class _Savepoint:
 
     def __init__(self, connection: sa.Connection, name: str) -> None:
         self._connection, self._name = connection, name
-        connection.dialect.do_savepoint(connection, name)
+        if not _said(connection, f"SAVEPOINT {name}"):
+            connection.dialect.do_savepoint(connection, name)
 
     def look(self) -> bool:
         return in_transaction(self._connection) is not False
 
     def holds(self) -> bool:
+        if _said(self._connection, f"RELEASE SAVEPOINT {self._name}"):
+            return True
         try:
             self._connection.dialect.do_release_savepoint(self._connection, self._name)
         except sa.exc.DBAPIError as exc:
@@ -70,6 +74,19 @@ class _Savepoint:
                 raise
             return False
         return True
+
+
+def _said(connection: sa.Connection, text: str) -> bool:
+    """Past SQLAlchemy, which needs longer for them than the database. Returns False: it failed; SQLAlchemy has the right error."""
+    try:
+        cursor = connection.connection.cursor()
+        try:
+            cursor.execute(text)
+        finally:
+            cursor.close()
+    except connection.dialect.loaded_dbapi.Error:
+        return False
+    return True
 
 
 class _Nothing:
@@ -83,7 +100,7 @@ class _Nothing:
 
 
 class _DriverSays:
-    """SQLite: a savepoint outside a transaction would begin one, but the driver always knows whether one is open."""
+    """SQLite and psycopg: the driver knows at no cost whether a transaction is open, and is asked after every statement."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
@@ -98,7 +115,15 @@ class _DriverSays:
         return self._held
 
     def holds(self) -> bool:
-        return self.look()
+        return self.look() and not _has_failed(self._connection)
+
+
+def _has_failed(connection: sa.Connection) -> bool:
+    """PostgreSQL: after an error, COMMIT would roll back without a word."""
+    if connection.dialect.driver not in _PSYCOPG or connection.invalidated:
+        return False
+    driver: Any = connection.connection.driver_connection
+    return int(driver.info.transaction_status) == _IN_ERROR
 
 
 def in_transaction(connection: sa.Connection) -> bool | None:
@@ -110,7 +135,7 @@ def in_transaction(connection: sa.Connection) -> bool | None:
         return bool(driver.in_transaction)
     if connection.dialect.driver == "asyncpg":
         return bool(driver.is_in_transaction())
-    if connection.dialect.driver in ("psycopg", "psycopg_async", "psycopg2"):
+    if connection.dialect.driver in _PSYCOPG:
         return int(driver.info.transaction_status) != _IDLE
     return None
 
@@ -229,9 +254,9 @@ class OneTransaction:
             )
         self.permit()
         if not self._verified:
-            sqlite = connection.dialect.name == "sqlite"
+            knows = connection.dialect.name == "sqlite" or connection.dialect.driver in _PSYCOPG
             name = f"tmc_{self._place.replace(' ', '_')}"
-            self._witnesses[connection] = _DriverSays(connection) if sqlite else _Savepoint(connection, name)
+            self._witnesses[connection] = _DriverSays(connection) if knows else _Savepoint(connection, name)
 
     def permit(self) -> None:
         """Called before a statement. Raises InvalidRequest again if the program swallowed the first one."""

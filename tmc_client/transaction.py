@@ -114,7 +114,7 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
             self._close()
             if not self.requests:
                 return
-            self._ledger_id = ledger_id_of(self._local.run)
+            self._ledger_id = ledger_id_of(self._local.run, self._local.info)
             preparation = Preparation(self._producer, self.requests, self._ledger_id, self._prepare_timeout)
             self._until_done(preparation.futures, self._prepare_timeout)
             if self._prepared(preparation):

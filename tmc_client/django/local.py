@@ -67,12 +67,16 @@ class AtomicTransaction(ConnectionTransaction):
         if atomic is not None:
             atomic.__exit__(type(exc) if exc is not None else None, exc, None)
 
+    def _physical(self) -> Any:
+        return self._connection.connection
+
     def _is_open(self) -> bool | None:
         return None
 
     def _is_lost(self, exc: BaseException) -> bool:
         raw, cause = self._connection.connection, exc.__cause__
-        return raw is None or (isinstance(cause, Exception) and self.dialect.is_disconnect(cause, raw, None))
+        dialect: Any = self.dialect
+        return raw is None or (isinstance(cause, Exception) and dialect.is_disconnect(cause, raw, None))
 
     def _engine(self) -> sa.Engine:
         return engine_of(connect(self._using), "transaction()")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 
@@ -47,6 +48,17 @@ class ConnectionTransaction:
         self._savepoint = ""
         self._lost = ""
         self.committed = False
+
+    @property
+    def info(self) -> MutableMapping[str, Any]:
+        try:
+            return _INFO.setdefault(self._physical(), {})
+        except TypeError:  # no weak references to connections of sqlite3; reading again costs nothing there
+            return {}
+
+    def _physical(self) -> Any:
+        """The connection to the database: another one after a reconnect."""
+        return self._connection
 
     @property
     def dialect(self) -> sa.Dialect:
@@ -234,3 +246,4 @@ class _Found:
 
 
 _OPEN: dict[int, ConnectionTransaction] = {}
+_INFO: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()

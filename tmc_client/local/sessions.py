@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,11 @@ class SessionTransaction:
     @property
     def engine(self) -> sa.Engine | None:
         return self._engine
+
+    @property
+    def info(self) -> MutableMapping[str, Any]:
+        found: MutableMapping[str, Any] = self._session.connection().info
+        return found
 
     @property
     def _engine(self) -> sa.Engine:

@@ -47,7 +47,6 @@ log = logging.getLogger("tmc_client.outbox")
 T = TypeVar("T")
 UNTOUCHED = timedelta(seconds=3)  # a relay leaves a message to its direct send that long
 _LONGEST = 128
-_MOST_CHECKED = 1_000
 _KEY = "tmc_outbox"
 
 
@@ -97,7 +96,6 @@ class Outbox:
         self._on_given_up = on_given_up
         self._direct = DirectSending(self.store, self._target) if direct else None
         self._closed = False
-        self._checked: set[int] = set()
         self._relay: Relay | None = None
         self._thread: threading.Thread | None = None
         watch_forks(self)
@@ -173,20 +171,12 @@ class Outbox:
             log.warning("%d messages are left to the relay", len(entries), exc_info=True)
 
     def _refuse_another_ledger(self, local: LocalTransaction) -> None:
-        """A message written elsewhere would be sent, but never be marked as sent. Asked once per connection."""
-        connection = id(local.handle)
-        if connection in self._checked:
-            return
+        """A message written elsewhere would be sent, but never be marked as sent."""
         ours = self.store.ledger_id()
-        if not ours:
-            return
-        if ours != ledger_id_of(local.run):
+        if ours and ours != ledger_id_of(local.run, local.info):
             raise errors.InvalidRequest(
                 "This transaction is of another database than the outbox: give each database its own outbox."
             )
-        if len(self._checked) >= _MOST_CHECKED:
-            self._checked.clear()
-        self._checked.add(connection)
 
     def _refuse_another_database(self, session: Session) -> None:
         try:
