@@ -77,7 +77,7 @@ class _Savepoint:
 
 
 def _said(connection: sa.Connection, text: str) -> bool:
-    """Past SQLAlchemy, which needs longer for them than the database. Returns False: it failed; SQLAlchemy has the right error."""
+    """Past SQLAlchemy, which needs longer for them than the database. Returns False: it failed; its error is the right one."""
     try:
         cursor = connection.connection.cursor()
         try:
