@@ -353,7 +353,9 @@ WAYS = [
     Way(inside=ddl, error=ENDED_EARLY, effects=(1,), only=("mariadb",)),  # it commits by itself there
     Way(inside=ddl, effects=(1,), sent=("a",), only=("sqlite", "postgresql")),
     Way(inside=commit_fails, error="OperationalError"),
-    Way(inside=killed, error=("OperationalError", "DBAPIError", "InterfaceError"), only=SERVERS),  # the last two: of asyncpg
+    Way(
+        inside=killed, error=("OperationalError", "DBAPIError", "InterfaceError"), only=SERVERS
+    ),  # the last two: of asyncpg
     Way(inside=killed_and_swallowed, error=ROLLED_BACK, only=SERVERS),
     Way(inside=rolled_back_by_the_database, error=ENDED_EARLY),
     Way(inside=plain, error=AUTOCOMMIT, engine="autocommit", name="autocommit"),
