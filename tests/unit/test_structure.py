@@ -94,7 +94,7 @@ ALLOWED["tmc_pipeline"] = {
 # Library -> packages that may import it.
 LIBRARIES = {
     "alembic": {"tmc_server.store"},
-    "confluent_kafka": {"tmc_server.delivery"},
+    "confluent_kafka": {"tmc_client", "tmc_server.delivery"},
     "consul": {"tmc_common", "tmc_client", "tmc_server.discovery"},
     "django": {"tmc_client"},
     "google": {"tmc_common", "tmc_client", "tmc_cli", "tmc_server.checks", "tmc_server.rpc"},

@@ -63,7 +63,8 @@ registry().map_imperatively(_Row, table)
 
 class Outbox:
     """engine: a blocking one of the business database, also in asyncio programs; or a function that returns a new connection
-    of a driver.  target: a Center, or another target.
+    of a driver.  target: a Center, another target, or its address: amqp://..., kafka://HOST:PORT, or a scheme that is
+    installed as an entry point of the group "tmc.outbox_targets", which is called with the address.
 
     direct: send after the commit, and not by relays only.  untouched: how long a relay leaves a message to that.
     limits: when a message is given up.  lease: after which time another relay takes over from one that died.
@@ -73,7 +74,7 @@ class Outbox:
     def __init__(
         self,
         engine: Source,
-        target: Center | Target,
+        target: Center | Target | str,
         *,
         direct: bool = True,
         untouched: timedelta = UNTOUCHED,
@@ -84,7 +85,11 @@ class Outbox:
         """Raises InvalidRequest if `engine` is not a blocking one."""
         self.store = OutboxStore(engine_of(engine, "tmc.Outbox()", pooled=True))
         self._owns_engine = self.store.engine is not engine
-        if not isinstance(target, Center) and not all(hasattr(target, name) for name in ("send", "close", "delays")):
+        if isinstance(target, str):
+            target = _target_at(target)
+        if isinstance(target, type) or (
+            not isinstance(target, Center) and not all(hasattr(target, name) for name in ("send", "close", "delays"))
+        ):
             raise errors.InvalidRequest(
                 f"tmc.Outbox() sends to a Center (of tmc.connect(), also in asyncio programs) or to a target, not to "
                 f"{type(target).__name__}."
@@ -236,6 +241,23 @@ class Outbox:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _target_at(address: str) -> Target:
+    """Raises InvalidRequest: nothing is installed for its scheme."""
+    from importlib.metadata import entry_points
+
+    scheme = address.partition("://")[0]
+    known = entry_points(group="tmc.outbox_targets")
+    if scheme not in known.names:
+        raise errors.InvalidRequest(
+            f"tmc.Outbox() knows no target for {scheme}://: installed are {', '.join(sorted(known.names)) or 'none'}."
+        )
+    try:
+        made: Target = known[scheme].load()(address)
+    except ModuleNotFoundError as exc:
+        raise errors.InvalidRequest(f"The target of {scheme}:// needs {exc.name}: install it.") from exc
+    return made
 
 
 def _blocking(session: object) -> Session:

@@ -1,0 +1,110 @@
+"""Send to Kafka without a center. Needs `tmc-center[kafka]`.
+
+Unverified: it was tested against the mock cluster inside librdkafka only, never against a real Kafka.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from tmc_client.connection import watch_forks
+from tmc_client.outbox.entries import Entry, Failure, Trouble
+from tmc_client.outbox.rabbitmq_target import KEY
+from tmc_common.headers import ORDER_KEY
+
+_TIMEOUT_S = 10.0
+_REFUSED = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.INVALID_MSG_SIZE,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+}
+
+
+def _by_topic(entry: Entry) -> str:
+    return entry.topic
+
+
+class KafkaTarget:
+    """entries.Target. url: kafka://HOST:PORT, several with commas.  topic: of a message; by default its own.
+
+    settings: of librdkafka, above ours. Messages of one order key go to one partition.
+    """
+
+    delays = False
+
+    def __init__(
+        self, url: str, *, topic: Callable[[Entry], str] = _by_topic, settings: Mapping[str, Any] | None = None
+    ) -> None:
+        self._settings = {
+            "bootstrap.servers": url.removeprefix("kafka://"),
+            "enable.idempotence": True,
+            "acks": "all",
+            "message.timeout.ms": round(_TIMEOUT_S * 1000),
+            "linger.ms": 5,
+        } | dict(settings or {})
+        self._topic = topic
+        self._reset()
+        watch_forks(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._producer: Producer | None = None
+
+    def after_fork(self) -> None:
+        """See connection.ForkAware: the producer is the parent's."""
+        self._reset()
+
+    def send(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
+        """See entries.Target."""
+        with self._lock:
+            if self._producer is None:
+                self._producer = Producer(self._settings)
+            producer = self._producer
+            answers: dict[int, Failure | None] = {}
+            for entry in entries:
+                self._produce(producer, entry, answers)
+            end = time.monotonic() + 2 * _TIMEOUT_S
+            while len(answers) < len(entries) and time.monotonic() < end:
+                producer.poll(0.1)
+        silent = Failure(trouble=Trouble.AWAY, error="Kafka did not answer in time.")
+        return [answers.get(entry.id, silent) for entry in entries]
+
+    def _produce(self, producer: Producer, entry: Entry, answers: dict[int, Failure | None]) -> None:
+        order = {ORDER_KEY: entry.order_key} if entry.order_key else {}
+        headers = {**entry.headers, **order, KEY: entry.key, "tmc-message-id": entry.attempt_id.hex()}
+        try:
+            producer.produce(
+                self._topic(entry),
+                entry.body,
+                (entry.order_key or entry.key).encode(),
+                headers=list(headers.items()),
+                on_delivery=partial(_delivered, answers, entry.id),
+            )
+        except BufferError:
+            answers[entry.id] = Failure(trouble=Trouble.LATER, error="The queue of librdkafka is full.")
+        except KafkaException as exc:
+            answers[entry.id] = _failure(exc.args[0])
+
+    def close(self) -> None:
+        with self._lock:
+            if self._producer is not None:
+                self._producer.flush(_TIMEOUT_S)
+
+
+def _delivered(answers: dict[int, Failure | None], number: int, error: KafkaError | None, _message: object) -> None:
+    answers[number] = None if error is None else _failure(error)
+
+
+def _failure(error: KafkaError) -> Failure:
+    trouble = Trouble.REFUSED if error.code() in _REFUSED else Trouble.AWAY
+    return Failure(trouble=trouble, error=f"Kafka: {error.str()}")
