@@ -26,11 +26,10 @@ class Answered:
         with self._lock:
             self._waiting.setdefault(ledger_id, []).extend(message_ids)
 
-    def take(self, ledger_id: bytes) -> Sequence[str]:
-        """SOME of them, or none."""
+    def take(self, ledger_id: bytes, *, at_least: int) -> Sequence[str]:
+        """A multiple of SOME, and more than `at_least` if there are: blocks of any size settle faster than they add."""
         with self._lock:
             waiting = self._waiting.get(ledger_id, [])
-            if len(waiting) < SOME:
-                return ()
-            taken, self._waiting[ledger_id] = waiting[:SOME], waiting[SOME:]
+            count = min(len(waiting), at_least + 2 * SOME) // SOME * SOME
+            taken, self._waiting[ledger_id] = waiting[:count], waiting[count:]
             return taken

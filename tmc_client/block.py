@@ -103,6 +103,8 @@ class Blocking(Block[Request]):
     @contextmanager
     def savepoint(self) -> Iterator[Any]:
         """A savepoint: if its body raises, it is rolled back alone, with the messages that were recorded in it."""
+        if self._closed_because:
+            raise errors.InvalidRequest(f"tx.savepoint() {self._closed_because}")
         with self._local.savepoint() as handle:
             yield handle
 

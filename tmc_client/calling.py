@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tmc_client.consumer")
 
+_LOOK_S = 1.0
 _LATEST_MS = 86_400_000  # the center takes a day at most
 
 Answer = Callable[[Message], tuple[sender.Kind, Any]]
@@ -95,19 +96,22 @@ class Calling:
     def _in_halves(self, listener: Listener, runs: Sequence[Run], bodies: dict[str, Any]) -> dict[str, Answer]:
         if len(runs) == 1:
             return {runs[0].message.id: self._one(listener, runs[0])}
+        failure: Exception | None = None
         try:
             with tracing.handling(runs[0].message):
                 self._call(listener, runs, bodies)
         except errors.Later as exc:
             return {run.message.id: _outcome(run.message, exc) for run in runs}
         except Exception as exc:
-            log.info("a batch of %d messages of %s failed", len(runs), runs[0].message.topic, exc_info=True)
-            if any(run.given_up for run in runs):
-                return {run.message.id: nack(_text(exc)) for run in runs}
-            middle = len(runs) // 2
-            first = self._in_halves(listener, runs[:middle], bodies)
-            return first | self._in_halves(listener, runs[middle:], bodies)
-        return {run.message.id: ack for run in runs}
+            log.debug("a batch of %d messages of %s failed", len(runs), runs[0].message.topic, exc_info=True)
+            failure = exc
+        if failure is None:
+            return {run.message.id: ack for run in runs}
+        if isinstance(failure, CancelledError) or any(run.given_up for run in runs):
+            return {run.message.id: nack(_text(failure)) for run in runs}
+        middle = len(runs) // 2
+        first = self._in_halves(listener, runs[:middle], bodies)
+        return first | self._in_halves(listener, runs[middle:], bodies)
 
     def _call(self, listener: Listener, runs: Sequence[Run], bodies: dict[str, Any]) -> None:
         """In one transaction of the inbox, if there is one, with those messages that have not had their effect."""
@@ -157,8 +161,14 @@ class Calling:
                 run.task = task
             task.add_done_callback(lambda _task: ended.set())
 
-        loop.call_soon_threadsafe(begin)
-        ended.wait()
+        try:
+            loop.call_soon_threadsafe(begin)
+            while not ended.wait(_LOOK_S):
+                if not loop.is_running():
+                    raise RuntimeError("the event loop has ended")
+        except RuntimeError as exc:
+            handling.close()
+            raise CancelledError from exc
         try:
             tasks[0].result()
         except asyncio.CancelledError as exc:

@@ -53,6 +53,7 @@ _REPORT = "/tmc.v1.ConsumptionService/ReportForgedCopies"
 _PLAN_PAUSES_S = (0.1, 0.5, 1.0, 2.0)
 _USUAL_INTERVAL_MS = 10_000
 _MAX_HANDLING = timedelta(hours=1)
+_BATCH = 100
 
 
 class Consumer:
@@ -124,25 +125,29 @@ class Consumer:
         `session` the inbox's session. Without `inbox` the handler may run more than once per message: make it
         idempotent. max_handling: for this topic instead of the consumer's.
         """
+        _demand_topic(topic, "listener")
         return self._registering(topic, inbox, max_handling, None)
 
     def batch_listener(
         self,
         topic: Topic[Any] | str,
         *,
-        max_messages: int = 100,
+        max_messages: int | None = None,
         max_wait: timedelta = timedelta(milliseconds=100),
         inbox: SqlInbox | None = None,
         max_handling: timedelta | None = None,
     ) -> Callable[[Handler], Handler]:
         """Handle a topic's messages in batches: one call, and with an inbox one transaction, for many.
 
+                The decorated function takes a list of bodies, for example `paid: list[OrderPaid]`, and, if declared, a session
         The decorated function takes a list of bodies, for example `paid: list[OrderPaid]`, and, if declared, a session
-        or connection and a `list[tmc.Message]`. It is called when there are max_messages, or max_wait after the first
-        one came. If it raises, the batch is tried again in halves until the message that cannot be handled is alone; so
-        without an inbox, make it idempotent. `Later` postpones the whole batch. Set `prefetch` to several times
-        max_messages.
+                or connection and a `list[tmc.Message]`. It is called when there are max_messages (by default 100, or this
+                consumer's prefetch if that is less), or max_wait after the first one came. If it raises, the batch is tried again
+                in halves until the message that cannot be handled is alone; so without an inbox, make it idempotent. `Later`
+                postpones the whole batch. Set `prefetch` to several times max_messages.
         """
+        _demand_topic(topic, "batch_listener")
+        max_messages = min(_BATCH, self._prefetch) if max_messages is None else max_messages
         if not isinstance(max_messages, int) or max_messages < 1:
             raise ValueError(f"max_messages={max_messages!r}: a batch has one message or more")
         if not isinstance(max_wait, timedelta):
@@ -158,9 +163,6 @@ class Consumer:
     def _registering(
         self, topic: Topic[Any] | str, inbox: SqlInbox | None, max_handling: timedelta | None, batch: BatchSize | None
     ) -> Callable[[Handler], Handler]:
-        if not isinstance(topic, Topic | str):
-            name = getattr(topic, "__name__", repr(topic))
-            raise TypeError(f'a listener needs its topic: write @consumer.listener("TOPIC") above {name}')
         declared = topic if isinstance(topic, Topic) else Topic(topic)
 
         def register(handler: Handler) -> Handler:
@@ -329,3 +331,10 @@ def _not_subscribed(app: str, topics: Sequence[str]) -> str:
         f"app {app} has no subscription to {', '.join(topics) or 'anything'}: subscribe this app first, "
         f"with: tmc admin subscribe {topics[0] if topics else 'TOPIC'} {app}"
     )
+
+
+def _demand_topic(topic: object, decorator: str) -> None:
+    """Raises TypeError: the decorator was used without its parentheses."""
+    if not isinstance(topic, Topic | str):
+        name = getattr(topic, "__name__", repr(topic))
+        raise TypeError(f'a listener needs its topic: write @consumer.{decorator}("TOPIC") above {name}')

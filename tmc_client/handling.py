@@ -184,8 +184,13 @@ class Handling:
 
     def give_up_overdue(self) -> None:
         """Give up handlers that have run too long. Called in the keeper's thread."""
-        for run in self._runs.overdue():
+        overdue = self._runs.overdue()
+        for run in overdue:
             self._give_up(run)
+        for task in {
+            run.task for run in overdue if run.task is not None
+        }:  # of a batch once: its clean-up is not to be disturbed
+            self._running_loop().call_soon_threadsafe(task.cancel)
         if not self.broken and self._runs.hanging >= self._concurrency:
             self._break()
 
@@ -196,9 +201,6 @@ class Handling:
         log.error("message %s of %s, attempt %d: %s", message.id, message.topic, message.attempt, error)
         assert self._workers is not None
         assert run.thread is not None
-        if run.task is not None:
-            assert self._loop is not None
-            self._loop.call_soon_threadsafe(run.task.cancel)
         self._workers.replace(run.thread)
         stored = self._answer(run, nack(error, hangs=True))
         for receipt in run.receipts:

@@ -16,13 +16,14 @@ from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 
 from tmc_client import errors
 from tmc_client.local import LocalTransaction
-from tmc_client.local.choosing import local_of
+from tmc_client.local.choosing import is_async_session, is_of_asyncio, local_of
+from tmc_client.local.drivers import driver_of
 from tmc_client.local.engines import Source, engine_of
 from tmc_client.local.sessions import SessionTransaction
+from tmc_client.producer import duration
 from tmc_client.received import Message
 from tmc_client.tables import inbox, inbox_order
 
@@ -50,17 +51,19 @@ class SqlInbox:
 
     connect: makes what handlers write with: sessionmaker(engine), async_sessionmaker(engine) for handlers that are
     `async def`, or a function that returns a connection of sqlite3, mysqlclient, PyMySQL or psycopg. Closed after each.
+    stays_in_thread: handlers are `def`, since what they write with belongs to the thread.
     """
 
-    def __init__(self, connect: Callable[[], Any]) -> None:
+    def __init__(self, connect: Callable[[], Any], *, stays_in_thread: bool = False) -> None:
         """Raises InvalidRequest if `connect` cannot be called, e.g. an engine or a session."""
-        if not callable(connect) or isinstance(connect, AsyncSession):
+        if not callable(connect) or is_async_session(connect) or driver_of(connect) is not None:
             raise errors.InvalidRequest(
                 f"tmc.SqlInbox() takes what makes sessions, not {type(connect).__name__}: give it sessionmaker(engine), or a "
                 "function that returns a connection."
             )
         self._connect = connect
-        self.is_async = isinstance(connect, async_sessionmaker | async_scoped_session)
+        self.stays_in_thread = stays_in_thread
+        self.is_async = is_of_asyncio(connect)
 
     @contextmanager
     def once(self, message: Message) -> Iterator[Any]:
@@ -76,7 +79,7 @@ class SqlInbox:
     def once_each(self, messages: Sequence[Message]) -> Iterator[Effects]:
         """As `once`, of several messages in one transaction."""
         with _closed(self._connect()) as source:
-            if isinstance(source, AsyncSession):
+            if is_async_session(source):
                 raise errors.InvalidRequest("This inbox makes AsyncSessions: its handlers must be `async def`.")
             handling = _Handling(lambda: local_of(source, "tmc.SqlInbox()"), messages)
             effects = handling.begin()
@@ -121,7 +124,8 @@ class _Handling:
 
     def __init__(self, local: Callable[[], LocalTransaction], messages: Sequence[Message]) -> None:
         self._new = local
-        self._messages = list(messages)
+        # Of an order key in their order; a single message and those without an order key stay where they are.
+        self._messages = sorted(messages, key=lambda message: message.sequence or 0)
 
     def begin(self) -> Effects:
         """Insert the inbox rows. Raises OutOfOrder and what the database raises: nothing is open any more."""
@@ -129,7 +133,9 @@ class _Handling:
             self._local = self._new()
             self._local.begin(_PLACE, lends_commit=True)
             try:
-                happened = self._note() or {message.id for message in self._messages if not self._in_turn(message)}
+                happened = self._note() or {
+                    message.id for message in _by_line(self._messages) if not self._in_turn(message)
+                }
                 if not happened and self._messages:
                     return Effects(handle=self._local.handle, messages=tuple(self._messages))
             except BaseException:
@@ -165,7 +171,7 @@ class _Handling:
         now = _now_ms()
         rows = [
             {"subscriber": message.subscriber, "message_id": message.id, "received_ms": now}
-            for message in self._messages
+            for message in sorted(self._messages, key=lambda message: message.id)  # so that two batches cannot deadlock
         ]
         try:
             self._local.insert(inbox, rows)
@@ -213,6 +219,11 @@ class _Handling:
         )
 
 
+def _by_line(messages: Sequence[Message]) -> list[Message]:
+    """In the order in which every batch takes their locks."""
+    return sorted(messages, key=lambda message: (message.topic, message.order_key, message.sequence or 0))
+
+
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -240,7 +251,7 @@ def clean_inbox(engine: Source, older_than: timedelta) -> int:
     Keep them for longer than the center keeps messages: a copy that comes after its row is gone has a second effect.
     engine: or a function that returns a new connection of a driver. Raises ValueError for an age at which copies still come.
     """
-    if older_than < LEAST_AGE:
+    if duration("older_than", older_than) < LEAST_AGE:
         raise ValueError(
             f"keep the inbox for {LEAST_AGE.days} days at least: a copy that comes later has a second effect"
         )

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -55,22 +55,17 @@ def create_tables_of(engine: sa.Engine) -> None:
                 raise
 
 
-_KNOWN = "tmc_ledger_id"
 _LEDGER_ID = sa.select(ledger_info.c.ledger_id)
 _NEW_LEDGER_ID = ledger_info.insert().values(id=1, ledger_id=sa.bindparam("new"), horizon_ms=0)
 
 
-def ledger_id_of(run: Callable[[Any, dict[str, Any]], Any], info: MutableMapping[str, Any] | None = None) -> bytes:
+def ledger_id_of(run: Callable[[Any, dict[str, Any]], Any]) -> bytes:
     """The random id of this ledger, created on first use: checks name the ledger they refer to.
 
-    run, info: see LocalTransaction. A connection stays with its database, so its id is read once per connection.
+    run: see LocalTransaction. Read anew in each block: a connection may change its schema, e.g. with the tenant.
     """
-    if info is not None and _KNOWN in info:
-        return bytes(info[_KNOWN])
     found = run(_LEDGER_ID, {}).fetchone()
     if found is not None:
-        if info is not None:
-            info[_KNOWN] = bytes(found[0])
         return bytes(found[0])
     new = os.urandom(16)
     run(_NEW_LEDGER_ID, {"new": new})

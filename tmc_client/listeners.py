@@ -148,6 +148,16 @@ def _inspected(
     if wants_session and inbox is None:
         raise TypeError(f"{handler.__name__}() wants a {wants_session}: give the listener inbox=SqlInbox(sessionmaker)")
     is_async = inspect.iscoroutinefunction(handler)
+    if inbox is not None and not hasattr(inbox, "once_each"):
+        raise TypeError(
+            f"{handler.__name__}(): inbox= takes an inbox, not {getattr(inbox, '__name__', type(inbox).__name__)}: write "
+            "inbox=tmc.SqlInbox(sessionmaker(engine)), or in Django inbox=tmc_django.inbox()"
+        )
+    if inbox is not None and inbox.stays_in_thread and is_async:
+        raise TypeError(
+            f"{handler.__name__}(): what its inbox writes with belongs to one thread, and an `async def` runs in another: write "
+            "`def`"
+        )
     if inbox is not None and inbox.is_async and not is_async:
         raise TypeError(
             f"{handler.__name__}(): its inbox makes AsyncSessions: write `async def`, or give it SqlInbox(sessionmaker(engine))"

@@ -20,7 +20,9 @@ def load(reference: str, kind: type[T], example: str) -> T:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
         raise ValueError(f"{reference!r}: there is no module {exc.name!r} to import from here") from exc
-    found = getattr(module, name, None)
+    if not hasattr(module, name):
+        raise ValueError(f"{reference!r}: there is no {name} in {module_name}")
+    found = getattr(module, name)
     if not isinstance(found, kind):
         raise ValueError(f"{reference!r} is no tmc_client.{kind.__name__} but {found!r}")
     return found

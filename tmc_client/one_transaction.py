@@ -28,19 +28,12 @@ from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.sql.elements import RollbackToSavepointClause, SavepointClause
 
 from tmc_client import errors
+from tmc_client.local import Recorder
 
 _KEY = "tmc_one_transaction"
 _PSYCOPG = ("psycopg", "psycopg_async", "psycopg2")
 _IDLE, _IN_ERROR = 0, 3  # libpq's PQTRANS_IDLE, PQTRANS_INERROR
 _BY_CONNECTION: WeakKeyDictionary[sa.Connection, OneTransaction] = WeakKeyDictionary()
-
-
-class Recorder(Protocol):
-    """Holds records that belong to the transaction and are discarded when their savepoint is rolled back."""
-
-    def position(self) -> int: ...
-
-    def forget_since(self, position: int) -> None: ...
 
 
 class _Witness(Protocol):
@@ -138,6 +131,11 @@ def in_transaction(connection: sa.Connection) -> bool | None:
     if connection.dialect.driver in _PSYCOPG:
         return int(driver.info.transaction_status) != _IDLE
     return None
+
+
+def watched(session: Session) -> bool:
+    """Whether a block or a handler is open on it."""
+    return _KEY in session.info
 
 
 def commits_by_itself(connection: sa.Connection) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateColumn
 
@@ -101,16 +103,24 @@ def lacking(connection: sa.Connection, *wanted: sa.Table) -> str:
     inspector = sa.inspect(connection)
     for table in wanted:
         if not inspector.has_table(table.name):
-            return (
-                f"There is no table {table.name} in this database: call tmc.create_tables(engine) once, or put "
-                "tmc_client.tables.metadata into your migrations."
-            )
+            return no_table(table)
         there = {column["name"] for column in inspector.get_columns(table.name)}
         for column in table.columns:
             if column.name not in there:
-                ddl = str(CreateColumn(column).compile(dialect=connection.dialect)).strip()
-                return f"Table {table.name} is of an older version: ALTER TABLE {table.name} ADD COLUMN {ddl}"
+                return no_column(column, connection.dialect)
     return ""
+
+
+def no_table(table: sa.Table) -> str:
+    return (
+        f"There is no table {table.name} in this database: call tmc.create_tables(engine) once, or put "
+        "tmc_client.tables.metadata into your migrations."
+    )
+
+
+def no_column(column: sa.Column[Any], dialect: sa.Dialect) -> str:
+    ddl = str(CreateColumn(column).compile(dialect=dialect)).strip()
+    return f"Table {column.table.name} is of an older version: ALTER TABLE {column.table.name} ADD COLUMN {ddl}"
 
 
 def raise_if_lacking(exc: BaseException, engine: sa.Engine, *wanted: sa.Table) -> None:

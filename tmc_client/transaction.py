@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 import sqlalchemy as sa
 
 from tmc_client import errors
-from tmc_client.answered import Answered
+from tmc_client.answered import SOME, Answered
 from tmc_client.block import Block, Blocking
 from tmc_client.codecs import Topic
 from tmc_client.ledger import fenced, ledger_id_of, rows_for, settle_some
@@ -114,7 +114,7 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
             self._close()
             if not self.requests:
                 return
-            self._ledger_id = ledger_id_of(self._local.run, self._local.info)
+            self._ledger_id = ledger_id_of(self._local.run)
             preparation = Preparation(self._producer, self.requests, self._ledger_id, self._prepare_timeout)
             self._until_done(preparation.futures, self._prepare_timeout)
             if self._prepared(preparation):
@@ -133,9 +133,9 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
     def _settle_earlier(self) -> None:
         """Where nothing can be written in the background, blocks mark what earlier ones have submitted."""
         if self._local.engine is None:
-            self._settling = self._answered.take(self._ledger_id)
-            if self._settling:
-                self._local.run(*settle_some(self._settling))
+            self._settling = self._answered.take(self._ledger_id, at_least=len(self.messages))
+            for first in range(0, len(self._settling), SOME):
+                self._local.run(*settle_some(self._settling[first : first + SOME]))
 
     def _prepared(self, preparation: Preparation) -> bool:
         """Returns False: the center is away, and the messages are in the outbox instead."""

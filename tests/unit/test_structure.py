@@ -534,3 +534,11 @@ def test_every_admin_rpc_has_a_command() -> None:
     commands = "".join(path.read_text() for path in (ROOT / "tmc_cli" / "admin").glob("*.py"))
     methods = [method.name for method in admin_pb2.DESCRIPTOR.services_by_name["AdminService"].methods]
     assert [method for method in methods if f'"{method}"' not in commands] == []
+
+
+def test_blocking_programs_need_no_greenlet() -> None:
+    """SQLAlchemy's asyncio needs it, and its package does not bring it."""
+    code = (
+        "import sys; sys.modules['greenlet'] = None; import tmc_client.inbox, tmc_client.outbox, tmc_client.transaction"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

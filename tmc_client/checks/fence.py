@@ -22,6 +22,7 @@ from tmc_client.checks.questions import Answer, Question, Verdict
 from tmc_client.connection import watch_forks
 from tmc_client.ledger import COMMITTED, ROLLED_BACK
 from tmc_client.local.engines import Source, engine_of, is_in_memory
+from tmc_client.producer import duration
 from tmc_client.tables import lacking, ledger, ledger_info
 
 log = logging.getLogger("tmc_client.checks.fence")
@@ -214,7 +215,7 @@ def clean_ledger(engine: Source, older_than: timedelta, page: int = 1_000) -> in
 
     Returns: the number of rows. Raises ValueError for an age at which checks, retries or replays may still come.
     """
-    if older_than < LEAST_AGE:
+    if duration("older_than", older_than) < LEAST_AGE:
         raise ValueError(f"keep the ledger for {LEAST_AGE.days} days at least: checks and repeats may come late")
     engine = engine_of(engine, "tmc.clean_ledger()")
     horizon_ms = time.time_ns() // 1_000_000 - round(older_than.total_seconds() * 1000)

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 
 import tmc_client
 from tmc_client import errors
+from tmc_client.django.recording import RecordedTransaction, sent
 
 if TYPE_CHECKING:
     from tmc_client.center import Center
@@ -31,12 +33,27 @@ if TYPE_CHECKING:
     from tmc_client.outbox.block import OutboxTransaction
     from tmc_client.transaction import Transaction
 
+__all__ = ["center", "connect", "forget_center", "inbox", "outbox_transaction", "sent", "transaction"]
+
 _SETTINGS = ("ADDRESS", "APP", "KEY", "TAG", "CHECK_ADDRESS", "TLS", "TIMEOUT", "INSECURE")
 
 
-@lru_cache
+_lock = threading.Lock()
+
+
 def center() -> Center:
     """The center of `settings.TMC`, one per process. Raises InvalidRequest: the setting is missing or has unknown names."""
+    with _lock:  # or threads that start together would make one each
+        return _center()
+
+
+def forget_center() -> None:
+    """For tests that change `settings.TMC`."""
+    _center.cache_clear()
+
+
+@lru_cache
+def _center() -> Center:
     given: dict[str, Any] = dict(getattr(settings, "TMC", None) or {})
     if missing := [name for name in ("ADDRESS", "APP") if not given.get(name)]:
         raise errors.InvalidRequest(
@@ -49,21 +66,24 @@ def center() -> Center:
     return tmc_client.connect(given.pop("ADDRESS"), **{name.lower(): value for name, value in given.items()})
 
 
-def transaction(*, using: str = DEFAULT_DB_ALIAS, fallback: Outbox | None = None) -> Transaction:
+def transaction(*, using: str = DEFAULT_DB_ALIAS, fallback: Outbox | None = None) -> Transaction | RecordedTransaction:
     """Open a block as `Center.transaction`: it is the outermost `atomic()` of this database.
 
+    Inside a django.test.TestCase nothing is sent: the messages are in `sent`.
     Raises InvalidRequest inside another `atomic()`, so also in a view with ATOMIC_REQUESTS.
     """
     from tmc_client.django.local import AtomicTransaction
 
-    return center().transaction(AtomicTransaction(using), fallback=fallback)
+    local = AtomicTransaction(using)
+    return RecordedTransaction(local) if local.is_of_a_test else center().transaction(local, fallback=fallback)
 
 
-def outbox_transaction(outbox: Outbox, *, using: str = DEFAULT_DB_ALIAS) -> OutboxTransaction:
-    """Open a block as `Outbox.transaction`."""
+def outbox_transaction(outbox: Outbox, *, using: str = DEFAULT_DB_ALIAS) -> OutboxTransaction | RecordedTransaction:
+    """Open a block as `Outbox.transaction`; in a TestCase as `transaction`."""
     from tmc_client.django.local import AtomicTransaction
 
-    return outbox.transaction(AtomicTransaction(using))
+    local = AtomicTransaction(using)
+    return RecordedTransaction(local) if local.is_of_a_test else outbox.transaction(local)
 
 
 def inbox(*, using: str = DEFAULT_DB_ALIAS) -> SqlInbox:
@@ -71,7 +91,7 @@ def inbox(*, using: str = DEFAULT_DB_ALIAS) -> SqlInbox:
     from tmc_client.django.local import HandlerTransaction
     from tmc_client.inbox import SqlInbox
 
-    return SqlInbox(lambda: HandlerTransaction(using))
+    return SqlInbox(lambda: HandlerTransaction(using), stays_in_thread=True)
 
 
 def connect(using: str = DEFAULT_DB_ALIAS) -> Callable[[], Any]:

@@ -18,7 +18,8 @@ class TmcConfig(AppConfig):
 
     def ready(self) -> None:
         checks.register(_check_settings)
-        checks.register(_check_requests, checks.Tags.database)
+        checks.register(_check_requests)
+        checks.register(_check_sqlite)
 
 
 def _check_settings(**_: Any) -> list[checks.CheckMessage]:
@@ -29,12 +30,24 @@ def _check_settings(**_: Any) -> list[checks.CheckMessage]:
     return []
 
 
-def _check_requests(databases: Any = None, **_: Any) -> list[checks.CheckMessage]:
+def _check_sqlite(**_: Any) -> list[checks.CheckMessage]:
+    return [
+        checks.Warning(
+            f"Database {alias!r} is SQLite without transaction_mode: a block that reads first fails while somebody else writes.",
+            hint='Give it "OPTIONS": {"transaction_mode": "IMMEDIATE"}.',
+            id="tmc.W002",
+        )
+        for alias, database in settings.DATABASES.items()
+        if database["ENGINE"].endswith("sqlite3") and not database.get("OPTIONS", {}).get("transaction_mode")
+    ]
+
+
+def _check_requests(**_: Any) -> list[checks.CheckMessage]:
     atomic = [alias for alias, database in settings.DATABASES.items() if database.get("ATOMIC_REQUESTS")]
     return [
         checks.Warning(
             f"Database {alias!r} has ATOMIC_REQUESTS: tmc_client.django.transaction() is refused inside its requests.",
-            hint="Decorate views that use it with @transaction.non_atomic_requests.",
+            hint="Decorate views that use it with @transaction.non_atomic_requests, and silence this: SILENCED_SYSTEM_CHECKS.",
             id="tmc.W001",
         )
         for alias in atomic

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import django.db
-import sqlalchemy as sa
 from django.db import connections, transaction
+from sqlalchemy import Table
 from sqlalchemy.dialects import registry
 
 from tmc_client import errors
-from tmc_client.django import connect
 from tmc_client.local import Recorder
 from tmc_client.local.connections import ConnectionTransaction
 from tmc_client.local.drivers import Driver
-from tmc_client.local.engines import engine_of
 from tmc_client.local.statements import Text
 
+log = logging.getLogger("tmc_client.django")
+
 _DIALECTS = {"sqlite": "sqlite", "mysql": "mysql.mysqldb", "postgresql": "postgresql.psycopg"}
+
+
+VENDORS = frozenset(_DIALECTS)
 
 
 class AtomicTransaction(ConnectionTransaction):
@@ -36,6 +42,19 @@ class AtomicTransaction(ConnectionTransaction):
         self._using = using
         self._atomic: Any = None
         self._hooks: list[tuple[int, object]] = []
+        self._on_commit: list[Any] = []
+
+    @property
+    def is_of_a_test(self) -> bool:
+        """Whether it is inside the transaction of a django.test.TestCase."""
+        blocks = self._connection.atomic_blocks
+        return bool(blocks) and all(block._from_testcase for block in blocks)
+
+    def _lacking(self, table: Table) -> str:
+        sentence = super()._lacking(table)
+        if sentence.startswith("There is no table"):
+            return f"There is no table {table.name} in database {self._using!r}: run python manage.py migrate."
+        return sentence
 
     def begin(self, place: str, *, recorder: Recorder | None = None, lends_commit: bool = False) -> None:
         self._hooks = []
@@ -53,7 +72,35 @@ class AtomicTransaction(ConnectionTransaction):
         self._atomic.__enter__()
 
     def _commit(self) -> None:
-        self._outermost._leave()
+        """Functions of on_commit run at the end of all, when an error of theirs cannot hide that it is committed."""
+        outermost, wrapper = self._outermost, self._connection
+        ours = {id(hook) for block in (self, outermost) for _, hook in block._hooks}
+        hooks = [hook for hook in wrapper.run_on_commit if id(hook[1]) not in ours]
+        is_last = len(wrapper.atomic_blocks) == 1  # not in the transaction of a test case
+        wrapper.run_on_commit = [] if is_last else hooks
+        outermost._leave()
+        if is_last:
+            outermost._on_commit = hooks
+        if outermost is not self:
+            wrapper.execute_wrappers.append(outermost._refuse_statement)
+
+    def _refuse_statement(self, *_: object) -> None:
+        """Of a handler whose last step, a block, has committed: Django would commit each statement by itself."""
+        raise errors.InvalidRequest(
+            f"The transaction block in this {self._place} has committed for both: it must come last."
+        )
+
+    def stop(self) -> None:
+        super().stop()
+        wrapper = self._connection
+        if self._refuse_statement in wrapper.execute_wrappers:
+            wrapper.execute_wrappers.remove(self._refuse_statement)
+        hooks, self._on_commit = self._on_commit, []
+        for _, hook, *_rest in hooks:
+            try:
+                hook()
+            except Exception:
+                log.exception("a function of transaction.on_commit() failed after the commit")
 
     def _roll_back(self) -> None:
         self._outermost._leave(Undone())
@@ -67,8 +114,11 @@ class AtomicTransaction(ConnectionTransaction):
         if atomic is not None:
             atomic.__exit__(type(exc) if exc is not None else None, exc, None)
 
-    def _physical(self) -> Any:
-        return self._connection.connection
+    @contextmanager
+    def savepoint(self) -> Iterator[object]:
+        """An inner `atomic()`: `check` sees what it takes with it."""
+        with transaction.atomic(self._using):
+            yield self.handle
 
     def _is_open(self) -> bool | None:
         return None
@@ -78,11 +128,11 @@ class AtomicTransaction(ConnectionTransaction):
         dialect: Any = self.dialect
         return raw is None or (isinstance(cause, Exception) and dialect.is_disconnect(cause, raw, None))
 
-    def _engine(self) -> sa.Engine:
-        return engine_of(connect(self._using), "transaction()")
+    def _returns(self) -> bool:
+        return self._connection.vendor != "mysql" or bool(self._connection.mysql_is_mariadb)
 
     def _refuse_more(self) -> None:
-        """What comes after the block is in no `atomic()` any more: Django commits it, statement by statement."""
+        """Each statement after the block was refused when it was run."""
 
     def check(self) -> None:
         """Also looks which messages went with an inner `atomic()`: those whose hooks Django has dropped."""
@@ -113,7 +163,7 @@ class AtomicTransaction(ConnectionTransaction):
 
 
 class HandlerTransaction(AtomicTransaction):
-    """For a handler's thread: a connection that broke in between is replaced."""
+    """For a handler's thread: a connection that broke is replaced with the next message."""
 
     def begin(self, place: str, *, recorder: Recorder | None = None, lends_commit: bool = False) -> None:
         if not self._connection.in_atomic_block:
@@ -128,10 +178,16 @@ class Undone(Exception):
 @lru_cache
 def _driver(vendor: str) -> Driver:
     kind: Any = registry.load(_DIALECTS[vendor])
+    try:
+        module = kind.import_dbapi()
+    except ModuleNotFoundError as exc:
+        raise errors.InvalidRequest(
+            f"Transactions with messages need {exc.name} for this database: install it."
+        ) from exc
     return Driver(
         name=f"django.{vendor}",
         module=django.db,
-        text=Text(kind(dbapi=kind.import_dbapi(), paramstyle="format")),
+        text=Text(kind(dbapi=module, paramstyle="format")),
         in_transaction=lambda _connection: None,
         autocommit=lambda _connection: False,
     )

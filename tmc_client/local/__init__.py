@@ -11,7 +11,7 @@ text and parameters of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -49,10 +49,6 @@ class LocalTransaction(Protocol):
     @property
     def engine(self) -> Engine | None:
         """Of the same database, for what is written in the background. None: later blocks write it."""
-
-    @property
-    def info(self) -> MutableMapping[str, Any]:
-        """Remembers something for as long as the connection to the database lives."""
 
     def begin(self, place: str, *, recorder: Recorder | None = None, lends_commit: bool = False) -> None:
         """Start; what the program did before in the same transaction belongs to it. Raises InvalidRequest: not possible.

@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 
 from tmc_client import errors
 from tmc_client.local import Recorder, Rows
 from tmc_client.local.drivers import Driver, driver_of, unwrapped
-from tmc_client.tables import outbox, raise_if_lacking
+from tmc_client.tables import no_column, no_table, outbox
 
 log = logging.getLogger("tmc_client.transaction")
 
+_PAGE, _PAGE_BYTES = 500, 1 << 20
 _names = itertools.count(1)
 
 
 class ConnectionTransaction:
     """See LocalTransaction. The connection stays open at the end.
 
-    For libraries that wrap such connections, subclass it: the methods from `_begin_transaction` to `_engine` say how theirs
+    For libraries that wrap such connections, subclass it: the methods from `_begin_transaction` to `_returns` say how theirs
     begin and end.
     """
 
@@ -50,17 +50,6 @@ class ConnectionTransaction:
         self.committed = False
 
     @property
-    def info(self) -> MutableMapping[str, Any]:
-        try:
-            return _INFO.setdefault(self._physical(), {})
-        except TypeError:  # no weak references to connections of sqlite3; reading again costs nothing there
-            return {}
-
-    def _physical(self) -> Any:
-        """The connection to the database: another one after a reconnect."""
-        return self._connection
-
-    @property
     def dialect(self) -> sa.Dialect:
         return self._driver.dialect
 
@@ -77,7 +66,11 @@ class ConnectionTransaction:
             outer.check()
         self._outer = outer
         self._savepoint = f"tmc_{next(_names)}"
-        self._say(f"SAVEPOINT {self._savepoint}")
+        try:
+            self._say(f"SAVEPOINT {self._savepoint}")
+        except BaseException:
+            self.roll_back()
+            raise
         _OPEN[id(self._connection)] = self
 
     def _begin_transaction(self) -> None:
@@ -109,9 +102,9 @@ class ConnectionTransaction:
         """Whether this error says that the connection is gone."""
         return self._driver.is_lost(exc, self._connection)
 
-    def _engine(self) -> sa.Engine:
-        """Of the same database, to look at its tables after an error."""
-        return self._driver.engine(lambda: self._connection, poolclass=sa.StaticPool)
+    def _returns(self) -> bool:
+        """Whether INSERT ... RETURNING is known: MySQL does not know it, MariaDB does."""
+        return self._driver.dialect.name != "mysql" or "MariaDB" in self._connection.get_server_info()
 
     def _say(self, text: str) -> None:
         cursor = self._connection.cursor()
@@ -121,14 +114,16 @@ class ConnectionTransaction:
             cursor.close()
 
     def check(self) -> None:
-        if self._lost or self._is_open() is False:
+        if self._lost:
+            raise errors.InvalidRequest(self._lost)
+        if self._is_open() is False:
             self._end_early()
 
     def _end_early(self) -> None:
         self._lost = (
-            f"The transaction of this {self._place} was ended inside it: by a commit() or rollback() of its own, by an error "
-            "that was swallowed, such as a deadlock, or by DDL. Nothing was sent, and what came after was rolled back. The "
-            f"{self._place} commits by itself at its end; use tx.savepoint() around what may fail."
+            f"The transaction of this {self._place} was ended inside it: by commit(), rollback() or `with connection:`, by an "
+            "error that was swallowed, such as a deadlock, or by DDL. What was committed stays, the rest was rolled back, and "
+            f"nothing was sent. Remove it: the {self._place} commits at its end. Use savepoints around what may fail."
         )
         raise errors.InvalidRequest(self._lost)
 
@@ -149,7 +144,7 @@ class ConnectionTransaction:
     def _refuse_more(self) -> None:
         """What came after the block that committed for both is not committed. MySQL, unlike MariaDB, does not tell."""
         is_open = self._is_open()
-        if is_open is None and self._returns():
+        if is_open is None and self._driver.dialect.name == "mysql" and self._returns():
             is_open = bool(self.run(sa.text("SELECT @@in_transaction"), {}).fetchone()[0])
         if is_open:
             raise errors.InvalidRequest(
@@ -157,7 +152,11 @@ class ConnectionTransaction:
             )
 
     def commit(self) -> None:
-        self._commit()
+        try:
+            self._commit()
+        except BaseException:
+            self.roll_back()  # SQLite leaves it open: a later block would commit it
+            raise
         if self._outer is not None:
             self._outer.committed = True
 
@@ -185,7 +184,10 @@ class ConnectionTransaction:
         except BaseException:
             if self._recorder is not None:
                 self._recorder.forget_since(position)
-            self._say(f"ROLLBACK TO SAVEPOINT {name}")
+            try:
+                self._say(f"ROLLBACK TO SAVEPOINT {name}")
+            except self._driver.module.Error as exc:  # the transaction ended with the first error: found at the end
+                log.warning("the savepoint cannot be rolled back: %s", exc)
             raise
         self._say(f"RELEASE SAVEPOINT {name}")
 
@@ -196,32 +198,50 @@ class ConnectionTransaction:
         return _Found(cursor)
 
     def insert(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._insert(table, rows, "").close()
+        for page in _pages(rows):
+            self._insert(table, page, "")
 
     def insert_outbox(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
-        if self._driver.dialect.name == "mysql" and (len(rows) == 1 or not self._returns()):
-            return [self._insert(outbox, [row], "").lastrowid for row in rows]
-        found = self._insert(outbox, rows, " RETURNING id")
-        return sorted(number for (number,) in found.fetchall())
+        found: list[int] = []
+        for page in _pages(rows):
+            if self._driver.dialect.name == "mysql" and (len(page) == 1 or not self._returns()):
+                found += [self._insert(outbox, [row], "").lastrowid for row in page]
+            else:
+                found += sorted(number for (number,) in self._insert(outbox, page, " RETURNING id").fetchall())
+        return found
 
-    def _returns(self) -> bool:
-        """MySQL has no RETURNING, MariaDB has."""
-        return self._driver.dialect.name != "mysql" or "MariaDB" in self._connection.get_server_info()
-
-    def _insert(self, table: sa.Table, rows: Sequence[Mapping[str, Any]], suffix: str) -> Any:
+    def _insert(self, table: sa.Table, rows: Sequence[Mapping[str, Any]], suffix: str) -> _Found:
         columns = list(rows[0])
         cursor: Any = self._connection.cursor()
         text = self._driver.text.insert(table, columns, len(rows)) + suffix
         cursor.execute(text, [row[column] for row in rows for column in columns])
-        return cursor
+        return _Found(cursor)
 
     def is_duplicate(self, exc: BaseException) -> bool:
         return isinstance(exc, self._driver.module.IntegrityError | self._driver.module.OperationalError)
 
     def explain(self, exc: BaseException, *tables: sa.Table) -> None:
-        if not isinstance(exc, self._driver.module.Error):
-            return
-        raise_if_lacking(sa.exc.ProgrammingError("", None, exc), self._engine(), *tables)
+        if isinstance(exc, self._driver.module.ProgrammingError | self._driver.module.OperationalError):
+            for table in tables:
+                if sentence := self._lacking(table):
+                    raise errors.InvalidRequest(sentence) from exc
+
+    def _lacking(self, table: sa.Table) -> str:
+        """Asked with statements that find nothing."""
+        if self._can_read(table, *table.c):
+            return ""
+        if not self._can_read(table, sa.literal_column("1")):
+            return "" if not self._can_read(None, sa.literal_column("1")) else no_table(table)
+        missing = (column for column in table.c if not self._can_read(table, column))
+        return no_column(next(missing), self._driver.dialect)
+
+    def _can_read(self, table: sa.Table | None, *columns: sa.ColumnElement[Any]) -> bool:
+        query = sa.select(*columns)
+        try:
+            self.read(query.where(sa.false()) if table is None else query.select_from(table).where(sa.false()), {})
+        except self._driver.module.Error:
+            return False
+        return True
 
     def read(self, statement: sa.Executable, parameters: Mapping[str, Any]) -> Sequence[Any]:
         try:
@@ -230,12 +250,29 @@ class ConnectionTransaction:
             self.roll_back()
 
 
+def _pages(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Few enough for one statement: of parameters, and of bytes."""
+    page: list[Mapping[str, Any]] = []
+    size = 0
+    for row in rows:
+        length = sum(len(value) for value in row.values() if isinstance(value, bytes | str))
+        if page and (len(page) == _PAGE or size + length > _PAGE_BYTES):
+            yield page
+            page, size = [], 0
+        page.append(row)
+        size += length
+    if page:
+        yield page
+
+
 class _Found:
-    """Rows of a cursor, which is closed with the last."""
+    """What a cursor found, as tuples, whatever the program's connection makes of rows."""
 
     def __init__(self, cursor: Any) -> None:
         self.rowcount: int = cursor.rowcount
-        self._rows: list[Any] = list(cursor.fetchall()) if cursor.description else []
+        self.lastrowid: int = getattr(cursor, "lastrowid", 0)
+        found = cursor.fetchall() if cursor.description else []
+        self._rows: list[Any] = [tuple(row.values()) if isinstance(row, Mapping) else tuple(row) for row in found]
         cursor.close()
 
     def fetchone(self) -> Any:
@@ -246,4 +283,3 @@ class _Found:
 
 
 _OPEN: dict[int, ConnectionTransaction] = {}
-_INFO: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()

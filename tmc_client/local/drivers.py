@@ -85,8 +85,28 @@ def _driver(name: str) -> Driver:
     return Driver(name=name, module=module, text=Text(dialect), in_transaction=in_transaction, autocommit=autocommit)
 
 
-def _sqlite_in_transaction(connection: Any) -> bool:
-    return bool(connection.in_transaction)
+def plain(connection: Any) -> Any:
+    """A new connection as our engines need it: it begins transactions by itself, and its rows are tuples."""
+    driver = driver_of(connection)
+    if driver is None:
+        return connection
+    if driver.name == "sqlite3":
+        connection.isolation_level, connection.row_factory = "DEFERRED", None
+    elif driver.name == "psycopg":
+        connection.autocommit, connection.row_factory = False, driver.module.rows.tuple_row
+    else:
+        connection.autocommit(False)
+        connection.cursorclass = driver.module.cursors.Cursor
+    return connection
+
+
+def _sqlite_in_transaction(connection: Any) -> bool | None:
+    always = getattr(connection, "autocommit", None) is False  # Python 3.12: one is open at all times
+    return None if always else bool(connection.in_transaction)
+
+
+def _sqlite_autocommit(connection: Any) -> bool:
+    return connection.isolation_level is None or getattr(connection, "autocommit", None) is True
 
 
 def _psycopg_in_transaction(connection: Any) -> bool:
@@ -94,7 +114,7 @@ def _psycopg_in_transaction(connection: Any) -> bool:
 
 
 _SAYS: dict[str, tuple[Callable[[Any], bool | None], Callable[[Any], bool]]] = {
-    "sqlite3": (_sqlite_in_transaction, lambda connection: connection.isolation_level is None),
+    "sqlite3": (_sqlite_in_transaction, _sqlite_autocommit),
     "psycopg": (_psycopg_in_transaction, lambda connection: bool(connection.autocommit)),
     "pymysql": (lambda _connection: None, lambda connection: bool(connection.get_autocommit())),
     "MySQLdb": (lambda _connection: None, lambda connection: bool(connection.get_autocommit())),

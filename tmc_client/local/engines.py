@@ -9,7 +9,7 @@ from weakref import WeakSet
 import sqlalchemy as sa
 
 from tmc_client import errors
-from tmc_client.local.drivers import driver_of, unwrapped
+from tmc_client.local.drivers import driver_of, plain
 
 Source = sa.Engine | Callable[[], Any]
 """An engine, or a function that returns a new connection of a driver."""
@@ -24,24 +24,23 @@ def engine_of(source: Any, asked_by: str, *, pooled: bool = False) -> sa.Engine:
     """
     if isinstance(source, sa.Engine) and not source.dialect.is_async:
         return source
-    if not callable(source) or isinstance(source, type):
+    if not callable(source) or isinstance(source, type) or driver_of(source) is not None:
         raise errors.InvalidRequest(
             f"{asked_by} takes a blocking engine of the business database, not {type(source).__name__}; or a function that "
             "returns a new connection of sqlite3, mysqlclient, PyMySQL or psycopg."
         )
     connection = source()
-    try:
-        driver = driver_of(unwrapped(connection))
-    finally:
+    driver = driver_of(connection)
+    if driver is not None:
         connection.close()
-    if driver is None:
+    else:
         raise errors.InvalidRequest(
             f"{asked_by} takes a function that returns a new connection of sqlite3, mysqlclient, PyMySQL or psycopg: this one "
             f"returns {type(connection).__name__}."
         )
     # A connection of sqlite3 stays in its thread.
     pool = sa.QueuePool if pooled and driver.name != "sqlite3" else sa.NullPool
-    engine = driver.engine(lambda: unwrapped(source()), poolclass=pool)
+    engine = driver.engine(lambda: plain(source()), poolclass=pool)
     _MADE.add(engine)
     return engine
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from tmc_client import errors
 from tmc_client.local import Recorder, Rows
-from tmc_client.one_transaction import OneTransaction
+from tmc_client.one_transaction import OneTransaction, watched
 from tmc_client.tables import outbox, raise_if_lacking
 
 
@@ -26,11 +27,6 @@ class SessionTransaction:
     @property
     def engine(self) -> sa.Engine | None:
         return self._engine
-
-    @property
-    def info(self) -> MutableMapping[str, Any]:
-        found: MutableMapping[str, Any] = self._session.connection().info
-        return found
 
     @property
     def _engine(self) -> sa.Engine:
@@ -108,11 +104,14 @@ class SessionTransaction:
             return connection.execute(statement, dict(parameters)).fetchall()
 
 
-class OfConnection(SessionTransaction):
-    """Of a connection that the program works with directly."""
+class CoreTransaction(SessionTransaction):
+    """Of a connection that the program works with directly: over a session that only we use, one per connection."""
 
     def __init__(self, connection: sa.Connection) -> None:
-        super().__init__(Session(bind=connection, join_transaction_mode="control_fully"))
+        session = _SESSIONS.get(connection)
+        if session is None:
+            session = _SESSIONS[connection] = Session(bind=connection, join_transaction_mode="control_fully")
+        super().__init__(session)
         self.handle = self._connection = connection
 
     def _refuse_foreign(self) -> None:
@@ -129,4 +128,9 @@ class OfConnection(SessionTransaction):
 
     def stop(self) -> None:
         super().stop()
-        self._session.close()
+        if not watched(self._session):
+            self._session.close()
+            _SESSIONS.pop(self._connection, None)
+
+
+_SESSIONS: WeakKeyDictionary[sa.Connection, Session] = WeakKeyDictionary()

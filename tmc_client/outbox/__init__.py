@@ -17,11 +17,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, SessionTransaction, registry, scoped_session
 
 from tmc_client import errors
@@ -30,7 +29,7 @@ from tmc_client.codecs import Topic
 from tmc_client.connection import watch_forks
 from tmc_client.ledger import ledger_id_of
 from tmc_client.local import LocalTransaction
-from tmc_client.local.choosing import local_of
+from tmc_client.local.choosing import is_async_session, is_of_asyncio, local_of
 from tmc_client.local.engines import Source, engine_of
 from tmc_client.outbox.block import OutboxTransaction
 from tmc_client.outbox.center_target import CenterTarget
@@ -42,11 +41,15 @@ from tmc_client.producer import publish_request
 from tmc_client.tables import outbox as table
 from tmc_common.protocol import message_pb2
 
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
 log = logging.getLogger("tmc_client.outbox")
 
 T = TypeVar("T")
 UNTOUCHED = timedelta(seconds=3)  # a relay leaves a message to its direct send that long
 _LONGEST = 128
+_MOST_CHECKED = 1_000
 _KEY = "tmc_outbox"
 
 
@@ -101,13 +104,16 @@ class Outbox:
         self._on_given_up = on_given_up
         self._direct = DirectSending(self.store, self._target) if direct else None
         self._closed = False
+        self._checked: set[int] = set()
         self._relay: Relay | None = None
         self._thread: threading.Thread | None = None
         watch_forks(self)
 
     def after_fork(self) -> None:
-        """See connection.ForkAware: the parent's relay runs on there."""
+        """See connection.ForkAware: the parent's relay runs on there, and its connections are its own."""
         self._relay = self._thread = None
+        if self._owns_engine:
+            self.store.engine.dispose(close=False)
 
     def add(
         self,
@@ -176,12 +182,18 @@ class Outbox:
             log.warning("%d messages are left to the relay", len(entries), exc_info=True)
 
     def _refuse_another_ledger(self, local: LocalTransaction) -> None:
-        """A message written elsewhere would be sent, but never be marked as sent."""
+        """A message written elsewhere would be sent, but never be marked as sent. Asked once per connection."""
+        connection = id(local.handle)
+        if connection in self._checked:
+            return
         ours = self.store.ledger_id()
-        if ours and ours != ledger_id_of(local.run, local.info):
+        if ours and ours != ledger_id_of(local.run):
             raise errors.InvalidRequest(
                 "This transaction is of another database than the outbox: give each database its own outbox."
             )
+        if len(self._checked) >= _MOST_CHECKED:
+            self._checked.clear()
+        self._checked.add(connection)
 
     def _refuse_another_database(self, session: Session) -> None:
         try:
@@ -260,15 +272,19 @@ def _target_at(address: str) -> Target:
     return made
 
 
-def _blocking(session: object) -> Session:
+def _blocking(session: Any) -> Session:
     """The Session behind it. Raises InvalidRequest."""
-    if isinstance(session, scoped_session | async_scoped_session):
-        session = session()
-    if isinstance(session, AsyncSession):
-        session = session.sync_session
-    if not isinstance(session, Session):
-        raise errors.InvalidRequest(f"outbox.add() takes a Session or an AsyncSession, not {type(session).__name__}.")
-    return session
+    found = session
+    if isinstance(found, scoped_session) or (is_of_asyncio(found) and callable(found)):
+        found = found()
+    if is_async_session(found):
+        found = found.sync_session
+    if not isinstance(found, Session):
+        raise errors.InvalidRequest(
+            f"outbox.add() takes a Session or an AsyncSession, not {type(session).__name__}: over a connection, write "
+            "`with outbox.transaction(connection) as tx` and tx.send()."
+        )
+    return found
 
 
 @event.listens_for(Session, "after_commit")

@@ -18,11 +18,11 @@ _PAGE = 500
 _ROOM = 10_000  # what comes on top waits for the relay
 _ROOM_BYTES = 64 << 20
 _PAGE_BYTES = 4 << 20
-_MARK_S = 0.1
+_MARK_S = 0.02
 
 
 class DirectSending:
-    """A thread that starts with the first message. Messages that arrive while a page is sent form the next one."""
+    """Two threads that start with the first message. Messages that arrive while a page is sent form the next one."""
 
     def __init__(self, store: OutboxStore, target: Target) -> None:
         self._store = store
@@ -35,7 +35,9 @@ class DirectSending:
         self._waiting: deque[int | Entry] = deque()
         self._bytes = 0
         self._in_flight = 0
-        self._thread: threading.Thread | None = None
+        self._sent: list[int] = []
+        self._marking = 0
+        self._threads: list[threading.Thread] = []
         self._closed = False
 
     def after_fork(self) -> None:
@@ -47,10 +49,14 @@ class DirectSending:
         with self._condition:
             if self._closed:
                 return
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="tmc-outbox", daemon=True)
-                thread.start()
-                self._thread = thread
+            if not self._threads:
+                threads = [
+                    threading.Thread(target=self._run, name="tmc-outbox", daemon=True),
+                    threading.Thread(target=self._run_marks, name="tmc-outbox-marks", daemon=True),
+                ]
+                for thread in threads:
+                    thread.start()
+                self._threads = threads
             for message in messages:
                 if len(self._waiting) >= _ROOM or self._bytes >= _ROOM_BYTES:
                     break
@@ -59,29 +65,37 @@ class DirectSending:
             self._condition.notify_all()
 
     def _run(self) -> None:
-        sent: list[int] = []  # not marked yet
-        marked = time.monotonic()
         while taken := self._take():
+            sent: list[int] = []
             try:
-                sent += self._send_page(taken)
+                sent = self._send_page(taken)
             except Exception as exc:  # the relay sends them
                 log.warning("%d messages are left to the relay: %s", len(taken), exc, exc_info=True)
-            if self._is_idle() or len(sent) >= _PAGE or time.monotonic() - marked > _MARK_S:
-                self._mark(sent)
-                sent, marked = [], time.monotonic()
-                self._done()
-        self._mark(sent)
+            with self._condition:
+                self._in_flight = 0
+                self._sent += sent
+                self._condition.notify_all()
 
-    def _mark(self, sent: Sequence[int]) -> None:
-        """Several pages in one transaction while more are waiting. The relay leaves them alone for longer than that."""
-        if not sent:
-            return
-        try:
-            self._store.sent(sent, direct=True)
-        except Exception as exc:
-            log.warning(
-                "%d messages were sent, but not marked: a relay repeats them: %s", len(sent), exc, exc_info=True
-            )
+    def _run_marks(self) -> None:
+        """Mark what was sent while the next page is on its way: in groups, and soon, or a relay would send it again."""
+        while sent := self._take_sent():
+            try:
+                self._store.sent(sent, direct=True)
+            except Exception as exc:
+                log.warning(
+                    "%d messages were sent and not marked: a relay repeats them: %s", len(sent), exc, exc_info=True
+                )
+            with self._condition:
+                self._marking = 0
+                self._condition.notify_all()
+                self._condition.wait_for(lambda: self._closed, _MARK_S)
+
+    def _take_sent(self) -> list[int]:
+        with self._condition:
+            self._condition.wait_for(lambda: self._sent or self._closed)
+            sent, self._sent = self._sent, []
+            self._marking = len(sent)
+            return sent
 
     def _send_page(self, taken: Sequence[int | Entry]) -> list[int]:
         """Returns: the ids of those that the target took."""
@@ -101,36 +115,30 @@ class DirectSending:
                 page.append(self._waiting.popleft())
                 size += _size(page[-1])
             self._bytes -= size
-            self._in_flight += len(page)
+            self._in_flight = len(page)
             return page
-
-    def _is_idle(self) -> bool:
-        with self._condition:
-            return not self._waiting
-
-    def _done(self) -> None:
-        with self._condition:
-            self._in_flight = 0
-            self._condition.notify_all()
 
     def flush(self, seconds: float) -> bool:
         """Wait until nothing is on its way. Returns False on timeout."""
         end = time.monotonic() + seconds
         with self._condition:
             return self._condition.wait_for(
-                lambda: not (self._waiting or self._in_flight), max(0.0, end - time.monotonic())
+                lambda: not (self._waiting or self._in_flight or self._sent or self._marking),
+                max(0.0, end - time.monotonic()),
             )
 
     def close(self, seconds: float = 5.0) -> None:
         """Send what waits, for that long at most."""
-        self.flush(seconds)
+        end = time.monotonic() + seconds
+        if not self.flush(seconds):
+            log.warning("the outbox was closed before all was sent: a relay sends the rest")
         with self._condition:
             self._closed = True
             self._waiting.clear()
             self._bytes = 0
             self._condition.notify_all()
-        if self._thread is not None:
-            self._thread.join(seconds)
+        for thread in self._threads:
+            thread.join(max(0.1, end - time.monotonic()))
 
 
 def _size(message: int | Entry) -> int:

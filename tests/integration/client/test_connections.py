@@ -511,3 +511,149 @@ def test_ledger_rows_are_resumed_over_connections(database: Database) -> None:
     assert resume(producer, database.connect) == 1  # type: ignore[arg-type]
     assert resume(producer, database.connect) == 0  # type: ignore[arg-type]
     assert producer.submitted == [message.message_id]
+
+
+# What a reader with fresh eyes found -----------------------------------------------------------------------------------
+
+
+def _dicts(database: Database) -> Callable[[], Any]:
+    """Connections whose rows are dicts."""
+
+    def connect() -> Any:
+        connection = database.connect()
+        if isinstance(connection, sqlite3.Connection):
+            connection.row_factory = lambda cursor, row: {
+                column[0]: value for column, value in zip(cursor.description, row, strict=True)
+            }
+        elif isinstance(connection, psycopg.Connection):
+            connection.row_factory = psycopg.rows.dict_row  # type: ignore[assignment]
+        else:
+            module = MySQLdb if isinstance(connection, MySQLdb.connections.Connection) else pymysql
+            connection.cursorclass = module.cursors.DictCursor
+        return connection
+
+    return connect
+
+
+def test_rows_may_be_dicts(database: Database, target: FakeTarget) -> None:
+    connect, producer = _dicts(database), FakeProducer()
+    with closing(connect()) as connection, _block(producer, connection) as tx:
+        tx.send("t", {}, key="a")
+    for _ in range(2):
+        with tmc.SqlInbox(connect).once(in_line(1, sequence=1)):
+            pass
+    with tmc.Outbox(connect, target) as outbox, closing(connect()) as connection:
+        with outbox.transaction(connection) as tx:
+            for key in ("b", "c"):
+                tx.send("t", {}, key=key)
+        assert outbox.flush(timedelta(seconds=30))
+    assert producer.submitted == ["a"]
+    assert _states(database) == [("b", 2, 1), ("c", 2, 1)]
+
+
+def test_a_large_block_is_written_in_pages(database: Database, target: FakeTarget) -> None:
+    with tmc.Outbox(database.connect, target, direct=False) as outbox, closing(database.connect()) as connection:
+        with outbox.transaction(connection) as tx:
+            for number in range(4_500):
+                tx.send("t", {}, key=f"k{number}")
+    assert database.ask("SELECT COUNT(*), COUNT(DISTINCT id) FROM tmc_outbox") == [(4_500, 4_500)]
+
+
+def test_large_blocks_settle_faster_than_they_add(database: Database) -> None:
+    producer, answered = FakeProducer(), Answered()
+    with closing(database.connect()) as connection:
+        for block in range(8):
+            with _block(producer, connection, answered) as tx:
+                for number in range(50):
+                    tx.send("t", {}, key=f"k{block}-{number}")
+    ((unsettled,),) = database.ask("SELECT COUNT(*) FROM tmc_ledger WHERE settled_ms IS NULL")
+    assert unsettled < 50 + SOME
+
+
+def test_a_commit_that_fails_leaves_nothing_open(tmp_path: Path) -> None:
+    """SQLite keeps the transaction open, and the next block would commit it."""
+
+    def connect() -> sqlite3.Connection:
+        made = sqlite3.connect(tmp_path / "shop.db")
+        made.execute("PRAGMA foreign_keys = ON")
+        return made
+
+    tmc.create_tables(connect)
+    with closing(connect()) as connection:
+        connection.execute("CREATE TABLE shop (id INTEGER PRIMARY KEY)")
+        connection.execute("CREATE TABLE sale (shop INTEGER REFERENCES shop DEFERRABLE INITIALLY DEFERRED)")
+        producer = FakeProducer()
+        with pytest.raises(sqlite3.IntegrityError), _block(producer, connection) as tx:
+            connection.execute("INSERT INTO sale VALUES (7)")
+            tx.send("t", {}, key="failed")
+        with _block(producer, connection) as tx:
+            tx.send("t", {}, key="next")
+        assert connection.execute("SELECT COUNT(*) FROM sale").fetchone() == (0,)
+    assert producer.submitted == ["next"]
+
+
+def test_a_block_in_a_block_over_a_connection_of_sqlalchemy_is_refused(database: Database) -> None:
+    engine, producer = database.engine(), FakeProducer()
+    with engine.connect() as connection, pytest.raises(tmc.InvalidRequest, match="inside a transaction block"):
+        with _block(producer, connection) as tx:
+            connection.execute(sa.text("INSERT INTO effect VALUES (1)"))
+            tx.send("t", {}, key="outer")
+            with _block(producer, connection):
+                pass
+    engine.dispose()
+    assert (database.effects(), producer.submitted) == ([], [])
+
+
+def test_a_block_is_the_last_step_of_a_handler_over_a_connection_of_sqlalchemy(database: Database) -> None:
+    engine, producer = database.engine(), FakeProducer()
+    with tmc.SqlInbox(engine.connect).once(a_message()) as connection:
+        connection.execute(sa.text("INSERT INTO effect VALUES (1)"))
+        with _block(producer, connection) as tx:
+            tx.send("t", {}, key="a")
+    engine.dispose()
+    assert (database.effects(), producer.submitted) == ([1], ["a"])
+    assert database.ask("SELECT COUNT(*) FROM tmc_inbox") == [(1,)]
+
+
+def test_a_savepoint_outside_its_block_is_refused(database: Database) -> None:
+    with closing(database.connect()) as connection:
+        with _block(FakeProducer(), connection) as tx:
+            pass
+        with pytest.raises(tmc.InvalidRequest, match=r"tx\.savepoint\(\) after the end"), tx.savepoint():
+            pass
+
+
+def test_a_deadlock_in_a_savepoint_keeps_its_error(database: Database) -> None:
+    with closing(database.connect()) as connection, pytest.raises(tmc.InvalidRequest, match="was ended inside it"):
+        with _block(FakeProducer(), connection) as tx, suppress(Refusal), tx.savepoint():
+            connection.rollback()  # as the database does it
+            raise Refusal
+
+
+def test_an_asyncio_handler_cannot_have_an_inbox_of_one_thread() -> None:
+    with tmc.connect("127.0.0.1:1", app="coupons") as center, pytest.raises(TypeError, match="belongs to one thread"):
+
+        @tmc.Consumer(center).listener("t", inbox=tmc.SqlInbox(lambda: None, stays_in_thread=True))
+        async def handle(body: dict[str, Any]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "call", [tmc.create_tables, tmc.SqlInbox, lambda source: tmc.clean_inbox(source, timedelta(days=30))]
+)
+def test_a_connection_is_no_function(call: Callable[[Any], Any]) -> None:
+    """One of sqlite3 can be called."""
+    with (
+        closing(sqlite3.connect(":memory:")) as connection,
+        pytest.raises(tmc.InvalidRequest, match="function that returns"),
+    ):
+        call(connection)
+
+
+def test_a_child_process_does_not_use_the_connections_of_its_parent(database: Database, target: FakeTarget) -> None:
+    outbox = tmc.Outbox(database.connect, target)
+    before = outbox.store.engine.pool
+    outbox.store.now()
+    outbox.after_fork()
+    assert outbox.store.engine.pool is not before
+    outbox.close()
+    before.dispose()  # as the parent does

@@ -214,19 +214,29 @@ def test_a_block_inside_atomic_is_refused(alias: str) -> None:
     assert not connections[alias].in_atomic_block
 
 
-def test_the_transaction_of_a_test_case_is_no_obstacle(alias: str) -> None:
-    """It wraps each test in atomic()."""
-    producer = FakeProducer()
+def test_in_a_test_case_messages_are_only_recorded(alias: str) -> None:
+    """It wraps each test in atomic(), and never commits."""
+    tmc_django.sent.clear()
 
     class UserTest(TestCase):
         def test(self) -> None:
-            with _block(producer) as tx:
-                _work(tx, 1, "a")
+            with tmc_django.transaction() as tx:
+                _effect(1)
+                tx.send("order.paid", {"order": 1}, key="paid-1")
+            with suppress(Refusal), tmc_django.transaction() as tx:
+                tx.send("order.paid", {}, key="never")
+                raise Refusal
+            with tmc_django.outbox_transaction(tmc.Outbox(tmc_django.connect(), FakeTarget())) as tx:
+                tx.send("order.paid", {}, key="by the outbox")
 
     result = unittest.TestResult()
     unittest.TestSuite([UserTest("test")]).run(result)
     assert (result.testsRun, result.errors, result.failures) == (1, [], [])
-    assert (producer.submitted, _effects()) == (["a"], [])
+    assert [(message.topic, message.key) for message in tmc_django.sent] == [
+        ("order.paid", "paid-1"),
+        ("order.paid", "by the outbox"),
+    ]
+    assert _effects() == []
 
 
 def test_earlier_messages_are_settled_by_later_blocks(alias: str) -> None:
@@ -259,21 +269,66 @@ def test_a_handler_sends_with_a_block_as_its_last_step(alias: str) -> None:
     assert _ask("SELECT COUNT(*) FROM tmc_inbox") == [(1,)]
 
 
+def test_what_follows_a_block_in_a_handler_is_refused(alias: str) -> None:
+    """Django would commit each statement by itself."""
+    with pytest.raises(tmc.InvalidRequest, match="must come last"), tmc_django.inbox().once(a_message()):
+        _effect(1)
+        with _block(FakeProducer()) as tx:
+            tx.send("t", {}, key="a")
+        _effect(2)
+    assert _effects() == [1]
+    _effect(3)  # the connection is as before
+
+
+def test_a_function_of_on_commit_that_fails_hides_nothing(alias: str, caplog: pytest.LogCaptureFixture) -> None:
+    producer, seen = FakeProducer(), []
+
+    def fail() -> None:
+        raise Refusal
+
+    with _block(producer) as tx:
+        _work(tx, 1, "a")
+        transaction.on_commit(fail)
+        transaction.on_commit(lambda: seen.append(connections[alias].in_atomic_block))
+    assert (producer.submitted, seen) == (["a"], [False])
+    assert "failed after the commit" in caplog.text
+
+
+def test_a_connection_that_was_lost_does_not_block_the_thread(alias: str) -> None:
+    wrapper: Any = connections[alias]
+    if wrapper.vendor == "sqlite":
+        return  # nothing to lose
+    with wrapper.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()" if wrapper.vendor == "postgresql" else "SELECT connection_id()")
+        (number,) = cursor.fetchone()
+    with closing(tmc_django.connect(alias)()) as other, closing(other.cursor()) as cursor:
+        cursor.execute(f"SELECT pg_terminate_backend({number})" if wrapper.vendor == "postgresql" else f"KILL {number}")
+    with pytest.raises(DatabaseError), _block(FakeProducer()):
+        pass
+    assert not wrapper.in_atomic_block
+    wrapper.close_if_unusable_or_obsolete()
+    producer = FakeProducer()
+    with _block(producer) as tx:
+        _work(tx, 1, "a")
+    assert (_effects(), producer.submitted) == ([1], ["a"])
+
+
 def test_the_outbox(alias: str) -> None:
     target = FakeTarget()
     with tmc.Outbox(tmc_django.connect(alias), target) as outbox:
         with tmc_django.outbox_transaction(outbox) as tx:
             _effect(1)
             tx.send("t", {"number": 1}, key="a")
+            tx.send("t", {"number": 2}, key="b")
         with suppress(Refusal), tmc_django.outbox_transaction(outbox) as tx:
-            tx.send("t", {}, key="b")
+            tx.send("t", {}, key="c")
             raise Refusal
         assert outbox.flush(timedelta(seconds=30))
-    assert [entry.key for entry in target.taken] == ["a"]
-    assert _ask("SELECT message_key, state, direct FROM tmc_outbox") == [("a", 2, 1)]
+    assert [entry.key for entry in target.taken] == ["a", "b"]
+    assert _ask("SELECT message_key, state, direct FROM tmc_outbox ORDER BY id") == [("a", 2, 1), ("b", 2, 1)]
 
 
-def test_commands(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands(alias: str) -> None:
     out = io.StringIO()
     call_command("tmc_resume", stdout=out)
     call_command("tmc_clean", "--days", "30", stdout=out)
@@ -295,14 +350,13 @@ def test_commands(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings_are_checked(given: Any, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     django_site.set_up()
     monkeypatch.setattr(settings, "TMC", given)
-    tmc_django.center.cache_clear()
+    tmc_django.forget_center()
     found = [message for message in checks.run_checks() if message.id == "tmc.E001"]
     assert [message.msg[: len(sentence)] for message in found] == [sentence]
 
 
-def test_atomic_requests_get_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    django_site.set_up()
-    tmc_django.center.cache_clear()
+def test_settings_that_get_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    django_site.sqlite(ALIAS, tmp_path)
+    tmc_django.forget_center()
     monkeypatch.setitem(settings.DATABASES["default"], "ATOMIC_REQUESTS", True)
-    found = checks.run_checks(tags=[checks.Tags.database], databases=["default"])
-    assert [message.id for message in found] == ["tmc.W001"]
+    assert [message.id for message in checks.run_checks()] == ["tmc.W001", "tmc.W002"]

@@ -625,7 +625,7 @@ class Handlers:
 
     def __init__(self, running: RunningCenter, database: Database, kind: str) -> None:
         self.topic = f"endings.{database.kind}.{kind.replace(' ', '-')}"
-        self.is_async = kind == "asyncio session"
+        self.is_async, self.stays_in_thread = kind == "asyncio session", False
         self.way: Way = WAYS[0]
         self.runs: Counter[str] = Counter()  # by message: a late copy of an earlier one must not count
         self._database = database

@@ -177,7 +177,7 @@ def test_the_inbox_is_left_only_when_a_cancelled_handler_has_ended(benches: Call
     seen: list[str] = []
 
     class _Inbox:
-        is_async = False
+        is_async = stays_in_thread = False
 
         @contextmanager
         def once_each(self, messages: Sequence[tmc.Message]) -> Iterator[Effects]:

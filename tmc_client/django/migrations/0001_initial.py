@@ -8,11 +8,13 @@ from typing import Any, ClassVar
 from django.db import migrations
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from tmc_client.django.local import AtomicTransaction
+from tmc_client.django.local import VENDORS, AtomicTransaction
 from tmc_client.tables import metadata
 
 
 def create(_apps: Any, editor: Any) -> None:
+    if editor.connection.vendor not in VENDORS:
+        return  # a database without blocks
     dialect = AtomicTransaction(editor.connection.alias).dialect
     there = set(editor.connection.introspection.table_names())
     for table in metadata.sorted_tables:
