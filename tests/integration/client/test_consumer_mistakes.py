@@ -102,6 +102,34 @@ def _seconds_as_limit(bench: Bench) -> None:
     _listen(bench, lambda body: None, max_handling=30)
 
 
+def _batch_without_parentheses(bench: Bench) -> None:
+    @tmc.Consumer(bench.center("coupons")).batch_listener  # type: ignore[arg-type]
+    def give_coupons(bodies: list[str]) -> None: ...
+
+
+def _batch_of_one(bench: Bench) -> None:
+    @tmc.Consumer(bench.center("coupons")).batch_listener("order.paid")
+    def give_coupons(paid: dict[str, Any]) -> None: ...
+
+
+def _batch_beyond_prefetch(bench: Bench) -> None:
+    tmc.Consumer(bench.center("coupons")).batch_listener("order.paid", max_messages=100)
+
+
+def _function_as_inbox(bench: Bench) -> None:
+    def connect() -> None: ...
+
+    def give_coupon(body: str) -> None: ...
+
+    _listen(bench, give_coupon, inbox=connect)
+
+
+def _asyncio_and_one_thread(bench: Bench) -> None:
+    async def give_coupon(body: str) -> None: ...
+
+    _listen(bench, give_coupon, inbox=tmc.SqlInbox(lambda: None, stays_in_thread=True))
+
+
 def _until_said(bench: Bench, app: str, topic: str | None, running: RunningCenter | None = None) -> None:
     """Run a consumer until something is logged; the table says what."""
     center = bench.center(app) if running is None else tmc.connect(running.address, app=app)
@@ -196,6 +224,41 @@ MISTAKES = [
         make=_session_without_inbox,
         sentence="give_coupon() wants a session: give the listener inbox=SqlInbox(sessionmaker)",
         error=TypeError,
+    ),
+    Mistake(
+        id="batch without parentheses",
+        words="`@consumer.batch_listener` without parentheses",
+        make=_batch_without_parentheses,
+        sentence='a listener needs its topic: write @consumer.batch_listener("TOPIC") above give_coupons',
+        error=TypeError,
+    ),
+    Mistake(
+        id="batch of one",
+        words="a batch listener that takes one body",
+        make=_batch_of_one,
+        sentence="give_coupons(): a batch listener takes a list of bodies: annotate paid: list[...]",
+        error=TypeError,
+    ),
+    Mistake(
+        id="function as inbox",
+        words="a function as inbox",
+        make=_function_as_inbox,
+        sentence="give_coupon(): inbox= takes an inbox, not connect: write inbox=tmc.SqlInbox(sessionmaker(engine))",
+        error=TypeError,
+    ),
+    Mistake(
+        id="asyncio in one thread",
+        words="an `async def` with an inbox of Django",
+        make=_asyncio_and_one_thread,
+        sentence="what its inbox writes with belongs to one thread, and an `async def` runs in another: write `def`",
+        error=TypeError,
+    ),
+    Mistake(
+        id="batch beyond prefetch",
+        words="a batch larger than `prefetch`",
+        make=_batch_beyond_prefetch,
+        sentence="max_messages=100 needs a prefetch of at least that, this consumer has 32",
+        error=ValueError,
     ),
     Mistake(
         id="unknown parameter",

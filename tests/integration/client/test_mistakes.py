@@ -7,8 +7,11 @@ function and its row, then writing the page: `python -m tests.integration.client
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +187,73 @@ def _coroutine_for_checks(place: Place) -> None:
     place.center.check("shop.paid")(outcome)  # type: ignore[arg-type]
 
 
+def _connect(place: Place) -> sqlite3.Connection:
+    return sqlite3.connect(str(place.engine.url.database))
+
+
+def _engine_for_a_block(place: Place) -> None:
+    place.center.transaction(place.engine)
+
+
+def _cursor_for_a_block(place: Place) -> None:
+    with closing(_connect(place)) as connection:
+        place.center.transaction(connection.cursor())
+
+
+def _function_for_a_block(place: Place) -> None:
+    place.center.transaction(lambda: _connect(place))
+
+
+def _connection_in_autocommit(place: Place) -> None:
+    with closing(_connect(place)) as connection:
+        connection.isolation_level = None
+        with place.center.transaction(connection):
+            pass
+
+
+def _commit_of_the_connection(place: Place) -> None:
+    with closing(_connect(place)) as connection, place.center.transaction(connection):
+        connection.commit()
+
+
+def _block_in_block_of_the_connection(place: Place) -> None:
+    with closing(_connect(place)) as connection, place.center.transaction(connection):
+        with place.center.transaction(connection):
+            pass
+
+
+def _engine_begin(place: Place) -> None:
+    with place.engine.begin() as connection, place.center.transaction(connection):
+        pass
+
+
+def _connection_for_the_tables(place: Place) -> None:
+    with closing(_connect(place)) as connection:
+        tmc.create_tables(connection)  # type: ignore[arg-type]
+
+
+def _connection_as_inbox(place: Place) -> None:
+    with closing(_connect(place)) as connection:
+        tmc.SqlInbox(connection)  # type: ignore[arg-type]
+
+
+def _connection_for_add(place: Place) -> None:
+    with closing(_connect(place)) as connection, tmc.Outbox(place.engine, place.center) as outbox:
+        outbox.add(connection, "shop.paid", {}, key="k")  # type: ignore[arg-type]
+
+
+def _unknown_target(place: Place) -> None:
+    tmc.Outbox(place.engine, "carrier://pigeon")
+
+
+def _days_as_number(place: Place) -> None:
+    tmc.clean_ledger(place.engine, 30)  # type: ignore[arg-type]
+
+
+def _cleaned_too_early(place: Place) -> None:
+    tmc.clean_inbox(place.engine, timedelta(days=1))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
     """One row. words: what was done, for the page.  error, sentence: what it gets; the sentence stands in the error's text."""
@@ -355,6 +425,96 @@ MISTAKES = [
         words="an `async def` that answers checks",
         error=BAD,
         sentence="outcome() answers checks in a thread: write `def`, not `async def`.",
+    ),
+    Mistake(
+        make=_engine_for_a_block,
+        words="an engine instead of a session",
+        error=BAD,
+        sentence="center.transaction() takes a Session, not Engine: write Session(engine), or engine.connect().",
+    ),
+    Mistake(
+        make=_cursor_for_a_block,
+        words="a cursor instead of a connection",
+        error=BAD,
+        sentence="center.transaction() takes a Session, not Cursor: give the cursor's connection.",
+    ),
+    Mistake(
+        make=_function_for_a_block,
+        words="a function instead of a connection",
+        error=BAD,
+        sentence="center.transaction() takes a Session, not function: call it, and give what it returns.",
+    ),
+    Mistake(
+        make=_connection_in_autocommit,
+        words="a connection in AUTOCOMMIT",
+        error=BAD,
+        sentence=(
+            "This connection is in AUTOCOMMIT and would commit every statement of the transaction "
+            "block by itself: turn that off"
+        ),
+    ),
+    Mistake(
+        make=_commit_of_the_connection,
+        words="`connection.commit()` in a block over a connection",
+        error=BAD,
+        sentence=(
+            "What was committed stays, the rest was rolled back, and nothing was sent. Remove it: the "
+            "transaction block commits at its end."
+        ),
+    ),
+    Mistake(
+        make=_block_in_block_of_the_connection,
+        words="a block in a block over one connection",
+        error=BAD,
+        sentence="A transaction block inside a transaction block: the outer one owns the commit. Send inside the outer one.",
+    ),
+    Mistake(
+        make=_engine_begin,
+        words="a block in `engine.begin()`",
+        error=BAD,
+        sentence="Take the connection from engine.connect(), and open the block around savepoints.",
+    ),
+    Mistake(
+        make=_connection_for_the_tables,
+        words="a connection for `create_tables`",
+        error=BAD,
+        sentence=(
+            "tmc.create_tables() takes a blocking engine of the business database, not Connection; or "
+            "a function that returns a new connection"
+        ),
+    ),
+    Mistake(
+        make=_connection_as_inbox,
+        words="a connection for an inbox",
+        error=BAD,
+        sentence=(
+            "tmc.SqlInbox() takes what makes sessions, not Connection: give it sessionmaker(engine), "
+            "or a function that returns a connection."
+        ),
+    ),
+    Mistake(
+        make=_connection_for_add,
+        words="`outbox.add(connection, ...)`",
+        error=BAD,
+        sentence="over a connection, write `with outbox.transaction(connection) as tx` and tx.send().",
+    ),
+    Mistake(
+        make=_unknown_target,
+        words="an outbox with an unknown address",
+        error=BAD,
+        sentence="tmc.Outbox() knows no target for carrier://: installed are amqp, amqps, kafka.",
+    ),
+    Mistake(
+        make=_days_as_number,
+        words="`clean_ledger(engine, 30)`",
+        error=BAD,
+        sentence="older_than=30 is no timedelta: write older_than=timedelta(seconds=...).",
+    ),
+    Mistake(
+        make=_cleaned_too_early,
+        words="an inbox cleaned after a day",
+        error=ValueError,
+        sentence="keep the inbox for 7 days at least: a copy that comes later has a second effect",
     ),
 ]
 
