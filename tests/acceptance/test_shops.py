@@ -1,0 +1,132 @@
+"""The shops of examples/shops: each pays an order, and gives one coupon for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.support.center import RunningCenter
+from tests.support.cluster import ROOT
+from tests.support.eventually import eventually
+from tests.support.ports import free_port
+
+_SERVE = """
+import importlib, sys, wsgiref.simple_server
+module = importlib.import_module(sys.argv[1])
+if hasattr(module, "prepare_database"):
+    module.prepare_database()
+application = getattr(module, "application", None) or module.app
+wsgiref.simple_server.make_server("127.0.0.1", int(sys.argv[2]), application).serve_forever()
+"""
+
+
+class Shop:
+    """The programs of one example, with a database of their own."""
+
+    def __init__(self, stack: str, center: RunningCenter, folder: Path) -> None:
+        self.database = folder / f"{stack}.db"
+        self.module = f"examples.shops.{stack}"
+        self._log = folder / f"{stack}.log"
+        self._environment = os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "TMC_ADDRESS": center.address,
+            "SHOP_DATABASE": str(self.database),
+        }
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *command: str) -> None:
+        with open(self._log, "ab") as log:
+            made = subprocess.Popen([sys.executable, *command], cwd=ROOT, env=self._environment, stdout=log, stderr=log)
+        self._running.append(made)
+
+    def run(self, *command: str) -> None:
+        subprocess.run([sys.executable, *command], cwd=ROOT, env=self._environment, check=True, timeout=60)
+
+    def pay_over_http(self, *server: str) -> None:
+        port = free_port()
+        self.start(*server, str(port))
+
+        def paid() -> bool:
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/orders/7/pay", method="POST")
+            try:
+                with urllib.request.urlopen(request, timeout=20) as answer:
+                    return bool(answer.status == 200)
+            except ConnectionError:
+                return False
+            except urllib.error.URLError as exc:
+                if isinstance(exc, urllib.error.HTTPError):
+                    raise
+                return False
+
+        eventually(paid, seconds=60, describe=self.log)
+
+    def numbers(self, table: str) -> list[int]:
+        with closing(sqlite3.connect(self.database, timeout=30)) as connection:
+            try:
+                return [number for (number,) in connection.execute(f"SELECT number FROM {table}")]
+            except sqlite3.OperationalError:
+                return []  # not made yet
+
+    def log(self) -> str:
+        return self._log.read_text()[-2000:]
+
+    def stop(self) -> None:
+        for process in self._running:
+            process.send_signal(signal.SIGTERM)
+        for process in self._running:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _sqlite3(shop: Shop) -> None:
+    shop.run("-m", shop.module, "pay", "7")
+
+
+def _wsgi(shop: Shop) -> None:
+    shop.pay_over_http("-c", _SERVE, shop.module)
+
+
+def _uvicorn(shop: Shop) -> None:
+    shop.pay_over_http("-m", "uvicorn", f"{shop.module}:app", "--port")
+
+
+PAY = {"sqlite3_shop": _sqlite3, "flask_shop": _wsgi, "django_shop": _wsgi, "fastapi_shop": _uvicorn}
+
+
+@pytest.fixture(params=sorted(PAY))
+def stack(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def shop(stack: str, tmp_path: Path) -> Iterator[Shop]:
+    with RunningCenter(f"sqlite:///{tmp_path}/center.db", open_to_all=True) as center:
+        made = Shop(stack, center, tmp_path)
+        made.start("-m", made.module, "consume")
+        center.subscribed()
+        yield made
+        made.stop()
+
+
+def test_an_order_that_is_paid_gets_one_coupon(shop: Shop, stack: str) -> None:
+    PAY[stack](shop)
+    eventually(lambda: shop.numbers("coupon") == [7], seconds=60, describe=shop.log)
+    assert shop.numbers("paid") == [7]
+
+
+def test_every_example_is_run() -> None:
+    there = {path.stem for path in (ROOT / "examples" / "shops").glob("*_shop.py")}
+    assert there == set(PAY)
