@@ -120,11 +120,19 @@ class AsyncCenter:
         *,
         prepare_timeout: timedelta = timedelta(seconds=2),
         fallback: Outbox | None = None,
+        prepare_first: bool = False,
     ) -> AsyncTransaction:
-        """A block that owns the commit of `session`; use it with `async with`. fallback: see tmc_client.Center."""
+        """A block that owns the commit of `session`; use it with `async with`. Options: see tmc_client.Center."""
         from tmc_client.aio_transaction import AsyncTransaction
 
-        return AsyncTransaction(self.blocking.producer, self._settle_later, session, prepare_timeout, fallback)
+        return AsyncTransaction(
+            self.blocking.producer,
+            self._settle_later,
+            session,
+            prepare_timeout,
+            fallback=fallback,
+            prepare_first=prepare_first,
+        )
 
     async def get_message(
         self, message_id: str = "", *, topic: Topic[Any] | str = "", key: str = ""

@@ -33,6 +33,7 @@ class AsyncTransaction(CenterBlock):
         session: AsyncSession,
         prepare_timeout: timedelta,
         fallback: Fallback | None = None,
+        prepare_first: bool = False,
     ) -> None:
         """Raises InvalidRequest if `session` is not an AsyncSession."""
         if isinstance(session, async_scoped_session):
@@ -43,7 +44,7 @@ class AsyncTransaction(CenterBlock):
                 "tmc_client.connect(), of an async_sessionmaker make a session first."
             )
         local = SessionTransaction(session.sync_session)
-        super().__init__(producer, local, prepare_timeout, fallback, None)
+        super().__init__(producer, local, prepare_timeout, fallback, None, prepare_first)
         self._engine = session.sync_session.get_bind().engine
         self._session = session
         self._settle_on = settle

@@ -51,11 +51,19 @@ class Block(Generic[Request]):
         if self._closed_because:
             raise errors.InvalidRequest(f"tx.send() {self._closed_because}")
         self._local.check()
-        self.requests.append(self._request(topic, body, key=key, order_key=order_key, headers=headers, delay=delay))
+        request = self._request(topic, body, key=key, order_key=order_key, headers=headers, delay=delay)
+        self._record(request)
+        self.requests.append(request)
 
     def _request(self, topic: Topic[T] | str, body: T, **content: Any) -> Request:
         """Raises InvalidRequest, CodecError."""
         raise NotImplementedError
+
+    def _record(self, request: Request) -> None:
+        """Called with each message, before it counts as recorded. Raises TmcError: it does not."""
+
+    def _abandon(self) -> None:
+        """The block was left by an exception, and rolled back."""
 
     def position(self) -> int:
         """See local.Recorder."""
@@ -75,7 +83,8 @@ class Block(Generic[Request]):
     def _end(self, exc: BaseException | None) -> None:
         try:
             if exc is not None:
-                self._local.roll_back()  # nothing was written yet, so there is nothing to tell anybody
+                self._local.roll_back()
+                self._abandon()
                 return
             self._write()
             # From here on the database decides: an error of the commit itself leaves the outcome unknown.

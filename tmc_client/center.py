@@ -137,11 +137,13 @@ class Center:
         *,
         prepare_timeout: timedelta = timedelta(seconds=2),
         fallback: Outbox | None = None,
+        prepare_first: bool = False,
     ) -> Transaction:
         """Open a block that owns the commit of `session`: its messages are delivered if and only if it commits.
 
         session: an SQLAlchemy Session or Connection, a connection of sqlite3, mysqlclient, PyMySQL or psycopg, or a
         LocalTransaction of your own. Raises InvalidRequest for anything else.
+        prepare_first: call the center with each tx.send(), and not at the end: send before you write, and no lock waits for it.
         fallback: where its messages are written if the center does not answer within `prepare_timeout`; without it, the
         block then fails.
         """
@@ -150,7 +152,13 @@ class Center:
 
         local = local_of(session, "center.transaction()")
         return Transaction(
-            self.producer, self.settle, local, prepare_timeout, fallback=fallback, answered=self._answered
+            self.producer,
+            self.settle,
+            local,
+            prepare_timeout,
+            fallback=fallback,
+            answered=self._answered,
+            prepare_first=prepare_first,
         )
 
     def check(self, topic: Topic[Any] | str) -> Callable[[Outcome], Outcome]:

@@ -40,14 +40,18 @@ SUBMIT_WAIT = timedelta(seconds=2)  # the block waits this long for answers to i
 class Preparation:
     """The prepare calls of one block, in flight."""
 
-    def __init__(
-        self, producer: Producer, requests: Sequence[message_pb2.PrepareRequest], ledger_id: bytes, limit: timedelta
-    ):
+    def __init__(self, producer: Producer, ledger_id: bytes, limit: timedelta) -> None:
         self._producer = producer
-        self._requests = requests
-        for request in requests:
-            request.ledger_id = ledger_id
-        self.futures: list[Future[Any]] = [producer.prepare(request, limit) for request in requests]
+        self._ledger_id = ledger_id
+        self._limit = limit
+        self._requests: list[message_pb2.PrepareRequest] = []
+        self.futures: list[Future[Any]] = []
+
+    def add(self, request: message_pb2.PrepareRequest) -> None:
+        """Call prepare. Raises Unavailable if the connection was closed."""
+        request.ledger_id = self._ledger_id
+        self.futures.append(self._producer.prepare(request, self._limit))
+        self._requests.append(request)
 
     def collect(self) -> list[Prepared]:
         """Return all handles. Raises the first error; DeadlineExceeded if a call is not answered yet."""
@@ -56,9 +60,11 @@ class Preparation:
             for request, future in zip(self._requests, self.futures, strict=True)
         ]
 
-    def abandon(self) -> None:
+    def abandon(self, since: int = 0) -> None:
         """Roll back at the center, in the background and by attempt id, all messages that may have been prepared."""
-        for request in self._requests:
+        abandoned = self._requests[since:]
+        del self._requests[since:], self.futures[since:]
+        for request in abandoned:
             attempt = Prepared(message_id="", topic=request.topic, key=request.key, attempt_id=request.attempt_id)
             self._producer.rollback(attempt, BACKGROUND)
 
@@ -79,8 +85,11 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
         prepare_timeout: timedelta,
         fallback: Fallback | None,
         answered: Answered | None,
+        prepare_first: bool,
     ) -> None:
         super().__init__(local)
+        self._prepare_first = prepare_first
+        self._ahead: Preparation | None = None
         self.messages: list[Prepared] = []
         self._producer = producer
         self._prepare_timeout = duration("prepare_timeout", prepare_timeout)
@@ -99,6 +108,33 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
             )
         return prepare_request(topic, body, **content)
 
+    def _begin(self) -> None:
+        super()._begin()
+        if not self._prepare_first:
+            return
+        try:
+            self._ledger_id = ledger_id_of(self._local.run)
+        except BaseException as exc:
+            self._local.roll_back()
+            self._close()
+            self._local.stop()
+            self._local.explain(exc, ledger_info)
+            raise
+        self._ahead = Preparation(self._producer, self._ledger_id, self._prepare_timeout)
+
+    def _record(self, request: message_pb2.PrepareRequest) -> None:
+        if self._ahead is not None:
+            self._ahead.add(request)
+
+    def forget_since(self, position: int) -> None:
+        super().forget_since(position)
+        if self._ahead is not None:
+            self._ahead.abandon(since=position)
+
+    def _abandon(self) -> None:
+        if self._ahead is not None:
+            self._ahead.abandon()
+
     def _until_done(self, futures: Sequence[Future[Any]], limit: timedelta) -> None:
         """Wait until all are done or the time is over."""
         raise NotImplementedError
@@ -108,14 +144,17 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
         raise NotImplementedError
 
     def _write(self) -> None:
-        preparation: Preparation | None = None
+        preparation = self._ahead
         try:
             self._local.verify()
             self._close()
             if not self.requests:
                 return
-            self._ledger_id = ledger_id_of(self._local.run)
-            preparation = Preparation(self._producer, self.requests, self._ledger_id, self._prepare_timeout)
+            if preparation is None:
+                self._ledger_id = ledger_id_of(self._local.run)
+                preparation = Preparation(self._producer, self._ledger_id, self._prepare_timeout)
+                for request in self.requests:
+                    preparation.add(request)
             self._until_done(preparation.futures, self._prepare_timeout)
             if self._prepared(preparation):
                 self._settle_earlier()
@@ -227,8 +266,9 @@ class Transaction(Blocking[message_pb2.PrepareRequest], CenterBlock):
         prepare_timeout: timedelta,
         fallback: Fallback | None = None,
         answered: Answered | None = None,
+        prepare_first: bool = False,
     ) -> None:
-        super().__init__(producer, local, prepare_timeout, fallback, answered)
+        super().__init__(producer, local, prepare_timeout, fallback, answered, prepare_first)
         self._settle_in = settle
 
     def _until_done(self, futures: Sequence[Future[Any]], limit: timedelta) -> None:

@@ -27,6 +27,7 @@ class FakeProducer:
 
     prepared: dict[str, str] = field(default_factory=dict)
     submitted: list[str] = field(default_factory=list)
+    abandoned: list[str] = field(default_factory=list)
     before_prepared: Callable[[str], None] = lambda _id: None
 
     def prepare(self, request: message_pb2.PrepareRequest, _timeout: timedelta) -> Future[Any]:
@@ -39,7 +40,8 @@ class FakeProducer:
         self.submitted.append(message.key)
         return done(message_pb2.SubmitResult(message_id=message.message_id))
 
-    def rollback(self, _message: Any, _timeout: timedelta) -> Future[Any]:
+    def rollback(self, message: Any, _timeout: timedelta) -> Future[Any]:
+        self.abandoned.append(message.key)
         return done(message_pb2.RollbackResult())
 
 

@@ -225,17 +225,27 @@ WAYS = [
 ]
 
 
-def _block(producer: FakeProducer, connection: Any, answered: Answered | None = None) -> Transaction:
+def _block(
+    producer: FakeProducer, connection: Any, answered: Answered | None = None, prepare_first: bool = False
+) -> Transaction:
     local = local_of(connection, "center.transaction()")
-    return Transaction(producer, lambda *_: None, local, timedelta(seconds=2), answered=answered)  # type: ignore[arg-type]
+    return Transaction(
+        producer,  # type: ignore[arg-type]
+        lambda *_: None,
+        local,
+        timedelta(seconds=2),
+        answered=answered,
+        prepare_first=prepare_first,
+    )
 
 
+@pytest.mark.parametrize("prepare_first", [False, True], ids=["prepare last", "prepare first"])
 @pytest.mark.parametrize("way", [pytest.param(way, id=way.inside.__name__) for way in WAYS])
-def test_a_block_sends_what_it_commits_and_nothing_else(way: Way, database: Database) -> None:
+def test_a_block_sends_what_it_commits_and_nothing_else(way: Way, prepare_first: bool, database: Database) -> None:
     producer, seen = FakeProducer(), ""
     with closing(database.connect()) as connection:
         try:
-            with _block(producer, connection) as tx:
+            with _block(producer, connection, prepare_first=prepare_first) as tx:
                 way.inside(Scene(database, connection, tx))
         except (Refusal, tmc.TmcError) as exc:
             seen = f"{type(exc).__name__}: {exc}"
@@ -243,7 +253,20 @@ def test_a_block_sends_what_it_commits_and_nothing_else(way: Way, database: Data
             cursor.execute("SELECT 1")
     assert seen.startswith(way.error) if way.error else seen == "", seen
     assert (database.effects(), producer.submitted) == (list(way.effects), list(way.sent))
-    assert verdicts(database.connect, producer) == dict.fromkeys(way.sent, tmc.Verdict.COMMIT)
+    found = verdicts(database.connect, producer)
+    assert {key for key, verdict in found.items() if verdict is tmc.Verdict.COMMIT} == set(way.sent)
+    assert sorted(producer.abandoned) == sorted(set(found) - set(way.sent))
+    assert prepare_first or not producer.abandoned
+
+
+def test_prepare_first_holds_no_lock_meanwhile(database: Database) -> None:
+    """The call is under way before the program writes anything."""
+    producer, seen = FakeProducer(), list[list[int]]()
+    producer.before_prepared = lambda _id: seen.append(database.effects())
+    with closing(database.connect()) as connection, _block(producer, connection, prepare_first=True) as tx:
+        tx.send("t", {}, key="a")
+        Scene(database, connection, tx).effect(1)
+    assert (seen, producer.submitted, database.effects()) == ([[]], ["a"], [1])
 
 
 def test_what_was_written_before_the_block_is_committed_with_it(database: Database) -> None:

@@ -532,6 +532,7 @@ class FakeCenter:
     def __init__(self) -> None:
         self.prepared: dict[str, str] = {}
         self.submitted: set[str] = set()
+        self.abandoned: list[str] = []
 
     def prepare(self, request: message_pb2.PrepareRequest, _timeout: timedelta) -> Future[Any]:
         message_id = f"1-1-05-{next(_numbers):012d}"
@@ -542,7 +543,8 @@ class FakeCenter:
         self.submitted.add(message.key)
         return _done(message_pb2.SubmitResult(message_id=message.message_id))
 
-    def rollback(self, _message: Any, _timeout: timedelta) -> Future[Any]:
+    def rollback(self, message: Any, _timeout: timedelta) -> Future[Any]:
+        self.abandoned.append(message.key)
         return _done(message_pb2.RollbackResult())
 
 
@@ -575,6 +577,30 @@ def run_asyncio(way: Way, database: Database, center: Any) -> None:
             await engine.dispose()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["ends well", "is left by an error"])
+def test_asyncio_prepares_first_too(fails: bool, database: Database, emptied: sa.Engine) -> None:
+    center = FakeCenter()
+
+    async def story() -> None:
+        engine = database.async_engine()
+        try:
+            async with AsyncSession(engine) as session:
+                block = AsyncTransaction(center, lambda *_: None, session, timedelta(seconds=2), prepare_first=True)
+                async with block as tx:
+                    tx.send("t", {}, key="a")
+                    assert list(center.prepared.values()) == ["a"]
+                    await session.execute(sa.insert(Effect).values(number=1))
+                    if fails:
+                        raise Refusal
+        finally:
+            await engine.dispose()
+
+    with suppress(Refusal):
+        asyncio.run(story())
+    assert (effects(emptied), center.submitted) == (([], set()) if fails else ([1], {"a"}))
+    assert center.abandoned == (["a"] if fails else [])
 
 
 @pytest.mark.filterwarnings("ignore:transaction already deassociated:sqlalchemy.exc.SAWarning")
