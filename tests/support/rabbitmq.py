@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pika
@@ -111,6 +112,13 @@ class RabbitMQ:
         command = [_script("rabbitmqctl"), "-n", self.node, *arguments]
         return subprocess.run(command, env=self._environment, check=True, capture_output=True, text=True).stdout
 
+    def suspend(self) -> None:
+        """It takes no more and answers nothing. Returns when every thread has stopped: a signal takes its time."""
+        assert self.process is not None
+        group = self.process.pid
+        os.killpg(group, signal.SIGSTOP)
+        eventually(lambda: all(state == "T" for state in _states_of(group)))
+
     def kill(self) -> None:
         """Kill -9 of the node and of everything it started."""
         assert self.process is not None
@@ -125,3 +133,14 @@ class RabbitMQ:
             self._epmd.wait()
         if not self._keep:
             shutil.rmtree(self.home, ignore_errors=True)
+
+
+def _states_of(group: int) -> Iterator[str]:
+    """Of the threads of all processes of this group, as /proc shows them."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(process.name)) == group:
+                for task in process.glob("task/*/stat"):
+                    yield task.read_text().rpartition(")")[2].split()[0]
+        except (ProcessLookupError, FileNotFoundError):
+            continue  # it has ended

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -325,8 +323,7 @@ def test_a_broker_that_dies_gives_back_what_it_did_not_confirm_and_is_found_agai
     sent = sum(bench.send(1, 100) for _ in range(5))
     bench.settled()
     assert bench.outlet.reserve(1, 31) == 31
-    assert broker.process is not None
-    os.killpg(broker.process.pid, signal.SIGSTOP)  # takes no more and answers nothing
+    broker.suspend()
     unconfirmed = [a_copy(1) for _ in range(30)]
     bench.outlet.deliver(unconfirmed)
     eventually(lambda: sum(lane.in_flight for lane in bench.outlet.lanes.values()) == 30)
