@@ -11,7 +11,7 @@ from tmc_client.runs import Run
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSize:
-    """max_messages: a batch is handled when it has so many, or when its first message has waited max_wait_s."""
+    """max_messages: a batch is handled when it has this many messages, or when its first message has waited max_wait_s."""
 
     max_messages: int
     max_wait_s: float

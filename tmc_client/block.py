@@ -6,6 +6,7 @@ center, outbox/block.py writes into the outbox.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,7 +22,7 @@ T = TypeVar("T")
 Request = TypeVar("Request", message_pb2.PrepareRequest, message_pb2.PublishRequest)
 
 
-class Block(Generic[Request]):
+class Block(ABC, Generic[Request]):
     """opened_by, otherwise: the call that opens one, and the one without a transaction, for error messages."""
 
     opened_by = "center.transaction(session)"
@@ -55,9 +56,9 @@ class Block(Generic[Request]):
         self._record(request)
         self.requests.append(request)
 
+    @abstractmethod
     def _request(self, topic: Topic[T] | str, body: T, **content: Any) -> Request:
         """Raises InvalidRequest, CodecError."""
-        raise NotImplementedError
 
     def _record(self, request: Request) -> None:
         """Called with each message, before it counts as recorded. Raises TmcError: it does not."""
@@ -97,13 +98,13 @@ class Block(Generic[Request]):
     def _close(self) -> None:
         self._closed_because = f"after the end of its block: send inside it{self.otherwise}."
 
+    @abstractmethod
     def _write(self) -> None:
         """Write what is committed with the program's rows. Raises: nothing takes effect, it is rolled back."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _after_commit(self) -> None:
         """Must not raise."""
-        raise NotImplementedError
 
 
 class Blocking(Block[Request]):

@@ -62,7 +62,7 @@ _NEW_LEDGER_ID = ledger_info.insert().values(id=1, ledger_id=sa.bindparam("new")
 def ledger_id_of(run: Callable[[Any, dict[str, Any]], Any]) -> bytes:
     """The random id of this ledger, created on first use: checks name the ledger they refer to.
 
-    run: see LocalTransaction. Read anew in each block: a connection may change its schema, e.g. with the tenant.
+    run: see LocalTransaction. Read in each block, since a connection may change its schema, e.g. with the tenant.
     """
     found = run(_LEDGER_ID, {}).fetchone()
     if found is not None:

@@ -1,4 +1,4 @@
-"""Gives coupons, to whoever calls it: twice, if it is called twice."""
+"""Gives a coupon each time it is called, so twice for a message that arrives twice."""
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session

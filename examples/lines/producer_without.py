@@ -1,4 +1,4 @@
-"""Pays orders. Nobody is told."""
+"""Pays orders and sends no message."""
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session

@@ -22,7 +22,7 @@ class Text:
         return str(compiled), [values[name] for name in compiled.positiontup or ()]
 
     def insert(self, table: sa.Table, columns: Sequence[str], count: int) -> str:
-        """The INSERT of so many rows."""
+        """An INSERT of `count` rows."""
         begin, row = _insert(table, tuple(columns), self.dialect)
         return begin + ", ".join([row] * count)
 

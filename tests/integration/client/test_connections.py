@@ -103,7 +103,7 @@ class Scene:
 
     database: Database
     connection: Any
-    tx: Transaction
+    tx: Any
 
     def run(self, text: str) -> None:
         with closing(self.connection.cursor()) as cursor:
@@ -336,7 +336,7 @@ def test_engine_begin_owns_its_commit(database: Database) -> None:
 
 def test_missing_tables_get_a_sentence(database: Database) -> None:
     with closing(database.connect()) as connection:
-        Scene(database, connection, None).run("DROP TABLE tmc_ledger")  # type: ignore[arg-type]
+        Scene(database, connection, None).run("DROP TABLE tmc_ledger")
         connection.commit()
         with (
             pytest.raises(tmc.InvalidRequest, match="There is no table tmc_ledger"),
@@ -381,7 +381,7 @@ def _mend(database: Database, table: str) -> None:
 
 def _alter(database: Database, text: str) -> None:
     with closing(database.connect()) as connection:
-        Scene(database, connection, None).run(text)  # type: ignore[arg-type]
+        Scene(database, connection, None).run(text)
         connection.commit()
 
 
@@ -392,7 +392,7 @@ def _handle(database: Database, message: tmc.Message, inside: Callable[[Scene], 
     """Returns: whether its effect happened now."""
     with tmc.SqlInbox(database.connect).once(message) as connection:
         if connection is not None:
-            scene = Scene(database, connection, None)  # type: ignore[arg-type]
+            scene = Scene(database, connection, None)
             scene.effect(1)
             inside(scene)
         return connection is not None
@@ -477,7 +477,7 @@ def _states(database: Database) -> list[tuple[str, int, int]]:
 def test_a_block_of_the_outbox_is_sent_directly(database: Database, target: FakeTarget) -> None:
     with tmc.Outbox(database.connect, target) as outbox, closing(database.connect()) as connection:
         with outbox.transaction(connection) as tx:
-            Scene(database, connection, tx).work(1, "a")  # type: ignore[arg-type]
+            Scene(database, connection, tx).work(1, "a")
             tx.send("t", b"\x00\xff'\\", key="b", headers={"h": "\u2603"})
             with suppress(Refusal), tx.savepoint():
                 tx.send("t", {}, key="rolled back")
@@ -505,7 +505,7 @@ def test_what_is_rolled_back_is_not_sent(database: Database, target: FakeTarget)
     with tmc.Outbox(database.connect, target) as outbox, closing(database.connect()) as connection:
         for inside in (exception, commit_inside, rollback_inside):
             with suppress(Refusal, tmc.InvalidRequest), outbox.transaction(connection) as tx:
-                inside(Scene(database, connection, tx))  # type: ignore[arg-type]
+                inside(Scene(database, connection, tx))
         outbox.flush()
     assert (target.taken, _states(database)) == ([], [])
 
