@@ -12,7 +12,7 @@ from tmc_cli import fail
 from tmc_cli.options import ConfigFile, command, loaded
 from tmc_cli.workers import worker_commands
 from tmc_common.supervisor import Supervisor
-from tmc_server.app import CannotStart, serve
+from tmc_server.app import DEV, SERVER, CannotStart, Form, in_one_process, serve
 from tmc_server.app.reaching import wait_for_databases
 from tmc_server.config import Config, ConfigError
 from tmc_server.telemetry import configure_logging
@@ -49,32 +49,25 @@ def dev(
         Path(data).parent.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         fail(f"--data: cannot make the folder of {data}: {exc.strerror}.")
-    changed = settings.model_copy(
-        update={
-            "server": settings.server.model_copy(update={"listen": f"127.0.0.1:{port}"}),
-            "store": Config.model_validate({"store": {"catalog": f"sqlite:///{data}"}}).store,
-            # Producers on this machine say where they answer checks.
-            "discovery": Config.model_validate({"discovery": {"kind": "recorded"}}).discovery,
-            "checks": settings.checks.model_copy(
-                update={"allow": (*settings.checks.allow, "127.0.0.0/8:*", "::1/128:*")}
-            ),
-        }
-    )
+    try:
+        changed = in_one_process(settings, f"sqlite:///{data}", port)
+    except CannotStart as exc:
+        fail(exc)
     configure_logging(settings.log)
     typer.echo(
         f"tmc dev on 127.0.0.1:{port}, messages in {data}.\n"
         "Open to everybody on this machine: apps and topics are made when they are first named.",
         err=True,
     )
-    _serve(changed, dev=True)
+    _serve(changed, DEV)
 
 
-def _serve(config: Config, dev: bool = False) -> None:
+def _serve(config: Config, form: Form = SERVER) -> None:
     for name, path in config.files.items():
         if not os.access(path, os.R_OK):
             fail(f"{name}: cannot read {path}: {'no such file' if not Path(path).exists() else 'permission denied'}.")
     try:
         if wait_for_databases(config):
-            serve(config, dev)
+            serve(config, form)
     except CannotStart as exc:
         fail(exc)

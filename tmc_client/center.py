@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from tmc_client.checks.answers import Checks, Outcome
+    from tmc_client.embedded import EmbeddedCenter
     from tmc_client.local import LocalTransaction
     from tmc_client.local.engines import Source
     from tmc_client.outbox import Outbox
@@ -35,15 +36,25 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DEFAULT_TIMEOUT = timedelta(seconds=5)
+EMBEDDED = "embedded+"
 
 
 class Center:
     """A connection to the center for one app. Thread-safe and fork-safe; share one per process."""
 
     def __init__(
-        self, address: str, identity: Identity, tls: Tls | None, timeout: timedelta, insecure: bool = False
+        self,
+        address: str,
+        identity: Identity,
+        tls: Tls | None,
+        timeout: timedelta,
+        insecure: bool = False,
+        embedded: EmbeddedCenter | None = None,
     ) -> None:
+        """embedded: the center inside this process that listens on `address`, stopped with its last user."""
         self.connection = Connection(address, identity, tls, insecure=insecure)
+        self._embedded = embedded
+        self.serves_checks = embedded is not None  # the center runs in this process, and asks here
         self.sender = Sender(self.connection)
         self.producer = Producer(self.sender)
         self.timeout = duration("timeout", timeout)
@@ -182,10 +193,15 @@ class Center:
         """Answer the center's checks from the ledger in this database and from functions registered with `check`.
 
         engine: or a function that returns a new connection of a driver.
+        A center inside this process asks from now on; any other asks where you serve what this returns.
         """
         from tmc_client.checks.answers import Checks
 
-        return Checks(self.connection, engine, self._outcomes, self._running)
+        checks = Checks(self.connection, engine, self._outcomes, self._running)
+        if self.serves_checks:
+            checks.serve()
+            checks.token.learn()  # by a call that carries the address: the center knows it when this returns
+        return checks
 
     def resume(self, engine: Source) -> int:
         """Submit the messages in this ledger whose submit was never answered; call it when your service starts.
@@ -220,6 +236,8 @@ class Center:
         if self._settler is not None:
             self._settler.close()
         self.connection.close()
+        if self._embedded is not None:
+            self._embedded.close()
 
     def __enter__(self) -> Center:
         return self
@@ -241,10 +259,21 @@ def connect(
 ) -> Center:
     """Create a Center for one app. Opens no connection yet.
 
-    address: host:port, several with commas, or consul://HOST:PORT/SERVICE?tag=TAG (`tmc-center[consul]`).
-    app, key: credentials.  tag: the environment you run in; "" is each topic's default.  timeout: of every call.
+    address: host:port, several with commas; or consul://HOST:PORT/SERVICE?tag=TAG (`tmc-center[consul]`); or
+    embedded+URL of an SQLite, MariaDB or MySQL database: a center inside this process, which starts now
+    (`tmc-center[server]`).
+    app, key: credentials; no key for a center inside this process.  timeout: of every call.
+    tag: the environment you run in; "" is each topic's default.
     check_address: host:port where this service answers checks, for a center that learns it from producers' calls.
     insecure: without `tls`, allow sending the key in the clear to other machines (also TMC_INSECURE=1).
-    Raises: InvalidRequest if the key would be sent in the clear.
+    Raises: InvalidRequest if the key would be sent in the clear, or if the center inside this process cannot start.
     """
-    return Center(address, Identity(app=app, key=key, tag=tag, check_address=check_address), tls, timeout, insecure)
+    embedded = None
+    if address.startswith(EMBEDDED):
+        from tmc_client.embedded import EmbeddedCenter
+
+        embedded = EmbeddedCenter(address.removeprefix(EMBEDDED))
+        running = embedded.open()
+        address, key = running.address, running.secret
+    identity = Identity(app=app, key=key, tag=tag, check_address=check_address)
+    return Center(address, identity, tls, timeout, insecure=insecure, embedded=embedded)

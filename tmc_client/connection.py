@@ -118,8 +118,8 @@ def addresses_of(address: str) -> list[str]:
             HostPort.parse(part)
     except ValueError:
         raise ValueError(
-            f"{_without_token(address)!r} is no address of a center: give host:port, several with commas, or "
-            "consul://HOST:PORT/SERVICE?tag=TAG"
+            f"{_without_secrets(address)!r} is no address of a center: give host:port, several with commas, "
+            "consul://HOST:PORT/SERVICE?tag=TAG, or embedded+sqlite:///FILE"
         ) from None
     return list(dict.fromkeys(parts))
 
@@ -165,7 +165,7 @@ class Connection:
         insecure: bool = False,
     ) -> None:
         """insecure: allow the key in the clear to other machines. Raises InvalidRequest where that is not allowed."""
-        self.address = _without_token(address)  # as it may be shown
+        self.address = _without_secrets(address)  # as it may be shown
         self.identity = identity
         self._consul = _in_consul(address)
         self._watch: Any = None
@@ -410,8 +410,9 @@ class Connection:
         self._reset()
 
 
-def _without_token(address: str) -> str:
-    return re.sub(r"([?&]token=)[^&]*", r"\1***", address)
+def _without_secrets(address: str) -> str:
+    """Without Consul's token and without a database's password."""
+    return re.sub(r"([?&]token=)[^&]*", r"\1***", re.sub(r"(://[^/:@]*:)[^@]*@", r"\1***@", address))
 
 
 def _in_consul(address: str) -> ConsulAddress | None:

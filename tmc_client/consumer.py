@@ -27,7 +27,7 @@ import grpc
 from tmc_client import errors, sender, wire
 from tmc_client.batches import BatchSize
 from tmc_client.codecs import Topic
-from tmc_client.connection import abandon, watch_forks
+from tmc_client.connection import Identity, abandon, watch_forks
 from tmc_client.handling import ANSWER_TIMEOUT_S, Handling
 from tmc_client.listeners import Listeners, MessageConsumer
 from tmc_client.received import Message, Transport
@@ -107,6 +107,26 @@ class Consumer:
         self._reset()
 
     @property
+    def identity(self) -> Identity:
+        """Of the app that consumes."""
+        return self._center.identity
+
+    @property
+    def topics(self) -> list[str]:
+        """Those that have a listener."""
+        return list(self._listeners.by_topic)
+
+    @property
+    def received_copies(self) -> int:
+        """Number of copies that came, without malformed and forged ones."""
+        return self._handling.arrived
+
+    @property
+    def is_idle(self) -> bool:
+        """No handler runs or waits for a thread, except those that were given up."""
+        return self._handling.wait_idle(0)
+
+    @property
     def malformed_copies(self) -> int:
         """Number of copies that were dropped because the center did not make them."""
         return self._transport.malformed if self._transport is not None else 0
@@ -139,12 +159,11 @@ class Consumer:
     ) -> Callable[[Handler], Handler]:
         """Handle a topic's messages in batches: one call, and with an inbox one transaction, for many.
 
-                The decorated function takes a list of bodies, for example `paid: list[OrderPaid]`, and, if declared, a session
         The decorated function takes a list of bodies, for example `paid: list[OrderPaid]`, and, if declared, a session
-                or connection and a `list[tmc.Message]`. It is called when there are max_messages (by default 100, or this
-                consumer's prefetch if that is less), or max_wait after the first one came. If it raises, the batch is tried again
-                in halves until the message that cannot be handled is alone; so without an inbox, make it idempotent. `Later`
-                postpones the whole batch. Set `prefetch` to several times max_messages.
+        or connection and a `list[tmc.Message]`. It is called when there are max_messages (by default 100, or this
+        consumer's prefetch if that is less), or max_wait after the first one came. If it raises, the batch is tried
+        again in halves until the message that cannot be handled is alone; so without an inbox, make it idempotent.
+        `Later` postpones the whole batch. Set `prefetch` to several times max_messages.
         """
         _demand_topic(topic, "batch_listener")
         max_messages = min(_BATCH, self._prefetch) if max_messages is None else max_messages

@@ -34,6 +34,7 @@ class Handling:
 
     keeper: keeps the center from sending second copies of what is being handled here.
     broken: why this process should be restarted; "": no reason.
+    arrived: copies so far.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Handling:
         self._loop_thread: threading.Thread | None = None
         self._stopping = False
         self.broken = ""
+        self.arrived = 0
 
     @property
     def hanging(self) -> int:
@@ -119,6 +121,7 @@ class Handling:
         """A genuine copy came: run its handler, unless its message is being handled. See received.OnMessage."""
         assert self._workers is not None
         run = self._runs.arrive(message, receipt, self._listeners.limit_s(message.topic))
+        self.arrived += 1  # only now: whoever saw it may wait until this one is handled
         if run is None:
             return
         batch = self._batches.get(message.topic)

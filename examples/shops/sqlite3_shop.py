@@ -28,14 +28,21 @@ def pay(center: tmc.Center, number: int) -> None:
     connection.close()
 
 
-def consume(center: tmc.Center) -> None:
+def coupons(center: tmc.Center) -> tmc.Consumer:
     consumer = tmc.Consumer(center)
 
     @consumer.listener("order.paid", inbox=tmc.SqlInbox(connect))
     def give_coupon(paid: dict[str, int], connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO coupon VALUES (?)", (paid["order"],))
 
-    consumer.run()
+    return consumer
+
+
+def numbers(table: str) -> list[int]:
+    connection = connect()
+    found = [number for (number,) in connection.execute(f"SELECT number FROM {table} ORDER BY number")]
+    connection.close()
+    return found
 
 
 def main(what: str, number: str = "7") -> None:
@@ -43,7 +50,7 @@ def main(what: str, number: str = "7") -> None:
     app = "orders" if what == "pay" else "coupons"
     with tmc.connect(os.environ.get("TMC_ADDRESS", "127.0.0.1:50051"), app=app) as center:
         if what == "consume":
-            consume(center)
+            coupons(center).run()
         else:
             pay(center, int(number))
 

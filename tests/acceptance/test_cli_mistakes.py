@@ -192,7 +192,7 @@ MISTAKES = [
         id="no such database",
         arguments="serve",
         environment={"TMC_STORE__CATALOG": "{no_database}"},
-        says="There is no database 'tmc_not_there_yet' at {database}: run tmc init.",
+        says="There is no database 'tmc_not_there_yet' at {database}: create it, or run tmc init.",
         needs="databases",
     ),
     Mistake(

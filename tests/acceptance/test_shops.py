@@ -129,4 +129,33 @@ def test_an_order_that_is_paid_gets_one_coupon(shop: Shop, stack: str) -> None:
 
 def test_every_example_is_run() -> None:
     there = {path.stem for path in (ROOT / "examples" / "shops").glob("*_shop.py")}
-    assert there == set(PAY)
+    assert there == {*PAY, "library_shop"}
+
+
+def test_the_center_inside_the_program_needs_no_other_process(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "SHOP_DATABASE": str(tmp_path / "shop.db")}
+    command = [sys.executable, "-m", "examples.shops.library_shop"]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, text=True) as shop:
+        assert shop.stdin is not None
+        try:
+            for number in (7, 8):
+                print(number, file=shop.stdin, flush=True)
+            with closing(sqlite3.connect(tmp_path / "shop.db", timeout=30)) as connection:
+
+                def coupons() -> list[int]:
+                    try:
+                        return [number for (number,) in connection.execute("SELECT number FROM coupon ORDER BY number")]
+                    except sqlite3.OperationalError:
+                        return []  # not made yet
+
+                eventually(lambda: coupons() == [7, 8], seconds=60)
+        finally:
+            shop.stdin.close()
+        assert shop.wait(60) == 0
+
+
+def test_the_unit_tests_of_the_example_pass_with_the_installed_plugin() -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "examples/testing"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.startswith("...")

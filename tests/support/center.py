@@ -17,8 +17,9 @@ import grpc
 import tmc_client as tmc
 from tests.support.eventually import eventually
 from tests.support.store import migrated_sqlite
+from tmc_client.embedded import EmbeddedCenter
 from tmc_common.protocol import admin_pb2, admin_pb2_grpc, types_pb2
-from tmc_server.app import Server, initialize
+from tmc_server.app import DEV, SERVER, Server, initialize
 from tmc_server.config import Config
 
 
@@ -48,7 +49,7 @@ class RunningCenter:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.server: Server = self._run(Server.started(self.config, dev=open_to_all))
+        self.server: Server = self._run(Server.started(self.config, DEV if open_to_all else SERVER))
         self.address = f"127.0.0.1:{self.server.port}"
         self.keys: dict[str, str] = {}
         if registered is not None:
@@ -148,6 +149,27 @@ class RunningCenter:
         self._loop.close()
 
     def __enter__(self) -> RunningCenter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class CenterInThisProcess:
+    """The library form: address is what `tmc.connect` takes, server what runs behind it."""
+
+    def __init__(self, url: str) -> None:
+        _prepare(url)
+        self.address = f"embedded+{url}"
+        self._held = EmbeddedCenter(url)
+        self._running: Any = self._held.open()
+        self.server: Server = self._running.server
+        self.listens_on: str = self._running.address
+
+    def stop(self) -> None:
+        self._held.close()
+
+    def __enter__(self) -> CenterInThisProcess:
         return self
 
     def __exit__(self, *_: object) -> None:

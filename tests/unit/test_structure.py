@@ -112,6 +112,7 @@ LIBRARIES = {
     "py4j": {"tmc_pipeline"},
     "pydantic": {"tmc_client", "tmc_pipeline", "tmc_server.config", "tmc_server.settings"},
     "pyspark": {"tmc_pipeline"},
+    "pytest": {"tmc_client"},
     "requests": {"tmc_common", "tmc_client", "tmc_server.discovery"},
     "sqlalchemy": {"tmc_client", "tmc_pipeline", "tmc_server.app", "tmc_server.config", "tmc_server.store"},
     "structlog": {"tmc_server.telemetry"},

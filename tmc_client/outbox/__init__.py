@@ -39,6 +39,7 @@ from tmc_client.outbox.relay import LEASE, Limits, Relay
 from tmc_client.outbox.store import ALWAYS_DUE_MS, OutboxStore, columns_of, now_ms
 from tmc_client.producer import publish_request
 from tmc_client.tables import outbox as table
+from tmc_common.plugins import installed
 from tmc_common.protocol import message_pb2
 
 if TYPE_CHECKING:
@@ -257,13 +258,11 @@ class Outbox:
 
 def _target_at(address: str) -> Target:
     """Raises InvalidRequest: nothing is installed for its scheme."""
-    from importlib.metadata import entry_points
-
     scheme = address.partition("://")[0]
-    known = entry_points(group="tmc.outbox_targets")
-    if scheme not in known.names:
+    known = installed("tmc.outbox_targets")
+    if scheme not in known:
         raise errors.InvalidRequest(
-            f"tmc.Outbox() knows no target for {scheme}://: installed are {', '.join(sorted(known.names)) or 'none'}."
+            f"tmc.Outbox() knows no target for {scheme}://: installed are {', '.join(sorted(known)) or 'none'}."
         )
     try:
         made: Target = known[scheme].load()(address)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sqlalchemy.exc import ArgumentError
 
 from tmc_server.config import Config
@@ -23,18 +25,21 @@ from tmc_server.store.shard_map import (
 )
 
 
-class CannotStart(Exception):
+class CannotStart(RuntimeError):
     """The server refuses to start; the text says why and what to do."""
 
 
-def open_shards(config: Config, patient: bool = False) -> ShardMap:
-    """One Database per URL of the configuration. patient: statements may take long, as those of `tmc init`."""
+def open_shards(config: Config, patient: bool = False, clock: Callable[[], int] | None = None) -> ShardMap:
+    """One Database per URL of the configuration.
+
+    patient: statements may take long, as those of `tmc init`.  clock: replaces the databases' own.
+    """
     opened: dict[str, Database] = {}
 
     def database(url: str) -> Database:
         if url not in opened:
             try:
-                opened[url] = Database(url, pool_size=config.limits.lanes + 5, patient=patient)
+                opened[url] = Database(url, clock=clock, pool_size=config.limits.lanes + 5, patient=patient)
             except ModuleNotFoundError as exc:
                 raise CannotStart(f"[store] needs the database driver {exc.name}: install tmc-center[mysql].") from exc
             except ArgumentError as exc:

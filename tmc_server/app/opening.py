@@ -50,16 +50,19 @@ class OpenStore:
             log.warning("the node slot stays leased until it expires: %s", exc)
 
 
-def open_store(config: Config, shards: ShardMap, dev: bool, undo: ExitStack) -> OpenStore:
-    """Blocks. undo: gives back what was taken, should the start fail later. Raises TmcError, DatabaseTaken, ShardsElsewhere."""
-    is_alone = dev or config.delivery.kind == "builtin"
+def open_store(config: Config, shards: ShardMap, is_open: bool, undo: ExitStack) -> OpenStore:
+    """Blocks. Raises TmcError, DatabaseTaken, ShardsElsewhere.
+
+    is_open: see Form.  undo: gives back what was taken, should the start fail later.
+    """
+    is_alone = is_open or config.delivery.kind == "builtin"
     for database in shards.databases:
         database.hold_exclusively() if is_alone else database.refuse_beside_another()
-    if dev:
+    if is_open:
         migrate(shards)
     _demand_safe_settings(config, shards)
     places = check(shards)
-    delay_ms = 0 if dev else config.store.change_delay_ms
+    delay_ms = 0 if is_open else config.store.change_delay_ms
     catalog = CatalogStore(shards.catalog, delay_ms)
     lease_ms = round(config.server.lease_seconds * 1000)
     name = f"{socket.gethostname()}:{os.getpid()}"

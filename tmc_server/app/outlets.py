@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from importlib.metadata import entry_points
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from tmc_common.addresses import HostPort
+from tmc_common.plugins import installed
 from tmc_server.app.maintenance import CannotStart
 from tmc_server.config import Config
 from tmc_server.delivery.answers import CopyAnswers
@@ -21,7 +21,7 @@ from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.alerts import AlertOutbox
 from tmc_server.domain.ports.catalog import CatalogSource
-from tmc_server.domain.ports.delivery import BrokerAddress, Outlet, SharedProgress
+from tmc_server.domain.ports.delivery import BrokerAddress, Copy, Outlet, SharedProgress
 from tmc_server.duties.periodic import Periodic
 
 log = logging.getLogger("tmc.app")
@@ -31,7 +31,10 @@ _EPISODE_MINUTES = 10
 
 
 class Outlets:
-    """All outlets for copies, started and stopped together. wake: called when there is room for due copies."""
+    """All outlets for copies, started and stopped together.
+
+    wake: called when there is room for due copies.  on_copies: see Form.
+    """
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class Outlets:
         alerts: AlertOutbox,
         progress: SharedProgress,
         wake: Callable[[], None],
+        on_copies: Callable[[Sequence[Copy]], None] | None = None,
     ) -> None:
         self._catalog = catalog
         self._alerts = alerts
@@ -64,7 +68,7 @@ class Outlets:
             consumers = known["rabbitmq"]
             self.broker = _broker_address(url, config.rabbitmq.consumer_address)
         else:
-            consumers = self.streams = StreamOutlet(loop, self.answers.give_back, wake)
+            consumers = self.streams = StreamOutlet(loop, self.answers.give_back, wake, on_copies=on_copies)
         self.outlet = RoutingOutlet(catalog, consumers, known | self._forwarders, self.unforwardable)
         self.forwarder_kinds = sorted(known | self._forwarders)
 
@@ -94,11 +98,11 @@ class Outlets:
     def _make_forwarders(self, wake: Callable[[], None]) -> dict[str, Outlet]:
         """Installed forwarders that this machine can load; each is made as `factory(catalog, answers, wake)`."""
         made: dict[str, Outlet] = {}
-        for entry in entry_points(group=ENTRY_POINTS):
+        for name, entry in installed(ENTRY_POINTS).items():
             try:
-                made[entry.name] = entry.load()(self._catalog, self.answers, wake)
+                made[name] = entry.load()(self._catalog, self.answers, wake)
             except ImportError as exc:
-                log.debug("forwarder %s is not installed: %s", entry.name, exc)
+                log.debug("forwarder %s is not installed: %s", name, exc)
         return made
 
     def examine(self, forward: Forward) -> None:

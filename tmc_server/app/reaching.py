@@ -111,7 +111,9 @@ def _connect(url: sa.URL) -> None:
                 "in the URL of [store]."
             ) from exc
         if code == _NO_DATABASE:
-            raise CannotStart(f"There is no database {url.database!r} at {server}: run tmc init.") from exc
+            raise CannotStart(
+                f"There is no database {url.database!r} at {server}: create it, or run tmc init."
+            ) from exc
         raise DatabaseAway(f"The database at {server} does not answer (error {code}).") from exc
 
 

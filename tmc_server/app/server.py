@@ -6,11 +6,16 @@ import asyncio
 import logging
 import os
 import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
+from typing import Any, TypeVar
 
 import uvloop
 
 from tmc_common.addresses import is_loopback
+from tmc_server.app.form import SERVER, Form
 from tmc_server.app.maintenance import CannotStart, open_shards
 from tmc_server.app.memory import keep_memory_small
 from tmc_server.app.opening import OpenStore, open_store
@@ -23,6 +28,7 @@ from tmc_server.telemetry import MetricsEndpoint
 
 log = logging.getLogger("tmc.app")
 
+Result = TypeVar("Result")
 SAME_SIGNAL_S = 1.0  # a terminal and a supervisor may both pass on one wish to stop
 
 
@@ -30,20 +36,25 @@ class Server:
     """Serves from `started` to `stop`. dead: set when it cannot continue by itself."""
 
     def __init__(
-        self, config: Config, store: OpenStore, parts: Wiring, metrics: MetricsEndpoint, dead: asyncio.Event
+        self,
+        store: OpenStore,
+        parts: Wiring,
+        metrics: MetricsEndpoint,
+        dead: asyncio.Event,
+        *,
+        shutdown_s: float,
+        is_manual: bool,
     ) -> None:
         self.store = store
         self.parts = parts
         self.metrics = metrics
-        self._shutdown_s = config.server.shutdown_seconds
+        self._shutdown_s = shutdown_s
+        self._is_manual = is_manual
         self._dead = dead
 
     @classmethod
-    async def started(cls, config: Config, dev: bool = False) -> Server:
-        """Start a server. dev: schema created, no credentials, names created at first use, changes in effect at once.
-
-        Raises CannotStart.
-        """
+    async def started(cls, config: Config, form: Form = SERVER) -> Server:
+        """Start a server. Raises CannotStart."""
         loop, dead = asyncio.get_running_loop(), asyncio.Event()
         metrics = MetricsEndpoint(config.telemetry.listen)
 
@@ -52,19 +63,26 @@ class Server:
 
         try:
             with ExitStack() as undo:
-                shards = open_shards(config)
+                shards = open_shards(config, clock=form.clock)
                 undo.callback(shards.close)
                 metrics.start()  # a port that is taken ends the start before anything is leased or handed over
                 undo.callback(metrics.stop)
-                store = await asyncio.to_thread(open_store, config, shards, dev, undo)
-                parts = wire(config, store, loop, dev, die)
-                server = cls(config, store, parts, metrics, dead)
+                store = await _in_thread(open_store, config, shards, form.is_open, undo)
+                parts = wire(config, store, loop, form, die)
+                server = cls(
+                    store,
+                    parts,
+                    metrics,
+                    dead,
+                    shutdown_s=config.server.shutdown_seconds,
+                    is_manual=form.is_manual,
+                )
                 await server._start()
                 undo.pop_all()
         except (TmcError, DatabaseTaken, ShardsElsewhere, OSError) as exc:
             raise CannotStart(str(exc)) from exc
         log.info("serving on port %d as node %s", server.port, store.nodes.lease)
-        if not (dev or config.tls.certificate or is_loopback(config.server.listen)):
+        if not (form.is_open or config.tls.certificate or is_loopback(config.server.listen)):
             log.warning("keys travel in the clear: set [tls], or listen on loopback only")
         return server
 
@@ -75,13 +93,12 @@ class Server:
     async def _start(self) -> None:
         parts = self.parts
         parts.commit.start()
-        await asyncio.to_thread(self._take_up)
+        await _in_thread(self._take_up)
         await parts.grpc.server.start()
-        for duty in parts.duties:
-            duty.start()
         await parts.grpc.set_serving(True)
-        for duty in parts.findable:
-            duty.start()
+        if not self._is_manual:
+            for duty in (*parts.duties, *parts.findable):
+                duty.start()
 
     def _take_up(self) -> None:
         """Before the first call: take leases, rescue what an earlier run left behind, start the outlets."""
@@ -104,32 +121,46 @@ class Server:
         parts, store = self.parts, self.store
         await parts.grpc.set_serving(False)
         for duty in parts.findable:
-            await asyncio.to_thread(duty.stop)
-        await asyncio.to_thread(parts.surroundings.deregister)
+            await _in_thread(duty.stop)
+        await _in_thread(parts.surroundings.deregister)
         if parts.outlets.streams is not None:
             parts.outlets.streams.finish()  # consumers go elsewhere; a stream would outlast any grace
         await parts.grpc.server.stop(self._shutdown_s)
         parts.administering.stop()
         for duty in parts.duties:
-            await asyncio.to_thread(duty.stop)
+            await _in_thread(duty.stop)
         for checking in parts.checking:
-            await asyncio.to_thread(checking.stop)
+            await _in_thread(checking.stop)
         for keeping in parts.shard_keeping:
-            await asyncio.to_thread(keeping.release)
-        clean = await asyncio.to_thread(parts.outlets.stop)
+            await _in_thread(keeping.release)
+        clean = await _in_thread(parts.outlets.stop)
         await parts.outlets.answers.flush()
-        await asyncio.to_thread(parts.checks.close)
-        await asyncio.to_thread(parts.commit.stop)
-        await asyncio.to_thread(store.release_slot, clean)
-        await asyncio.to_thread(store.shards.close)
+        await _in_thread(parts.checks.close)
+        await _in_thread(parts.commit.stop)
+        await _in_thread(store.release_slot, clean)
+        await _in_thread(store.shards.close)
         self.metrics.stop()
         log.info("stopped")
 
 
-async def _serve(config: Config, dev: bool) -> bool:
+async def _in_thread(work: Callable[..., Result], *arguments: Any) -> Result:
+    """Like asyncio.to_thread, which cannot begin anything when the interpreter ends; an embedded server stops then."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*arguments))
+        except BaseException as exc:  # noqa: BLE001 - handed to the one who waits
+            future.set_exception(exc)
+
+    threading.Thread(target=run, name="tmc-server").start()
+    return await asyncio.wrap_future(future)
+
+
+async def _serve(config: Config, form: Form) -> bool:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    server = await Server.started(config, dev)
+    server = await Server.started(config, form)
     first = loop.time()
 
     def on_signal() -> None:
@@ -147,9 +178,9 @@ async def _serve(config: Config, dev: bool) -> bool:
     return well
 
 
-def serve(config: Config, dev: bool = False) -> None:
+def serve(config: Config, form: Form = SERVER) -> None:
     """Run one server until SIGTERM or SIGINT. Raises CannotStart; SystemExit(1) when a fault ended it."""
     keep_memory_small()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        if not runner.run(_serve(config, dev)):
+        if not runner.run(_serve(config, form)):
             raise SystemExit(1)

@@ -12,6 +12,7 @@ from tmc_server.alerts.log import LogSink
 from tmc_server.alerts.smtp import MailServer, SmtpSink
 from tmc_server.alerts.webhook import WebhookSink
 from tmc_server.app.checks import Checks
+from tmc_server.app.form import Form
 from tmc_server.app.opening import OpenStore
 from tmc_server.app.outlets import Outlets
 from tmc_server.app.surroundings import Surroundings
@@ -123,7 +124,7 @@ class _Part:
 
 
 def wire(
-    config: Config, store: OpenStore, loop: asyncio.AbstractEventLoop, dev: bool, die: Callable[[], None]
+    config: Config, store: OpenStore, loop: asyncio.AbstractEventLoop, form: Form, die: Callable[[], None]
 ) -> Wiring:
     """On the loop. die: from any thread; this server cannot go on. Raises CannotStart, OSError: the port is taken."""
     redelivery, asking = Bell(), Bell()
@@ -139,6 +140,7 @@ def wire(
         alerts=next(iter(outboxes.values())),
         progress=progress,
         wake=redelivery.ring,
+        on_copies=form.on_copies,
     )
     surroundings = Surroundings(config, store.shards.catalog)
     checks = Checks(config, surroundings.instances)
@@ -149,7 +151,14 @@ def wire(
     outlets.answers.performer = commit
     parts = [_part(store, writers[database], outbox) for database, outbox in outboxes.items()]
     checking = [
-        Checking(SqlDueChecks(part.writer, part.leases, store.watch), checks.asking, store.watch, asking.ring)
+        Checking(
+            SqlDueChecks(part.writer, part.leases, store.watch),
+            checks.asking,
+            store.watch,
+            asking.ring,
+            monotonic=form.monotonic,
+            run=_at_once if form.is_manual else None,
+        )
         for part in parts
     ]
     counting = Counting(store.watch, OpenCounts(store.shards.shards))
@@ -169,7 +178,7 @@ def wire(
         traffic=shared_traffic,
         commit=commit,
         gauge=counting,
-        dev=dev,
+        form=form,
     )
     doors = Periodic("doors", served.edge.doorkeeper.sweep, _DOORS_S)
     served.edge.doorkeeper.wake = doors.wake
@@ -214,6 +223,10 @@ def wire(
     )
 
 
+def _at_once(work: Callable[[], None]) -> None:
+    work()
+
+
 def _writers(store: OpenStore, outlets: Outlets, traffic: Traffic) -> dict[Database, ShardWriter]:
     return {
         database: ShardWriter(
@@ -250,11 +263,11 @@ def _serve(
     traffic: TrafficReader,
     commit: ShardedGroupCommit,
     gauge: OpenGauge,
-    dev: bool,
+    form: Form,
 ) -> _Served:
     """The use cases and the RPCs in front of them. Raises OSError: the port is taken."""
     catalog, reader = store.watch, Reader(store.shards)
-    first_use = _first_use(config, store) if dev else None
+    first_use = _first_use(config, store) if form.is_open else None
     rate = RateLimiter(config.limits.items_per_second)
     administering = Administering(
         editor=store.catalog,
@@ -328,7 +341,7 @@ def _serve(
             ),
         ),
     }
-    edge = _edge(config, store, first_use)
+    edge = _edge(config, store, first_use, form.secret)
     grpc = build(servicers, edge, config.server.listen, config.tls, config.limits)
     return _Served(administering=administering, edge=edge, grpc=grpc)
 
@@ -392,9 +405,11 @@ def _first_use(config: Config, store: OpenStore) -> FirstUse:
     )
 
 
-def _edge(config: Config, store: OpenStore, first_use: FirstUse | None) -> Edge:
+def _edge(config: Config, store: OpenStore, first_use: FirstUse | None, secret: str) -> Edge:
     limits = config.limits
-    authentication = Authentication(store.watch, first_use.app if first_use else None, bind_apps=config.tls.bind_apps)
+    authentication = Authentication(
+        store.watch, first_use.app if first_use else None, secret=secret, bind_apps=config.tls.bind_apps
+    )
     allowance = Allowance(
         calls_per_second=limits.calls_per_second,
         bytes_per_second=limits.bytes_per_second,

@@ -160,7 +160,10 @@ class ConsumerStream:
 
 
 class StreamOutlet:
-    """domain.ports.delivery.Outlet. give_back: gets undelivered copies, on the loop.  wake: called on new room."""
+    """domain.ports.delivery.Outlet. give_back: gets undelivered copies, on the loop.  wake: called on new room.
+
+    on_copies: called with the copies of each delivery, before they are handed over.
+    """
 
     def __init__(
         self,
@@ -168,11 +171,13 @@ class StreamOutlet:
         give_back: GiveBackAll,
         wake: Callable[[], None],
         limits: StreamLimits = StreamLimits(),
+        on_copies: Callable[[Sequence[Copy]], None] | None = None,
     ) -> None:
         self._loop = loop
         self._give_back = give_back
         self._wake = wake
         self._limits = limits
+        self._on_copies = on_copies
         self._lock = threading.Lock()
         self._streams: dict[SubscriptionNumber, deque[ConsumerStream]] = {}
         self._granted: dict[SubscriptionNumber, deque[ConsumerStream]] = {}  # one entry per reserved copy
@@ -257,7 +262,19 @@ class StreamOutlet:
                 stream.promised -= 1
                 stream.credit += 1
 
+    def has_readers(self, subscription: SubscriptionNumber) -> bool:
+        """Whether a consumer is connected."""
+        with self._lock:
+            return bool(self._streams.get(subscription))
+
+    def room(self, subscription: SubscriptionNumber) -> int:
+        """How many copies its consumers would take now."""
+        with self._lock:
+            return sum(stream.room for stream in self._streams.get(subscription, ()))
+
     def deliver(self, copies: Sequence[Copy]) -> None:
+        if self._on_copies is not None:
+            self._on_copies(copies)
         batches: dict[ConsumerStream, list[Copy]] = {}
         too_many: list[Copy] = []
         with self._lock:

@@ -41,6 +41,10 @@ class Periodic:
     def start(self) -> None:
         self._thread.start()
 
+    def run_now(self) -> bool:
+        """Run once in the caller's thread, for duties that were not started. Returns: there may be more to do at once."""
+        return self._run()
+
     def wake(self) -> None:
         """Run now instead of at the end of the period. From any thread."""
         self._wake.set()

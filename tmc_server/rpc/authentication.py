@@ -6,6 +6,7 @@ Failed logins are counted, and logged at most once a second: an operator sees th
 from __future__ import annotations
 
 import hashlib
+import hmac
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -95,16 +96,24 @@ class FailedLogins:
 
 
 class Authentication:
-    """open_app: makes or finds an app without a key; only for `tmc dev`, where everybody on loopback is welcome.
+    """open_app: makes or finds an app, for centers that make names at their first use.
+
+    secret: with open_app, the key of all apps and the token of operators; empty, as in `tmc dev`: everyone is welcome.
 
     bind_apps: the client's certificate must name the app, for apps only.
     """
 
     def __init__(
-        self, credentials: Credentials, open_app: Callable[[str], App] | None = None, *, bind_apps: bool = False
+        self,
+        credentials: Credentials,
+        open_app: Callable[[str], App] | None = None,
+        *,
+        secret: str = "",
+        bind_apps: bool = False,
     ) -> None:
         self._credentials = credentials
         self._open_app = open_app
+        self._secret = secret
         self._bind_apps = bind_apps
         self._failed = FailedLogins()
         self.note = self._failed.note
@@ -132,12 +141,15 @@ class Authentication:
     def _app(self, values: Mapping[str, str]) -> tuple[App, str]:
         """The app, and the only tag that its key works for."""
         app_id = values.get("tmc-app", "")
-        if self._open_app is not None:
+        if self._open_app is not None and self._is_welcome(values.get("authorization", "")):
             return self._open_app(app_id or "dev"), ""
         key = _bearer(values.get("authorization", ""))
         if not app_id or not key:
             raise CredentialsMissing
         return self._credentials.current.authenticated(app_id, _hash(key))
+
+    def _is_welcome(self, authorization: str) -> bool:
+        return hmac.compare_digest(_bearer(authorization).encode() if self._secret else b"", self._secret.encode())
 
     def certificate(self, caller: Caller, call: CertificateOf) -> None:
         """Raises CertificateOfAnother: the connection's certificate does not name the caller's app."""
@@ -149,7 +161,7 @@ class Authentication:
         return self._operator(_texts(metadata).get("authorization", ""))
 
     def _operator(self, authorization: str) -> str:
-        if self._open_app is not None:
+        if self._open_app is not None and self._is_welcome(authorization):
             return DEV_OPERATOR
         key = _bearer(authorization)
         name = self._credentials.operators.get(_hash(key)) if key else None

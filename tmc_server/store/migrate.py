@@ -6,6 +6,7 @@ the two ways.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -27,6 +28,7 @@ def _config() -> Config:
     return config
 
 
+@cache
 def head_revision() -> str:
     """The revision this code needs."""
     return str(ScriptDirectory.from_config(_config()).get_current_head())
@@ -35,8 +37,11 @@ def head_revision() -> str:
 def revision_of(database: Database) -> str | None:
     """The revision a database has."""
     with database.reading() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-        return context.get_current_revision()
+        return _revision(connection)
+
+
+def _revision(connection: sa.Connection) -> str | None:
+    return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
 
 
 def migrate(shards: ShardMap) -> None:
@@ -48,14 +53,8 @@ def migrate(shards: ShardMap) -> None:
         dialect = database.dialect
         dialect.create_database(database.url)
         with database.connection() as own, dialect.migrating(database.url, own) as connection:
-            config = _config()
-            config.attributes["connection"] = connection
-            config.attributes["is_catalog"] = database is shards.catalog
-            config.attributes["shards"] = shards.shards_in(database)
-            if not sa.inspect(connection).get_table_names():
-                _create(connection, shards, database)
-                command.stamp(config, "head")
-            command.upgrade(config, "head")
+            if _revision(connection) != head_revision():
+                _upgrade(connection, shards, database)
             if shards.shards_in(database):  # a catalog of its own may have got its first shard
                 METADATA.create_all(connection, tables=list(DATABASE_TABLES))
             if database is shards.catalog:
@@ -64,6 +63,18 @@ def migrate(shards: ShardMap) -> None:
             if connection.in_transaction():
                 connection.commit()
     shard_map.fill(shards)
+
+
+def _upgrade(connection: sa.Connection, shards: ShardMap, database: Database) -> None:
+    config = _config()
+    config.attributes["connection"] = connection
+    config.attributes["is_catalog"] = database is shards.catalog
+    config.attributes["shards"] = shards.shards_in(database)
+    if not sa.inspect(connection).get_table_names():
+        _create(connection, shards, database)
+        command.stamp(config, "head")
+    else:
+        command.upgrade(config, "head")
 
 
 def _create(connection: sa.Connection, shards: ShardMap, database: Database) -> None:

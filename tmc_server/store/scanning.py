@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from tmc_server.domain.catalog import Catalog
-from tmc_server.domain.numbers import Shard
+from tmc_server.domain.numbers import NO_SUBSCRIPTION, Shard, SubscriptionNumber
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.store.engines import Database
 from tmc_server.store.leases import ShardLeases
-from tmc_server.store.statements import statements_of
+from tmc_server.store.tables import shard_tables
 
 Part = TypeVar("Part")
 Parts = Callable[[Catalog, Shard], Sequence[str]]
@@ -53,19 +53,40 @@ class DueIndex:
 
 def earliest_delivery(catalog: Catalog, shard: Shard) -> list[str]:
     """By subscription."""
-    table = statements_of(shard).tables.consumption.name
+    table = shard_tables(shard).consumption.name
     return [_earliest(shard, table, "subscription_no", s.number) for s in catalog.subscriptions_on.get(shard, ())]
 
 
 def earliest_check(catalog: Catalog, shard: Shard) -> list[str]:
     """By topic."""
-    table = statements_of(shard).tables.message.name
+    table = shard_tables(shard).message.name
     return [_earliest(shard, table, "topic_no", topic.number) for topic in catalog.topics_on.get(shard, ())]
 
 
 def _earliest(shard: Shard, table: str, column: str, number: int) -> str:
     earliest = f"(SELECT MIN(due_ms) FROM {table} WHERE {column} = {int(number)})"
     return f"SELECT {int(shard)} AS shard, {int(number)} AS number, {earliest} AS due_ms"
+
+
+def due_times(database: Database, catalog: Catalog) -> list[tuple[SubscriptionNumber, int]]:
+    """(subscription, due_ms) of everything that waits for its time, for small centers in one database.
+
+    NO_SUBSCRIPTION: it is a check.
+    """
+    parts = [
+        f"SELECT {number} AS number, due_ms FROM {table} WHERE due_ms IS NOT NULL"
+        for shard in sorted({*catalog.topics_on, *catalog.subscriptions_on})
+        for number, table in (
+            (NO_SUBSCRIPTION, shard_tables(shard).message.name),
+            ("subscription_no", shard_tables(shard).consumption.name),
+        )
+    ]
+    with database.reading() as connection:
+        return [
+            (SubscriptionNumber(number), int(due_ms))
+            for chunk in chunks(parts, _UNION)
+            for number, due_ms in connection.exec_driver_sql(" UNION ALL ".join(chunk))
+        ]
 
 
 def chunks(parts: Sequence[Part], size: int) -> list[Sequence[Part]]:

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import tmc_client as tmc
-from tests.support.center import RunningCenter
+from tests.support.center import CenterInThisProcess, RunningCenter
 from tests.support.eventually import eventually
 from tests.support.messages import a_message
 from tmc_client import aio, one_transaction, sender
@@ -27,16 +27,24 @@ from tmc_client.tables import inbox, ledger
 from tmc_common.protocol import types_pb2
 from tmc_server.store.tables import alert
 
+Running = RunningCenter | CenterInThisProcess
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory) -> Iterator[RunningCenter]:
-    folder = tmp_path_factory.mktemp("sdk")
-    with RunningCenter(f"sqlite:///{folder}/c.db", open_to_all=True, dev={"retry_interval_ms": 200}) as made:
-        yield made
+
+@pytest.fixture(scope="module", params=["of its own", "in this process"])
+def running(request, tmp_path_factory) -> Iterator[Running]:
+    url = f"sqlite:///{tmp_path_factory.mktemp('sdk')}/c.db"
+    if request.param == "of its own":
+        with RunningCenter(url, open_to_all=True, dev={"retry_interval_ms": 200}) as made:
+            yield made
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMC_DEV__RETRY_INTERVAL_MS", "200")
+        with CenterInThisProcess(url) as embedded:
+            yield embedded
 
 
 @pytest.fixture
-def center(running: RunningCenter) -> Iterator[tmc.Center]:
+def center(running: Running) -> Iterator[tmc.Center]:
     with tmc.connect(running.address, app="orders") as made:
         yield made
 
@@ -217,7 +225,7 @@ class Paid(pydantic.BaseModel):
 
 
 class TestConsumer:
-    def test_bodies_come_as_annotated(self, running: RunningCenter, center: tmc.Center) -> None:
+    def test_bodies_come_as_annotated(self, running: Running, center: tmc.Center) -> None:
         got: list[Any] = []
         consumer = tmc.Consumer(tmc.connect(running.address, app="typed"))
 
@@ -238,9 +246,7 @@ class TestConsumer:
         assert (Paid(order=7), "k7", {"trace": "x"}, "orders") in got
         assert b"\x00\xff" in got
 
-    def test_a_failing_handler_is_tried_again_and_rejects_end_it(
-        self, running: RunningCenter, center: tmc.Center
-    ) -> None:
+    def test_a_failing_handler_is_tried_again_and_rejects_end_it(self, running: Running, center: tmc.Center) -> None:
         tries: list[tuple[str, int]] = []
         consumer = tmc.Consumer(tmc.connect(running.address, app="failing"))
 
@@ -263,7 +269,7 @@ class TestConsumer:
         assert sorted(tries) == [("broken", 1), ("broken", 2), ("later", 1), ("later", 2), ("later", 3), ("reject", 1)]
 
     def test_with_an_inbox_a_copy_that_comes_again_has_no_second_effect(
-        self, running: RunningCenter, center: tmc.Center, business: sa.Engine
+        self, running: Running, center: tmc.Center, business: sa.Engine
     ) -> None:
         handled, lost_acks = [], [1, 1]
         mine = tmc.connect(running.address, app="inboxed")
@@ -293,7 +299,7 @@ class TestConsumer:
             assert len(connection.execute(sa.select(inbox)).fetchall()) == 1
 
     def test_a_handler_that_fails_with_an_inbox_leaves_no_note(
-        self, running: RunningCenter, center: tmc.Center, business: sa.Engine
+        self, running: Running, center: tmc.Center, business: sa.Engine
     ) -> None:
         tries: list[int] = []
         consumer = tmc.Consumer(tmc.connect(running.address, app="inboxed2"))
@@ -312,7 +318,7 @@ class TestConsumer:
         assert (tries, _orders(business)) == ([1, 2], [2])
 
     def test_a_note_that_is_refused_for_another_reason_is_no_duplicate(
-        self, running: RunningCenter, center: tmc.Center, business: sa.Engine
+        self, running: Running, center: tmc.Center, business: sa.Engine
     ) -> None:
         with business.begin() as connection:
             connection.exec_driver_sql(
@@ -321,9 +327,7 @@ class TestConsumer:
         with pytest.raises(sa.exc.IntegrityError), tmc.SqlInbox(sessionmaker(business)).once(a_message()):
             pass
 
-    def test_a_hanging_async_handler_does_not_keep_the_process(
-        self, running: RunningCenter, center: tmc.Center
-    ) -> None:
+    def test_a_hanging_async_handler_does_not_keep_the_process(self, running: Running, center: tmc.Center) -> None:
         entered = threading.Event()
         of_others = set(threading.enumerate())  # consumers of other tests may still be ending
         consumer = tmc.Consumer(tmc.connect(running.address, app="hanging"))
@@ -344,7 +348,7 @@ class TestConsumer:
         assert _consumption_states(running, "hanging") == {"x": 1}
 
     def test_a_handler_that_hangs_is_given_up_and_its_message_runs_elsewhere(
-        self, running: RunningCenter, center: tmc.Center
+        self, running: Running, center: tmc.Center
     ) -> None:
         """The retry interval is 200 ms: Extends keep the second consumer from the message until max_handling."""
         gate, ran = threading.Event(), []
@@ -373,7 +377,7 @@ class TestConsumer:
         for consumer in consumers:
             consumer.stop()
 
-    def test_stop_lets_running_handlers_end(self, running: RunningCenter, center: tmc.Center) -> None:
+    def test_stop_lets_running_handlers_end(self, running: Running, center: tmc.Center) -> None:
         entered, go_on = threading.Event(), threading.Event()
         consumer = tmc.Consumer(tmc.connect(running.address, app="stopping"), concurrency=1)
 
@@ -409,12 +413,12 @@ class TestConsumer:
             tmc.Consumer(center).listener("t")(space["h"])
 
 
-def _subscribed(running: RunningCenter, app: str, count: int) -> bool:
+def _subscribed(running: Running, app: str, count: int) -> bool:
     catalog = running.server.store.watch.current
     return sum(1 for s in catalog.subscriptions.values() if catalog.apps[s.app].id == app) == count
 
 
-def _consumption_states(running: RunningCenter, topic: str) -> dict[str, int]:
+def _consumption_states(running: Running, topic: str) -> dict[str, int]:
     """State numbers by message key: 1 scheduled, 2 acked, 3 failed."""
     from tmc_server.domain.placement import table_index_for
     from tmc_server.store.tables import shard_tables
@@ -431,7 +435,7 @@ def _consumption_states(running: RunningCenter, topic: str) -> dict[str, int]:
 
 
 class TestAsyncio:
-    def test_the_same_calls_awaited(self, running: RunningCenter, tmp_path) -> None:
+    def test_the_same_calls_awaited(self, running: Running, tmp_path) -> None:
         async def story() -> None:
             engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/async.db")
             sync = sa.create_engine(f"sqlite:///{tmp_path}/async.db")
@@ -470,13 +474,11 @@ class TestAsyncio:
 
     def test_asyncio_has_everything_that_the_blocking_face_has(self) -> None:
         center = tmc.connect("127.0.0.1:1", app="orders")
-        inner = {"after_fork", "connection", "identity", "producer", "sender", "serving", "settle", "timeout"}
+        inner = {"after_fork", "connection", "identity", "producer", "sender", "serves_checks", "settle", "timeout"}
         offered = {name for name in dir(center) if not name.startswith("_")} - inner
         assert offered <= set(dir(aio.AsyncCenter(center)))
 
-    def test_messages_are_looked_up_and_checks_are_answered_over_asyncio(
-        self, running: RunningCenter, tmp_path
-    ) -> None:
+    def test_messages_are_looked_up_and_checks_are_answered_over_asyncio(self, running: Running, tmp_path) -> None:
         async def story() -> None:
             async with aio.connect(running.address, app="orders") as center:
                 published = await center.publish("aio", b"", key="looked-up")
@@ -491,7 +493,7 @@ class TestAsyncio:
         asyncio.run(story())
 
     def test_a_submit_that_is_answered_after_the_block_is_settled_all_the_same(
-        self, running: RunningCenter, tmp_path, monkeypatch: pytest.MonkeyPatch
+        self, running: Running, tmp_path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("tmc_client.transaction.SUBMIT_WAIT", timedelta(0))
         answer: Future[Any] = Future()
@@ -513,7 +515,7 @@ class TestAsyncio:
 
         asyncio.run(story())
 
-    def test_a_block_on_a_connection_is_settled_too(self, running: RunningCenter, tmp_path) -> None:
+    def test_a_block_on_a_connection_is_settled_too(self, running: Running, tmp_path) -> None:
         async def story() -> None:
             engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/bound.db")
             await aio.create_tables(engine)

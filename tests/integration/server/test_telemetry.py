@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
-from tmc_server.app import CannotStart, Server
+from tmc_server.app import DEV, CannotStart, Server
 from tmc_server.config import Config
 from tmc_server.metrics import METRICS
 from tmc_server.store.tables import node_slot
@@ -94,7 +94,7 @@ def test_a_server_whose_metrics_port_is_taken_takes_up_nothing(tmp_path: Path) -
         sections = {"server": {"listen": "127.0.0.1:0"}, "store": {"catalog": f"sqlite:///{file}"}}
         config = Config.model_validate(sections | {"telemetry": {"listen": listen}})
         with pytest.raises(CannotStart, match=rf"Cannot listen on {listen} for metrics .* set \[telemetry\] listen"):
-            asyncio.run(Server.started(config, dev=True))
+            asyncio.run(Server.started(config, DEV))
     assert not file.exists()  # no tables, no node slot, no leases that others would have to wait for
 
 
@@ -106,7 +106,7 @@ def test_a_server_whose_port_is_taken_says_which_setting_and_leaves_its_node_slo
         with pytest.raises(
             CannotStart, match=rf"Cannot listen on {listen}: choose another address \(\[server\] listen"
         ):
-            asyncio.run(Server.started(config, dev=True))
+            asyncio.run(Server.started(config, DEV))
     slot = sa.create_engine(sections["store"]["catalog"])
     with slot.connect() as connection:
         assert connection.execute(sa.select(node_slot.c.expires_ms)).scalars().all() == [0]

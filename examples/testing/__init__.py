@@ -1,0 +1,1 @@
+"""Unit tests of a service, with the fixture `tmc_center`: `pytest examples/testing`."""
