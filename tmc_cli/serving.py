@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -54,20 +55,23 @@ def dev(
     except CannotStart as exc:
         fail(exc)
     configure_logging(settings.log)
-    typer.echo(
-        f"tmc dev on 127.0.0.1:{port}, messages in {data}.\n"
-        "Open to everybody on this machine: apps and topics are made when they are first named.",
-        err=True,
-    )
-    _serve(changed, DEV)
+
+    def say(port: int) -> None:
+        typer.echo(
+            f"tmc dev on 127.0.0.1:{port}, messages in {data}.\n"
+            "Open to everybody on this machine: apps and topics are made when they are first named.",
+            err=True,
+        )
+
+    _serve(changed, DEV, say)
 
 
-def _serve(config: Config, form: Form = SERVER) -> None:
+def _serve(config: Config, form: Form = SERVER, on_started: Callable[[int], None] = lambda _port: None) -> None:
     for name, path in config.files.items():
         if not os.access(path, os.R_OK):
             fail(f"{name}: cannot read {path}: {'no such file' if not Path(path).exists() else 'permission denied'}.")
     try:
         if wait_for_databases(config):
-            serve(config, form)
+            serve(config, form, on_started)
     except CannotStart as exc:
         fail(exc)

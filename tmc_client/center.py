@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from tmc_client.checks.answers import Checks, Outcome
-    from tmc_client.embedded import EmbeddedCenter
+    from tmc_client.embedded import Hold
     from tmc_client.local import LocalTransaction
     from tmc_client.local.engines import Source
     from tmc_client.outbox import Outbox
@@ -48,14 +49,18 @@ class Center:
         identity: Identity,
         tls: Tls | None,
         timeout: timedelta,
+        *,
         insecure: bool = False,
-        embedded: EmbeddedCenter | None = None,
+        hold: Hold | None = None,
+        serves_checks: bool = False,
+        sender: Callable[[Connection], Sender] = Sender,
     ) -> None:
-        """embedded: the center inside this process that listens on `address`, stopped with its last user."""
+        """hold: on the server inside this process that listens on `address`.  serves_checks: see `checks`."""
         self.connection = Connection(address, identity, tls, insecure=insecure)
-        self._embedded = embedded
-        self.serves_checks = embedded is not None  # the center runs in this process, and asks here
-        self.sender = Sender(self.connection)
+        self._hold = hold
+        self._serves_checks = serves_checks
+        self._checks: Checks | None = None
+        self.sender = sender(self.connection)
         self.producer = Producer(self.sender)
         self.timeout = duration("timeout", timeout)
         self._running = RunningServers()
@@ -198,7 +203,12 @@ class Center:
         from tmc_client.checks.answers import Checks
 
         checks = Checks(self.connection, engine, self._outcomes, self._running)
-        if self.serves_checks:
+        if self._serves_checks:
+            if self._checks is not None:
+                raise errors.InvalidRequest(
+                    "This Center answers checks already: call checks() once, or connect once for each business database."
+                )
+            self._checks = checks
             checks.serve()
             checks.token.learn()  # by a call that carries the address: the center knows it when this returns
         return checks
@@ -236,8 +246,8 @@ class Center:
         if self._settler is not None:
             self._settler.close()
         self.connection.close()
-        if self._embedded is not None:
-            self._embedded.close()
+        if self._hold is not None:
+            self._hold.close()
 
     def __enter__(self) -> Center:
         return self
@@ -268,12 +278,26 @@ def connect(
     insecure: without `tls`, allow sending the key in the clear to other machines (also TMC_INSECURE=1).
     Raises: InvalidRequest if the key would be sent in the clear, or if the center inside this process cannot start.
     """
-    embedded = None
     if address.startswith(EMBEDDED):
-        from tmc_client.embedded import EmbeddedCenter
-
-        embedded = EmbeddedCenter(address.removeprefix(EMBEDDED))
-        running = embedded.open()
-        address, key = running.address, running.secret
+        if key or tls is not None:
+            raise errors.InvalidRequest("A center inside this process needs neither key= nor tls=: leave them out.")
+        return _connect_here(
+            address.removeprefix(EMBEDDED), Identity(app=app, tag=tag, check_address=check_address), timeout
+        )
     identity = Identity(app=app, key=key, tag=tag, check_address=check_address)
-    return Center(address, identity, tls, timeout, insecure=insecure, embedded=embedded)
+    return Center(address, identity, tls, timeout, insecure=insecure)
+
+
+def _connect_here(database: str, identity: Identity, timeout: timedelta) -> Center:
+    """Raises InvalidRequest."""
+    from tmc_client.embedded import Hold
+
+    hold = Hold(database)
+    running = hold.open()
+    try:
+        return Center(
+            running.address, replace(identity, key=running.secret), None, timeout, hold=hold, serves_checks=True
+        )
+    except BaseException:
+        hold.close()
+        raise

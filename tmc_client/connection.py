@@ -96,6 +96,21 @@ class Identity:
     check_address: str = ""
     operator_token: str = field(default="", repr=False)
 
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest: nobody could call check_address."""
+        if not self.check_address:
+            return
+        try:
+            place = HostPort.parse(self.check_address)
+        except (ValueError, AttributeError):
+            place = None
+        if place is None or place.is_unspecified or not place.port:
+            raise errors.InvalidRequest(
+                f"check_address={self.check_address!r} is no address of this service: give 'host:port' that the center can "
+                "reach.",
+                field="check_address",
+            )
+
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         pairs = [("tmc-app", self.app)]
@@ -114,8 +129,8 @@ def addresses_of(address: str) -> list[str]:
     """host:port, or several with commas. Raises ValueError."""
     parts = [part.strip() for part in address.split(",")]
     try:
-        for part in parts:
-            HostPort.parse(part)
+        if not all(HostPort.parse(part).port for part in parts):
+            raise ValueError("port 0")
     except ValueError:
         raise ValueError(
             f"{_without_secrets(address)!r} is no address of a center: give host:port, several with commas, "

@@ -112,6 +112,11 @@ class Consumer:
         return self._center.identity
 
     @property
+    def address(self) -> str:
+        """Of the center, as it was connected to."""
+        return self._center.connection.address
+
+    @property
     def topics(self) -> list[str]:
         """Those that have a listener."""
         return list(self._listeners.by_topic)

@@ -1,4 +1,8 @@
-"""FastAPI and SQLAlchemy's asyncio. Checks are mounted into the application."""
+"""FastAPI and SQLAlchemy's asyncio. Checks are mounted into the application.
+
+The center finds them by check_address=, and over HTTP, after:
+tmc admin set-check order.paid --kind http --option path=/tmc/checks --option batch=true
+"""
 
 import os
 from collections.abc import AsyncIterator
@@ -13,7 +17,7 @@ from tmc_client import aio
 
 ADDRESS = os.environ.get("TMC_ADDRESS", "127.0.0.1:50051")
 engine = create_async_engine(f"sqlite+aiosqlite:///{os.environ.get('SHOP_DATABASE', 'shop.db')}")
-center = aio.connect(ADDRESS, app="orders")
+center = aio.connect(ADDRESS, app="orders", check_address=os.environ.get("SHOP_ADDRESS", ""))
 
 
 async def prepare_database() -> None:

@@ -1,4 +1,8 @@
-"""Flask and SQLAlchemy. Checks are answered beside the application."""
+"""Flask and SQLAlchemy. Checks are answered beside the application.
+
+The center finds them by check_address=, and over HTTP, after:
+tmc admin set-check order.paid --kind http --option path=/tmc/checks --option batch=true
+"""
 
 import os
 
@@ -16,7 +20,7 @@ with engine.begin() as _connection:
         _connection.execute(sa.text(f"CREATE TABLE IF NOT EXISTS {_table} (number INTEGER)"))
 
 app = flask.Flask("shop")
-center = tmc.connect(ADDRESS, app="orders")
+center = tmc.connect(ADDRESS, app="orders", check_address=os.environ.get("SHOP_ADDRESS", ""))
 app.wsgi_app = center.checks(engine).beside(app.wsgi_app)  # type: ignore[method-assign]  # POST /tmc/checks
 
 

@@ -14,11 +14,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from tests.support.center import RunningCenter
 from tests.support.cluster import ROOT
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
+from tests.support.postgresql import PostgreSQL
+from tests.support.rabbitmq import RabbitMQ
 
 _SERVE = """
 import importlib, sys, wsgiref.simple_server
@@ -33,24 +36,24 @@ wsgiref.simple_server.make_server("127.0.0.1", int(sys.argv[2]), application).se
 class Shop:
     """The programs of one example, with a database of their own."""
 
-    def __init__(self, stack: str, center: RunningCenter, folder: Path) -> None:
+    def __init__(self, stack: str, center: RunningCenter | None, folder: Path) -> None:
         self.database = folder / f"{stack}.db"
         self.module = f"examples.shops.{stack}"
         self._log = folder / f"{stack}.log"
-        self._environment = os.environ | {
+        self.environment = os.environ | {
             "PYTHONPATH": str(ROOT),
-            "TMC_ADDRESS": center.address,
+            "TMC_ADDRESS": center.address if center is not None else "",
             "SHOP_DATABASE": str(self.database),
         }
         self._running: list[subprocess.Popen[bytes]] = []
 
     def start(self, *command: str) -> None:
         with open(self._log, "ab") as log:
-            made = subprocess.Popen([sys.executable, *command], cwd=ROOT, env=self._environment, stdout=log, stderr=log)
+            made = subprocess.Popen([sys.executable, *command], cwd=ROOT, env=self.environment, stdout=log, stderr=log)
         self._running.append(made)
 
     def run(self, *command: str) -> None:
-        subprocess.run([sys.executable, *command], cwd=ROOT, env=self._environment, check=True, timeout=60)
+        subprocess.run([sys.executable, *command], cwd=ROOT, env=self.environment, check=True, timeout=60)
 
     def pay_over_http(self, *server: str) -> None:
         port = free_port()
@@ -129,7 +132,60 @@ def test_an_order_that_is_paid_gets_one_coupon(shop: Shop, stack: str) -> None:
 
 def test_every_example_is_run() -> None:
     there = {path.stem for path in (ROOT / "examples" / "shops").glob("*_shop.py")}
-    assert there == {*PAY, "library_shop"}
+    assert there == {*PAY, "celery_shop", "library_shop", "outbox_shop", "postgresql_shop"}
+
+
+def test_a_celery_task_that_was_enqueued_twice_has_one_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CELERY_BROKER", "filesystem://")
+    with RunningCenter(f"sqlite:///{tmp_path}/center.db", open_to_all=True) as center:
+        shop = Shop("celery_shop", center, tmp_path)
+        try:
+            shop.start("-m", shop.module, "consume")
+            shop.start("-m", "celery", "-A", shop.module, "worker", "--pool", "solo", "-l", "ERROR")
+            center.subscribed()
+            shop.run("-m", shop.module, "pay", "7")
+            shop.run("-m", shop.module, "pay", "8")
+            eventually(lambda: shop.numbers("coupon") == [7, 8], seconds=60, describe=shop.log)
+            eventually(lambda: not list((tmp_path / "tasks").glob("*.msg")), seconds=60, describe=shop.log)
+            assert shop.numbers("coupon") == [7, 8]
+        finally:
+            shop.stop()
+
+
+@pytest.mark.services
+def test_the_outbox_alone_needs_no_center(tmp_path: Path, rabbitmq: RabbitMQ) -> None:
+    shop = Shop("outbox_shop", None, tmp_path)
+    shop.environment["SHOP_RABBITMQ"] = rabbitmq.url
+    try:
+        shop.start("-m", shop.module, "consume")
+        with rabbitmq.connect() as connection:
+            connection.channel().queue_declare("order.paid", durable=True)
+        shop.run("-m", shop.module, "pay", "7")
+        eventually(lambda: shop.numbers("coupon") == [7], seconds=60, describe=shop.log)
+    finally:
+        shop.stop()
+
+
+@pytest.mark.postgresql
+def test_orders_and_coupons_on_postgresql(tmp_path: Path, postgresql: PostgreSQL) -> None:
+    with RunningCenter(f"sqlite:///{tmp_path}/center.db", open_to_all=True) as center:
+        shop = Shop("postgresql_shop", center, tmp_path)
+        databases = {name: postgresql.create(f"shop_{name}") for name in ("orders", "coupons")}
+        shop.environment |= {f"SHOP_{name.upper()}": url for name, url in databases.items()}
+        engine = sa.create_engine(databases["coupons"])
+
+        def coupons() -> list[int]:
+            with engine.connect() as connection:
+                return list(connection.execute(sa.text("SELECT number FROM coupon")).scalars())
+
+        try:
+            shop.start("-m", shop.module, "consume")
+            center.subscribed()
+            shop.run("-m", shop.module, "pay", "7")
+            eventually(lambda: coupons() == [7], seconds=60, describe=shop.log)
+        finally:
+            shop.stop()
+            engine.dispose()
 
 
 def test_the_center_inside_the_program_needs_no_other_process(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import grpc
 import tmc_client as tmc
 from tests.support.eventually import eventually
 from tests.support.store import migrated_sqlite
-from tmc_client.embedded import EmbeddedCenter
+from tmc_client.embedded import Hold
 from tmc_common.protocol import admin_pb2, admin_pb2_grpc, types_pb2
 from tmc_server.app import DEV, SERVER, Server, initialize
 from tmc_server.config import Config
@@ -161,10 +161,14 @@ class CenterInThisProcess:
     def __init__(self, url: str) -> None:
         _prepare(url)
         self.address = f"embedded+{url}"
-        self._held = EmbeddedCenter(url)
+        self._held = Hold(url)
         self._running: Any = self._held.open()
         self.server: Server = self._running.server
         self.listens_on: str = self._running.address
+
+    def fail(self) -> None:
+        """The server ends while its users are there, as one that cannot continue does."""
+        self._running.stop()
 
     def stop(self) -> None:
         self._held.close()

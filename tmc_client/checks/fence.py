@@ -94,7 +94,7 @@ class LedgerAnswers:
         if question.created_ms < horizon_ms + _CLOCKS_APART_MS and horizon_ms:
             return Answer(Verdict.UNKNOWN, "TOO_OLD: the ledger was cleaned since, its row may be gone.")
         if not fences:
-            return Answer(Verdict.UNKNOWN, "NOT_THERE: this way of asking may not fence.")
+            return Answer(Verdict.UNKNOWN, "NOT_THERE: a GET may not fence, set the option batch=true of the target.")
         if time.monotonic() > until:
             return Answer(Verdict.UNKNOWN, "IN_FLIGHT: there was no time left to fence it.")
         return self._fence(question)

@@ -106,6 +106,14 @@ def response_of(question: Question, answer: Answer) -> check_pb2.CheckResponse:
     return check_pb2.CheckResponse(verdict=verdict, detail=answer.detail, message_id=question.message_id)
 
 
+def _place(address: str) -> HostPort:
+    """Raises InvalidRequest."""
+    try:
+        return HostPort.parse(address)
+    except (ValueError, AttributeError) as exc:
+        raise errors.InvalidRequest(f"checks.serve({address!r}): give 'host:port', port 0 takes a free one.") from exc
+
+
 class ChecksServer:
     """A gRPC server that answers checks and nothing else.
 
@@ -125,7 +133,7 @@ class ChecksServer:
         tag: str = "",
         advertise: str = "",
     ) -> None:
-        place = HostPort.parse(address)
+        place = _place(address)
         self._server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix="tmc-checks"),
             interceptors=[TokenFirst(checks)],
@@ -134,7 +142,12 @@ class ChecksServer:
         )
         check_pb2_grpc.add_CheckServiceServicer_to_server(CheckServicer(checks), self._server)  # type: ignore[no-untyped-call]
         add = self._server.add_insecure_port if credentials is None else self._server.add_secure_port
-        self.port: int = add(address, *([credentials] if credentials is not None else []))
+        try:
+            self.port: int = add(address, *([credentials] if credentials is not None else []))
+        except RuntimeError as exc:
+            raise errors.InvalidRequest(
+                f"Cannot listen on {address}: give checks.serve() another address, or stop what uses it."
+            ) from exc
         self.address = str(HostPort(place.host, self.port))
         self._agent, self._service, self._tag = agent, service, tag
         self.advertised = advertise or self.address

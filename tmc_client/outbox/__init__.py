@@ -31,13 +31,14 @@ from tmc_client.ledger import ledger_id_of
 from tmc_client.local import LocalTransaction
 from tmc_client.local.choosing import is_async_session, is_of_asyncio, local_of
 from tmc_client.local.engines import Source, engine_of
+from tmc_client.outbox.bell import Bell
 from tmc_client.outbox.block import OutboxTransaction
 from tmc_client.outbox.center_target import CenterTarget
 from tmc_client.outbox.direct import DirectSending
 from tmc_client.outbox.entries import Entry, Target, line_of
 from tmc_client.outbox.relay import LEASE, Limits, Relay
 from tmc_client.outbox.store import ALWAYS_DUE_MS, OutboxStore, columns_of, now_ms
-from tmc_client.producer import publish_request
+from tmc_client.producer import duration, publish_request
 from tmc_client.tables import outbox as table
 from tmc_common.plugins import installed
 from tmc_common.protocol import message_pb2
@@ -99,11 +100,12 @@ class Outbox:
                 f"{type(target).__name__}."
             )
         self._target = CenterTarget(target.producer) if isinstance(target, Center) else target
-        self._untouched_ms = round(untouched.total_seconds() * 1000)
+        self._untouched_ms = round(duration("untouched", untouched).total_seconds() * 1000)
         self._limits = limits or Limits()
         self._lease = lease
         self._on_given_up = on_given_up
         self._direct = DirectSending(self.store, self._target) if direct else None
+        self._bell = Bell(self.store.engine)
         self._closed = False
         self._checked: set[int] = set()
         self._relay: Relay | None = None
@@ -216,8 +218,8 @@ class Outbox:
         """
         if self._direct is not None and messages:
             self._direct.send(messages)
-        if self._relay is not None and ordered:
-            self._relay.wake()
+        if ordered and (self._relay is None or not self._relay.wake()):
+            self._bell.ring()
 
     def relay(self) -> Relay:
         """A relay for a thread or process of your own: call its `run`."""
@@ -244,6 +246,7 @@ class Outbox:
         if self._relay is not None and self._thread is not None:
             self._relay.stop()
             self._thread.join(10)
+        self._bell.close()
         self._target.close()
         if self._owns_engine:
             self.store.engine.dispose()

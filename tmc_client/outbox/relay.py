@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from tmc_client import errors
+from tmc_client.outbox.bell import Listener
 from tmc_client.outbox.entries import Entry, Failure, Target, Trouble
 from tmc_client.outbox.store import OutboxStore
 
@@ -76,6 +77,8 @@ class Relay:
 
     def run(self) -> None:
         """Until `stop`."""
+        listener = Listener(self._store.engine, self.wake)
+        listener.start()
         while not self._stopping.is_set():
             pause_s = self.run_once()
             if pause_s == REST_S:
@@ -83,6 +86,7 @@ class Relay:
             elif pause_s:
                 self._woken.wait(pause_s)
             self._woken.clear()
+        listener.stop()
         self._leave()
 
     def stop(self) -> None:
@@ -90,10 +94,11 @@ class Relay:
         self._stopping.set()
         self._woken.set()
 
-    def wake(self) -> None:
-        """There is something to do, if this is the relay that works."""
+    def wake(self) -> bool:
+        """There is something to do. Returns: this is the relay that works."""
         if self._holds:
             self._woken.set()
+        return self._holds
 
     def run_once(self) -> float:
         """One pass. Returns: seconds until the next one."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Protocol
 
 from tmc_client import aio, errors
-from tmc_client.center import Center, connect
+from tmc_client.center import DEFAULT_TIMEOUT, Center
 from tmc_client.codecs import Topic, decode, encode
 from tmc_client.connection import Connection, Identity
 from tmc_client.consumer import Consumer
-from tmc_client.embedded import EmbeddedServer, entry_point
-from tmc_client.producer import Producer, duration
+from tmc_client.embedded import RunningServer, entry_point
+from tmc_client.producer import duration
 from tmc_client.testing.faults import Call, Faults, FaultySender, Point
 from tmc_common.protocol import admin_pb2, types_pb2
 
@@ -31,13 +32,12 @@ _DONE = {
 }
 
 
-class ManualServer(EmbeddedServer, Protocol):
+class DrivenServer(RunningServer, Protocol):
     """The server behind a ManualCenter: see tmc_server.app.manual."""
 
     @property
     def now_ms(self) -> int: ...
-    @property
-    def copies(self) -> int: ...
+    def copies_for(self, app: str) -> int: ...
     def set_clock(self, now_ms: int) -> None: ...
     def run_duties(self) -> None: ...
     def next_due_ms(self) -> int | None: ...
@@ -66,11 +66,14 @@ class ManualCenter:
 
     def __init__(self) -> None:
         """Raises InvalidRequest: the server is not installed."""
-        self._server: ManualServer = entry_point("manual")()
+        self._server: DrivenServer = entry_point("manual")()
         self._faults = Faults()
         self._centers: list[Center] = []
         self._consumers: list[Consumer] = []
         self._operator = Connection(self.address, Identity(app="test"))
+        self._closing = ExitStack()  # consumers first, the server last, each whatever became of the others
+        self._closing.callback(self._server.stop)
+        self._closing.callback(self._operator.close)
 
     @property
     def address(self) -> str:
@@ -84,11 +87,16 @@ class ManualCenter:
 
     def connect(self, app: str, *, tag: str = "") -> Center:
         """A Center for the code under test, closed at the end."""
-        center = connect(self.address, app=app, tag=tag)
-        center.sender = FaultySender(center.connection, self._faults)
-        center.producer = Producer(center.sender)
-        center.serves_checks = True
+        center = Center(
+            self.address,
+            Identity(app=app, tag=tag),
+            None,
+            DEFAULT_TIMEOUT,
+            serves_checks=True,
+            sender=partial(FaultySender, faults=self._faults),
+        )
         self._centers.append(center)
+        self._closing.callback(center.close)
         return center
 
     def connect_async(self, app: str, *, tag: str = "") -> aio.AsyncCenter:
@@ -102,28 +110,44 @@ class ManualCenter:
         self.settle()
 
     def _start(self, consumer: Consumer) -> None:
+        """Raises TypeError, ValueError."""
+        if not isinstance(consumer, Consumer):
+            raise TypeError(f"consume() takes tmc.Consumers, not {consumer!r}")
+        if consumer.address != self.address:
+            raise ValueError(
+                "consume() takes consumers of this center: make them with tmc.Consumer(tmc_center.connect(app=...))"
+            )
         app, tag = consumer.identity.app, consumer.identity.tag
         before = {topic: self._server.room(topic, app, tag) for topic in consumer.topics}
         consumer.start()
         self._consumers.append(consumer)
+        self._closing.callback(consumer.stop)
         self._wait(
-            lambda: all(self._server.room(topic, app, tag) > room for topic, room in before.items()), "subscribed"
+            lambda: all(self._server.room(topic, app, tag) > room for topic, room in before.items()),
+            lambda: f"{app} could not subscribe to {', '.join(before)}: the log of tmc_client.consumer says why.",
         )
 
     def settle(self) -> None:
-        """Deliver what is due now, run the checks that are due now, and wait until all handlers are done."""
+        """Deliver what is due now, run the checks that are due now, and wait until all handlers are done.
+
+        Raises AssertionError: handlers still run after thirty seconds of real time.
+        """
+        if not self._server.is_running:
+            raise RuntimeError("this center is closed")
         while True:
-            before = self._server.copies
+            before = self._copies()
             self._flush()
             self._server.run_duties()
-            self._wait(self._is_handled, "handled")
+            self._wait(self._is_handled, self._unhandled)
             self._flush()
-            if self._server.copies == before and not self._server.waits_for_room():
+            if self._copies() == before and not self._server.waits_for_room():
                 return
 
-    def advance(self, time: timedelta) -> None:
+    def advance(self, by: timedelta) -> None:
         """Let time pass at the center: every check and every delivery happens at its own moment, in order."""
-        target = self._server.now_ms + round(duration("time", time).total_seconds() * 1000)
+        if duration("by", by) < timedelta(0):
+            raise ValueError(f"by={by!r}: time does not go back")
+        target = self._server.now_ms + round(by.total_seconds() * 1000)
         self.settle()
         while (due := self._server.next_due_ms()) is not None and due <= target:
             self._server.set_clock(due)
@@ -132,11 +156,14 @@ class ManualCenter:
         self.settle()
 
     def fail_next(self, call: Call, error: errors.TmcError | None = None) -> None:
-        """Let the next call of this kind fail before it reaches the center. error: by default Unavailable."""
+        """Let the next call of this kind fail before it reaches the center; several calls of this add up.
+
+        error: by default Unavailable. Raises AssertionError at the end of the test if no such call came.
+        """
         self._faults.fail_next(call, error)
 
     def crash_after(self, point: Point) -> AbstractContextManager[None]:
-        """Let the process of the code under test die in a `with` block, at a point of its next transaction.
+        """Let the process of the code under test die in a `with` block, at a point of its next transaction in this thread.
 
         point: "prepare", its answer was the last thing the process saw; "local_commit", before it submits; "submit".
         What the dead Center should still send is lost; the block ends, and the test goes on as another process.
@@ -146,20 +173,18 @@ class ManualCenter:
     def redeliver(self, topic: Topic[Any] | str, key: str) -> None:
         """Deliver another copy of a message that was delivered, as happens when an ack is lost.
 
-        Raises AssertionError: no consumer got it yet.
+        Raises AssertionError: no running consumer has had it.
         """
         self.settle()  # a copy that comes while the handler runs would share its outcome
-        found = self._message(str(topic), key)
-        if found is None or not self._server.redeliver(found.message_id):
+        found = [each for each in self._submitted(str(topic)) if each.key == key]
+        if not (found and self._server.redeliver(found[-1].message_id)):
             raise AssertionError(f"{topic} {key} was delivered to none of the running consumers.")
         self.settle()
 
     def published(self, topic: Topic[Any] | str) -> list[Published]:
         """The submitted messages of a topic, oldest first."""
-        self._flush()
-        return [
-            self._read(each) for each in self._messages(str(topic)) if each.state == types_pb2.MESSAGE_STATE_COMMITTED
-        ]
+        self.settle()
+        return [self._read(each) for each in self._submitted(str(topic))]
 
     def assert_published(
         self, topic: Topic[Any] | str, *, key: str | None = None, body: Any = ..., times: int = 1
@@ -194,6 +219,9 @@ class ManualCenter:
             if each.why not in _DONE:
                 yield f"{message.topic} {message.key}{f' for {each.app}' if each.app else ''}: {each.sentence}"
 
+    def _submitted(self, topic: str) -> list[Any]:
+        return [each for each in self._messages(topic) if each.state == types_pb2.MESSAGE_STATE_COMMITTED]
+
     def _topics(self) -> list[str]:
         found = self._ask(admin_pb2.ListTopicsRequest(page_size=_PAGE), admin_pb2.ListTopicsResponse)
         return [topic.name for topic in found.topics]
@@ -209,9 +237,6 @@ class ManualCenter:
             if not page.next_page_token:
                 return
             request.page_token = page.next_page_token
-
-    def _message(self, topic: str, key: str) -> Any:
-        return next((each for each in self._messages(topic) if each.key == key), None)
 
     def _read(self, message: Any) -> Published:
         detail = self._ask(admin_pb2.GetMessageDetailRequest(message_id=message.message_id), admin_pb2.MessageDetail)
@@ -233,29 +258,41 @@ class ManualCenter:
         for center in self._centers:
             center.flush()
 
-    def _is_handled(self) -> bool:
-        came = sum(consumer.received_copies for consumer in self._consumers)
-        return came >= self._server.copies and all(consumer.is_idle for consumer in self._consumers)
+    def _copies(self) -> int:
+        """How many went to our consumers, and to others of the same apps."""
+        return sum(map(self._server.copies_for, {consumer.identity.app for consumer in self._consumers}))
 
-    def _wait(self, condition: Callable[[], bool], done: str) -> None:
+    def _came(self) -> int:
+        return sum(consumer.received_copies for consumer in self._consumers)
+
+    def _is_handled(self) -> bool:
+        return self._came() >= self._copies() and all(consumer.is_idle for consumer in self._consumers)
+
+    def _unhandled(self) -> str:
+        busy = [", ".join(consumer.topics) for consumer in self._consumers if not consumer.is_idle]
+        if busy:
+            return f"Handlers of {'; '.join(busy)} still run."
+        return (
+            f"{self._copies()} copies were delivered and {self._came()} came to the consumers of consume(): does another "
+            "consumer of the same app run?"
+        )
+
+    def _wait(self, condition: Callable[[], bool], why: Callable[[], str]) -> None:
         """Raises AssertionError."""
         end = time.monotonic() + _PATIENCE_S
         while not condition():
             if time.monotonic() > end:
-                raise AssertionError(f"Not everything was {done} within {_PATIENCE_S:g} seconds.")
+                raise AssertionError(f"After {_PATIENCE_S:g} seconds: {why()}")
             time.sleep(_PAUSE_S)
 
     def close(self) -> None:
         """Stop consumers, centers and the server; no thread is left."""
-        for consumer in self._consumers:
-            consumer.stop()
-        for center in self._centers:
-            center.close()
-        self._operator.close()
-        self._server.stop()
+        self._closing.close()
 
     def __enter__(self) -> ManualCenter:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self.close()
+        if kind is None and (unused := self._faults.unused):
+            raise AssertionError(f"fail_next({unused[0]!r}): no such call came.")

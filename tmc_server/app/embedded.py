@@ -1,20 +1,21 @@
 """A center inside a process of somebody else: its server in one thread, reached over loopback with a secret.
 
-`tmc_client.embedded` finds `start`, and `tmc_client.testing` finds `start_manual`, under the entry point `tmc.embedded`,
-so that the SDK imports nothing of the server.
+`tmc_client.embedded` finds `start` under the entry point `tmc.embedded`, so that the SDK imports nothing of the server.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import logging
+import os
 import secrets
+import sqlite3
 import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from concurrent.futures import Future
+from contextlib import closing
+from pathlib import Path
 
 import uvloop
+from sqlalchemy import make_url
 
 from tmc_server.app.form import Form, in_one_process
 from tmc_server.app.maintenance import CannotStart
@@ -22,55 +23,85 @@ from tmc_server.app.reaching import require_databases
 from tmc_server.app.server import Server
 from tmc_server.config import Config, ConfigError, load
 
-log = logging.getLogger("tmc.app")
-
-Result = TypeVar("Result")
 _START_S = 120.0  # a schema on a slow database
+_LOOK_S = 0.1
 
 
 class EmbeddedServer:
-    """A server in a thread of this process. address: host:port.  secret: the key of every app, and of its operators."""
+    """A server in a thread of this process. address: host:port.  secret: the key of every app, and of its operators.
+
+    It stops by itself when the program ends: its thread is no daemon, so the interpreter waits for it.
+    """
 
     def __init__(self, config: Config, form: Form) -> None:
         """Raises CannotStart."""
         self.secret = form.secret
-        self._loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tmc-embedded", daemon=True)
+        self._pid = os.getpid()
+        started: Future[Server] = Future()
+        self._thread = threading.Thread(target=self._run, args=(config, form, started), name="tmc-embedded")
         self._thread.start()
-        self._stopping = asyncio.Event()
-        try:
-            self.server = self._run(Server.started(config, form))
-        except BaseException:
-            self._end()
-            raise
+        self.server = started.result(_START_S)
         self.address = f"127.0.0.1:{self.server.port}"
-        self._served = asyncio.run_coroutine_threadsafe(self._serve(), self._loop)
-        atexit.register(self.stop)
 
-    async def _serve(self) -> None:
-        """Until `stop`, or until the server cannot continue: then calls fail, and the log says why."""
-        await self.server.run_until(self._stopping)
-        await self.server.stop()
+    def _run(self, config: Config, form: Form, started: Future[Server]) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve(config, form, started))
+
+    async def _serve(self, config: Config, form: Form, started: Future[Server]) -> None:
+        """Until `stop`, until the program ends, or until the server cannot continue, as the log then says."""
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            server = await Server.started(config, form)
+        except BaseException as exc:  # noqa: BLE001 - handed to the one who waits
+            started.set_exception(exc)
+            return
+        started.set_result(server)
+        watch = asyncio.create_task(self._watch())
+        await server.run_until(self._stopping)
+        watch.cancel()
+        await server.stop()
+
+    async def _watch(self) -> None:
+        """An atexit function would come too late: it may start no thread, and stopping in order takes some."""
+        while not _program_has_ended(self._thread):
+            await asyncio.sleep(_LOOK_S)
+        self._stopping.set()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether calls are served. A forked child cannot see more than whether its parent is there."""
+        return self._thread.is_alive() if self.is_ours else os.getppid() == self._pid
+
+    @property
+    def is_ours(self) -> bool:
+        """False in a forked child: its threads are those of the parent."""
+        return self._pid == os.getpid()
 
     def stop(self) -> None:
-        """Answer the calls under way, store what is queued, end the thread. Idempotent."""
-        atexit.unregister(self.stop)
-        if self._loop.is_closed():
-            return
-        self._loop.call_soon_threadsafe(self._stopping.set)
-        try:
-            self._served.result()
-        finally:
-            self._end()
+        """Answer the calls under way, store what is queued, end the thread. Idempotent; nothing in a forked child."""
+        if self.is_ours and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join()
 
-    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_S)
 
-    def _end(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._loop.shutdown_default_executor(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+def _program_has_ended(ours: threading.Thread) -> bool:
+    """Whether only threads are left that the interpreter does not wait for."""
+    return not any(thread.is_alive() and not thread.daemon for thread in threading.enumerate() if thread is not ours)
+
+
+def _demand_own_file(database: str) -> None:
+    """Raises CannotStart: an SQLite file with tables of the program, whose open transactions would hold up the center."""
+    url = make_url(database)
+    if url.get_backend_name() != "sqlite" or not Path(str(url.database)).exists():
+        return
+    with closing(sqlite3.connect(str(url.database))) as connection:
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    foreign = sorted(name for name in names if not name.startswith(("tmc_", "sqlite_")))
+    if foreign or names & {"tmc_ledger", "tmc_inbox", "tmc_outbox"}:
+        raise CannotStart(
+            f"{url.database} has tables of your program ({', '.join(foreign[:3]) or 'the ledger'}), and SQLite has one "
+            "writer: an open transaction of yours would hold up the center that it calls. Give the center a file of its own."
+        )
 
 
 def start(database: str) -> EmbeddedServer:
@@ -83,4 +114,8 @@ def start(database: str) -> EmbeddedServer:
     except ConfigError as exc:
         raise CannotStart(str(exc)) from exc
     require_databases(config)
-    return EmbeddedServer(config, Form(is_open=True, secret=secrets.token_urlsafe(32)))
+    _demand_own_file(database)
+    plain = config.model_copy(
+        update={"tls": Config().tls, "delivery": Config().delivery, "rabbitmq": Config().rabbitmq}
+    )
+    return EmbeddedServer(plain, Form(is_open=True, secret=secrets.token_urlsafe(32)))

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -39,7 +40,7 @@ class ManualServer(EmbeddedServer):
         self._now_ms = round(time.time() * 1000)
         self._lock = threading.Lock()
         self._sent: dict[str, dict[SubscriptionNumber, Copy]] = {}
-        self._copies = 0
+        self._copies: Counter[SubscriptionNumber] = Counter()
         super().__init__(
             config, Form(is_open=True, is_manual=True, clock=lambda: self._now_ms, on_copies=self._on_copies)
         )
@@ -50,10 +51,12 @@ class ManualServer(EmbeddedServer):
     def now_ms(self) -> int:
         return self._now_ms
 
-    @property
-    def copies(self) -> int:
-        """How many copies went to consumers so far."""
-        return self._copies
+    def copies_for(self, app: str) -> int:
+        """How many copies went to the consumers of an app so far."""
+        catalog = self.server.store.watch.current
+        number = catalog.app_by_id[app].number if app in catalog.app_by_id else 0
+        with self._lock:
+            return sum(count for each, count in self._copies.items() if catalog.subscriptions[each].app == number)
 
     def set_clock(self, now_ms: int) -> None:
         self._now_ms = now_ms
@@ -105,12 +108,15 @@ class ManualServer(EmbeddedServer):
 
     def _on_copies(self, copies: Sequence[Copy]) -> None:
         with self._lock:
-            self._copies += len(copies)
             for copy in copies:
+                self._copies[copy.subscription] += 1
                 message_id = str(MessageId(copy.topic, copy.producer, copy.shard, copy.number))
                 self._sent.setdefault(message_id, {})[copy.subscription] = copy
 
     def stop(self) -> None:
+        """See EmbeddedServer; also removes the database."""
+        if not self.is_ours:
+            return
         super().stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -157,10 +157,11 @@ async def _in_thread(work: Callable[..., Result], *arguments: Any) -> Result:
     return await asyncio.wrap_future(future)
 
 
-async def _serve(config: Config, form: Form) -> bool:
+async def _serve(config: Config, form: Form, on_started: Callable[[int], None]) -> bool:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     server = await Server.started(config, form)
+    on_started(server.port)
     first = loop.time()
 
     def on_signal() -> None:
@@ -178,9 +179,12 @@ async def _serve(config: Config, form: Form) -> bool:
     return well
 
 
-def serve(config: Config, form: Form = SERVER) -> None:
-    """Run one server until SIGTERM or SIGINT. Raises CannotStart; SystemExit(1) when a fault ended it."""
+def serve(config: Config, form: Form = SERVER, on_started: Callable[[int], None] = lambda _port: None) -> None:
+    """Run one server until SIGTERM or SIGINT. on_started: called with its port.
+
+    Raises CannotStart; SystemExit(1) when a fault ended it.
+    """
     keep_memory_small()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        if not runner.run(_serve(config, form)):
+        if not runner.run(_serve(config, form, on_started)):
             raise SystemExit(1)

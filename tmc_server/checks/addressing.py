@@ -46,7 +46,7 @@ class Addressing:
             except Unavailable as exc:
                 return CheckAnswer.unknown(CheckReason.NO_INSTANCE, exc.sentence)
             if not texts:
-                where = f"No instance of {app.service_name!r} in environment {tag!r} is known to discovery."
+                where = f"No instance of {app.service_name!r} in environment {tag!r} is known: has it called center.checks()?"
                 return CheckAnswer.unknown(CheckReason.NO_INSTANCE, where)
         good: list[Endpoint] = []
         problem = CheckAnswer.unknown(CheckReason.NO_INSTANCE)

@@ -37,6 +37,7 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.client_idle_timeout_ms", 30_000),  # or a channel that nobody uses would try to connect for ever
 ]
 
 

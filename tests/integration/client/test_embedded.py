@@ -119,6 +119,85 @@ def test_forked_children_use_the_center_of_their_parent(url: str) -> None:
             assert center.get_message(topic="a.b", key=f"new {child}").producer == "shop"
 
 
+_PRELOADED = """
+import os, sys, tmc_client as tmc
+center = tmc.connect(sys.argv[1], app="shop")
+if os.fork() == 0:
+    center.publish("a.b", b"", key="child")
+    sys.exit(0)
+status = os.wait()[1]
+print(status, center.get_message(topic="a.b", key="child").key)
+"""
+
+
+def _program(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_child_that_ends_as_programs_do_ends_nothing_of_its_parent(url: str) -> None:
+    ran = _program(_PRELOADED, f"embedded+{url}")
+    assert (ran.returncode, ran.stdout) == (0, "0 child\n"), ran.stderr
+
+
+def test_a_child_that_lives_on_does_not_keep_the_database(url: str) -> None:
+    center = tmc.connect(f"embedded+{url}", app="shop")
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+    os.close(read)
+    try:
+        center.close()
+        with tmc.connect(f"embedded+{url}", app="shop") as again:
+            again.publish("a.b", b"", key="1")
+    finally:
+        os.close(write)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_file_is_the_same_by_every_name_and_from_everywhere(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with (
+        tmc.connect("embedded+sqlite:///center.db", app="shop") as one,
+        tmc.connect(f"embedded+{url}", app="shop") as two,
+    ):
+        assert one.connection.address == two.connection.address
+        monkeypatch.chdir(elsewhere)
+        with tmc.connect("embedded+sqlite:///center.db", app="shop") as another:
+            assert another.connection.address != one.connection.address
+
+
+def test_a_server_that_could_not_continue_is_replaced(url: str) -> None:
+    with CenterInThisProcess(url) as running, tmc.connect(running.address, app="shop") as old:
+        running.fail()
+        with tmc.connect(running.address, app="shop") as new:
+            assert new.connection.address != old.connection.address
+            new.publish("a.b", b"", key="1")
+
+
+def test_credentials_are_refused_and_a_failed_connect_leaves_nothing(url: str) -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(tmc.InvalidRequest, match="needs neither key= nor tls="):
+        tmc.connect(f"embedded+{url}", app="shop", key="mine")
+    with pytest.raises(tmc.InvalidRequest, match="no timedelta"):
+        tmc.connect(f"embedded+{url}", app="shop", timeout=5)  # type: ignore[arg-type]
+    assert [each for each in set(threading.enumerate()) - before if each.name == "tmc-embedded"] == []
+
+
+def test_settings_for_the_network_do_not_matter(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMC_TLS__CERTIFICATE", "/no/such/file")
+    monkeypatch.setenv("TMC_TLS__KEY", "/no/such/file")
+    monkeypatch.setenv("TMC_SERVER__LISTEN", "0.0.0.0:1")
+    with tmc.connect(f"embedded+{url}", app="shop") as center:
+        assert center.publish("a.b", b"", key="1")
+
+
 _FORGETS = """
 import sys, tmc_client as tmc
 tmc.connect(sys.argv[1], app="shop").publish("a.b", b"", key=sys.argv[2])
@@ -128,13 +207,7 @@ tmc.connect(sys.argv[1], app="shop").publish("a.b", b"", key=sys.argv[2])
 def test_a_program_that_does_not_close_it_ends_in_order(url: str) -> None:
     """Its leases are given back, so the next one starts at once, and all its messages are there."""
     for key in ("1", "2"):
-        ended = subprocess.run(
-            [sys.executable, "-c", _FORGETS, f"embedded+{url}", key],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        ended = _program(_FORGETS, f"embedded+{url}", key)
         assert (ended.returncode, ended.stderr) == (0, "")
     with CenterInThisProcess(url) as running, tmc.connect(running.address, app="shop") as center:
         assert {center.get_message(topic="a.b", key=key).key for key in ("1", "2")} == {"1", "2"}
@@ -143,13 +216,7 @@ def test_a_program_that_does_not_close_it_ends_in_order(url: str) -> None:
 
 def test_another_process_is_refused_while_one_runs(url: str) -> None:
     with tmc.connect(f"embedded+{url}", app="shop"):
-        ended = subprocess.run(
-            [sys.executable, "-c", _FORGETS, f"embedded+{url}", "1"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        ended = _program(_FORGETS, f"embedded+{url}", "1")
     assert "Another server uses" in ended.stderr.splitlines()[-1]
 
 
@@ -163,8 +230,6 @@ def test_another_process_is_refused_while_one_runs(url: str) -> None:
             "Cannot open /no/such/folder/c.db: the folder /no/such/folder does not exist.",
         ),
         ("mysql://u:secret@127.0.0.1:1/c", "The database at 127.0.0.1:1 does not answer (error 2002)."),
-        ("postgresql://u:secret@h/c", "store.catalog: give mariadb+mysqldb://"),
-        ("nonsense", "store.catalog: give mariadb+mysqldb://"),
     ],
 )
 def test_what_cannot_start_says_why_at_connect(database: str, sentence: str) -> None:
@@ -172,6 +237,24 @@ def test_what_cannot_start_says_why_at_connect(database: str, sentence: str) -> 
         tmc.connect(f"embedded+{database}", app="shop")
     assert str(refused.value).startswith(f"The center inside this process cannot start. {sentence}")
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("database", ["postgresql+psycopg://u:secret@h/c", "nonsense"])
+def test_what_cannot_hold_a_center_is_said_at_connect(database: str) -> None:
+    with pytest.raises(tmc.InvalidRequest, match="The center keeps its messages in SQLite, MariaDB or MySQL: give"):
+        tmc.connect(f"embedded+{database}", app="shop")
+
+
+def test_the_file_of_the_business_tables_is_refused(url: str) -> None:
+    business = sa.create_engine(url)
+    tmc.create_tables(business)
+    with pytest.raises(tmc.InvalidRequest, match=r"has tables of your program \(the ledger\).* a file of its own"):
+        tmc.connect(f"embedded+{url}", app="shop")
+    with business.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE paid (number INTEGER)")
+    business.dispose()
+    with pytest.raises(tmc.InvalidRequest, match=r"has tables of your program \(paid\)"):
+        tmc.connect(f"embedded+{url}", app="shop")
 
 
 def test_settings_that_are_wrong_are_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

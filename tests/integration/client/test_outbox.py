@@ -16,6 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Session
 import tmc_client as tmc
 from tests.support.clock import ManualClock
 from tests.support.eventually import eventually
+from tests.support.postgresql import PostgreSQL
 from tmc_client import outbox as package
 from tmc_client.outbox.entries import Entry, Failure, State, Trouble
 from tmc_client.outbox.relay import IDLE_S, LEASE, MOST_FAILURES, REST_S, Limits, Relay
@@ -92,6 +93,7 @@ def add(engine: sa.Engine, receiver: Receiver, *keys: str, order_key: str = "") 
     for key in keys:
         with Session(engine) as session, session.begin():
             box.add(session, TOPIC, {"n": 1}, key=key, order_key=order_key)
+    box.close()
 
 
 class TestWhatCommitsIsSent:
@@ -208,6 +210,65 @@ class TestWhatCommitsIsSent:
         assert box.flush()
         box.close()
         assert receiver.got == ["b"]
+
+
+@pytest.mark.postgresql
+class TestNotify:
+    """The relay works in one process, the commit happens in another: a second Outbox here."""
+
+    @pytest.fixture
+    def engine(self, postgresql: PostgreSQL) -> Iterator[sa.Engine]:
+        made = sa.create_engine(postgresql.create("tmc_outbox"))
+        metadata.drop_all(made)
+        tmc.create_tables(made)
+        yield made
+        made.dispose()
+
+    @pytest.fixture
+    def working(self, engine: sa.Engine, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[tmc.Outbox]:
+        """It would look again in ten minutes."""
+        monkeypatch.setattr("tmc_client.outbox.relay.IDLE_S", 600.0)
+        with tmc.Outbox(engine, receiver) as box:
+            add(engine, receiver, "first", order_key="7")
+            eventually(lambda: receiver.got == ["first"])
+            yield box
+
+    def test_a_message_with_an_order_key_wakes_the_relay_elsewhere(
+        self, engine: sa.Engine, receiver: Receiver, working: tmc.Outbox
+    ) -> None:
+        for key in ("a", "b"):
+            add(engine, receiver, key, order_key="7")
+            eventually(lambda: receiver.got[-1:] == [key])  # noqa: B023 - called at once
+
+    def test_a_listener_whose_connection_is_killed_listens_again(
+        self, engine: sa.Engine, receiver: Receiver, working: tmc.Outbox, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tmc_client.outbox.bell._AGAIN_S", 0.01)
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            killed = connection.exec_driver_sql(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE 'LISTEN%%'"
+            ).scalar_one()
+            listening = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%%'"
+            assert killed == 1
+            eventually(lambda: connection.exec_driver_sql(listening).scalar_one() == 1)
+        add(engine, receiver, "after", order_key="7")
+        eventually(lambda: receiver.got == ["first", "after"])
+
+    def test_nothing_is_notified_for_messages_that_are_sent_directly(
+        self, engine: sa.Engine, receiver: Receiver, working: tmc.Outbox
+    ) -> None:
+        with engine.connect() as listening:
+            raw: Any = listening.connection.driver_connection
+            raw.rollback()
+            raw.autocommit = True
+            raw.execute("LISTEN tmc_outbox")
+            with tmc.Outbox(engine, receiver, direct=True) as box, Session(engine) as session, session.begin():
+                box.add(session, TOPIC, {"n": 1}, key="direct")
+            eventually(lambda: "direct" in receiver.got)
+            add(engine, receiver, "ordered", order_key="7")
+            assert len(list(raw.notifies(timeout=20, stop_after=1))) == 1
+            assert list(raw.notifies(timeout=0)) == []
+            raw.autocommit = False
 
 
 class TestTheRelay:

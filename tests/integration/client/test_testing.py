@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import tmc_client as tmc
+from tests.support.eventually import eventually
 from tmc_client.testing import Crashed, ManualCenter
 
 SECOND = timedelta(seconds=1)
@@ -122,8 +123,9 @@ def test_a_crashed_center_sends_nothing_more_and_others_work(tmc_center: ManualC
     orders, others = tmc_center.connect(app="orders"), tmc_center.connect(app="others")
     with tmc_center.crash_after("local_commit"):
         _pay(orders, business, 7)
-    with pytest.raises(tmc.DeadlineExceeded):
-        orders.publish("order.paid", {"order": 8}, key="paid-8", timeout=timedelta(milliseconds=1))
+    with pytest.raises(tmc.Unavailable, match=r"This Center crashed in crash_after\(\): connect again") as gone:
+        orders.publish("order.paid", {"order": 8}, key="paid-8")
+    assert type(gone.value) is tmc.Unavailable
     others.publish("other", {}, key="1")
     tmc_center.assert_published("order.paid", times=0)
     tmc_center.assert_published("other")
@@ -242,11 +244,115 @@ def test_what_cannot_happen_is_said(tmc_center: ManualCenter) -> None:
             pass
     with pytest.raises(ValueError, match="give one of prepare, publish, submit"):
         tmc_center.fail_next("send")  # type: ignore[arg-type]
-    with pytest.raises(AssertionError, match="Nothing crashed: no transaction here came to its local commit"):
+    with pytest.raises(ValueError, match="none that the SDK raises"):
+        tmc_center.fail_next("submit", ConnectionError("away"))  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match=r"Nothing crashed: .* came to the local commit of a center.transaction"):
         with tmc_center.crash_after("local_commit"):
             tmc_center.connect(app="orders").publish("a.b", b"", key="1")
-    with pytest.raises(tmc.InvalidRequest, match="no timedelta"):
+    with pytest.raises(ValueError, match="open already"):
+        with tmc_center.crash_after("submit"), tmc_center.crash_after("local_commit"):
+            pass
+    with pytest.raises(tmc.InvalidRequest, match="by=10 is no timedelta"):
         tmc_center.advance(10)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="time does not go back"):
+        tmc_center.advance(-SECOND)
+    with pytest.raises(TypeError, match=r"takes tmc\.Consumers"):
+        tmc_center.consume(Coupons)  # type: ignore[arg-type]
+    with tmc.connect("127.0.0.1:1", app="orders") as elsewhere:
+        with pytest.raises(ValueError, match="consumers of this center"):
+            tmc_center.consume(tmc.Consumer(elsewhere))
+
+
+def test_a_failure_that_never_came_is_said_at_the_end() -> None:
+    with pytest.raises(AssertionError, match=r"fail_next\('submit'\): no such call came"):
+        with ManualCenter() as center:
+            center.fail_next("submit")
+    with pytest.raises(ZeroDivisionError):  # not instead of what the test itself found
+        with ManualCenter() as center:
+            center.fail_next("submit")
+            raise ZeroDivisionError
+
+
+def test_after_its_end_it_says_so() -> None:
+    with ManualCenter() as center:
+        pass
+    with pytest.raises(RuntimeError, match="this center is closed"):
+        center.settle()
+
+
+def test_a_thread_of_the_program_does_not_crash_instead_of_the_test(
+    tmc_center: ManualCenter, business: sa.Engine
+) -> None:
+    orders = tmc_center.connect(app="orders")
+    with pytest.raises(AssertionError, match="in this thread"):
+        with tmc_center.crash_after("local_commit"):
+            thread = threading.Thread(target=_pay, args=(orders, business, 7))
+            thread.start()
+            thread.join()
+    tmc_center.assert_published("order.paid", key="paid-7")
+
+
+def test_what_a_crashed_process_still_does_ends_at_once(tmc_center: ManualCenter, business: sa.Engine) -> None:
+    orders = tmc_center.connect(app="orders")
+    with tmc_center.crash_after("prepare"):
+        try:
+            _pay(orders, business, 7)
+        finally:
+            orders.publish("order.lost", b"", key="7")
+    tmc_center.assert_published("order.lost", times=0)
+
+
+def test_a_message_that_a_handler_publishes_is_waited_for(tmc_center: ManualCenter) -> None:
+    chain = tmc_center.connect(app="coupons")
+    consumer = tmc.Consumer(chain)
+    reached = threading.Event()
+
+    @consumer.listener("order.paid")
+    def forward(paid: dict[str, int], message: tmc.Message) -> None:
+        reached.wait(10)
+        chain.publish("coupon.given", paid, key=message.key)
+
+    tmc_center.consume(consumer)
+    tmc_center.connect(app="orders").publish("order.paid", {"order": 7}, key="paid-7")
+    threading.Timer(0.2, reached.set).start()
+    tmc_center.assert_published("coupon.given", key="paid-7", body={"order": 7})
+
+
+def test_a_key_that_was_rolled_back_first_is_found(tmc_center: ManualCenter) -> None:
+    coupons, orders = Coupons(tmc_center), tmc_center.connect(app="orders")
+    tmc_center.consume(coupons.consumer)
+    orders.rollback(orders.prepare("order.paid", {"order": 6}, key="paid-7"))
+    orders.publish("order.paid", {"order": 7}, key="paid-7")
+    tmc_center.redeliver("order.paid", "paid-7")
+    assert coupons.orders == [7, 7]
+
+
+def test_messages_of_one_order_key_come_in_order(tmc_center: ManualCenter) -> None:
+    coupons, orders = Coupons(tmc_center, failures=1), tmc_center.connect(app="orders")
+    tmc_center.consume(coupons.consumer)
+    for number in (1, 2, 3):
+        orders.publish("order.paid", {"order": number}, key=str(number), order_key="same")
+    tmc_center.settle()
+    assert coupons.orders == []
+    tmc_center.advance(7 * SECOND)
+    assert coupons.orders == [1, 2, 3]
+
+
+def test_an_outbox_is_sent_directly_or_by_its_relay(tmc_center: ManualCenter, business: sa.Engine) -> None:
+    orders = tmc_center.connect(app="orders")
+    tmc_center.fail_next("publish")
+    with tmc.Outbox(business, orders, untouched=timedelta(0)) as outbox, Session(business) as session:
+        outbox.add(session, "order.paid", {"order": 7}, key="paid-7")
+        session.commit()
+        eventually(lambda: outbox.store.standing().sent == 1)
+    tmc_center.assert_published("order.paid", key="paid-7")
+
+
+def test_a_center_answers_the_checks_of_one_database(tmc_center: ManualCenter, business: sa.Engine) -> None:
+    orders = tmc_center.connect(app="orders")
+    orders.checks(business)
+    with pytest.raises(tmc.InvalidRequest, match="answers checks already"):
+        orders.checks(business)
 
 
 def test_a_crash_is_no_exception_that_a_program_survives() -> None:

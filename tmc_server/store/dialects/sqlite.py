@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,6 +85,7 @@ class FileLock:
     def __init__(self, url: sa.URL) -> None:
         self._path = url.database
         self._handle: IO[str] | None = None
+        _LOCKS.add(self)
 
     def hold(self) -> None:
         if self._handle is not None or self._path in (None, "", ":memory:"):
@@ -107,6 +110,23 @@ class FileLock:
         if self._handle is not None:
             self._handle.close()
             self._handle = None
+
+    def forget(self) -> None:
+        """In a forked child: the lock is the parent's, and ends with it."""
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
+
+
+_LOCKS: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for lock in list(_LOCKS):
+        lock.forget()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def _prepare(connection: Any, _record: object) -> None:

@@ -1,4 +1,7 @@
-"""The pytest plugin, installed with the package: the fixture `tmc_center`."""
+"""The pytest plugin: the fixture `tmc_center`.
+
+A package of its own: pytest imports it in every run, and the SDK takes longer.
+"""
 
 from __future__ import annotations
 
