@@ -51,6 +51,7 @@ COMMANDS = (
     alerts.silence_alerts,
     alerts.end_silence,
     alerts.list_silences,
+    lists.list_audit,
     servers.list_servers,
     servers.drain_server,
     servers.undrain_server,

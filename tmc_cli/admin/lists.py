@@ -115,6 +115,36 @@ def list_consumptions(
     _print((*titles, "FINGERPRINT", "LAST ERROR"), rows, answer.next_page_token)
 
 
+def list_audit(
+    context: typer.Context,
+    actor: Annotated[str, typer.Option(help="Done by this operator.")] = "",
+    action: Annotated[str, typer.Option(help='As the trail has it, for example "pause topic".')] = "",
+    subject: Annotated[str, typer.Option(help="What it was done to, or its first words.")] = "",
+    message: Annotated[str, typer.Option(help="Id of a message: what was done to it and its deliveries.")] = "",
+    since: Annotated[str, typer.Option(help="Done in this time: 90s, 10m, 2h, 1d.")] = "",
+    page_size: int = 100,
+    page_token: str = "",
+    as_json: AsJson = False,
+) -> None:
+    """List what was changed, by whom, when and why, the newest first."""
+    since_ms = duration_ms(since)
+    request = admin_pb2.ListAuditRequest(
+        actor=actor,
+        action=action,
+        subject=subject,
+        message_id=message,
+        from_ms=int(time.time() * 1000) - since_ms if since_ms else 0,
+        page_size=page_size,
+        page_token=page_token,
+    )
+    answer: Any = ask(context, "ListAudit", request, admin_pb2.ListAuditResponse)
+    if as_json:
+        show(answer)
+        return
+    rows = [(when(each.at_ms), each.actor, each.action, each.subject, each.reason) for each in answer.entries]
+    _print(("TIME", "OPERATOR", "ACTION", "SUBJECT", "REASON"), rows, answer.next_page_token)
+
+
 def _age(created_ms: int) -> str:
     return age(int(time.time() * 1000) - created_ms)
 

@@ -967,6 +967,48 @@ class ListSilencesResponse(_message.Message):
     next_page_token: str
     def __init__(self, silences: _Optional[_Iterable[_Union[Silence, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
+class ListAuditRequest(_message.Message):
+    __slots__ = ("actor", "action", "subject", "message_id", "from_ms", "to_ms", "page_size", "page_token")
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_MS_FIELD_NUMBER: _ClassVar[int]
+    TO_MS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    actor: str
+    action: str
+    subject: str
+    message_id: str
+    from_ms: int
+    to_ms: int
+    page_size: int
+    page_token: str
+    def __init__(self, actor: _Optional[str] = ..., action: _Optional[str] = ..., subject: _Optional[str] = ..., message_id: _Optional[str] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class AuditEntry(_message.Message):
+    __slots__ = ("at_ms", "actor", "action", "subject", "reason")
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    at_ms: int
+    actor: str
+    action: str
+    subject: str
+    reason: str
+    def __init__(self, at_ms: _Optional[int] = ..., actor: _Optional[str] = ..., action: _Optional[str] = ..., subject: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ListAuditResponse(_message.Message):
+    __slots__ = ("entries", "next_page_token")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[AuditEntry]
+    next_page_token: str
+    def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
 class BulkFilter(_message.Message):
     __slots__ = ("action", "topic", "app", "tag", "state", "from_ms", "to_ms", "fingerprint")
     ACTION_FIELD_NUMBER: _ClassVar[int]

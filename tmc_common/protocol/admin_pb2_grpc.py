@@ -221,6 +221,11 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ListSilencesRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.ListSilencesResponse.FromString,
                 _registered_method=True)
+        self.ListAudit = channel.unary_unary(
+                '/tmc.v1.AdminService/ListAudit',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.ListAuditRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.ListAuditResponse.FromString,
+                _registered_method=True)
         self.PauseTopic = channel.unary_unary(
                 '/tmc.v1.AdminService/PauseTopic',
                 request_serializer=tmc_dot_v1_dot_admin__pb2.PauseTopicRequest.SerializeToString,
@@ -561,6 +566,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAudit(self, request, context):
+        """The audit trail: what was changed by whom, when and why, the newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PauseTopic(self, request, context):
         """Deliver nothing of a topic until it is resumed; what is due stays due, and nothing is counted as an attempt.
         """
@@ -847,6 +859,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListSilences,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.ListSilencesRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.ListSilencesResponse.SerializeToString,
+            ),
+            'ListAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAudit,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.ListAuditRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.ListAuditResponse.SerializeToString,
             ),
             'PauseTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.PauseTopic,
@@ -1919,6 +1936,33 @@ class AdminService(object):
             '/tmc.v1.AdminService/ListSilences',
             tmc_dot_v1_dot_admin__pb2.ListSilencesRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.ListSilencesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/ListAudit',
+            tmc_dot_v1_dot_admin__pb2.ListAuditRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.ListAuditResponse.FromString,
             options,
             channel_credentials,
             insecure,

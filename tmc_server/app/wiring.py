@@ -38,6 +38,7 @@ from tmc_server.metrics import METRICS
 from tmc_server.requests.acking import Acking
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.alerts import Alerts
+from tmc_server.requests.auditing import Auditing
 from tmc_server.requests.browsing import Browsing
 from tmc_server.requests.bulk import BulkJobs
 from tmc_server.requests.caller import Allowance, Budget, RateLimiter
@@ -60,6 +61,7 @@ from tmc_server.rpc.message_service import MessageServicer
 from tmc_server.rpc.reading_service import Readings
 from tmc_server.rpc.server import GrpcServer, build
 from tmc_server.store.alert_outbox import SqlAlertOutbox
+from tmc_server.store.audit_trail import SqlAuditTrail
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.bulk_jobs import SqlBulkDesk
 from tmc_server.store.bulk_work import SqlBulkWork
@@ -330,6 +332,7 @@ def _serve(
                 explaining=Explaining(catalog, lookup, reader, outlets.outlet.look),
                 timelines=Timelines(catalog, lookup, reader),
                 overviewing=Overviewing(catalog, counts, traffic),
+                auditing=Auditing(SqlAuditTrail(store.shards.databases)),
             ),
             bulk=BulkJobs(SqlBulkDesk(store.shards), catalog),
             alerts=Alerts(

@@ -73,6 +73,7 @@ _ADMIN_METHODS = (
     "SilenceAlerts",
     "EndSilence",
     "ListSilences",
+    "ListAudit",
     "PauseTopic",
     "ResumeTopic",
     "PauseSubscription",

@@ -156,6 +156,18 @@ def page_token(value: str) -> tuple[Shard, MessageNumber] | None:
     return Shard(int(match[1])), MessageNumber(int(match[2]))
 
 
+def numbers_token(value: str) -> tuple[int, ...]:
+    """A page token of several numbers; (): there is none."""
+    if not value:
+        return ()
+    numbers = (
+        tuple(map(int, value.split("-"))) if re.fullmatch(r"[0-9]{1,19}(-[0-9]{1,19}){0,63}", value, re.ASCII) else ()
+    )
+    if not numbers or max(numbers) >= 1 << 63:
+        raise InvalidField("page_token", "be one that the center gave you")
+    return numbers
+
+
 def number_token(value: str) -> int:
     """A page token that is one number."""
     if not re.fullmatch(r"[0-9]{1,18}", value, re.ASCII):

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tmc_common.protocol import admin_pb2
+from tmc_server.domain.ports.reading import AuditFilter
 from tmc_server.requests.administering import Administering
+from tmc_server.requests.auditing import Auditing
 from tmc_server.requests.browsing import Browsing
 from tmc_server.requests.explaining import Explaining
 from tmc_server.requests.lookup import Lookup
@@ -24,6 +26,7 @@ class Readings:
     explaining: Explaining
     timelines: Timelines
     overviewing: Overviewing
+    auditing: Auditing
 
 
 class ReadingServicer:
@@ -63,6 +66,23 @@ class ReadingServicer:
         catalog = self._administering.catalog
         messages = [convert.message_to(view, catalog) for view in page.rows]
         return admin_pb2.ListMessagesResponse(messages=messages, next_page_token=page.next_token)
+
+    async def ListAudit(self, _actor: str, request: admin_pb2.ListAuditRequest) -> Any:
+        wanted = AuditFilter(
+            actor=request.actor,
+            action=request.action,
+            subject=request.subject,
+            from_ms=request.from_ms,
+            to_ms=request.to_ms,
+        )
+        page = await self._readings.auditing.trail(wanted, request.message_id, request.page_size, request.page_token)
+        entries = [
+            admin_pb2.AuditEntry(
+                at_ms=act.at_ms, actor=act.actor, action=act.action, subject=act.subject, reason=act.reason
+            )
+            for act in page.rows
+        ]
+        return admin_pb2.ListAuditResponse(entries=entries, next_page_token=page.next_token)
 
     async def ListConsumptions(self, _actor: str, request: admin_pb2.ListConsumptionsRequest) -> Any:
         page = await self._readings.browsing.consumptions(

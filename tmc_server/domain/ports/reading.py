@@ -81,6 +81,29 @@ class RowLister(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFilter:
+    """ "" and 0: any. subject: the whole one, or its first words.  Times: from_ms included, to_ms excluded."""
+
+    actor: str = ""
+    action: str = ""
+    subject: str = ""
+    from_ms: int = 0
+    to_ms: int = 0
+
+
+class AuditTrail(Protocol):
+    """The audit rows of all databases as one list, the newest first. Blocks."""
+
+    def page(
+        self, wanted: AuditFilter, after: Sequence[int], limit: int
+    ) -> tuple[Sequence[OperatorAct], Sequence[int]]:
+        """after: where the page before ended, one number per database; empty: from the newest.
+
+        Returns: up to `limit` rows, and where they end; empty: there are no more. Raises InvalidField.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """How many rows of one topic or subscription are in which state, and since when the oldest is; None: none is.
 
