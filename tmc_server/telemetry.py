@@ -64,13 +64,16 @@ def _as_line(value: object) -> object:
 
 
 class MetricsEndpoint:
-    """/metrics for Prometheus, one per process. listen: host:port, port 0 for a free one; "": none.
+    """/metrics for Prometheus, /healthz and /readyz, one per process. listen: host:port, port 0 for a free one; "": none.
+
+    is_ready: what /readyz says; /healthz says that the process answers.
 
     One thread serves all connections. Each gets one response, and `patience_s` to request and read it; beyond
     `connections` at once the oldest is dropped, so that idle connections cannot block scrapes.
     """
 
     def __init__(self, listen: str, patience_s: float = 10.0, connections: int = 64) -> None:
+        self.is_ready = False
         self._listen = listen
         self._patience_s = patience_s
         self._most = connections
@@ -136,7 +139,7 @@ class MetricsEndpoint:
         self._open[me] = None
         try:
             async with asyncio.timeout(self._patience_s):
-                writer.write(_answer(await reader.readuntil(b"\r\n\r\n")))
+                writer.write(_answer(await reader.readuntil(b"\r\n\r\n"), self.is_ready))
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
@@ -146,19 +149,24 @@ class MetricsEndpoint:
             self._open.pop(me, None)
 
 
-def _answer(request: bytes) -> bytes:
+def _answer(request: bytes, is_ready: bool) -> bytes:
     """The whole response to one request head."""
     line, _, fields = request.partition(b"\r\n")
     method, _, rest = line.decode("latin-1").partition(" ")
     path = rest.partition(" ")[0].partition("?")[0]
     if method not in ("GET", "HEAD"):
         return _response("405 Method Not Allowed", "text/plain", b"")
+    if path == "/healthz":
+        return _response("200 OK", "text/plain", b"ok\n", with_body=method == "GET")
+    if path == "/readyz":
+        status, body = ("200 OK", b"ready\n") if is_ready else ("503 Service Unavailable", b"starting or stopping\n")
+        return _response(status, "text/plain", body, with_body=method == "GET")
     if path not in ("/", "/metrics"):
         return _response("404 Not Found", "text/plain", b"")
     accept = email.message_from_bytes(fields).get("Accept", "")
     encode, content_type = choose_encoder(accept)
-    body: bytes = encode(METRICS.registry)
-    return _response("200 OK", content_type, body, with_body=method == "GET")
+    series: bytes = encode(METRICS.registry)
+    return _response("200 OK", content_type, series, with_body=method == "GET")
 
 
 def _response(status: str, content_type: str, body: bytes, with_body: bool = True) -> bytes:

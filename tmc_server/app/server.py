@@ -96,6 +96,7 @@ class Server:
         await _in_thread(self._take_up)
         await parts.grpc.server.start()
         await parts.grpc.set_serving(True)
+        self.metrics.is_ready = True
         if not self._is_manual:
             for duty in (*parts.duties, *parts.findable):
                 duty.start()
@@ -119,6 +120,7 @@ class Server:
     async def stop(self) -> None:
         """In order: accept no new calls, answer the open ones, store what is queued, then close everything."""
         parts, store = self.parts, self.store
+        self.metrics.is_ready = False
         await parts.grpc.set_serving(False)
         for duty in parts.findable:
             await _in_thread(duty.stop)

@@ -87,6 +87,16 @@ def test_a_life_is_counted(tmp_path) -> None:
     assert (after["tmc_leases_held", ()], after["tmc_servers_alive", ()]) == (32, 1)
 
 
+def test_a_server_is_ready_while_it_serves(tmp_path: Path) -> None:
+    listen = {"listen": "127.0.0.1:0"}
+    with RunningCenter(f"sqlite:///{tmp_path}/c.db", open_to_all=True, telemetry=listen) as center:
+        url = f"http://127.0.0.1:{center.server.metrics.port}/readyz"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            assert answer.read() == b"ready\n"
+        assert center.server.metrics.is_ready
+    assert not center.server.metrics.is_ready
+
+
 def test_a_server_whose_metrics_port_is_taken_takes_up_nothing(tmp_path: Path) -> None:
     file = tmp_path / "c.db"
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -102,3 +102,19 @@ def test_it_answers_as_soon_as_it_is_started_and_may_be_stopped_at_once() -> Non
         made.start()
         made.stop()
         assert made.port == 0
+
+
+def _status(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as exc:
+        return exc.code, exc.read().decode()
+
+
+def test_a_process_is_healthy_before_it_is_ready(endpoint: MetricsEndpoint) -> None:
+    assert _status(endpoint.port, "/healthz") == (200, "ok\n")
+    assert _status(endpoint.port, "/readyz") == (503, "starting or stopping\n")
+    endpoint.is_ready = True
+    assert _status(endpoint.port, "/readyz") == (200, "ready\n")
+    assert _status(endpoint.port, "/ready")[0] == 404
