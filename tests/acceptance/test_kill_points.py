@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,18 @@ def test_a_consumer_dies(shop: Shop, point: str) -> None:
     dying, buyer = shop.receiver(**_kill(point)), shop.buyer()
     _has_died(dying)
     shop.end(buyer, shop.receiver())
+
+
+@pytest.mark.parametrize(
+    "target", sorted({point.target for points in (SERVER, PRODUCER, CONSUMER) for point in points.values()})
+)
+def test_a_point_is_a_call_that_there_is(target: str) -> None:
+    """Only one of each program is run, so a name that was left behind would be found by luck."""
+    module, _, path = target.partition(":")
+    found: object = import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert callable(found)
 
 
 def test_there_are_at_least_thirty_points() -> None:

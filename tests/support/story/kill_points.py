@@ -61,8 +61,8 @@ PRODUCER: Mapping[str, KillPoint] = {
 }
 CONSUMER: Mapping[str, KillPoint] = {
     "on arrival": KillPoint("tmc_client.handling:Handling.arrive"),
-    **_around("handler", "tmc_client.handling:Handling._dispatch"),
-    "after the inbox row": KillPoint("tmc_client.inbox:_noted", after=True),
+    **_around("handler", "tmc_client.calling:Calling._invoke"),
+    "after the inbox row": KillPoint("tmc_client.inbox:_Handling._note", after=True),
     "before commit": KillPoint("tmc_client.one_transaction:OneTransaction.commit"),
     "after commit": KillPoint("tmc_client.one_transaction:OneTransaction.commit", after=True),
     "before the ack to the center": KillPoint("tmc_client.handling:Handling._answer"),
