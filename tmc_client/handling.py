@@ -121,7 +121,7 @@ class Handling:
         """A genuine copy came: run its handler, unless its message is being handled. See received.OnMessage."""
         assert self._workers is not None
         run = self._runs.arrive(message, receipt, self._listeners.limit_s(message.topic))
-        self.arrived += 1  # only now: whoever saw it may wait until this one is handled
+        self.arrived += 1  # after its run is registered, so that `wait_idle` covers every copy that is counted
         if run is None:
             return
         batch = self._batches.get(message.topic)

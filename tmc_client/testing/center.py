@@ -166,7 +166,7 @@ class ManualCenter:
         """Let the process of the code under test die in a `with` block, at a point of its next transaction in this thread.
 
         point: "prepare", its answer was the last thing the process saw; "local_commit", before it submits; "submit".
-        What the dead Center should still send is lost; the block ends, and the test goes on as another process.
+        What the dead Center should still send is lost; the block ends, and the test continues as another process.
         """
         return self._faults.crash_after(point)
 

@@ -10,6 +10,7 @@ import os
 import secrets
 import sqlite3
 import threading
+import weakref
 from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
@@ -39,6 +40,7 @@ class EmbeddedServer:
         self._pid = os.getpid()
         started: Future[Server] = Future()
         self._thread = threading.Thread(target=self._run, args=(config, form, started), name="tmc-embedded")
+        _OURS.add(self._thread)
         self._thread.start()
         self.server = started.result(_START_S)
         self.address = f"127.0.0.1:{self.server.port}"
@@ -63,7 +65,7 @@ class EmbeddedServer:
 
     async def _watch(self) -> None:
         """An atexit function would come too late: it may start no thread, and stopping in order takes some."""
-        while not _program_has_ended(self._thread):
+        while not _program_has_ended():
             await asyncio.sleep(_LOOK_S)
         self._stopping.set()
 
@@ -84,9 +86,12 @@ class EmbeddedServer:
             self._thread.join()
 
 
-def _program_has_ended(ours: threading.Thread) -> bool:
-    """Whether only threads are left that the interpreter does not wait for."""
-    return not any(thread.is_alive() and not thread.daemon for thread in threading.enumerate() if thread is not ours)
+_OURS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def _program_has_ended() -> bool:
+    """Whether the interpreter waits for nothing but embedded servers: they must not wait for one another."""
+    return not any(thread.is_alive() and not thread.daemon for thread in threading.enumerate() if thread not in _OURS)
 
 
 def _demand_own_file(database: str) -> None:

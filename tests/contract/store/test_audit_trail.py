@@ -75,16 +75,16 @@ def test_what_is_asked_for(store: StoreUnderTest) -> None:
     _note(database, 60, subject="order%paid")
     trail = SqlAuditTrail([database])
 
-    def at(**wanted: str | int) -> list[int]:
-        return [row.at_ms for row in trail.page(AuditFilter(**({"to_ms": 1000} | wanted)), (), 100)[0]]  # type: ignore[arg-type]
+    def at(wanted: AuditFilter) -> list[int]:
+        return [row.at_ms for row in trail.page(wanted, (), 100)[0]]
 
-    assert at() == [60, 50, 40, 30, 20, 10]
-    assert at(subject="order.paid") == [20, 10]
-    assert at(subject="message 12") == [40]
-    assert at(subject="order%") == []
-    assert at(actor="bob") == [30]
-    assert at(action="decide") == [50]
-    assert at(from_ms=20, to_ms=40) == [30, 20]
+    assert at(AuditFilter(to_ms=1000)) == [60, 50, 40, 30, 20, 10]
+    assert at(AuditFilter(subject="order.paid", to_ms=1000)) == [20, 10]
+    assert at(AuditFilter(subject="message 12")) == [40]
+    assert at(AuditFilter(subject="order%")) == []
+    assert at(AuditFilter(actor="bob")) == [30]
+    assert at(AuditFilter(action="decide")) == [50]
+    assert at(AuditFilter(from_ms=20, to_ms=40)) == [30, 20]
 
 
 def test_a_place_of_another_set_of_databases_is_refused(two: list[Database]) -> None:

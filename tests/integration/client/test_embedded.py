@@ -214,6 +214,18 @@ def test_a_program_that_does_not_close_it_ends_in_order(url: str) -> None:
         assert running.server.store.nodes.lease.epoch == 3
 
 
+_FORGETS_TWO = """
+import sys, tmc_client as tmc
+for url in sys.argv[1:]:
+    tmc.connect(url, app="shop").publish("a.b", b"", key="1")
+"""
+
+
+def test_two_that_were_not_closed_do_not_wait_for_each_other(url: str, tmp_path: Path) -> None:
+    ended = _program(_FORGETS_TWO, f"embedded+{url}", f"embedded+sqlite:///{tmp_path}/second.db")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_another_process_is_refused_while_one_runs(url: str) -> None:
     with tmc.connect(f"embedded+{url}", app="shop"):
         ended = _program(_FORGETS, f"embedded+{url}", "1")

@@ -43,7 +43,7 @@ def _paid(engine: sa.Engine) -> list[int]:
 
 
 class Coupons:
-    """A consumer that fails as often as it is told, and notes when it was called."""
+    """A consumer that fails the first `failures` times, and records when it was called."""
 
     def __init__(self, center: ManualCenter, failures: int = 0, **options: Any) -> None:
         self.at: list[datetime] = []
