@@ -35,7 +35,7 @@ from tmc_client.outbox.bell import Bell
 from tmc_client.outbox.block import OutboxTransaction
 from tmc_client.outbox.center_target import CenterTarget
 from tmc_client.outbox.direct import DirectSending
-from tmc_client.outbox.entries import Entry, Target, line_of
+from tmc_client.outbox.entries import Draft, Entry, Target, line_of
 from tmc_client.outbox.relay import LEASE, Limits, Relay
 from tmc_client.outbox.store import ALWAYS_DUE_MS, OutboxStore, columns_of, now_ms
 from tmc_client.producer import duration, publish_request
@@ -143,7 +143,7 @@ class Outbox:
         for name, value in columns.items():
             setattr(row, name, value)
         blocking.add(row)
-        blocking.info.setdefault(_KEY, []).append((self, row, bool(columns["line"])))
+        blocking.info.setdefault(_KEY, []).append((self, row, columns["attempt_id"], bool(columns["line"])))
 
     def transaction(self, session: Session | LocalTransaction | Any) -> OutboxTransaction:
         """Open a block that owns the commit of `session`: its messages are sent if and only if it commits.
@@ -211,10 +211,10 @@ class Outbox:
                 f"This session is of database {url.database!r}, the outbox of {ours.database!r}: give each database its own."
             )
 
-    def committed(self, messages: Sequence[int] | Sequence[Entry], *, ordered: bool) -> None:
+    def committed(self, messages: Sequence[Draft] | Sequence[Entry], *, ordered: bool) -> None:
         """Send these. ordered: there are others, with an order key; those the relay sends, one after another.
 
-        messages: what was certainly committed; ids, where the database should be asked first.
+        messages: what was certainly committed; drafts, where the database should be asked first.
         """
         if self._direct is not None and messages:
             self._direct.send(messages)
@@ -293,15 +293,15 @@ def _blocking(session: Any) -> Session:
 def _after_commit(session: Session) -> None:
     if _KEY not in session.info or session.in_nested_transaction():
         return
-    found: dict[Outbox, list[tuple[int, bool]]] = {}
-    for box, row, ordered in session.info.pop(_KEY):
+    found: dict[Outbox, list[tuple[Draft, bool]]] = {}
+    for box, row, attempt_id, ordered in session.info.pop(_KEY):
         state = sa.inspect(row)
         if state.persistent and state.identity is not None:  # not of a savepoint that was rolled back
-            found.setdefault(box, []).append((state.identity[0], ordered))
+            found.setdefault(box, []).append((Draft(id=state.identity[0], attempt_id=attempt_id), ordered))
     for box, rows in found.items():
         try:
             box.committed(
-                [number for number, ordered in rows if not ordered], ordered=any(ordered for _, ordered in rows)
+                [draft for draft, ordered in rows if not ordered], ordered=any(ordered for _, ordered in rows)
             )
         except Exception:  # the transaction is committed, and the relay sends them
             log.warning("%d messages are left to the relay", len(rows), exc_info=True)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from tmc_client.connection import watch_forks
-from tmc_client.outbox.entries import Entry, Target
+from tmc_client.outbox.entries import Draft, Entry, Target
 from tmc_client.outbox.store import OutboxStore
 
 log = logging.getLogger("tmc_client.outbox")
@@ -32,7 +32,7 @@ class DirectSending:
 
     def _reset(self) -> None:
         self._condition = threading.Condition()
-        self._waiting: deque[int | Entry] = deque()
+        self._waiting: deque[Draft | Entry] = deque()
         self._bytes = 0
         self._in_flight = 0
         self._sent: list[int] = []
@@ -44,7 +44,7 @@ class DirectSending:
         """See connection.ForkAware: the parent sends its own."""
         self._reset()
 
-    def send(self, messages: Sequence[int] | Sequence[Entry]) -> None:
+    def send(self, messages: Sequence[Draft] | Sequence[Entry]) -> None:
         """Returns at once. See Outbox.committed."""
         with self._condition:
             if self._closed:
@@ -97,19 +97,19 @@ class DirectSending:
             self._marking = len(sent)
             return sent
 
-    def _send_page(self, taken: Sequence[int | Entry]) -> list[int]:
+    def _send_page(self, taken: Sequence[Draft | Entry]) -> list[int]:
         """Returns: the ids of those that the target took."""
         page = [message for message in taken if isinstance(message, Entry)]
         # What is not there was not committed after all, whatever the session thought, or is sent already.
-        page += self._store.by_ids([message for message in taken if isinstance(message, int)])
+        page += self._store.by_drafts([message for message in taken if isinstance(message, Draft)])
         failures = self._target.send(page) if page else ()
         return [entry.id for entry, failure in zip(page, failures, strict=True) if failure is None]
 
-    def _take(self) -> list[int | Entry]:
+    def _take(self) -> list[Draft | Entry]:
         with self._condition:
             while not self._waiting and not self._closed:
                 self._condition.wait()
-            page: list[int | Entry] = []
+            page: list[Draft | Entry] = []
             size = 0
             while self._waiting and len(page) < _PAGE and size < _PAGE_BYTES:
                 page.append(self._waiting.popleft())
@@ -141,6 +141,6 @@ class DirectSending:
             thread.join(max(0.1, end - time.monotonic()))
 
 
-def _size(message: int | Entry) -> int:
+def _size(message: Draft | Entry) -> int:
     """Bytes that wait in memory."""
     return len(message.body) if isinstance(message, Entry) else 0

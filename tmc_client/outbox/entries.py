@@ -77,6 +77,14 @@ class Entry:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A row that a session wrote. Its id may be of another message by now: one that was rolled back gives it back."""
+
+    id: int
+    attempt_id: bytes
+
+
 def line_of(topic: str, order_key: str) -> str:
     """32 hexadecimal digits, or "" without an order key: databases may compare text without regard to case and accents."""
     if not order_key:

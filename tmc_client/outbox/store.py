@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_client import errors
-from tmc_client.outbox.entries import Entry, State
+from tmc_client.outbox.entries import Draft, Entry, State
 from tmc_client.tables import ledger_info, raise_if_lacking
 from tmc_client.tables import outbox as table
 from tmc_client.tables import outbox_relay as relay
@@ -166,6 +166,11 @@ class OutboxStore:
         with self._reading() as connection:
             query = sa.select(table).where(table.c.id.in_(sorted(ids)), _UNSENT).order_by(table.c.id)
             return [Entry.of(row) for row in connection.execute(query)]
+
+    def by_drafts(self, drafts: Sequence[Draft]) -> list[Entry]:
+        """Those of these that are there and not sent."""
+        attempts = {draft.attempt_id for draft in drafts}
+        return [entry for entry in self.by_ids([draft.id for draft in drafts]) if entry.attempt_id in attempts]
 
     def heads(self, entries: Iterable[Entry]) -> Mapping[str, Head]:
         """The first message that is not sent of each line of these, by line."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -149,6 +150,31 @@ class TestWhatCommitsIsSent:
                 session.commit()
             assert box.flush()
         assert receiver.got == ([] if engine.dialect.name == "postgresql" else ["c"])
+
+    def test_once_when_it_got_the_id_of_one_that_was_rolled_back(self, engine: sa.Engine, receiver: Receiver) -> None:
+        """SQLite gives ids back: the direct send of the first one finds the second, whose own send is on its way."""
+        asked, go = threading.Event(), threading.Event()
+
+        def hold(*_: object) -> None:
+            if threading.current_thread().name == "tmc-outbox":
+                asked.set()
+                go.wait()
+
+        sa.event.listen(engine, "checkout", hold)
+        with tmc.Outbox(engine, receiver) as box:
+            with Session(engine) as session:
+                savepoint = session.connection().begin_nested()
+                box.add(session, TOPIC, {}, key="rolled back")
+                session.flush()
+                savepoint.rollback()
+                session.commit()
+            asked.wait()
+            with Session(engine) as session:
+                box.add(session, TOPIC, {}, key="committed")
+                session.commit()
+            go.set()
+            assert box.flush()
+        assert receiver.got == ["committed"]
 
     def test_of_an_async_session(self, engine: sa.Engine, receiver: Receiver) -> None:
         drivers = {"sqlite": "aiosqlite", "mariadb": "asyncmy", "postgresql": "asyncpg"}
