@@ -289,6 +289,16 @@ class RetentionConfig(Section):
     )
 
 
+class AuditConfig(Section):
+    """[audit]"""
+
+    seal_keys: tuple[SecretStr, ...] = Field(
+        (),
+        description="list of secrets that seal the audit trail: the first for new rows, the others of older ones, newest "
+        "first; empty: whoever can write to the database can make seals",
+    )
+
+
 class AlertsConfig(Section):
     """[alerts]: besides the log."""
 
@@ -366,6 +376,7 @@ class Config(Section):
     discovery: DiscoveryConfig = DiscoveryConfig()
     checks: ChecksConfig = ChecksConfig()
     alerts: AlertsConfig = AlertsConfig()
+    audit: AuditConfig = AuditConfig()
     retention: RetentionConfig = RetentionConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     dev: DevConfig = DevConfig()

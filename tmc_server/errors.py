@@ -2,8 +2,8 @@
 
     TmcError
     |-- Fix the request       InvalidField, MalformedRequest, TopicUnknown, MessageUnknown, SubscriptionUnknown,
-    |                         AlertUnknown, AppUnknown, BulkJobUnknown, NameTaken, ContentDiffers
-    |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly, AppDisabled,
+    |                         AlertUnknown, AppUnknown, BulkJobUnknown, OperatorUnknown, NameTaken, ContentDiffers
+    |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly, RoleRequired, TopicNotAllowed, AppDisabled,
     |                         KeyOfAnotherTag, CertificateOfAnother
     |-- Accept the outcome    CheckRefused, ForwardRefused, KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale,
     |                         ConsumptionClosed, MessageGone, RotationOpen, NotBuiltIn
@@ -121,6 +121,24 @@ class AdminOnly(TmcError):
     """This needs a valid admin token: TMC_ADMIN_TOKEN, --token, or metadata 'authorization: Bearer TOKEN'."""
 
     reason = "ADMIN_ONLY"
+
+
+class RoleRequired(TmcError):
+    """Your role does not include this: ask an administrator of the center."""
+
+    reason = "ROLE_REQUIRED"
+
+
+class TopicNotAllowed(TmcError):
+    """Your rights are limited to other topics: ask an administrator of the center."""
+
+    reason = "TOPIC_NOT_ALLOWED"
+
+
+class OperatorUnknown(TmcError):
+    """There is no such operator: list them to see their names."""
+
+    reason = "OPERATOR_UNKNOWN"
 
 
 class AppDisabled(TmcError):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tmc_cli import fail
-from tmc_cli.admin import alerts, apps, bulk, checks, lists, messages, servers, subscriptions, topics
+from tmc_cli.admin import alerts, apps, bulk, checks, lists, messages, operators, servers, subscriptions, topics
 from tmc_cli.target import DEFAULT_ADDRESS, Target
 from tmc_common.addresses import is_loopback
 
@@ -52,6 +53,13 @@ COMMANDS = (
     alerts.end_silence,
     alerts.list_silences,
     lists.list_audit,
+    operators.verify_audit,
+    operators.who_am_i,
+    operators.register_operator,
+    operators.update_operator,
+    operators.rotate_token,
+    operators.remove_operator,
+    operators.list_operators,
     servers.list_servers,
     servers.drain_server,
     servers.undrain_server,
@@ -78,8 +86,12 @@ def connect(
     context: typer.Context,
     address: Annotated[str, typer.Option(envvar="TMC_ADDRESS", help="host:port of a server.")] = DEFAULT_ADDRESS,
     token: Annotated[
-        str, typer.Option(envvar="TMC_ADMIN_TOKEN", help="The token that `tmc init` printed.", show_default=False)
+        str,
+        typer.Option(
+            envvar="TMC_ADMIN_TOKEN", help="Your token, or the one that `tmc init` printed.", show_default=False
+        ),
     ] = "",
+    token_file: Annotated[str, typer.Option(envvar="TMC_ADMIN_TOKEN_FILE", help="A file that contains it.")] = "",
     authority: Annotated[str, typer.Option(envvar="TMC_CA", help="PEM file: use TLS and trust this authority.")] = "",
     certificate: Annotated[str, typer.Option(envvar="TMC_CERTIFICATE", help="PEM file: client certificate.")] = "",
     key: Annotated[str, typer.Option(envvar="TMC_KEY", help="PEM file: the certificate's private key.")] = "",
@@ -93,12 +105,21 @@ def connect(
     """Administer a running center."""
     target = Target(address=address, authority=authority, certificate=certificate, key=key, server_name=server_name)
     target.check()
+    if token_file and not token:
+        token = _token_in(token_file)
     if token and not (target.is_tls or is_loopback(address) or insecure):
         fail(
             f"The admin token would travel in the clear to {address}: give --authority CA.pem (TMC_CA), or --insecure "
             "(TMC_INSECURE=1) in a network that you trust."
         )
     context.obj = (target, token)
+
+
+def _token_in(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        fail(f"No token can be read from {path} (--token-file, TMC_ADMIN_TOKEN_FILE): {exc}.")
 
 
 for command in COMMANDS:

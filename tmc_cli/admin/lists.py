@@ -141,8 +141,20 @@ def list_audit(
     if as_json:
         show(answer)
         return
-    rows = [(when(each.at_ms), each.actor, each.action, each.subject, each.reason) for each in answer.entries]
-    _print(("TIME", "OPERATOR", "ACTION", "SUBJECT", "REASON"), rows, answer.next_page_token)
+    rows = [
+        (
+            when(each.at_ms),
+            each.actor,
+            each.origin,
+            each.action,
+            each.subject,
+            each.reason,
+            each.change.replace("\n", "; "),
+        )
+        for each in answer.entries
+    ]
+    titles = ("TIME", "OPERATOR", "FROM", "ACTION", "SUBJECT", "REASON", "CHANGE")
+    _print(titles, rows, answer.next_page_token)
 
 
 def _age(created_ms: int) -> str:

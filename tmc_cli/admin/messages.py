@@ -13,10 +13,14 @@ from tmc_server.printable import escaped
 
 
 def get_message(
-    context: typer.Context, id: Annotated[str, typer.Argument()] = "", topic: str = "", key: str = ""
+    context: typer.Context,
+    id: Annotated[str, typer.Argument()] = "",
+    topic: str = "",
+    key: str = "",
+    body: Annotated[bool, typer.Option("--body/--no-body", help="Reading bodies is a right, and audited.")] = True,
 ) -> None:
     """Show a message with its deliveries and failed attempts, by id or by --topic and --key."""
-    request = admin_pb2.GetMessageDetailRequest(message_id=id, topic=topic, key=key)
+    request = admin_pb2.GetMessageDetailRequest(message_id=id, topic=topic, key=key, without_body=not body)
     call(context, "GetMessageDetail", request, admin_pb2.MessageDetail)
 
 

@@ -23,6 +23,13 @@ class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVENT_KIND_CLOSED: _ClassVar[EventKind]
     EVENT_KIND_ALERT: _ClassVar[EventKind]
 
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_VIEWER: _ClassVar[Role]
+    ROLE_OPERATOR: _ClassVar[Role]
+    ROLE_ADMIN: _ClassVar[Role]
+
 class BulkAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     BULK_ACTION_UNSPECIFIED: _ClassVar[BulkAction]
@@ -54,6 +61,10 @@ EVENT_KIND_ATTEMPT_FAILED: EventKind
 EVENT_KIND_UNANSWERED: EventKind
 EVENT_KIND_CLOSED: EventKind
 EVENT_KIND_ALERT: EventKind
+ROLE_UNSPECIFIED: Role
+ROLE_VIEWER: Role
+ROLE_OPERATOR: Role
+ROLE_ADMIN: Role
 BULK_ACTION_UNSPECIFIED: BulkAction
 BULK_ACTION_REACTIVATE: BulkAction
 BULK_ACTION_CANCEL: BulkAction
@@ -399,26 +410,30 @@ class DeliveryKeys(_message.Message):
     def __init__(self, key: _Optional[str] = ..., previous: _Optional[str] = ...) -> None: ...
 
 class GetMessageDetailRequest(_message.Message):
-    __slots__ = ("message_id", "topic", "key")
+    __slots__ = ("message_id", "topic", "key", "without_body")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_BODY_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     topic: str
     key: str
-    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+    without_body: bool
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ..., without_body: bool = ...) -> None: ...
 
 class MessageDetail(_message.Message):
-    __slots__ = ("message", "consumptions", "failed_attempts", "check")
+    __slots__ = ("message", "consumptions", "failed_attempts", "check", "body_withheld")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     CONSUMPTIONS_FIELD_NUMBER: _ClassVar[int]
     FAILED_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
+    BODY_WITHHELD_FIELD_NUMBER: _ClassVar[int]
     message: _message_pb2.Message
     consumptions: _containers.RepeatedCompositeFieldContainer[Consumption]
     failed_attempts: _containers.RepeatedCompositeFieldContainer[FailedAttempt]
     check: CheckProgress
-    def __init__(self, message: _Optional[_Union[_message_pb2.Message, _Mapping]] = ..., consumptions: _Optional[_Iterable[_Union[Consumption, _Mapping]]] = ..., failed_attempts: _Optional[_Iterable[_Union[FailedAttempt, _Mapping]]] = ..., check: _Optional[_Union[CheckProgress, _Mapping]] = ...) -> None: ...
+    body_withheld: bool
+    def __init__(self, message: _Optional[_Union[_message_pb2.Message, _Mapping]] = ..., consumptions: _Optional[_Iterable[_Union[Consumption, _Mapping]]] = ..., failed_attempts: _Optional[_Iterable[_Union[FailedAttempt, _Mapping]]] = ..., check: _Optional[_Union[CheckProgress, _Mapping]] = ..., body_withheld: bool = ...) -> None: ...
 
 class CheckProgress(_message.Message):
     __slots__ = ("attempt", "checked", "due_ms", "unreached_ms", "target", "last_answer")
@@ -988,18 +1003,22 @@ class ListAuditRequest(_message.Message):
     def __init__(self, actor: _Optional[str] = ..., action: _Optional[str] = ..., subject: _Optional[str] = ..., message_id: _Optional[str] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class AuditEntry(_message.Message):
-    __slots__ = ("at_ms", "actor", "action", "subject", "reason")
+    __slots__ = ("at_ms", "actor", "action", "subject", "reason", "origin", "change")
     AT_MS_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
     at_ms: int
     actor: str
     action: str
     subject: str
     reason: str
-    def __init__(self, at_ms: _Optional[int] = ..., actor: _Optional[str] = ..., action: _Optional[str] = ..., subject: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    origin: str
+    change: str
+    def __init__(self, at_ms: _Optional[int] = ..., actor: _Optional[str] = ..., action: _Optional[str] = ..., subject: _Optional[str] = ..., reason: _Optional[str] = ..., origin: _Optional[str] = ..., change: _Optional[str] = ...) -> None: ...
 
 class ListAuditResponse(_message.Message):
     __slots__ = ("entries", "next_page_token")
@@ -1008,6 +1027,144 @@ class ListAuditResponse(_message.Message):
     entries: _containers.RepeatedCompositeFieldContainer[AuditEntry]
     next_page_token: str
     def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class VerifyAuditRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class VerifyAuditResponse(_message.Message):
+    __slots__ = ("databases",)
+    DATABASES_FIELD_NUMBER: _ClassVar[int]
+    databases: _containers.RepeatedCompositeFieldContainer[AuditSeal]
+    def __init__(self, databases: _Optional[_Iterable[_Union[AuditSeal, _Mapping]]] = ...) -> None: ...
+
+class AuditSeal(_message.Message):
+    __slots__ = ("database", "verified", "unsealed", "fault", "head", "head_number")
+    DATABASE_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    UNSEALED_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    HEAD_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    database: str
+    verified: int
+    unsealed: int
+    fault: str
+    head: str
+    head_number: int
+    def __init__(self, database: _Optional[str] = ..., verified: _Optional[int] = ..., unsealed: _Optional[int] = ..., fault: _Optional[str] = ..., head: _Optional[str] = ..., head_number: _Optional[int] = ...) -> None: ...
+
+class Operator(_message.Message):
+    __slots__ = ("name", "role", "topics", "reads_bodies", "expires_ms", "previous_expires_ms", "created_ms")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    READS_BODIES_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_MS_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_EXPIRES_MS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: Role
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    reads_bodies: bool
+    expires_ms: int
+    previous_expires_ms: int
+    created_ms: int
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., topics: _Optional[_Iterable[str]] = ..., reads_bodies: bool = ..., expires_ms: _Optional[int] = ..., previous_expires_ms: _Optional[int] = ..., created_ms: _Optional[int] = ...) -> None: ...
+
+class WhoAmIRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RegisterOperatorRequest(_message.Message):
+    __slots__ = ("name", "role", "topics", "reads_bodies", "valid_ms", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    READS_BODIES_FIELD_NUMBER: _ClassVar[int]
+    VALID_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: Role
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    reads_bodies: bool
+    valid_ms: int
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., topics: _Optional[_Iterable[str]] = ..., reads_bodies: bool = ..., valid_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RegisterOperatorResponse(_message.Message):
+    __slots__ = ("operator", "token")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    operator: Operator
+    token: str
+    def __init__(self, operator: _Optional[_Union[Operator, _Mapping]] = ..., token: _Optional[str] = ...) -> None: ...
+
+class UpdateOperatorRequest(_message.Message):
+    __slots__ = ("name", "role", "topics", "reads_bodies", "update_mask", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    READS_BODIES_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_MASK_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: Role
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    reads_bodies: bool
+    update_mask: _field_mask_pb2.FieldMask
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., topics: _Optional[_Iterable[str]] = ..., reads_bodies: bool = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RotateOperatorTokenRequest(_message.Message):
+    __slots__ = ("name", "valid_ms", "overlap_ms", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALID_MS_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    valid_ms: int
+    overlap_ms: int
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., valid_ms: _Optional[int] = ..., overlap_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RotateOperatorTokenResponse(_message.Message):
+    __slots__ = ("operator", "token")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    operator: Operator
+    token: str
+    def __init__(self, operator: _Optional[_Union[Operator, _Mapping]] = ..., token: _Optional[str] = ...) -> None: ...
+
+class RemoveOperatorRequest(_message.Message):
+    __slots__ = ("name", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RemoveOperatorResponse(_message.Message):
+    __slots__ = ("effective_ms",)
+    EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    effective_ms: int
+    def __init__(self, effective_ms: _Optional[int] = ...) -> None: ...
+
+class ListOperatorsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListOperatorsResponse(_message.Message):
+    __slots__ = ("operators", "next_page_token")
+    OPERATORS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    operators: _containers.RepeatedCompositeFieldContainer[Operator]
+    next_page_token: str
+    def __init__(self, operators: _Optional[_Iterable[_Union[Operator, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class BulkFilter(_message.Message):
     __slots__ = ("action", "topic", "app", "tag", "state", "from_ms", "to_ms", "fingerprint")

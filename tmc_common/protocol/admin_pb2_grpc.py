@@ -226,6 +226,41 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ListAuditRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.ListAuditResponse.FromString,
                 _registered_method=True)
+        self.VerifyAudit = channel.unary_unary(
+                '/tmc.v1.AdminService/VerifyAudit',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.VerifyAuditRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.VerifyAuditResponse.FromString,
+                _registered_method=True)
+        self.WhoAmI = channel.unary_unary(
+                '/tmc.v1.AdminService/WhoAmI',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.WhoAmIRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.Operator.FromString,
+                _registered_method=True)
+        self.RegisterOperator = channel.unary_unary(
+                '/tmc.v1.AdminService/RegisterOperator',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.RegisterOperatorRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.RegisterOperatorResponse.FromString,
+                _registered_method=True)
+        self.UpdateOperator = channel.unary_unary(
+                '/tmc.v1.AdminService/UpdateOperator',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.UpdateOperatorRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.Operator.FromString,
+                _registered_method=True)
+        self.RotateOperatorToken = channel.unary_unary(
+                '/tmc.v1.AdminService/RotateOperatorToken',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.RotateOperatorTokenRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.RotateOperatorTokenResponse.FromString,
+                _registered_method=True)
+        self.RemoveOperator = channel.unary_unary(
+                '/tmc.v1.AdminService/RemoveOperator',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.RemoveOperatorRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.RemoveOperatorResponse.FromString,
+                _registered_method=True)
+        self.ListOperators = channel.unary_unary(
+                '/tmc.v1.AdminService/ListOperators',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.ListOperatorsRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.ListOperatorsResponse.FromString,
+                _registered_method=True)
         self.PauseTopic = channel.unary_unary(
                 '/tmc.v1.AdminService/PauseTopic',
                 request_serializer=tmc_dot_v1_dot_admin__pb2.PauseTopicRequest.SerializeToString,
@@ -573,6 +608,55 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def VerifyAudit(self, request, context):
+        """Whether a sealed row of the audit trail was changed or removed, in each database.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WhoAmI(self, request, context):
+        """The operator whose token the call shows, and what that operator may do.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RegisterOperator(self, request, context):
+        """Register an operator. The token is in the answer and nowhere else afterwards. Audited.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateOperator(self, request, context):
+        """Change what an operator may do; what is not set stays as it is. Audited.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateOperatorToken(self, request, context):
+        """Make another token; the one before stays valid for a while. Operators may do it for themselves. Audited.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveOperator(self, request, context):
+        """Remove an operator; the tokens are refused at once. Audited.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListOperators(self, request, context):
+        """All operators, page by page.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PauseTopic(self, request, context):
         """Deliver nothing of a topic until it is resumed; what is due stays due, and nothing is counted as an attempt.
         """
@@ -864,6 +948,41 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListAudit,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.ListAuditRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.ListAuditResponse.SerializeToString,
+            ),
+            'VerifyAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.VerifyAudit,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.VerifyAuditRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.VerifyAuditResponse.SerializeToString,
+            ),
+            'WhoAmI': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhoAmI,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.WhoAmIRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.Operator.SerializeToString,
+            ),
+            'RegisterOperator': grpc.unary_unary_rpc_method_handler(
+                    servicer.RegisterOperator,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.RegisterOperatorRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.RegisterOperatorResponse.SerializeToString,
+            ),
+            'UpdateOperator': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateOperator,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.UpdateOperatorRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.Operator.SerializeToString,
+            ),
+            'RotateOperatorToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateOperatorToken,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.RotateOperatorTokenRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.RotateOperatorTokenResponse.SerializeToString,
+            ),
+            'RemoveOperator': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveOperator,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.RemoveOperatorRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.RemoveOperatorResponse.SerializeToString,
+            ),
+            'ListOperators': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListOperators,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.ListOperatorsRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.ListOperatorsResponse.SerializeToString,
             ),
             'PauseTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.PauseTopic,
@@ -1963,6 +2082,195 @@ class AdminService(object):
             '/tmc.v1.AdminService/ListAudit',
             tmc_dot_v1_dot_admin__pb2.ListAuditRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.ListAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/VerifyAudit',
+            tmc_dot_v1_dot_admin__pb2.VerifyAuditRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.VerifyAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhoAmI(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/WhoAmI',
+            tmc_dot_v1_dot_admin__pb2.WhoAmIRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.Operator.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RegisterOperator(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/RegisterOperator',
+            tmc_dot_v1_dot_admin__pb2.RegisterOperatorRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.RegisterOperatorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateOperator(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/UpdateOperator',
+            tmc_dot_v1_dot_admin__pb2.UpdateOperatorRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.Operator.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateOperatorToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/RotateOperatorToken',
+            tmc_dot_v1_dot_admin__pb2.RotateOperatorTokenRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.RotateOperatorTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveOperator(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/RemoveOperator',
+            tmc_dot_v1_dot_admin__pb2.RemoveOperatorRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.RemoveOperatorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListOperators(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/ListOperators',
+            tmc_dot_v1_dot_admin__pb2.ListOperatorsRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.ListOperatorsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -69,6 +69,9 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CERTIFICATE_OF_ANOTHER: _ClassVar[Reason]
     BULK_JOB_UNKNOWN: _ClassVar[Reason]
     ALERT_UNKNOWN: _ClassVar[Reason]
+    ROLE_REQUIRED: _ClassVar[Reason]
+    TOPIC_NOT_ALLOWED: _ClassVar[Reason]
+    OPERATOR_UNKNOWN: _ClassVar[Reason]
 
 class QueueMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -169,6 +172,9 @@ KEY_OF_ANOTHER_TAG: Reason
 CERTIFICATE_OF_ANOTHER: Reason
 BULK_JOB_UNKNOWN: Reason
 ALERT_UNKNOWN: Reason
+ROLE_REQUIRED: Reason
+TOPIC_NOT_ALLOWED: Reason
+OPERATOR_UNKNOWN: Reason
 QUEUE_MODE_UNSPECIFIED: QueueMode
 QUEUE_MODE_SINGLE: QueueMode
 QUEUE_MODE_MULTI: QueueMode

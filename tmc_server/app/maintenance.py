@@ -8,11 +8,11 @@ from sqlalchemy.exc import ArgumentError
 
 from tmc_server.config import Config
 from tmc_server.errors import StoreUnavailable, TmcError
-from tmc_server.store.catalog import FIRST_OPERATOR, CatalogStore
 from tmc_server.store.dialects.contract import DatabaseTaken, Finding
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.fitness import examine
 from tmc_server.store.migrate import migrate
+from tmc_server.store.operators import OperatorStore
 from tmc_server.store.shard_map import (
     HOW_TO_MOVE,
     ShardsElsewhere,
@@ -68,7 +68,7 @@ def initialize(config: Config, new_token: bool = False, accept_shard_map: bool =
         if accept_shard_map and differences(shards):
             accept(shards)
         check(shards)
-        return CatalogStore(shards.catalog, 0).make_operator(FIRST_OPERATOR, replace=new_token)
+        return OperatorStore(shards.catalog, 0).make_first(replace=new_token)
     except (TmcError, DatabaseTaken, ShardsElsewhere) as exc:
         raise CannotStart(str(exc)) from exc
     finally:

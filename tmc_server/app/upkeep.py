@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from tmc_server.app.outlets import Outlets
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.numbers import Shard, SubscriptionNumber
+from tmc_server.domain.ports.reading import AuditTrail
 from tmc_server.duties.periodic import Periodic
 from tmc_server.duties.rescuing import Rescuing
 from tmc_server.errors import Retryable
 from tmc_server.metrics import METRICS
+from tmc_server.rpc.authentication import FailedLogins
 from tmc_server.store.catalog_watch import CatalogWatch
 from tmc_server.store.dialects.contract import DatabaseTaken
 from tmc_server.store.engines import Database
@@ -123,6 +125,19 @@ class CatalogFollowing:
             self._die()
         if catalog.superseded:
             self._finish(frozenset(catalog.superseded))
+
+
+class NotingLogins:
+    """Writes failed logins into the audit trail: a flood of them becomes a few rows."""
+
+    def __init__(self, failed: FailedLogins, trail: AuditTrail) -> None:
+        self._failed = failed
+        self._trail = trail
+
+    def run_once(self) -> None:
+        for each in self._failed.take():
+            what = f"{each.count} in a minute; the last one as app {each.app} from {each.peer}"
+            self._trail.add("center", "failed logins", f"credentials {each.kind}", what)
 
 
 class StayingAlone:

@@ -16,14 +16,14 @@ from tmc_server.app.form import Form
 from tmc_server.app.opening import OpenStore
 from tmc_server.app.outlets import Outlets
 from tmc_server.app.surroundings import Surroundings
-from tmc_server.app.upkeep import Beating, Bell, CatalogFollowing, ShardKeeping, StayingAlone
+from tmc_server.app.upkeep import Beating, Bell, CatalogFollowing, NotingLogins, ShardKeeping, StayingAlone
 from tmc_server.archives.local import LocalArchive
 from tmc_server.config import Config
 from tmc_server.delivery.window import UNCERTAIN_MS
 from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.domain.ports.alerts import AlertSink
 from tmc_server.domain.ports.checks import Asking
-from tmc_server.domain.ports.reading import TrafficReader
+from tmc_server.domain.ports.reading import AuditTrail, TrafficReader
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.alerting import Alerting, Grouping, Resolving
 from tmc_server.duties.bulk import BulkWorking
@@ -48,6 +48,7 @@ from tmc_server.requests.delivery_control import DeliveryControl
 from tmc_server.requests.explaining import Explaining
 from tmc_server.requests.first_use import FirstUse, topics_exist, topics_to_produce_exist
 from tmc_server.requests.lookup import Lookup
+from tmc_server.requests.operating import Operating
 from tmc_server.requests.overviewing import Overviewing
 from tmc_server.requests.preparing import OpenGauge, Preparing
 from tmc_server.requests.signing import Signing
@@ -61,6 +62,7 @@ from tmc_server.rpc.message_service import MessageServicer
 from tmc_server.rpc.reading_service import Readings
 from tmc_server.rpc.server import GrpcServer, build
 from tmc_server.store.alert_outbox import SqlAlertOutbox
+from tmc_server.store.audit_seals import AuditSeals
 from tmc_server.store.audit_trail import SqlAuditTrail
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.bulk_jobs import SqlBulkDesk
@@ -73,6 +75,7 @@ from tmc_server.store.group_commit import GroupCommit, Limits, ShardedGroupCommi
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.line_repair import SqlLineWork
 from tmc_server.store.listing import Lister
+from tmc_server.store.operators import OperatorStore
 from tmc_server.store.progress import SqlQueueProgress
 from tmc_server.store.reading import Reader
 from tmc_server.store.replays import SqlReplays
@@ -95,6 +98,8 @@ _COUNTING_S = 2.0
 _ALERTING_S = 5.0
 _RESOLVING_S = 10.0
 _TRAFFIC_S = 10.0
+_SEALING_S = 5.0
+_LOGINS_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +169,9 @@ def wire(
         for part in parts
     ]
     counting = Counting(store.watch, OpenCounts(store.shards.shards))
+    seal_keys = [key.get_secret_value() for key in config.audit.seal_keys] or [""]
+    seals = [AuditSeals(database, seal_keys) for database in store.shards.databases]
+    trail = SqlAuditTrail(store.shards.databases, seals)
     METRICS.names.limit = config.telemetry.series
     served = _serve(
         config,
@@ -180,6 +188,7 @@ def wire(
         traffic=shared_traffic,
         commit=commit,
         gauge=counting,
+        trail=trail,
         form=form,
     )
     doors = Periodic("doors", served.edge.doorkeeper.sweep, _DOORS_S)
@@ -207,6 +216,8 @@ def wire(
         Periodic("catalog", following.run_once, store.watch.period_s),
         Periodic("counting", counting.run_once, _COUNTING_S),
         Periodic("traffic", shared_traffic.run_once, _TRAFFIC_S),
+        *(Periodic("sealing", each.seal, _SEALING_S) for each in seals),
+        Periodic("logins", NotingLogins(served.edge.authentication.failed, trail).run_once, _LOGINS_S),
         *_gauging(config, store, parts),
         *outlets.duties(),
         doors,
@@ -265,6 +276,7 @@ def _serve(
     traffic: TrafficReader,
     commit: ShardedGroupCommit,
     gauge: OpenGauge,
+    trail: AuditTrail,
     form: Form,
 ) -> _Served:
     """The use cases and the RPCs in front of them. Raises OSError: the port is taken."""
@@ -332,9 +344,10 @@ def _serve(
                 explaining=Explaining(catalog, lookup, reader, outlets.outlet.look),
                 timelines=Timelines(catalog, lookup, reader),
                 overviewing=Overviewing(catalog, counts, traffic),
-                auditing=Auditing(SqlAuditTrail(store.shards.databases)),
+                auditing=Auditing(trail),
             ),
             bulk=BulkJobs(SqlBulkDesk(store.shards), catalog),
+            operating=Operating(OperatorStore(store.shards.catalog, store.catalog.change_delay_ms), administering),
             alerts=Alerts(
                 catalog,
                 store.catalog,

@@ -172,10 +172,14 @@ class Selected:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ByOperator(Consume):
-    """The base of what operators do about one consumption; audited. selected: of a bulk job, whose items are its record."""
+    """The base of what operators do about one consumption; audited. selected: of a bulk job, whose items are its record.
+
+    origin: where the call came from; "": it is the work of a bulk job.
+    """
 
     actor: str
     reason: str
+    origin: str = ""
     selected: Selected | None = None
 
 

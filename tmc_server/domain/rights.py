@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
+from tmc_server.domain.operators import Role
 
-class Right(Enum):
-    """APP: an app with its key; ownership of topic or subscription is checked by the request itself."""
 
-    APP = "app"
-    ADMIN = "admin"
+class Scope(Enum):
+    """How an admin RPC is limited to the topics that an operator's rights are for."""
+
+    NONE = "it concerns no topic"
+    ANSWER = "its answer contains those topics only"
+    TOPIC = "its field `topic` names one"
+    NAME = "its field `name` names one"
+    MESSAGE = "it names a message, by id or by topic and key"
+    FILTER = "the `topic` of its filter names one"
+    JOB = "it names a bulk job, whose deliveries belong to topics"
+    EVERYTHING = "it concerns more than single topics"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Right:
+    """Who may call it. role None: an app with its key; that topic or subscription are its own, the request itself checks."""
+
+    role: Role | None = None
+    scope: Scope = Scope.NONE
 
 
 _APP_METHODS = {
@@ -37,61 +54,66 @@ _APP_METHODS = {
         "ReportForgedCopies",
     ),
 }
-_ADMIN_METHODS = (
-    "RegisterApp",
-    "AddAppKey",
-    "DropOldAppKey",
-    "ListApps",
-    "DisableApp",
-    "EnableApp",
-    "RotateCheckToken",
-    "RegisterTopic",
-    "UpdateTopic",
-    "ListTopics",
-    "RegisterSubscription",
-    "RemoveSubscription",
-    "ListSubscriptions",
-    "GetDeliveryKeys",
-    "RotateDeliveryKey",
-    "GetMessageDetail",
-    "GetOverview",
-    "ExplainMessage",
-    "GetTimeline",
-    "ListMessages",
-    "ListConsumptions",
-    "ReactivateConsumption",
-    "CancelConsumption",
-    "ReplayDelivery",
-    "DryRunBulkJob",
-    "StartBulkJob",
-    "StopBulkJob",
-    "GetBulkJob",
-    "ListBulkJobs",
-    "ListBulkItems",
-    "ListAlerts",
-    "AcknowledgeAlert",
-    "SilenceAlerts",
-    "EndSilence",
-    "ListSilences",
-    "ListAudit",
-    "PauseTopic",
-    "ResumeTopic",
-    "PauseSubscription",
-    "ResumeSubscription",
-    "RepairOrder",
-    "ListServers",
-    "DrainServer",
-    "UndrainServer",
-    "GetShardMap",
-    "ListInstances",
-    "SetTopicCheck",
-    "GetTopicCheck",
-    "CheckNow",
-    "ReactivateCheck",
-    "ReactivateChecks",
-    "DecideMessage",
-)
+_ADMIN_METHODS = {
+    Role.VIEWER: {
+        Scope.NONE: ("WhoAmI", "RotateOperatorToken", "ListApps", "ListServers", "GetShardMap", "ListInstances"),
+        Scope.ANSWER: (
+            "ListTopics",
+            "ListSubscriptions",
+            "GetOverview",
+            "ListAlerts",
+            "ListSilences",
+            "ListBulkJobs",
+        ),
+        Scope.TOPIC: ("GetTopicCheck", "ListMessages", "ListConsumptions"),
+        Scope.MESSAGE: ("GetMessageDetail", "ExplainMessage", "GetTimeline"),
+        Scope.FILTER: ("DryRunBulkJob",),
+        Scope.JOB: ("GetBulkJob", "ListBulkItems"),
+        Scope.EVERYTHING: ("ListAudit", "VerifyAudit", "ListOperators"),
+    },
+    Role.OPERATOR: {
+        Scope.TOPIC: ("PauseSubscription", "ResumeSubscription", "RepairOrder", "ReactivateChecks", "SilenceAlerts"),
+        Scope.NAME: ("PauseTopic", "ResumeTopic"),
+        Scope.MESSAGE: (
+            "ReactivateConsumption",
+            "CancelConsumption",
+            "ReplayDelivery",
+            "CheckNow",
+            "ReactivateCheck",
+            "DecideMessage",
+        ),
+        Scope.FILTER: ("StartBulkJob",),
+        Scope.JOB: ("StopBulkJob",),
+        Scope.EVERYTHING: ("AcknowledgeAlert", "EndSilence", "DrainServer", "UndrainServer"),
+    },
+    Role.ADMIN: {
+        Scope.TOPIC: (
+            "RegisterSubscription",
+            "RemoveSubscription",
+            "GetDeliveryKeys",
+            "RotateDeliveryKey",
+            "SetTopicCheck",
+        ),
+        Scope.NAME: ("RegisterTopic", "UpdateTopic"),
+        Scope.EVERYTHING: (
+            "RegisterApp",
+            "AddAppKey",
+            "DropOldAppKey",
+            "RotateCheckToken",
+            "DisableApp",
+            "EnableApp",
+            "RegisterOperator",
+            "UpdateOperator",
+            "RemoveOperator",
+        ),
+    },
+}
 
 RIGHTS: dict[str, Right] = {
-    f"tmc.v1.{service}/{method}": Right.APP for service, methods in _APP_METHODS.items() for method in methods
-} | {f"tmc.v1.AdminService/{method}": Right.ADMIN for method in _ADMIN_METHODS}
+    f"tmc.v1.{service}/{method}": Right() for service, methods in _APP_METHODS.items() for method in methods
+} | {
+    f"tmc.v1.AdminService/{method}": Right(role=role, scope=scope)
+    for role, scopes in _ADMIN_METHODS.items()
+    for scope, methods in scopes.items()
+    for method in methods
+}

@@ -103,13 +103,30 @@ class MessageDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorAct:
-    """One row of the audit trail."""
+    """One row of the audit trail. origin: where the call came from.  change: one line per field that changed."""
 
     actor: str
     action: str
     subject: str
     reason: str
     at_ms: int
+    origin: str = ""
+    change: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealReport:
+    """The sealed audit rows of one database. verified: rows whose seal is right, from the first one on; unsealed: to come.
+
+    fault: the first thing that is wrong; "": nothing.  head: the last seal, and its number, 0 if there is none.
+    """
+
+    database: str
+    verified: int
+    unsealed: int
+    fault: str
+    head: bytes
+    head_number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,7 +112,7 @@ class Administering:
             raise StoreUnavailable("The change is stored, but this server stops before all servers know it: repeat it.")
         return await asyncio.get_running_loop().run_in_executor(self._waits, self._activation.wait)
 
-    async def _change_with_key(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, int]:
+    async def change_with_key(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, int]:
         """As `change`; its result holds a key that is shown only once, so it is answered even when the wait fails.
 
         Returns: its result, and the time by which it counted; 0: that is not known.
@@ -132,13 +132,13 @@ class Administering:
         validation.line(new.alert_email, "alert_email", 255)
         validation.line(new.alert_phone, "alert_phone", 64)
         named = replace(new, service_name=new.service_name or new.id, biz_id=new.biz_id or new.id)
-        (app, key), effective_ms = await self._change_with_key(self._editor.register_app, actor, named)
+        (app, key), effective_ms = await self.change_with_key(self._editor.register_app, actor, named)
         return app, key, effective_ms
 
     async def add_app_key(self, actor: str, id_: str, replace_newest: bool, tag: str = "") -> tuple[str, int]:
         """tag: the key works in this environment only; "": in all of them."""
         validation.app_id(id_)
-        return await self._change_with_key(self._editor.add_key, actor, id_, replace_newest, validation.tag(tag))
+        return await self.change_with_key(self._editor.add_key, actor, id_, replace_newest, validation.tag(tag))
 
     async def check_token(self, app: App) -> str:
         """What checks of this app's messages carry."""

@@ -1,12 +1,13 @@
-"""The audit trail, page by page. Nothing here changes a row."""
+"""The audit trail: page by page, verified, and with a row for each look at a body."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tmc_server.domain.ports.reading import AuditFilter, AuditTrail
-from tmc_server.domain.views import OperatorAct
+from tmc_server.domain.views import OperatorAct, SealReport
 from tmc_server.errors import InvalidField
 from tmc_server.requests import validation
 from tmc_server.requests.listing import Listing
@@ -19,6 +20,15 @@ class Auditing:
 
     def __init__(self, trail: AuditTrail) -> None:
         self._trail = trail
+
+    async def read_body(self, actor: str, message_id: str) -> None:
+        """Note that an operator reads the body of a message."""
+        subject = f"message {validation.message_id(message_id).number}"
+        await asyncio.to_thread(self._trail.add, actor, "read body", subject, "")
+
+    async def verify(self) -> Sequence[SealReport]:
+        """Of each database, the catalog's first."""
+        return await asyncio.to_thread(self._trail.verify)
 
     async def trail(
         self, wanted: AuditFilter, message_id: str, page_size: int, page_token: str

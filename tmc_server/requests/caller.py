@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tmc_server.domain.catalog import App
 from tmc_server.domain.operations import Answer, Operation
+from tmc_server.domain.operators import Operator
 from tmc_server.domain.ports.work import Performer
 from tmc_server.errors import RateLimited, TmcError
 
@@ -18,14 +19,14 @@ class Caller:
 
     tag: the environment it said it runs in, or that of its key; "" when it said none.
     check_address: where it said it answers checks.  only_this_tag: its key works for nothing of other environments.
-    operator: who acts for the app, proven by an admin token; "": the app itself.
+    operator: who acts for the app, proven by a token; None: the app itself.
     """
 
     app: App
     tag: str
     check_address: str = ""
     only_this_tag: bool = False
-    operator: str = ""
+    operator: Operator | None = None
 
 
 Item = Operation | TmcError

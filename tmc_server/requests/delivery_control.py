@@ -18,6 +18,7 @@ from tmc_server.domain.ports.reading import RowReader
 from tmc_server.domain.ports.work import Performer
 from tmc_server.domain.views import ConsumptionView, MessageView
 from tmc_server.errors import ConsumptionClosed, InvalidField, MessageGone, SubscriptionUnknown, TmcError, TopicUnknown
+from tmc_server.origin import ORIGIN
 from tmc_server.requests import validation
 
 _LINES = 500
@@ -83,6 +84,7 @@ class DeliveryControl:
             subscription=receiver.number,
             actor=actor,
             reason=validation.reason(reason),
+            origin=ORIGIN.get(),
         )
         (answer,) = await self._performer.perform([operation])
         if isinstance(answer, SubscriptionUnknown):

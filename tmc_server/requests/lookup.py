@@ -33,7 +33,9 @@ class Lookup:
         if message_id:
             parsed = validation.message_id(message_id)
             found = self._reader.message(parsed.shard, parsed.number)
-            if found is None and self._reader.is_gone(parsed.shard, parsed.number):
+            if found is not None and found.topic != parsed.topic:  # rights go by what the id claims
+                found = None
+            elif found is None and self._reader.is_gone(parsed.shard, parsed.number):
                 raise MessageGone(
                     "It may have been closed and removed by the retention duty: look for it in the archive"
                     " (`tmc pipeline restore`)."

@@ -14,7 +14,7 @@ from tmc_server.domain.placement import shard_of
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.checks import SeenSenders
 from tmc_server.domain.ports.work import Performer
-from tmc_server.errors import InvalidField, OpenLimit
+from tmc_server.errors import InvalidField, OpenLimit, TopicNotAllowed
 from tmc_server.metrics import METRICS, count_each
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller, Item, RateLimiter, perform_each
@@ -75,8 +75,11 @@ class Preparing:
         validation.line(content_type, "content_type", 100)
         validation.between(delay_ms, "delay_ms", 0, validation.MAX_DELAY_MS)
         content_type = content_type or "application/octet-stream"
-        headers = validation.headers(headers, may_replay=publish and bool(caller.operator))
-        if key.startswith(REPLAY_KEYS) and not caller.operator:
+        operator = caller.operator
+        if operator is not None and not operator.covers(topic):
+            raise TopicNotAllowed
+        headers = validation.headers(headers, may_replay=publish and operator is not None)
+        if key.startswith(REPLAY_KEYS) and operator is None:
             raise InvalidField("key", f"not begin with {REPLAY_KEYS}: such keys are for replays by operators")
         ledger = validation.ledger_id(ledger_id)
         if order_key:

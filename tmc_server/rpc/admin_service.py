@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tmc_common.protocol import admin_pb2
+from tmc_server.domain.operators import Operator
 from tmc_server.domain.ports.catalog import CheckChange
 from tmc_server.domain.views import ConsumptionView
 from tmc_server.requests import validation
@@ -15,15 +16,17 @@ from tmc_server.requests.bulk import BulkJobs
 from tmc_server.requests.deciding_by_hand import DecidingByHand
 from tmc_server.requests.delivery_control import DeliveryControl
 from tmc_server.requests.listing import in_order, listed
+from tmc_server.requests.operating import Operating
 from tmc_server.requests.signing import Signing
 from tmc_server.rpc import convert
 from tmc_server.rpc.alert_service import AlertServicer
 from tmc_server.rpc.bulk_service import BulkServicer
+from tmc_server.rpc.operator_service import OperatorServicer
 from tmc_server.rpc.reading_service import Readings, ReadingServicer
 
 
-class AdminServicer(BulkServicer, ReadingServicer, AlertServicer):
-    """Methods take the operator's name and a request."""
+class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServicer):
+    """Methods take the operator who calls and a request."""
 
     def __init__(
         self,
@@ -35,156 +38,171 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer):
         readings: Readings,
         bulk: BulkJobs,
         alerts: Alerts,
+        operating: Operating,
     ) -> None:
         BulkServicer.__init__(self, bulk, administering)
         ReadingServicer.__init__(self, readings, administering)
         AlertServicer.__init__(self, alerts, administering)
+        OperatorServicer.__init__(self, operating)
         self._admin = administering
         self._deliveries = deliveries
         self._signing = signing
         self._by_hand = by_hand
 
-    async def RegisterApp(self, actor: str, request: admin_pb2.RegisterAppRequest) -> Any:
-        app, key, effective_ms = await self._admin.register_app(actor, convert.new_app_from(request))
+    async def RegisterApp(self, operator: Operator, request: admin_pb2.RegisterAppRequest) -> Any:
+        app, key, effective_ms = await self._admin.register_app(operator.name, convert.new_app_from(request))
         return admin_pb2.RegisterAppResponse(app=convert.app_to(app), key=key, effective_ms=effective_ms)
 
-    async def AddAppKey(self, actor: str, request: admin_pb2.AddAppKeyRequest) -> Any:
-        key, effective_ms = await self._admin.add_app_key(actor, request.id, request.replace_newest, request.tag)
+    async def AddAppKey(self, operator: Operator, request: admin_pb2.AddAppKeyRequest) -> Any:
+        key, effective_ms = await self._admin.add_app_key(
+            operator.name, request.id, request.replace_newest, request.tag
+        )
         return admin_pb2.AddAppKeyResponse(key=key, effective_ms=effective_ms)
 
-    async def DropOldAppKey(self, actor: str, request: admin_pb2.DropOldAppKeyRequest) -> Any:
-        effective_ms = await self._admin.drop_old_app_key(actor, request.id, request.tag, request.drop_newest)
+    async def DropOldAppKey(self, operator: Operator, request: admin_pb2.DropOldAppKeyRequest) -> Any:
+        effective_ms = await self._admin.drop_old_app_key(operator.name, request.id, request.tag, request.drop_newest)
         return admin_pb2.DropOldAppKeyResponse(effective_ms=effective_ms)
 
-    async def ListApps(self, _actor: str, request: admin_pb2.ListAppsRequest) -> Any:
+    async def ListApps(self, _operator: Operator, request: admin_pb2.ListAppsRequest) -> Any:
         apps = self._admin.catalog.apps.values()
         page = listed(apps, lambda app: in_order(app.number), request.page_size, request.page_token)
         return admin_pb2.ListAppsResponse(apps=map(convert.app_to, page.rows), next_page_token=page.next_token)
 
-    async def RotateCheckToken(self, actor: str, request: admin_pb2.RotateCheckTokenRequest) -> Any:
-        effective_ms = await self._admin.rotate_check_token(actor, request.id, request.reason)
+    async def RotateCheckToken(self, operator: Operator, request: admin_pb2.RotateCheckTokenRequest) -> Any:
+        effective_ms = await self._admin.rotate_check_token(operator.name, request.id, request.reason)
         return admin_pb2.RotateCheckTokenResponse(effective_ms=effective_ms)
 
-    async def DisableApp(self, actor: str, request: admin_pb2.DisableAppRequest) -> Any:
-        effective_ms = await self._admin.set_app_disabled(actor, request.id, True, request.reason)
+    async def DisableApp(self, operator: Operator, request: admin_pb2.DisableAppRequest) -> Any:
+        effective_ms = await self._admin.set_app_disabled(operator.name, request.id, True, request.reason)
         return admin_pb2.DisableAppResponse(effective_ms=effective_ms)
 
-    async def EnableApp(self, actor: str, request: admin_pb2.EnableAppRequest) -> Any:
-        effective_ms = await self._admin.set_app_disabled(actor, request.id, False, request.reason)
+    async def EnableApp(self, operator: Operator, request: admin_pb2.EnableAppRequest) -> Any:
+        effective_ms = await self._admin.set_app_disabled(operator.name, request.id, False, request.reason)
         return admin_pb2.EnableAppResponse(effective_ms=effective_ms)
 
-    async def RegisterTopic(self, actor: str, request: admin_pb2.RegisterTopicRequest) -> Any:
-        topic = await self._admin.register_topic(actor, convert.topic_settings_from(request))
+    async def RegisterTopic(self, operator: Operator, request: admin_pb2.RegisterTopicRequest) -> Any:
+        topic = await self._admin.register_topic(operator.name, convert.topic_settings_from(request))
         return convert.topic_to(topic, self._admin.catalog)
 
-    async def UpdateTopic(self, actor: str, request: admin_pb2.UpdateTopicRequest) -> Any:
+    async def UpdateTopic(self, operator: Operator, request: admin_pb2.UpdateTopicRequest) -> Any:
         topic, effective_ms = await self._admin.update_topic(
-            actor,
+            operator.name,
             request.name,
             request.transaction_time_ms if request.HasField("transaction_time_ms") else None,
             request.open_limit if request.HasField("open_limit") else None,
         )
         return convert.topic_to(replace(topic, effective_ms=effective_ms), self._admin.catalog)
 
-    async def ListTopics(self, _actor: str, request: admin_pb2.ListTopicsRequest) -> Any:
+    async def ListTopics(self, operator: Operator, request: admin_pb2.ListTopicsRequest) -> Any:
         catalog = self._admin.catalog
-        topics = catalog.topics.values()
+        topics = [topic for topic in catalog.topics.values() if operator.covers(topic.name)]
         page = listed(topics, lambda topic: in_order(topic.number), request.page_size, request.page_token)
         shown = [convert.topic_to(topic, catalog) for topic in page.rows]
         return admin_pb2.ListTopicsResponse(topics=shown, next_page_token=page.next_token)
 
-    async def RegisterSubscription(self, actor: str, request: admin_pb2.RegisterSubscriptionRequest) -> Any:
+    async def RegisterSubscription(self, operator: Operator, request: admin_pb2.RegisterSubscriptionRequest) -> Any:
         change = None
         if request.HasField("update_mask"):
             change = convert.policy_fields(request.update_mask, "order")
             change += [path for path in request.update_mask.paths if path == "order"]
         subscription = await self._admin.register_subscription(
-            actor, convert.new_subscription_from(request), change, request.untried
+            operator.name, convert.new_subscription_from(request), change, request.untried
         )
         return convert.subscription_to(subscription, self._admin.catalog)
 
-    async def RemoveSubscription(self, actor: str, request: admin_pb2.RemoveSubscriptionRequest) -> Any:
-        subscription = await self._admin.remove_subscription(actor, request.topic, request.app, request.tag)
+    async def RemoveSubscription(self, operator: Operator, request: admin_pb2.RemoveSubscriptionRequest) -> Any:
+        subscription = await self._admin.remove_subscription(operator.name, request.topic, request.app, request.tag)
         return convert.subscription_to(subscription, self._admin.catalog)
 
-    async def ListSubscriptions(self, _actor: str, request: admin_pb2.ListSubscriptionsRequest) -> Any:
+    async def ListSubscriptions(self, operator: Operator, request: admin_pb2.ListSubscriptionsRequest) -> Any:
         catalog = self._admin.catalog
-        found = self._admin.subscriptions(request.topic)
+        of_topic = self._admin.subscriptions(request.topic)
+        found = [each for each in of_topic if operator.covers(convert.topic_name(catalog, each.topic))]
         page = listed(found, lambda each: in_order(each.number), request.page_size, request.page_token)
         shown = [convert.subscription_to(each, catalog) for each in page.rows]
         return admin_pb2.ListSubscriptionsResponse(subscriptions=shown, next_page_token=page.next_token)
 
-    async def GetDeliveryKeys(self, actor: str, request: admin_pb2.GetDeliveryKeysRequest) -> Any:
-        return convert.delivery_keys_to(await self._signing.keys(actor, request.topic, request.app, request.tag))
+    async def GetDeliveryKeys(self, operator: Operator, request: admin_pb2.GetDeliveryKeysRequest) -> Any:
+        return convert.delivery_keys_to(
+            await self._signing.keys(operator.name, request.topic, request.app, request.tag)
+        )
 
-    async def RotateDeliveryKey(self, actor: str, request: admin_pb2.RotateDeliveryKeyRequest) -> Any:
-        keys = await self._signing.rotate(actor, request.topic, request.app, request.tag, request.drop_previous)
+    async def RotateDeliveryKey(self, operator: Operator, request: admin_pb2.RotateDeliveryKeyRequest) -> Any:
+        keys = await self._signing.rotate(operator.name, request.topic, request.app, request.tag, request.drop_previous)
         return convert.delivery_keys_to(keys)
 
-    async def ReactivateConsumption(self, actor: str, request: admin_pb2.ReactivateConsumptionRequest) -> Any:
-        view = await self._deliveries.reactivate(actor, request.message_id, request.app, request.tag, request.reason)
+    async def ReactivateConsumption(self, operator: Operator, request: admin_pb2.ReactivateConsumptionRequest) -> Any:
+        view = await self._deliveries.reactivate(
+            operator.name, request.message_id, request.app, request.tag, request.reason
+        )
         return self._consumption(request.message_id, view)
 
-    async def ReplayDelivery(self, actor: str, request: admin_pb2.ReplayDeliveryRequest) -> Any:
-        view = await self._deliveries.replay(actor, request.message_id, request.app, request.tag, request.reason)
+    async def ReplayDelivery(self, operator: Operator, request: admin_pb2.ReplayDeliveryRequest) -> Any:
+        view = await self._deliveries.replay(
+            operator.name, request.message_id, request.app, request.tag, request.reason
+        )
         return convert.message_to(view, self._admin.catalog)
 
-    async def CancelConsumption(self, actor: str, request: admin_pb2.CancelConsumptionRequest) -> Any:
-        view = await self._deliveries.cancel(actor, request.message_id, request.app, request.tag, request.reason)
+    async def CancelConsumption(self, operator: Operator, request: admin_pb2.CancelConsumptionRequest) -> Any:
+        view = await self._deliveries.cancel(
+            operator.name, request.message_id, request.app, request.tag, request.reason
+        )
         return self._consumption(request.message_id, view)
 
     def _consumption(self, message_id: str, view: ConsumptionView) -> admin_pb2.Consumption:
         parsed = validation.message_id(message_id)
         return convert.consumption_to(view, parsed.topic, parsed.app, self._admin.catalog)
 
-    async def PauseTopic(self, actor: str, request: admin_pb2.PauseTopicRequest) -> Any:
-        topic = await self._deliveries.pause_topic(actor, request.name, True, request.reason)
+    async def PauseTopic(self, operator: Operator, request: admin_pb2.PauseTopicRequest) -> Any:
+        topic = await self._deliveries.pause_topic(operator.name, request.name, True, request.reason)
         return convert.topic_to(topic, self._admin.catalog)
 
-    async def ResumeTopic(self, actor: str, request: admin_pb2.ResumeTopicRequest) -> Any:
-        topic = await self._deliveries.pause_topic(actor, request.name, False, request.reason)
+    async def ResumeTopic(self, operator: Operator, request: admin_pb2.ResumeTopicRequest) -> Any:
+        topic = await self._deliveries.pause_topic(operator.name, request.name, False, request.reason)
         return convert.topic_to(topic, self._admin.catalog)
 
-    async def PauseSubscription(self, actor: str, request: admin_pb2.PauseSubscriptionRequest) -> Any:
-        return await self._pause_subscription(actor, request, paused=True)
+    async def PauseSubscription(self, operator: Operator, request: admin_pb2.PauseSubscriptionRequest) -> Any:
+        return await self._pause_subscription(operator, request, paused=True)
 
-    async def ResumeSubscription(self, actor: str, request: admin_pb2.ResumeSubscriptionRequest) -> Any:
-        return await self._pause_subscription(actor, request, paused=False)
+    async def ResumeSubscription(self, operator: Operator, request: admin_pb2.ResumeSubscriptionRequest) -> Any:
+        return await self._pause_subscription(operator, request, paused=False)
 
-    async def _pause_subscription(self, actor: str, request: Any, paused: bool) -> admin_pb2.Subscription:
+    async def _pause_subscription(self, operator: Operator, request: Any, paused: bool) -> admin_pb2.Subscription:
         subscription = await self._deliveries.pause_subscription(
-            actor, request.topic, request.app, request.tag, paused, request.reason
+            operator.name, request.topic, request.app, request.tag, paused, request.reason
         )
         return convert.subscription_to(subscription, self._admin.catalog)
 
-    async def RepairOrder(self, actor: str, request: admin_pb2.RepairOrderRequest) -> Any:
-        done = await self._deliveries.repair_order(actor, request.topic, request.app, request.tag, request.reason)
+    async def RepairOrder(self, operator: Operator, request: admin_pb2.RepairOrderRequest) -> Any:
+        done = await self._deliveries.repair_order(
+            operator.name, request.topic, request.app, request.tag, request.reason
+        )
         return admin_pb2.RepairOrderResponse(
             scheduled=done.scheduled, released=done.released, cancelled=done.cancelled, dropped=done.dropped
         )
 
-    async def ListServers(self, _actor: str, request: admin_pb2.ListServersRequest) -> Any:
+    async def ListServers(self, _operator: Operator, request: admin_pb2.ListServersRequest) -> Any:
         servers = await self._admin.servers()
         page = listed(servers, lambda each: in_order(each.run.incarnation), request.page_size, request.page_token)
         shown = map(convert.server_to, page.rows)
         return admin_pb2.ListServersResponse(servers=shown, next_page_token=page.next_token)
 
-    async def DrainServer(self, actor: str, request: admin_pb2.DrainServerRequest) -> Any:
-        return convert.server_to(await self._admin.drain(actor, request.server, True, request.reason))
+    async def DrainServer(self, operator: Operator, request: admin_pb2.DrainServerRequest) -> Any:
+        return convert.server_to(await self._admin.drain(operator.name, request.server, True, request.reason))
 
-    async def UndrainServer(self, actor: str, request: admin_pb2.UndrainServerRequest) -> Any:
-        return convert.server_to(await self._admin.drain(actor, request.server, False, request.reason))
+    async def UndrainServer(self, operator: Operator, request: admin_pb2.UndrainServerRequest) -> Any:
+        return convert.server_to(await self._admin.drain(operator.name, request.server, False, request.reason))
 
-    async def GetShardMap(self, _actor: str, _request: Any) -> Any:
+    async def GetShardMap(self, _operator: Operator, _request: Any) -> Any:
         places = await self._admin.shard_places()
         return admin_pb2.GetShardMapResponse(shards=map(convert.shard_place_to, places))
 
-    async def ListInstances(self, _actor: str, request: admin_pb2.ListInstancesRequest) -> Any:
+    async def ListInstances(self, _operator: Operator, request: admin_pb2.ListInstancesRequest) -> Any:
         addresses = await self._admin.instances(request.app, request.tag)
         page = listed(addresses, str, request.page_size, request.page_token)
         return admin_pb2.ListInstancesResponse(addresses=page.rows, next_page_token=page.next_token)
 
-    async def SetTopicCheck(self, actor: str, request: admin_pb2.SetTopicCheckRequest) -> Any:
+    async def SetTopicCheck(self, operator: Operator, request: admin_pb2.SetTopicCheckRequest) -> Any:
         retry = convert.policy_from(request.retry) if request.HasField("retry") else None
         targets = [convert.target_from(target) for target in request.targets]
         change = None
@@ -193,23 +211,23 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer):
             targets = targets if "targets" in request.update_mask.paths else []
             change = CheckChange(policy=fields, removed_targets=list(request.removed_targets))
         topic, effective_ms = await self._by_hand.set_topic_check(
-            actor, request.topic, targets, retry, request.untried, change
+            operator.name, request.topic, targets, retry, request.untried, change
         )
         return convert.checks_to(topic, effective_ms)
 
-    async def GetTopicCheck(self, _actor: str, request: admin_pb2.GetTopicCheckRequest) -> Any:
+    async def GetTopicCheck(self, _operator: Operator, request: admin_pb2.GetTopicCheckRequest) -> Any:
         return convert.checks_to(self._by_hand.topic(request.topic), 0)
 
-    async def CheckNow(self, _actor: str, request: admin_pb2.CheckNowRequest) -> Any:
+    async def CheckNow(self, _operator: Operator, request: admin_pb2.CheckNowRequest) -> Any:
         return convert.report_to(await self._by_hand.check_now(request.message_id))
 
-    async def ReactivateCheck(self, actor: str, request: admin_pb2.ReactivateCheckRequest) -> Any:
-        view = await self._by_hand.reactivate(actor, request.message_id, request.reason)
+    async def ReactivateCheck(self, operator: Operator, request: admin_pb2.ReactivateCheckRequest) -> Any:
+        view = await self._by_hand.reactivate(operator.name, request.message_id, request.reason)
         return convert.message_to(view, self._admin.catalog)
 
-    async def ReactivateChecks(self, actor: str, request: admin_pb2.ReactivateChecksRequest) -> Any:
+    async def ReactivateChecks(self, operator: Operator, request: admin_pb2.ReactivateChecksRequest) -> Any:
         matched, more = await self._by_hand.reactivate_many(
-            actor,
+            operator.name,
             request.topic,
             request.from_ms,
             request.to_ms,
@@ -219,6 +237,6 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer):
         )
         return admin_pb2.ReactivateChecksResponse(matched=matched, more=more)
 
-    async def DecideMessage(self, actor: str, request: admin_pb2.DecideMessageRequest) -> Any:
-        view = await self._by_hand.decide(actor, request.message_id, request.verdict, request.reason)
+    async def DecideMessage(self, operator: Operator, request: admin_pb2.DecideMessageRequest) -> Any:
+        view = await self._by_hand.decide(operator.name, request.message_id, request.verdict, request.reason)
         return convert.message_to(view, self._admin.catalog)

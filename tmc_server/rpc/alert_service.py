@@ -9,6 +9,7 @@ from tmc_server.domain.alerts import Silence
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import SubscriptionNumber
+from tmc_server.domain.operators import Operator
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.alerts import Alerts, EpisodeView, SilenceFilter
 from tmc_server.requests.listing import in_order, listed
@@ -22,30 +23,30 @@ class AlertServicer:
         self._alerts = alerts
         self._administering = administering
 
-    async def ListAlerts(self, _actor: str, request: admin_pb2.ListAlertsRequest) -> Any:
+    async def ListAlerts(self, operator: Operator, request: admin_pb2.ListAlertsRequest) -> Any:
         page = await self._alerts.episodes(request.resolved, request.page_size, request.page_token)
         catalog = self._administering.catalog
-        alerts = [_alert_to(view, catalog) for view in page.rows]
+        alerts = [alert for alert in (_alert_to(view, catalog) for view in page.rows) if operator.covers(alert.topic)]
         return admin_pb2.ListAlertsResponse(alerts=alerts, next_page_token=page.next_token)
 
-    async def AcknowledgeAlert(self, actor: str, request: admin_pb2.AcknowledgeAlertRequest) -> Any:
-        view = await self._alerts.acknowledge(actor, request.alert_id, request.reason)
+    async def AcknowledgeAlert(self, operator: Operator, request: admin_pb2.AcknowledgeAlertRequest) -> Any:
+        view = await self._alerts.acknowledge(operator.name, request.alert_id, request.reason)
         return _alert_to(view, self._administering.catalog)
 
-    async def SilenceAlerts(self, actor: str, request: admin_pb2.SilenceAlertsRequest) -> Any:
+    async def SilenceAlerts(self, operator: Operator, request: admin_pb2.SilenceAlertsRequest) -> Any:
         wanted = SilenceFilter(topic=request.topic, app=request.app, tag=request.tag, kind=request.kind)
-        made = await self._alerts.silence(actor, wanted, request.for_ms, request.reason)
+        made = await self._alerts.silence(operator.name, wanted, request.for_ms, request.reason)
         return _silence_to(made, self._administering.catalog)
 
-    async def EndSilence(self, actor: str, request: admin_pb2.EndSilenceRequest) -> Any:
-        ended = await self._alerts.end_silence(actor, request.silence, request.reason)
+    async def EndSilence(self, operator: Operator, request: admin_pb2.EndSilenceRequest) -> Any:
+        ended = await self._alerts.end_silence(operator.name, request.silence, request.reason)
         return _silence_to(ended, self._administering.catalog)
 
-    async def ListSilences(self, _actor: str, request: admin_pb2.ListSilencesRequest) -> Any:
-        found = await self._alerts.silences()
-        page = listed(found, lambda each: in_order(each.id), request.page_size, request.page_token)
-        shown = [_silence_to(each, self._administering.catalog) for each in page.rows]
-        return admin_pb2.ListSilencesResponse(silences=shown, next_page_token=page.next_token)
+    async def ListSilences(self, operator: Operator, request: admin_pb2.ListSilencesRequest) -> Any:
+        silences = [_silence_to(each, self._administering.catalog) for each in await self._alerts.silences()]
+        found = [each for each in silences if operator.covers(each.topic)]
+        page = listed(found, lambda each: in_order(each.silence), request.page_size, request.page_token)
+        return admin_pb2.ListSilencesResponse(silences=page.rows, next_page_token=page.next_token)
 
 
 def _alert_to(view: EpisodeView, catalog: Catalog) -> admin_pb2.Alert:

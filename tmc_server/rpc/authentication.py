@@ -10,9 +10,11 @@ import hmac
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from tmc_server.domain.catalog import App, Catalog
+from tmc_server.domain.operators import Operator, Role, Token
 from tmc_server.errors import (
     AdminOnly,
     AppDisabled,
@@ -25,10 +27,11 @@ from tmc_server.errors import (
 from tmc_server.metrics import METRICS
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller
+from tmc_server.rpc.permission import demand_role
 
 log = logging.getLogger("tmc.login")
 
-DEV_OPERATOR = "developer"
+DEV_OPERATOR = Operator(name="developer", role=Role.ADMIN, reads_bodies=True)
 _SAID_CHARACTERS = 64
 
 
@@ -38,7 +41,7 @@ class Credentials(Protocol):
     @property
     def current(self) -> Catalog: ...
     @property
-    def operators(self) -> Mapping[bytes, str]: ...
+    def tokens(self) -> Mapping[bytes, Token]: ...
 
 
 class Call(Protocol):
@@ -52,6 +55,16 @@ class CertificateOf(Protocol):
     """A call: what its connection proved. Names are as the certificate has them."""
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedLogin:
+    """Some of one kind. app, peer: of the last one, the app as Python would write it."""
+
+    kind: str
+    app: str
+    peer: str
+    count: int
 
 
 class FailedLogins:
@@ -72,6 +85,7 @@ class FailedLogins:
         self._counters = {error: METRICS.login_failures.labels(kind) for error, kind in self.KINDS.items()}
         self._next = 0.0
         self._untold = 0
+        self._unwritten: dict[str, FailedLogin] = {}
 
     def note(self, error: TmcError, call: Call) -> bool:
         """Was this error a failed login?"""
@@ -79,20 +93,29 @@ class FailedLogins:
         if counter is None:
             return False
         counter.inc()
+        kind = self.KINDS[type(error)]
+        app = ascii(_texts(call.invocation_metadata() or ()).get("tmc-app", "")[:_SAID_CHARACTERS])
+        before = self._unwritten.get(kind)
+        count = before.count + 1 if before is not None else 1
+        self._unwritten[kind] = FailedLogin(kind=kind, app=app, peer=call.peer(), count=count)
         now = self._monotonic()
         if now < self._next:
             self._untold += 1
             return True
-        app = _texts(call.invocation_metadata() or ()).get("tmc-app", "")
         log.warning(
             "failed login (%s) as app %s from %s; %d more since the last of these lines",
-            self.KINDS[type(error)],
-            ascii(app[:_SAID_CHARACTERS]),
+            kind,
+            app,
             call.peer(),
             self._untold,
         )
         self._next, self._untold = now + self._pause_s, 0
         return True
+
+    def take(self) -> list[FailedLogin]:
+        """Those since the last time, one per kind, for the audit trail. From any thread."""
+        taken, self._unwritten = self._unwritten, {}
+        return list(taken.values())
 
 
 class Authentication:
@@ -100,7 +123,7 @@ class Authentication:
 
     secret: with open_app, the key of all apps and the token of operators; empty, as in `tmc dev`: everyone is welcome.
 
-    bind_apps: the client's certificate must name the app, for apps only.
+    bind_apps: the client's certificate must name the app, for apps only.  clock: seconds since the epoch, for tokens that expire.
     """
 
     def __init__(
@@ -110,21 +133,23 @@ class Authentication:
         *,
         secret: str = "",
         bind_apps: bool = False,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._credentials = credentials
         self._open_app = open_app
         self._secret = secret
         self._bind_apps = bind_apps
-        self._failed = FailedLogins()
-        self.note = self._failed.note
+        self._clock = clock
+        self.failed = FailedLogins()
+        self.note = self.failed.note
 
     @property
-    def version(self) -> object:
+    def catalog(self) -> Catalog:
         """Another object whenever keys may have changed."""
         return self._credentials.current
 
     def app(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
-        """Raises CredentialsMissing, CredentialsInvalid, AppDisabled, KeyOfAnotherTag, AdminOnly, InvalidField for the tag."""
+        """Raises CredentialsMissing, CredentialsInvalid, AppDisabled, KeyOfAnotherTag, AdminOnly, RoleRequired, InvalidField."""
         values = _texts(metadata)
         app, only_tag = self._app(values)
         if app.disabled:  # only its own key learns that
@@ -133,7 +158,9 @@ class Authentication:
         if only_tag and tag not in ("", only_tag):
             raise KeyOfAnotherTag
         address = validation.address(values.get("tmc-check-address", ""), "tmc-check-address")
-        operator = self._operator(values["tmc-operator"]) if "tmc-operator" in values else ""
+        operator = self._operator(values["tmc-operator"]) if "tmc-operator" in values else None
+        if operator is not None:
+            demand_role(operator, Role.OPERATOR)
         return Caller(
             app=app, tag=only_tag or tag, check_address=address, only_this_tag=bool(only_tag), operator=operator
         )
@@ -156,18 +183,18 @@ class Authentication:
         if self._bind_apps and caller.app.id not in _names(call.auth_context()):
             raise CertificateOfAnother
 
-    def admin(self, metadata: Iterable[tuple[str, str | bytes]]) -> str:
-        """The operator's name. Raises AdminOnly."""
+    def operator(self, metadata: Iterable[tuple[str, str | bytes]]) -> Operator:
+        """Raises AdminOnly."""
         return self._operator(_texts(metadata).get("authorization", ""))
 
-    def _operator(self, authorization: str) -> str:
+    def _operator(self, authorization: str) -> Operator:
         if self._open_app is not None and self._is_welcome(authorization):
             return DEV_OPERATOR
         key = _bearer(authorization)
-        name = self._credentials.operators.get(_hash(key)) if key else None
-        if name is None:
+        token = self._credentials.tokens.get(_hash(key)) if key else None
+        if token is None or not token.is_valid(round(self._clock() * 1000)):
             raise AdminOnly
-        return name
+        return token.operator
 
 
 def _names(proven: Mapping[str, Iterable[bytes]]) -> set[str]:

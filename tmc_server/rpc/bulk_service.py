@@ -10,11 +10,13 @@ from tmc_server.domain.bulk import BulkItem, Place, Selection
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import MessageNumber, SubscriptionNumber
+from tmc_server.domain.operators import Operator
 from tmc_server.domain.ports.bulk import Match
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.bulk import BulkFilter, BulkJobs, BulkReport
 from tmc_server.requests.explanations import at
 from tmc_server.rpc.convert import app_name, subscriber, topic_name
+from tmc_server.rpc.permission import demand_topic
 
 _MOST_NAMES = 3
 
@@ -26,16 +28,16 @@ class BulkServicer:
         self._bulk = bulk
         self._admin = administering
 
-    async def DryRunBulkJob(self, _actor: str, request: admin_pb2.DryRunBulkJobRequest) -> Any:
+    async def DryRunBulkJob(self, _operator: Operator, request: admin_pb2.DryRunBulkJobRequest) -> Any:
         found = await self._bulk.dry_run(_filter(request.filter))
         catalog = self._admin.catalog
         return admin_pb2.DryRunBulkJobResponse(
             dry_run=found.id, count=found.count, samples=[_sample(each, catalog) for each in found.samples]
         )
 
-    async def StartBulkJob(self, actor: str, request: admin_pb2.StartBulkJobRequest) -> Any:
+    async def StartBulkJob(self, operator: Operator, request: admin_pb2.StartBulkJobRequest) -> Any:
         report = await self._bulk.start(
-            actor,
+            operator.name,
             _filter(request.filter),
             dry_run=request.dry_run,
             count=request.count,
@@ -45,22 +47,36 @@ class BulkServicer:
         )
         return _job(report, self._admin.catalog)
 
-    async def StopBulkJob(self, actor: str, request: admin_pb2.StopBulkJobRequest) -> Any:
-        return _job(await self._bulk.stop(actor, request.job, request.reason), self._admin.catalog)
+    async def StopBulkJob(self, operator: Operator, request: admin_pb2.StopBulkJobRequest) -> Any:
+        await self._demand(operator, request.job)
+        return _job(await self._bulk.stop(operator.name, request.job, request.reason), self._admin.catalog)
 
-    async def GetBulkJob(self, _actor: str, request: admin_pb2.GetBulkJobRequest) -> Any:
+    async def GetBulkJob(self, operator: Operator, request: admin_pb2.GetBulkJobRequest) -> Any:
+        await self._demand(operator, request.job)
         return _job(await self._bulk.get(request.job), self._admin.catalog)
 
-    async def ListBulkJobs(self, _actor: str, request: admin_pb2.ListBulkJobsRequest) -> Any:
+    async def ListBulkJobs(self, operator: Operator, request: admin_pb2.ListBulkJobsRequest) -> Any:
         page = await self._bulk.jobs(request.page_size, request.page_token)
-        jobs = [_job(report, self._admin.catalog) for report in page.rows]
+        shown = [report for report in page.rows if all(map(operator.covers, self._topics(report)))]
+        jobs = [_job(report, self._admin.catalog) for report in shown]
         return admin_pb2.ListBulkJobsResponse(jobs=jobs, next_page_token=page.next_token)
 
-    async def ListBulkItems(self, _actor: str, request: admin_pb2.ListBulkItemsRequest) -> Any:
+    async def ListBulkItems(self, operator: Operator, request: admin_pb2.ListBulkItemsRequest) -> Any:
+        await self._demand(operator, request.job)
         page = await self._bulk.items(request.job, request.failures_only, request.page_size, request.page_token)
         catalog = self._admin.catalog
         items = [_item(each, catalog) for each in page.rows]
         return admin_pb2.ListBulkItemsResponse(items=items, next_page_token=page.next_token)
+
+    async def _demand(self, operator: Operator, job: int) -> None:
+        """Raises TopicNotAllowed, BulkJobUnknown."""
+        if operator.is_limited:
+            for topic in self._topics(await self._bulk.get(job)):
+                demand_topic(operator, topic)
+
+    def _topics(self, report: BulkReport) -> set[str]:
+        catalog = self._admin.catalog
+        return {topic_name(catalog, place.topic) for place in report.job.selection.places}
 
 
 def _filter(sent: admin_pb2.BulkFilter) -> BulkFilter:

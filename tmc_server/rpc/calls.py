@@ -25,12 +25,15 @@ from google.protobuf.descriptor import Descriptor, MethodDescriptor, ServiceDesc
 from google.protobuf.message import DecodeError, Message
 
 from tmc_server.domain.catalog import App
+from tmc_server.domain.operators import Operator, Role
 from tmc_server.domain.rights import RIGHTS, Right
 from tmc_server.errors import CredentialsInvalid, InternalFault, MalformedRequest, TmcError
 from tmc_server.metrics import METRICS
+from tmc_server.origin import ORIGIN
 from tmc_server.requests.caller import Budget, Caller
 from tmc_server.rpc.authentication import Authentication
 from tmc_server.rpc.doorkeeper import Doorkeeper
+from tmc_server.rpc.permission import demand_role, demand_topics
 from tmc_server.rpc.reads import OPERATORS, Reads
 from tmc_server.rpc.refusing import Context, let_go, refuse
 from tmc_server.rpc.status import CODES
@@ -75,7 +78,7 @@ class Edge:
         self._streams.add(stream)
         if not self._looking:
             self._looking = True
-            self._seen = self.authentication.version
+            self._seen = self.authentication.catalog
             self._look_later()
 
     def closed(self, stream: _Stream) -> None:
@@ -85,9 +88,9 @@ class Edge:
         asyncio.get_running_loop().call_later(_REVOKED_LOOK_S, self._look)
 
     def _look(self) -> None:
-        version = self.authentication.version
-        if version is not self._seen:
-            self._seen = version
+        catalog = self.authentication.catalog
+        if catalog is not self._seen:
+            self._seen = catalog
             for stream in self._streams:
                 stream.authenticate_again()
         self._looking = bool(self._streams)
@@ -120,15 +123,14 @@ def handlers(service: ServiceDescriptor, servicer: object, edge: Edge) -> grpc.G
 
 def _handler(method: MethodDescriptor, behavior: Any, edge: Edge) -> Any:
     right = RIGHTS[f"{method.containing_service.full_name}/{method.name}"]
-    identify = edge.authentication.app if right is Right.APP else edge.authentication.admin
     decode = _decoder(method.input_type)
     name = f"{method.containing_service.name}/{method.name}"
     if method.server_streaming:
         return grpc.stream_stream_rpc_method_handler(
-            _streaming(behavior, identify, decode, edge), response_serializer=_serialize
+            _streaming(behavior, edge.authentication.app, decode, edge), response_serializer=_serialize
         )
     return grpc.stream_unary_rpc_method_handler(
-        _unary(name, behavior, identify, decode, edge), response_serializer=_serialize
+        _unary(name, behavior, right, decode, edge), response_serializer=_serialize
     )
 
 
@@ -152,7 +154,7 @@ def _decoder(descriptor: Descriptor) -> Callable[[bytes], Message]:
 def _unary(
     name: str,
     behavior: Callable[[Any, Any], Awaitable[Message]],
-    identify: Identify,
+    right: Right,
     decode: Callable[[bytes], Message],
     edge: Edge,
 ) -> Callable[[Any, Context], Awaitable[Message | None]]:
@@ -175,12 +177,17 @@ def _unary(
         finally:
             budget.end_call(app)
 
-    async def of_operator(operator: str, context: Context) -> Message:
-        return await behavior(operator, decode(await reads.one(context, OPERATORS)))
+    async def of_operator(operator: Operator, role: Role, context: Context) -> Message:
+        demand_role(operator, role)
+        request = decode(await reads.one(context, OPERATORS))
+        demand_topics(operator, right, request, edge.authentication.catalog)
+        ORIGIN.set(context.peer())
+        return await behavior(operator, request)
 
     async def serve(context: Context) -> Message:
-        identity = edge.identity(identify, context)
-        return await (of_app if isinstance(identity, Caller) else of_operator)(identity, context)
+        if right.role is None:
+            return await of_app(edge.identity(edge.authentication.app, context), context)
+        return await of_operator(edge.identity(edge.authentication.operator, context), right.role, context)
 
     async def call(_requests: Any, context: Context) -> Message | None:
         began = time.monotonic()

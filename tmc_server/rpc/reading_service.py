@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tmc_common.protocol import admin_pb2
+from tmc_server.domain.operators import Operator
 from tmc_server.domain.ports.reading import AuditFilter
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.auditing import Auditing
@@ -30,22 +31,29 @@ class Readings:
 
 
 class ReadingServicer:
-    """Methods take the operator's name and a request."""
+    """Methods take the operator who calls and a request."""
 
     def __init__(self, readings: Readings, administering: Administering) -> None:
         self._readings = readings
         self._administering = administering
 
-    async def GetMessageDetail(self, _actor: str, request: admin_pb2.GetMessageDetailRequest) -> Any:
+    async def GetMessageDetail(self, operator: Operator, request: admin_pb2.GetMessageDetailRequest) -> Any:
         detail = await self._readings.lookup.message(request.message_id, request.topic, request.key)
-        return convert.detail_to(detail, self._administering.catalog)
+        answer = convert.detail_to(detail, self._administering.catalog)
+        if request.without_body or not operator.reads_bodies:
+            answer.message.ClearField("body")
+            answer.body_withheld = not request.without_body
+        elif answer.message.body:
+            await self._readings.auditing.read_body(operator.name, answer.message.message_id)
+        return answer
 
-    async def GetOverview(self, _actor: str, _request: Any) -> Any:
+    async def GetOverview(self, operator: Operator, _request: Any) -> Any:
         now, topics = await self._readings.overviewing.overview()
         shown = [convert.topic_overview_to(each, self._administering.catalog) for each in topics]
-        return admin_pb2.GetOverviewResponse(now_ms=now, topics=shown)
+        covered = [each for each in shown if operator.covers(each.topic)]
+        return admin_pb2.GetOverviewResponse(now_ms=now, topics=covered)
 
-    async def ExplainMessage(self, _actor: str, request: admin_pb2.ExplainMessageRequest) -> Any:
+    async def ExplainMessage(self, _operator: Operator, request: admin_pb2.ExplainMessageRequest) -> Any:
         message, found = await self._readings.explaining.explain(request.message_id, request.topic, request.key)
         catalog = self._administering.catalog
         return admin_pb2.ExplainMessageResponse(
@@ -53,7 +61,7 @@ class ReadingServicer:
             explanations=[convert.explanation_to(each, message, catalog) for each in found],
         )
 
-    async def GetTimeline(self, _actor: str, request: admin_pb2.GetTimelineRequest) -> Any:
+    async def GetTimeline(self, _operator: Operator, request: admin_pb2.GetTimelineRequest) -> Any:
         message, events = await self._readings.timelines.timeline(request.message_id, request.topic, request.key)
         catalog = self._administering.catalog
         return admin_pb2.GetTimelineResponse(
@@ -61,13 +69,13 @@ class ReadingServicer:
             events=[convert.event_to(event, catalog) for event in events],
         )
 
-    async def ListMessages(self, _actor: str, request: admin_pb2.ListMessagesRequest) -> Any:
+    async def ListMessages(self, _operator: Operator, request: admin_pb2.ListMessagesRequest) -> Any:
         page = await self._readings.browsing.messages(request.topic, request.state, convert.wanted_from(request))
         catalog = self._administering.catalog
         messages = [convert.message_to(view, catalog) for view in page.rows]
         return admin_pb2.ListMessagesResponse(messages=messages, next_page_token=page.next_token)
 
-    async def ListAudit(self, _actor: str, request: admin_pb2.ListAuditRequest) -> Any:
+    async def ListAudit(self, _operator: Operator, request: admin_pb2.ListAuditRequest) -> Any:
         wanted = AuditFilter(
             actor=request.actor,
             action=request.action,
@@ -78,13 +86,35 @@ class ReadingServicer:
         page = await self._readings.auditing.trail(wanted, request.message_id, request.page_size, request.page_token)
         entries = [
             admin_pb2.AuditEntry(
-                at_ms=act.at_ms, actor=act.actor, action=act.action, subject=act.subject, reason=act.reason
+                at_ms=act.at_ms,
+                actor=act.actor,
+                action=act.action,
+                subject=act.subject,
+                reason=act.reason,
+                origin=act.origin,
+                change=act.change,
             )
             for act in page.rows
         ]
         return admin_pb2.ListAuditResponse(entries=entries, next_page_token=page.next_token)
 
-    async def ListConsumptions(self, _actor: str, request: admin_pb2.ListConsumptionsRequest) -> Any:
+    async def VerifyAudit(self, _operator: Operator, _request: Any) -> Any:
+        found = await self._readings.auditing.verify()
+        return admin_pb2.VerifyAuditResponse(
+            databases=[
+                admin_pb2.AuditSeal(
+                    database=each.database,
+                    verified=each.verified,
+                    unsealed=each.unsealed,
+                    fault=each.fault,
+                    head=each.head.hex() if each.head_number else "",
+                    head_number=each.head_number,
+                )
+                for each in found
+            ]
+        )
+
+    async def ListConsumptions(self, _operator: Operator, request: admin_pb2.ListConsumptionsRequest) -> Any:
         page = await self._readings.browsing.consumptions(
             request.topic,
             request.app,

@@ -10,8 +10,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_server.domain.ports.reading import AuditFilter
-from tmc_server.domain.views import OperatorAct
+from tmc_server.domain.views import OperatorAct, SealReport
 from tmc_server.errors import InvalidField
+from tmc_server.store.audit_seals import AuditSeals
+from tmc_server.store.auditing import act, act_of, record
 from tmc_server.store.engines import Database
 from tmc_server.store.tables import audit
 
@@ -19,10 +21,22 @@ _NEWEST = (1 << 63) - 1
 
 
 class SqlAuditTrail:
-    """domain.ports.reading.AuditTrail. Each database is read backward by its own numbers, and the pages are merged by time."""
+    """domain.ports.reading.AuditTrail. Each database is read backward by its own numbers, and the pages are merged by time.
 
-    def __init__(self, databases: Sequence[Database]) -> None:
+    databases: the catalog's first.  seals: of each.
+    """
+
+    def __init__(self, databases: Sequence[Database], seals: Sequence[AuditSeals]) -> None:
         self._databases = databases
+        self._seals = seals
+
+    def verify(self) -> list[SealReport]:
+        return [seals.verify() for seals in self._seals]
+
+    def add(self, actor: str, action: str, subject: str, reason: str) -> None:
+        catalog = self._databases[0]
+        with catalog.transaction() as connection:
+            record(connection, act(catalog.now(connection), actor, action, subject, reason=reason))
 
     def page(self, wanted: AuditFilter, after: Sequence[int], limit: int) -> tuple[list[OperatorAct], list[int]]:
         ends = list(after) or [_NEWEST] * len(self._databases)
@@ -33,10 +47,7 @@ class SqlAuditTrail:
         shown = list(islice(heapq.merge(*pages, key=lambda row: -row[1].at_ms), limit))
         for place, row in shown:
             ends[place] = row.id
-        acts = [
-            OperatorAct(actor=row.actor, action=row.action, subject=row.subject, reason=row.reason, at_ms=row.at_ms)
-            for _, row in shown
-        ]
+        acts = [act_of(row) for _, row in shown]
         return acts, ends if len(shown) == limit else []
 
     def _read(self, place: int, wanted: AuditFilter, end: int, limit: int) -> list[tuple[int, Any]]:

@@ -23,15 +23,14 @@ from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.numbers import BulkJobNumber, MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.ports.bulk import Match, NewBulkJob
 from tmc_server.errors import InvalidField
+from tmc_server.store.auditing import act, record
 from tmc_server.store.descriptions import Described, descriptions
 from tmc_server.store.engines import Database, ShardMap, StoreConflict, repeated
 from tmc_server.store.selecting import BEFORE_ALL, page_of
-from tmc_server.store.sql import InsertRows
-from tmc_server.store.tables import audit, bulk_item, bulk_job, bulk_progress
+from tmc_server.store.tables import bulk_item, bulk_job, bulk_progress
 
 _ROWS = 5_000  # matches of one page
 _LONGEST_S = 60.0
-_NOTE = InsertRows(audit)
 
 
 class SqlBulkDesk:
@@ -87,7 +86,7 @@ class SqlBulkDesk:
             assert made is not None
             number = BulkJobNumber(made[0])
             subject = f"job {number}: {new.action.name.lower()} {new.count} deliveries"
-            _note(connection, now, new.actor, "start bulk job", subject, new.reason)
+            record(connection, act(now, new.actor, "start bulk job", subject, reason=new.reason))
             return _job(connection.execute(_one(number)).one())
 
     def stop(self, actor: str, number: BulkJobNumber, reason: str) -> BulkJob | None:
@@ -97,7 +96,7 @@ class SqlBulkDesk:
                 now = catalog.now(connection)
                 running = (bulk_job.c.id == number, bulk_job.c.stopped_ms.is_(None), bulk_job.c.finished_ms.is_(None))
                 if connection.execute(bulk_job.update().where(*running).values(stopped_ms=now)).rowcount:
-                    _note(connection, now, actor, "stop bulk job", f"job {number}", reason)
+                    record(connection, act(now, actor, "stop bulk job", f"job {number}", reason=reason))
                 row = connection.execute(_one(number)).one_or_none()
                 return None if row is None else _job(row)
 
@@ -186,10 +185,6 @@ class SqlBulkDesk:
 
 def _one(number: BulkJobNumber) -> sa.Select[Any]:
     return sa.select(bulk_job).where(bulk_job.c.id == number)
-
-
-def _note(connection: sa.Connection, now: int, actor: str, action: str, subject: str, reason: str) -> None:
-    _NOTE.run(connection, [{"at_ms": now, "actor": actor, "action": action, "subject": subject, "reason": reason}])
 
 
 def _match(connection: sa.Connection, place: Place, number: MessageNumber, is_failed: bool) -> Match:

@@ -1,18 +1,15 @@
-"""Apps, topics, subscriptions and operators in SQL: every change to them, and the whole catalog at one moment.
+"""Apps, topics and subscriptions in SQL: every change to them, and the whole catalog at one moment.
 
 Every change increments `catalog_version` in its own transaction. Source: docs/decisions/0013-catalog-activation.md.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import json
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -20,6 +17,7 @@ from tmc_server.domain.alerts import Silence
 from tmc_server.domain.catalog import App, Catalog, Forward, Subscription, Topic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
 from tmc_server.domain.numbers import SubscriptionNumber
+from tmc_server.domain.operators import Token
 from tmc_server.domain.ports.catalog import CheckChange, NewApp, NewSilence, NewSubscription, NewTopic, TopicChange
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import (
@@ -29,10 +27,11 @@ from tmc_server.errors import (
     InvalidField,
     NameTaken,
     RotationOpen,
-    StoreUnavailable,
     SubscriptionUnknown,
     TopicUnknown,
 )
+from tmc_server.store.auditing import differences
+from tmc_server.store.catalog_changes import CatalogChanges, hash_of, new_key, repeating
 from tmc_server.store.catalog_rows import (
     app_from,
     app_of,
@@ -43,14 +42,12 @@ from tmc_server.store.catalog_rows import (
     target_of,
     topic_of,
 )
-from tmc_server.store.engines import Database, repeated
+from tmc_server.store.operators import tokens_of
 from tmc_server.store.tables import (
     app,
     app_key,
-    audit,
     check_target,
     meta,
-    operator,
     server,
     shard_map,
     silence,
@@ -58,52 +55,11 @@ from tmc_server.store.tables import (
     topic,
 )
 
-P = ParamSpec("P")
-T = TypeVar("T")
-FIRST_OPERATOR = "admin"
 
+class CatalogStore(CatalogChanges):
+    """domain.ports.catalog.CatalogEditor, and what servers read."""
 
-def new_key() -> str:
-    """256 random bits, as text that can be pasted anywhere."""
-    return secrets.token_urlsafe(32)
-
-
-def hash_of(key: str) -> bytes:
-    """Keys are random, so one fast hash is enough to store them."""
-    return hashlib.sha256(key.encode()).digest()
-
-
-def _repeating(change: Callable[P, T]) -> Callable[P, T]:
-    """Run a change again when it loses against another one."""
-
-    @functools.wraps(change)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        return repeated(lambda: change(*args, **kwargs))
-
-    return run
-
-
-class CatalogStore:
-    """change_delay_ms: greatest age of a copy that submits are made with; 0 for a center of one process."""
-
-    def __init__(self, database: Database, change_delay_ms: int) -> None:
-        self._database = database
-        self.change_delay_ms = change_delay_ms
-
-    @contextmanager
-    def _change(self, actor: str, action: str, subject: str, reason: str = "") -> Iterator[tuple[sa.Connection, int]]:
-        """A transaction that raises the version and leaves an audit row. Yields: connection, its time."""
-        with self._database.transaction() as connection:
-            raised = connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1)).rowcount
-            if raised != 1:
-                raise StoreUnavailable("The catalog has no tables yet: run tmc init.")
-            now = self._database.now(connection)
-            yield connection, now
-            connection.execute(
-                audit.insert().values(at_ms=now, actor=actor, action=action, subject=subject, reason=reason)
-            )
-
-    @_repeating
+    @repeating
     def register_app(self, actor: str, new: NewApp) -> tuple[App, str]:
         """Returns: the app, its key ("" when it was there already). Raises NameTaken."""
         key = new_key()
@@ -121,7 +77,7 @@ class CatalogStore:
             connection.execute(app.insert().values(**row_values, created_ms=now))
             return app_from(row_values), key
 
-    @_repeating
+    @repeating
     def make_check_token(self, actor: str, id_: str) -> str:
         """For an app that an older server registered. Returns: its token, the one it has by now."""
         with self._change(actor, "make check token", id_) as (connection, _):
@@ -131,7 +87,7 @@ class CatalogStore:
             connection.execute(fresh)
             return str(connection.execute(sa.select(app.c.check_token).where(app.c.id == id_)).scalar_one())
 
-    @_repeating
+    @repeating
     def add_key(self, actor: str, id_: str, replace_newest: bool, tag: str = "") -> str:
         """Add a second key; the first still works. tag: add the first or second key of this environment.
 
@@ -151,7 +107,7 @@ class CatalogStore:
             keys.update(connection, {"key_hash": hash_of(key), "old_key_hash": kept})
             return key
 
-    @_repeating
+    @repeating
     def drop_old_key(self, actor: str, id_: str, tag: str = "", drop_newest: bool = False) -> None:
         """Drop the older key; drop_newest: drop all keys of this environment. Raises AppUnknown."""
         action = "drop all keys of tag" if drop_newest else "drop old app key"
@@ -162,21 +118,21 @@ class CatalogStore:
             else:
                 keys.update(connection, {"old_key_hash": None})
 
-    @_repeating
+    @repeating
     def rotate_check_token(self, actor: str, id_: str, reason: str) -> None:
         """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "rotate check token", id_, reason) as (connection, _):
             number = _app_no(connection, id_)
             connection.execute(app.update().where(app.c.app_no == number).values(check_token=secrets.token_hex(32)))
 
-    @_repeating
+    @repeating
     def set_disabled(self, actor: str, id_: str, disabled: bool, reason: str) -> None:
         """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "disable app" if disabled else "enable app", id_, reason) as (connection, _):
             number = _app_no(connection, id_)
             connection.execute(app.update().where(app.c.app_no == number).values(disabled=int(disabled)))
 
-    @_repeating
+    @repeating
     def register_topic(self, actor: str, new: NewTopic) -> Topic:
         """owner "": nobody yet. Raises AppUnknown for the owner, NameTaken when it exists with other settings."""
         with self._change(actor, "register topic", new.name) as (connection, now):
@@ -203,16 +159,21 @@ class CatalogStore:
             )
             return topic_of(connection.execute(sa.select(topic).where(topic.c.topic_no == number)).one())
 
-    @_repeating
+    @repeating
     def set_topic_check(
         self, actor: str, topic_name: str, checks: CheckPolicy, change: CheckChange | None = None
     ) -> Topic:
         """See domain.ports.catalog.CatalogEditor."""
-        with self._change(actor, "set topic check", topic_name) as (connection, _):
-            number = _topic_row(connection, topic_name).topic_no
+        changed: list[str] = []
+        with self._change(actor, "set topic check", topic_name, changed=changed) as (connection, _):
+            row = _topic_row(connection, topic_name)
+            number = row.topic_no
+            targets = sa.select(check_target).where(check_target.c.topic_no == number).order_by(check_target.c.name)
+            before = connection.execute(targets).fetchall()
             columns = _named(_policy_columns(checks.retry), change.policy if change is not None else None)
             if columns:
                 values = {f"check_{column}": value for column, value in columns.items()}
+                changed += differences(row._mapping, values)
                 connection.execute(topic.update().where(topic.c.topic_no == number).values(**values))
             replaced = check_target.delete().where(check_target.c.topic_no == number)
             if change is not None:
@@ -232,21 +193,25 @@ class CatalogStore:
                         tls=int(target.tls),
                     )
                 )
-            stored = connection.execute(sa.select(check_target).where(check_target.c.topic_no == number))
+            stored = connection.execute(targets).fetchall()
+            changed += _changed_targets(before, stored)
             return topic_of(_topic_row(connection, topic_name), {row.name: target_of(row) for row in stored})
 
-    @_repeating
+    @repeating
     def update_topic(self, actor: str, topic_name: str, changes: TopicChange) -> Topic:
         """See domain.ports.catalog.CatalogEditor."""
         named = {"transaction_time_ms": changes.transaction_time_ms, "open_limit": changes.open_limit}
         values = {column: value for column, value in named.items() if value is not None}
-        with self._change(actor, f"update topic {values}"[:64], topic_name) as (connection, _):
-            number = _topic_row(connection, topic_name).topic_no
+        changed: list[str] = []
+        with self._change(actor, "update topic", topic_name, changed=changed) as (connection, _):
+            before = _topic_row(connection, topic_name)
+            number = before.topic_no
+            changed += differences(before._mapping, values)
             if values:
                 connection.execute(topic.update().where(topic.c.topic_no == number).values(**values))
             return topic_of(_topic_row(connection, topic_name))
 
-    @_repeating
+    @repeating
     def pause_topic(self, actor: str, topic_name: str, paused: bool, reason: str) -> Topic:
         """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "pause topic" if paused else "resume topic", topic_name, reason) as (connection, _):
@@ -254,7 +219,7 @@ class CatalogStore:
             connection.execute(topic.update().where(topic.c.topic_no == number).values(paused=int(paused)))
             return topic_of(_topic_row(connection, topic_name))
 
-    @_repeating
+    @repeating
     def silence_alerts(self, actor: str, new: NewSilence) -> Silence:
         """See domain.ports.catalog.CatalogEditor."""
         scope = " ".join(filter(None, (new.kind, new.topic, new.app, new.tag))) or "all"
@@ -272,7 +237,7 @@ class CatalogStore:
             made = connection.execute(silence.insert().values(values))
             return silence_of(connection.execute(sa.select(silence).filter_by(id=made.lastrowid)).one())
 
-    @_repeating
+    @repeating
     def end_silence(self, actor: str, id_: int, reason: str) -> Silence:
         """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "end silence", str(id_), reason) as (connection, _):
@@ -282,7 +247,7 @@ class CatalogStore:
             connection.execute(silence.delete().where(silence.c.id == id_))
             return silence_of(row)
 
-    @_repeating
+    @repeating
     def drain_server(self, actor: str, incarnation: int, drained: bool, reason: str, others: Collection[int]) -> None:
         """See domain.ports.catalog.CatalogEditor."""
         action = "drain server" if drained else "undrain server"
@@ -294,7 +259,7 @@ class CatalogStore:
                 )
             connection.execute(server.update().where(server.c.incarnation == incarnation).values(drained=int(drained)))
 
-    @_repeating
+    @repeating
     def claim_topic(self, topic_name: str, app_id: str, ordered: bool) -> None:
         """Give a topic that nobody owns yet (owner 0: a consumer named it first) to an app. For `tmc dev`."""
         with self._change("first use", "claim topic", topic_name) as (connection, _):
@@ -302,16 +267,18 @@ class CatalogStore:
             values = {"owner_no": owner, "ordered": int(ordered)}
             connection.execute(topic.update().filter_by(name=topic_name, owner_no=0).values(**values))
 
-    @_repeating
+    @repeating
     def register_subscription(
         self, actor: str, new: NewSubscription, change: Collection[str] | None = None
     ) -> Subscription:
         """See domain.ports.catalog.CatalogEditor."""
-        with self._change(actor, "register subscription", f"{new.topic} {new.app} {new.tag}") as (connection, now):
+        changed: list[str] = []
+        named = f"{new.topic} {new.app} {new.tag}"
+        with self._change(actor, "register subscription", named, changed=changed) as (connection, now):
             topic_row = _topic_row(connection, new.topic)
             name = _name(connection, topic_row, new.app, new.tag)
             values = {**_policy_columns(new.policy), "order_mode": int(new.order)}
-            row = connection.execute(sa.select(subscription).filter_by(**name, live=1)).one_or_none()
+            row: Any = connection.execute(sa.select(subscription).filter_by(**name, live=1)).one_or_none()
             where = new.forward or Forward("", "", "")
             if row is None:
                 # Never reuse a removed number: a server whose copy shows it removed would cancel new deliveries.
@@ -328,10 +295,12 @@ class CatalogStore:
             else:
                 number = row.subscription_no
                 again = subscription.update().filter_by(subscription_no=number)
-                connection.execute(again.values(**_named(values, change), leaving_ms=None))
+                wanted = _named(values, change)
+                changed += differences(row._mapping, wanted)
+                connection.execute(again.values(**wanted, leaving_ms=None))
             return _subscription_row(connection, number)
 
-    @_repeating
+    @repeating
     def make_delivery_keys(self, actor: str, numbers: Collection[SubscriptionNumber]) -> None:
         """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "make delivery keys", f"subscriptions {sorted(numbers)}"[:255]) as (connection, now):
@@ -342,7 +311,7 @@ class CatalogStore:
                 known_ms = now + self.change_delay_ms
                 connection.execute(missing.values(delivery_key=_new_delivery_key(), signed_ms=known_ms))
 
-    @_repeating
+    @repeating
     def announce_delivery_key(
         self, actor: str, topic_name: str, app_id: str, tag: str, drop_previous: bool
     ) -> Subscription:
@@ -361,7 +330,7 @@ class CatalogStore:
             connection.execute(mine.values(other_key=_new_delivery_key()))
             return _subscription_row(connection, row.subscription_no)
 
-    @_repeating
+    @repeating
     def sign_with(self, actor: str, number: SubscriptionNumber, announced: bytes) -> Subscription:
         """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "sign with new key", f"subscription {number}") as (connection, _):
@@ -371,7 +340,7 @@ class CatalogStore:
                 connection.execute(mine.values(delivery_key=row.other_key, other_key=row.delivery_key))
             return _subscription_row(connection, number)
 
-    @_repeating
+    @repeating
     def pause_subscription(
         self, actor: str, topic_name: str, app_id: str, tag: str, paused: bool, reason: str
     ) -> Subscription:
@@ -386,7 +355,7 @@ class CatalogStore:
             connection.execute(mine.values(paused=int(paused)))
             return _subscription_row(connection, row.subscription_no)
 
-    @_repeating
+    @repeating
     def remove_subscription(self, actor: str, topic_name: str, app_id: str, tag: str) -> Subscription:
         """See domain.ports.catalog.CatalogEditor. One that is removed already stays as it is."""
         with self._change(actor, "remove subscription", f"{topic_name} {app_id} {tag}") as (connection, now):
@@ -399,7 +368,7 @@ class CatalogStore:
             connection.execute(leaving.values(leaving_ms=now))
             return _subscription_row(connection, row.subscription_no)
 
-    @_repeating
+    @repeating
     def finish_removal(self, actor: str, number: SubscriptionNumber) -> Subscription:
         """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "finish removal", f"subscription {number}") as (connection, now):
@@ -407,7 +376,7 @@ class CatalogStore:
             connection.execute(leaving.where(subscription.c.leaving_ms.is_not(None)).values(live=None, removed_ms=now))
             return _subscription_row(connection, number)
 
-    @_repeating
+    @repeating
     def confirm(
         self, topics: Collection[int], subscriptions: Collection[SubscriptionNumber], effective_ms: int
     ) -> None:
@@ -424,19 +393,6 @@ class CatalogStore:
     def _effective(self, now: int) -> int:
         """effective_ms of a new row: with several servers 0, until all of them know the row."""
         return 0 if self.change_delay_ms else now
-
-    @_repeating
-    def make_operator(self, name: str, replace: bool = False) -> str | None:
-        """Create an operator's token. None: there is one, stored only as a hash; `replace` makes a new one."""
-        token = new_key()
-        with self._change(name, "make operator", name) as (connection, _):
-            known = connection.execute(sa.select(operator).filter_by(name=name)).one_or_none()
-            if known is not None and not replace:
-                return None
-            now = self._database.now(connection)
-            connection.execute(operator.delete().filter_by(name=name))
-            connection.execute(operator.insert().values(name=name, token_hash=hash_of(token), created_ms=now))
-        return token
 
     def peek(self, incarnation: int | None = None) -> int:
         """The current version. incarnation: the server run that reads it.
@@ -455,11 +411,11 @@ class CatalogStore:
             )
         return found
 
-    def load(self) -> tuple[Catalog, dict[bytes, str]]:
-        """Everything as of one moment. Returns: the copy, and names of operators by the SHA-256 of their tokens."""
+    def load(self) -> tuple[Catalog, dict[bytes, Token]]:
+        """Everything as of one moment. Returns: the copy, and tokens of operators by their SHA-256."""
         with self._database.snapshot() as connection:
             version = int(connection.execute(sa.select(meta.c.catalog_version)).scalar_one())
-            operators = {row.token_hash: row.name for row in connection.execute(sa.select(operator))}
+            tokens = tokens_of(connection)
             targets: dict[int, dict[str, CheckTarget]] = {}
             for row in connection.execute(sa.select(check_target)):
                 targets.setdefault(row.topic_no, {})[row.name] = target_of(row)
@@ -479,7 +435,7 @@ class CatalogStore:
                 shard_map={row.shard: row.identity for row in connection.execute(sa.select(shard_map))},
                 silences=[silence_of(row) for row in connection.execute(sa.select(silence).order_by(silence.c.id))],
             )
-            return copy, operators
+            return copy, tokens
 
 
 _POLICY_COLUMNS = {field.name: field.name for field in fields(RetryPolicy)} | {"kind": "retry_kind"}
@@ -519,6 +475,18 @@ class _KeyRow:
             connection.execute(app_key.update().filter_by(app_no=self.app_no, tag=self.tag).values(**values))
         else:
             connection.execute(app.update().filter_by(app_no=self.app_no).values(**values))
+
+
+def _changed_targets(before: Sequence[Any], after: Sequence[Any]) -> list[str]:
+    """For the audit trail."""
+    old, new = ({row.name: _in_words(row) for row in rows} for rows in (before, after))
+    names = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    return [f"target {name or '(unnamed)'}: {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names]
+
+
+def _in_words(target: Any) -> str:
+    limits = f"deadline_ms={target.deadline_ms} concurrency={target.concurrency} batch={target.batch} tls={target.tls}"
+    return f"{target.kind} {target.address} {target.options} {limits}"
 
 
 def _next(connection: sa.Connection, column: sa.Column[int]) -> int:

@@ -26,6 +26,7 @@ from tmc_server.domain.operations import (
 from tmc_server.domain.ordering import OrderMode, releases_next
 from tmc_server.domain.ports.reading import Flow
 from tmc_server.errors import CatalogStale, ConsumptionClosed, MessageGone, SubscriptionUnknown, TmcError
+from tmc_server.store.auditing import act
 from tmc_server.store.journal import NO_ACK, JournalRow, write_journal
 from tmc_server.store.lines import LineName, Lines
 from tmc_server.store.outcomes import Outcome, Wait
@@ -323,11 +324,9 @@ def _journal(tx: Transaction, accepted: Sequence[_Accepted], locked: _Locked) ->
         tx.sql.insert_audit,
         [
             {
-                "at_ms": tx.now,
-                "actor": change.actor,
-                "action": _ACTIONS[type(change)],
-                "subject": f"message {number} subscription {subscription}",
+                **act(tx.now, change.actor, _ACTIONS[type(change)], f"message {number} subscription {subscription}"),
                 "reason": change.reason,
+                "origin": change.origin,
             }
             for (subscription, number), change in accepted
             if isinstance(change, ByOperator) and change.selected is None

@@ -13,9 +13,10 @@ import sqlalchemy as sa
 from tmc_server.domain.alerts import KINDS, MOST_OPEN, OTHER_ERRORS, SETTLED_MS, UNKNOWN_KIND, Ending
 from tmc_server.domain.numbers import Shard
 from tmc_server.domain.ports.alerts import Alert, Episode
+from tmc_server.store.auditing import act, record
 from tmc_server.store.engines import Database, repeated
 from tmc_server.store.notices import withdraw
-from tmc_server.store.tables import audit, episode, failed
+from tmc_server.store.tables import episode, failed
 
 _SAMPLES = 5
 _PAGE = 500
@@ -170,8 +171,7 @@ class SqlEpisodeDesk:
             now = self._database.now(connection)
             done = episode.update().where(mine, _OPEN, episode.c.acknowledged_ms.is_(None))
             if connection.execute(done.values(acknowledged_ms=now, acknowledged_by=actor)).rowcount:
-                act = {"action": "acknowledge alert", "subject": f"alert {number}", "reason": reason}
-                connection.execute(audit.insert().values(at_ms=now, actor=actor, **act))
+                record(connection, act(now, actor, "acknowledge alert", f"alert {number}", reason=reason))
             row = connection.execute(sa.select(episode).where(mine)).one_or_none()
             if row is not None and row.acknowledged_ms is not None:
                 withdraw(connection, row, also_first=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -21,6 +20,7 @@ from tmc_server.domain.views import (
     OperatorAct,
     RaisedAlert,
 )
+from tmc_server.store.auditing import act_of
 from tmc_server.store.engines import ShardMap
 from tmc_server.store.nodes import server_runs
 from tmc_server.store.rows import consumption_view, heads_of, message_view
@@ -102,7 +102,7 @@ class Reader:
         subjects += [f"{subjects[0]} subscription {each}" for each in subscriptions]
         query = sa.select(audit).where(audit.c.subject.in_(subjects)).order_by(audit.c.id)
         with self._shards.shards[message.shard].reading() as connection:
-            return [_act(row) for row in connection.execute(query)]
+            return [act_of(row) for row in connection.execute(query)]
 
     def pauses(self, subjects: Sequence[str], since_ms: int) -> list[OperatorAct]:
         query = (
@@ -112,12 +112,12 @@ class Reader:
         )
         before = (audit.c.action.in_(_PAUSES), audit.c.at_ms < since_ms)
         with self._shards.catalog.reading() as connection:
-            acts = [_act(row) for row in connection.execute(query)]
+            acts = [act_of(row) for row in connection.execute(query)]
             for subject in subjects:
                 last = sa.select(audit).where(audit.c.subject == subject, *before).order_by(audit.c.id.desc()).limit(1)
                 row = connection.execute(last).one_or_none()
                 if row is not None and row.action in _PAUSES[::2]:
-                    acts.insert(0, _act(row))
+                    acts.insert(0, act_of(row))
             return acts
 
     def bulk_items(self, message: MessageView) -> list[DeliveryJob]:
@@ -174,7 +174,3 @@ class Reader:
     def shard_places(self) -> list[ShardPlace]:
         with self._shards.catalog.reading() as connection:
             return stored_map(connection)
-
-
-def _act(row: Any) -> OperatorAct:
-    return OperatorAct(actor=row.actor, action=row.action, subject=row.subject, reason=row.reason, at_ms=row.at_ms)

@@ -15,8 +15,9 @@ import sqlalchemy as sa
 
 from tmc_server.domain.numbers import Shard
 from tmc_server.domain.ports.servers import ShardPlace
+from tmc_server.store.auditing import act, record
 from tmc_server.store.engines import Database, ShardMap, repeated
-from tmc_server.store.tables import audit, database_identity, meta, server, shard_map, shard_tables
+from tmc_server.store.tables import database_identity, meta, server, shard_map, shard_tables
 
 HOW_TO_MOVE = (
     "Correct [store] in the configuration. Or, to move a shard: stop all servers, copy its tables and its rows of tmc_failed,"
@@ -125,8 +126,7 @@ def _store(shards: ShardMap, only_first: bool) -> None:
         ]
         connection.execute(shard_map.insert(), places)
         if not only_first:
-            row = {"actor": "tmc init", "action": "accept shard map", "subject": "shards 0-31", "reason": ""}
-            connection.execute(audit.insert().values(at_ms=now, **row))
+            record(connection, act(now, "tmc init", "accept shard map", "shards 0-31"))
 
 
 def not_copied(shards: ShardMap) -> list[Shard]:

@@ -518,7 +518,7 @@ class ShardStatements:
             alert.c.subscription_no == sa.bindparam("subscription"),
             alert.c.attempt == sa.bindparam("attempt"),
         )
-        self.insert_audit = InsertRows(audit)
+        self.insert_audit = InsertRows(audit, without=["seal_no", "seal"])
 
     def _decide(self, event: m.MessageEvent) -> sa.Update:
         message = self.tables.message

@@ -60,6 +60,12 @@ operator = sa.Table(
     sa.Column("name", _text(64), primary_key=True),
     sa.Column("token_hash", binary(32), nullable=False),
     _ms("created_ms"),
+    sa.Column("role", sa.SmallInteger, nullable=False, server_default="3"),
+    sa.Column("topics", _text(1000), nullable=False, server_default="[]"),  # JSON, prefixes; none: all topics
+    sa.Column("reads_bodies", sa.SmallInteger, nullable=False, server_default="1"),
+    _ms("expires_ms", nullable=True),
+    sa.Column("old_token_hash", binary(32)),
+    _ms("old_expires_ms", nullable=True),
     **_OPTIONS,
 )
 
@@ -472,7 +478,23 @@ audit = sa.Table(
     sa.Column("action", _text(64), nullable=False),
     sa.Column("subject", _text(300), nullable=False),
     sa.Column("reason", _text(500), nullable=False),
+    sa.Column("origin", _text(64), nullable=False, server_default=""),
+    sa.Column("change_text", _text(2000), nullable=False, server_default=""),
+    # The chain, see store/audit_seals.py. NULL: not sealed yet.
+    sa.Column("seal_no", sa.BigInteger),
+    sa.Column("seal", binary(32)),
     sa.Index("tmc_audit_subject", "subject"),
+    sa.Index("tmc_audit_seal_no", "seal_no", unique=True),
+    **_OPTIONS,
+)
+
+# The end of the chain of seals: one row.
+audit_head = sa.Table(
+    "tmc_audit_head",
+    METADATA,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("seal_no", sa.BigInteger, nullable=False),
+    sa.Column("seal", binary(32), nullable=False),
     **_OPTIONS,
 )
 
@@ -494,6 +516,7 @@ CATALOG_TABLES = (
     bulk_job,
     silence,
     audit,
+    audit_head,
     database_identity,
 )
 # In every database that holds shards.
@@ -510,6 +533,7 @@ DATABASE_TABLES = (
     bulk_progress,
     bulk_item,
     audit,
+    audit_head,
     database_identity,
 )
 

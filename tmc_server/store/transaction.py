@@ -15,6 +15,7 @@ from tmc_server.domain.ids import first_number
 from tmc_server.domain.numbers import MessageNumber, SubscriptionNumber
 from tmc_server.domain.ports.delivery import Copy, Outlet
 from tmc_server.domain.ports.reading import Flow
+from tmc_server.store.auditing import act
 from tmc_server.store.sql import ByIds, InsertRows
 from tmc_server.store.statements import ShardStatements
 
@@ -91,8 +92,7 @@ class Transaction:
 
     def note(self, actor: str, action: str, subject: str, reason: str) -> None:
         """Insert an audit row in the transaction of the change."""
-        row = {"at_ms": self.now, "actor": actor, "action": action, "subject": subject, "reason": reason}
-        self.insert(self.sql.insert_audit, [row])
+        self.insert(self.sql.insert_audit, [act(self.now, actor, action, subject, reason=reason)])
 
     def note_failed(self, topic: int, subscription: SubscriptionNumber, causes: Mapping[MessageNumber, str]) -> None:
         """Record what now waits for an operator: FAILED deliveries, or CHECK_FAILED messages under subscription 0.

@@ -34,7 +34,7 @@ def test_it_says_who_did_what_to_what_and_why(center: RunningCenter) -> None:
     assert audit("--actor", "nobody") == []
     assert [row["action"] for row in audit("--action", "pause topic", "--since", "1h")] == ["pause topic"]
     table = center.run_admin("list-audit", "--page-size", "1")
-    assert table.stdout.split()[:5] == ["TIME", "OPERATOR", "ACTION", "SUBJECT", "REASON"]
+    assert table.stdout.split()[:7] == ["TIME", "OPERATOR", "FROM", "ACTION", "SUBJECT", "REASON", "CHANGE"]
     token = table.stderr.split()[-1]
     assert "resume topic" in center.run_admin("list-audit", "--page-size", "1", "--page-token", token).stdout
 

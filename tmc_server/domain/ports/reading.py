@@ -10,7 +10,15 @@ from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import NO_SUBSCRIPTION, MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.ports.servers import ServerView, ShardPlace
-from tmc_server.domain.views import ConsumptionView, DeliveryJob, MessageDetail, MessageView, OperatorAct, RaisedAlert
+from tmc_server.domain.views import (
+    ConsumptionView,
+    DeliveryJob,
+    MessageDetail,
+    MessageView,
+    OperatorAct,
+    RaisedAlert,
+    SealReport,
+)
 
 
 class RowReader(Protocol):
@@ -92,7 +100,13 @@ class AuditFilter:
 
 
 class AuditTrail(Protocol):
-    """The audit rows of all databases as one list, the newest first. Blocks."""
+    """The audit rows of all databases as one list, the newest first. All block."""
+
+    def add(self, actor: str, action: str, subject: str, reason: str) -> None:
+        """Note what changes nothing, such as a look at a body."""
+
+    def verify(self) -> Sequence[SealReport]:
+        """Whether sealed rows were changed or removed, for each database."""
 
     def page(
         self, wanted: AuditFilter, after: Sequence[int], limit: int

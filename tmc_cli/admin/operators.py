@@ -1,0 +1,129 @@
+"""Admin commands about operators, and about the audit trail that they leave."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from tmc_cli import say
+from tmc_cli.admin.calling import AsJson, Reason, all_pages, ask, call, enum_value, show
+from tmc_cli.admin.text import duration_ms, table, when
+from tmc_common.protocol import admin_pb2
+from tmc_server.printable import escaped
+
+_Name = Annotated[str, typer.Argument()]
+_Role = Annotated[str, typer.Option(help="viewer, operator or admin.")]
+_Topics = Annotated[
+    list[str] | None,
+    typer.Option("--topic", help="Limit the rights to topics that begin with this; several are allowed."),
+]
+_ReadsBodies = Annotated[
+    bool | None, typer.Option("--reads-bodies/--no-bodies", help="May read the bodies of messages.")
+]
+_Valid = Annotated[str, typer.Option(help="How long the token is valid, for example 90d; without it: for ever.")]
+
+
+def who_am_i(context: typer.Context) -> None:
+    """Show the operator that the token belongs to."""
+    call(context, "WhoAmI", admin_pb2.WhoAmIRequest(), admin_pb2.Operator)
+
+
+def register_operator(
+    context: typer.Context,
+    name: _Name,
+    role: _Role,
+    reason: Reason,
+    topic: _Topics = None,
+    reads_bodies: _ReadsBodies = None,
+    valid: _Valid = "",
+) -> None:
+    """Register an operator; the token is in the answer, once."""
+    request = admin_pb2.RegisterOperatorRequest(
+        name=name,
+        role=enum_value(admin_pb2.Role, "ROLE_", role),
+        topics=topic or (),
+        reads_bodies=bool(reads_bodies),
+        valid_ms=duration_ms(valid),
+        reason=reason,
+    )
+    call(context, "RegisterOperator", request, admin_pb2.RegisterOperatorResponse)
+
+
+def update_operator(
+    context: typer.Context,
+    name: _Name,
+    reason: Reason,
+    role: _Role = "",
+    topic: _Topics = None,
+    all_topics: Annotated[bool, typer.Option("--all-topics", help="Limit the rights to no topics.")] = False,
+    reads_bodies: _ReadsBodies = None,
+) -> None:
+    """Change what an operator may do; what is not named stays."""
+    if topic and all_topics:
+        raise typer.BadParameter("give --topic or --all-topics")
+    request = admin_pb2.UpdateOperatorRequest(
+        name=name, reason=reason, topics=topic or (), reads_bodies=bool(reads_bodies)
+    )
+    if role:
+        request.MergeFrom(admin_pb2.UpdateOperatorRequest(role=enum_value(admin_pb2.Role, "ROLE_", role)))
+    named = {"role": bool(role), "topics": bool(topic) or all_topics, "reads_bodies": reads_bodies is not None}
+    request.update_mask.paths.extend(field for field, is_named in named.items() if is_named)
+    call(context, "UpdateOperator", request, admin_pb2.Operator)
+
+
+def rotate_token(
+    context: typer.Context,
+    reason: Reason,
+    name: Annotated[str, typer.Argument(help="Without it: your own.")] = "",
+    valid: _Valid = "",
+    overlap: Annotated[str, typer.Option(help="How long the token before stays valid; 0s: not at all.")] = "1h",
+) -> None:
+    """Make another token for an operator; it is in the answer, once."""
+    request = admin_pb2.RotateOperatorTokenRequest(
+        name=name, valid_ms=duration_ms(valid), overlap_ms=duration_ms(overlap), reason=reason
+    )
+    call(context, "RotateOperatorToken", request, admin_pb2.RotateOperatorTokenResponse)
+
+
+def remove_operator(context: typer.Context, name: _Name, reason: Reason) -> None:
+    """Remove an operator; the tokens are refused from then on."""
+    request = admin_pb2.RemoveOperatorRequest(name=name, reason=reason)
+    call(context, "RemoveOperator", request, admin_pb2.RemoveOperatorResponse)
+
+
+def list_operators(context: typer.Context, as_json: AsJson = False) -> None:
+    """List operators, with their rights and when their tokens expire."""
+    answer: Any = all_pages(context, "ListOperators", admin_pb2.ListOperatorsRequest(), admin_pb2.ListOperatorsResponse)
+    if as_json:
+        show(answer)
+        return
+    rows = [
+        (
+            each.name,
+            admin_pb2.Role.Name(each.role).removeprefix("ROLE_").lower(),
+            " ".join(each.topics) or "all",
+            "yes" if each.reads_bodies else "no",
+            when(each.expires_ms) or "never",
+        )
+        for each in answer.operators
+    ]
+    for line in table(("OPERATOR", "ROLE", "TOPICS", "BODIES", "TOKEN EXPIRES"), rows):
+        typer.echo(escaped(line))
+
+
+def verify_audit(context: typer.Context, as_json: AsJson = False) -> None:
+    """Verify the seals of the audit trail. Exit code 1: a row was changed or removed."""
+    answer: Any = ask(
+        context, "VerifyAudit", admin_pb2.VerifyAuditRequest(), admin_pb2.VerifyAuditResponse, timeout=600
+    )
+    if as_json:
+        show(answer)
+    for each in answer.databases:
+        if not as_json:
+            typer.echo(escaped(f"{each.database}: {each.verified} rows verified, {each.unsealed} not sealed yet"))
+            typer.echo(f"    last seal: {each.head_number} {each.head}" if each.head else "    no seal")
+        if each.fault:
+            say(escaped(f"BAD  {each.database}: {each.fault}"))
+    if any(each.fault for each in answer.databases):
+        raise typer.Exit(1)

@@ -1,0 +1,50 @@
+"""Operators: who may look, act and administer, and on which topics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Role(IntEnum):
+    """Each may do what those before it may. Numbers are stored and sent; never reuse one."""
+
+    VIEWER = 1  #: looks
+    OPERATOR = 2  #: acts on messages and deliveries
+    ADMIN = 3  #: changes apps, keys, topics, subscriptions, checks and operators
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """topics: prefixes that the rights are limited to; empty: none.  reads_bodies: a right of its own, for every role.
+
+    expires_ms, previous_expires_ms: of the newest token and the one before; None: it does not expire, or there is none.
+    """
+
+    name: str
+    role: Role
+    topics: tuple[str, ...] = ()
+    reads_bodies: bool = False
+    expires_ms: int | None = None
+    previous_expires_ms: int | None = None
+    created_ms: int = 0
+
+    @property
+    def is_limited(self) -> bool:
+        """Are there topics that this operator may not see?"""
+        return bool(self.topics)
+
+    def covers(self, topic: str) -> bool:
+        """topic: its name."""
+        return not self.topics or topic.startswith(self.topics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """What a token proves, until it expires. expires_ms None: for ever."""
+
+    operator: Operator
+    expires_ms: int | None = None
+
+    def is_valid(self, now_ms: int) -> bool:
+        return self.expires_ms is None or now_ms < self.expires_ms

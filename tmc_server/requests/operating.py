@@ -1,0 +1,90 @@
+"""What administrators do about operators: register, change, rotate tokens, remove."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+from tmc_server.domain.operators import Operator, Role
+from tmc_server.domain.ports.operators import OperatorEditor
+from tmc_server.domain.retry import DAY_MS
+from tmc_server.errors import InvalidField, RoleRequired
+from tmc_server.requests import validation
+from tmc_server.requests.administering import Administering
+
+RIGHTS = ("role", "topics", "reads_bodies")
+_LONGEST_VALID_MS = 3_653 * DAY_MS
+_OWN_VALID_MS = 92 * DAY_MS
+_MOST_TOPICS = 20
+_LONGEST_PREFIX = 40
+
+
+class Operating:
+    """A change is answered when all servers know it."""
+
+    def __init__(self, editor: OperatorEditor, administering: Administering) -> None:
+        self._editor = editor
+        self._change = administering.change
+        self._change_with_key = administering.change_with_key
+
+    async def register(self, actor: str, new: Operator, valid_ms: int, reason: str) -> tuple[Operator, str]:
+        """valid_ms 0: the token does not expire. Raises InvalidField, NameTaken."""
+        validation.line(new.name, "name", 64, least=1)
+        _check_rights(new, RIGHTS)
+        valid = _valid(valid_ms)
+        made, _ = await self._change_with_key(self._editor.register, actor, new, valid, validation.reason(reason))
+        return made
+
+    async def update(self, actor: str, wanted: Operator, fields: Collection[str], reason: str) -> Operator:
+        """fields: those of RIGHTS that change. Raises InvalidField, OperatorUnknown."""
+        validation.line(wanted.name, "name", 64, least=1)
+        if not fields or not set(fields) <= set(RIGHTS):
+            raise InvalidField("update_mask", f"name what is changed: {', '.join(RIGHTS)}")
+        _check_rights(wanted, fields)
+        changed, _ = await self._change(self._editor.update, actor, wanted, fields, validation.reason(reason))
+        return changed
+
+    async def rotate_token(
+        self, operator: Operator, name: str, valid_ms: int, overlap_ms: int, reason: str
+    ) -> tuple[Operator, str]:
+        """name "": one's own. Raises InvalidField, RoleRequired: another's, OperatorUnknown."""
+        whose = validation.line(name, "name", 64) or operator.name
+        if whose != operator.name and (operator.role < Role.ADMIN or operator.is_limited):
+            raise RoleRequired(
+                "Only an administrator of all topics makes tokens for others: leave the name out for your own."
+            )
+        valid = _valid(valid_ms)
+        if whose == operator.name and operator.expires_ms is not None and not 0 < valid_ms <= _OWN_VALID_MS:
+            raise InvalidField(
+                "valid_ms", f"be 1 to {_OWN_VALID_MS}: your token expires, and the next one of your own too"
+            )
+        overlap = validation.between(overlap_ms, "overlap_ms", 0, DAY_MS)
+        made, _ = await self._change_with_key(
+            self._editor.rotate_token, operator.name, whose, valid, overlap, validation.reason(reason)
+        )
+        return made
+
+    async def remove(self, actor: str, name: str, reason: str) -> int:
+        """Returns: time of effect. Raises OperatorUnknown, InvalidField."""
+        validation.line(name, "name", 64, least=1)
+        _, effective_ms = await self._change(self._editor.remove, actor, name, validation.reason(reason))
+        return effective_ms
+
+    async def operators(self) -> Sequence[Operator]:
+        return await asyncio.to_thread(self._editor.operators)
+
+
+def _valid(valid_ms: int) -> int | None:
+    return validation.between(valid_ms, "valid_ms", 0, _LONGEST_VALID_MS) or None
+
+
+def _check_rights(wanted: Operator, fields: Collection[str]) -> None:
+    """Raises InvalidField."""
+    if "topics" not in fields:
+        return
+    if len(wanted.topics) > _MOST_TOPICS:
+        raise InvalidField("topics", f"have at most {_MOST_TOPICS} prefixes")
+    for prefix in wanted.topics:
+        validation.topic(prefix, "topics")
+        if len(prefix) > _LONGEST_PREFIX:
+            raise InvalidField("topics", f"have prefixes of at most {_LONGEST_PREFIX} characters")

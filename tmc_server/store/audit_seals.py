@@ -1,0 +1,129 @@
+"""Seals of the audit trail: who changes or removes a row afterwards is found out.
+
+Each row's seal is an HMAC over the row and the seal before it, so the rows of a database form a chain. A row is sealed
+within seconds after its change, and not in its transaction: whoever commits would have to wait for whoever wrote the row
+before. Numbers of seals have no gaps; those of rows have some, and are committed in any order.
+Source: docs/decisions/0027-operators.md.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from tmc_server.domain.views import SealReport
+from tmc_server.store.engines import Database, StoreConflict, repeated
+from tmc_server.store.shard_map import place_of
+from tmc_server.store.tables import audit, audit_head
+
+_PAGE = 500
+_NOTHING = bytes(32)  # before the first seal
+_THE_HEAD = 1
+
+
+class AuditSeals:
+    """Of one database. keys: the first one seals; the others are of older rows, newest first. A key may be empty."""
+
+    def __init__(self, database: Database, keys: Sequence[str]) -> None:
+        self._database = database
+        self._keys = [key.encode() for key in keys]
+
+    def seal(self) -> bool:
+        """Seal a page of rows. Returns: there may be more."""
+        return repeated(self._seal)
+
+    def _seal(self) -> bool:
+        waiting = sa.select(audit).where(audit.c.seal_no.is_(None)).order_by(audit.c.id).limit(_PAGE)
+        with self._database.reading() as connection:
+            if connection.execute(waiting.limit(1)).first() is None:
+                return False
+        with self._database.transaction() as connection:
+            number, seal = _lock_head(connection)
+            rows = connection.execute(waiting).fetchall()
+            for row in rows:
+                number, seal = number + 1, _seal_of(self._keys[0], number + 1, row, seal)
+                mine = audit.update().where(audit.c.id == row.id, audit.c.seal_no.is_(None))
+                connection.execute(mine.values(seal_no=number, seal=seal))
+            connection.execute(audit_head.update().values(seal_no=number, seal=seal))
+        return len(rows) == _PAGE
+
+    def verify(self) -> SealReport:
+        """Read all of it, and say what is wrong first."""
+        with self._database.snapshot() as connection:
+            head = connection.execute(sa.select(audit_head)).one_or_none()
+            end, head_seal = (head.seal_no, head.seal) if head is not None else (0, _NOTHING)
+            count = sa.select(sa.func.count()).select_from(audit).where(audit.c.seal_no.is_(None))
+            unsealed = int(connection.execute(count).scalar_one())
+            verified, fault = self._follow(connection, end, head_seal)
+        return SealReport(
+            database=place_of(self._database),
+            verified=verified,
+            unsealed=unsealed,
+            fault=fault,
+            head=head_seal,
+            head_number=end,
+        )
+
+    def _follow(self, connection: sa.Connection, end: int, head_seal: bytes) -> tuple[int, str]:
+        """Returns: how many rows are right, and what is wrong with the next one."""
+        number, seal, oldest = 0, _NOTHING, len(self._keys) - 1
+        for row in _sealed(connection):
+            if row.seal_no != number + 1:
+                return number, f"Row {number + 1} is missing: somebody removed it, or gave it another number."
+            fitting = [
+                place
+                for place, key in enumerate(self._keys[: oldest + 1])
+                if hmac.compare_digest(_seal_of(key, row.seal_no, row, seal), row.seal)
+            ]
+            if not fitting:
+                what = f"{row.action!r} of {row.actor!r}"
+                return (
+                    number,
+                    f"Row {row.seal_no} ({what}) was changed after it was sealed, or sealed with another key.",
+                )
+            number, seal, oldest = row.seal_no, row.seal, fitting[0]  # a row after it has no older key
+        if number != end or seal != head_seal:
+            return number, f"The last row is {number} and should be {end}: somebody removed rows, or added some."
+        return number, ""
+
+
+def _lock_head(connection: sa.Connection) -> tuple[int, bytes]:
+    """The last seal. Who holds the lock seals."""
+    head = connection.execute(sa.select(audit_head).with_for_update()).one_or_none()
+    if head is not None:
+        return head.seal_no, head.seal
+    try:
+        connection.execute(audit_head.insert().values(id=_THE_HEAD, seal_no=0, seal=_NOTHING))
+    except sa.exc.IntegrityError as exc:
+        raise StoreConflict("another server sealed the first row at the same moment") from exc
+    return 0, _NOTHING
+
+
+def _sealed(connection: sa.Connection) -> Iterator[Any]:
+    after = 0
+    while True:
+        page = sa.select(audit).where(audit.c.seal_no > after).order_by(audit.c.seal_no).limit(_PAGE)
+        rows = connection.execute(page).fetchall()
+        yield from rows
+        if len(rows) < _PAGE:
+            return
+        after = rows[-1].seal_no
+
+
+def _seal_of(key: bytes, number: int, row: Any, before: bytes) -> bytes:
+    content = [
+        number,
+        row.id,
+        row.at_ms,
+        row.actor,
+        row.action,
+        row.subject,
+        row.reason,
+        row.origin,
+        row.change_text,
+    ]
+    return hmac.digest(key, before + json.dumps(content).encode(), "sha256")

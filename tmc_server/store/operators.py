@@ -1,0 +1,151 @@
+"""Operators and their tokens in SQL. A token is stored as its SHA-256 only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from tmc_server.domain.operators import Operator, Role, Token
+from tmc_server.errors import InvalidField, NameTaken, OperatorUnknown
+from tmc_server.store.auditing import differences
+from tmc_server.store.catalog_changes import CatalogChanges, hash_of, new_key, repeating
+from tmc_server.store.tables import operator
+
+FIRST_OPERATOR = "admin"
+
+
+class OperatorStore(CatalogChanges):
+    """domain.ports.operators.OperatorEditor."""
+
+    def make_first(self, replace: bool = False) -> str | None:
+        """The first operator's token. None: there is one already; `replace` makes a new one, with all rights."""
+        first = Operator(name=FIRST_OPERATOR, role=Role.ADMIN, reads_bodies=True)
+        return self._make_first(first, replace)
+
+    @repeating
+    def _make_first(self, first: Operator, replace: bool) -> str | None:
+        token = new_key()
+        with self._change(first.name, "make operator", first.name) as (connection, now):
+            if _find(connection, first.name) is not None and not replace:
+                return None
+            connection.execute(operator.delete().filter_by(name=first.name))
+            _insert(connection, first, now, token, None)
+        return token
+
+    @repeating
+    def register(self, actor: str, new: Operator, valid_ms: int | None, reason: str) -> tuple[Operator, str]:
+        """See OperatorEditor."""
+        token = new_key()
+        with self._change(actor, "register operator", new.name, reason, _granted(new)) as (connection, now):
+            row = _find(connection, new.name)
+            if row is None:
+                _insert(connection, new, now, token, valid_ms)
+                return _read(connection, new.name), token
+            if differences(row._mapping, _rights(new)):
+                raise NameTaken
+            return _operator(row), ""
+
+    @repeating
+    def update(self, actor: str, wanted: Operator, fields: Collection[str], reason: str) -> Operator:
+        """See OperatorEditor."""
+        changed: list[str] = []
+        with self._change(actor, "update operator", wanted.name, reason, changed) as (connection, _):
+            row = _find(connection, wanted.name)
+            if row is None:
+                raise OperatorUnknown
+            values = {name: value for name, value in _rights(wanted).items() if name in fields}
+            changed += differences(row._mapping, values)
+            if values:
+                connection.execute(operator.update().filter_by(name=wanted.name).values(values))
+            _keep_an_administrator(connection)
+            return _read(connection, wanted.name)
+
+    @repeating
+    def rotate_token(
+        self, actor: str, name: str, valid_ms: int | None, overlap_ms: int, reason: str
+    ) -> tuple[Operator, str]:
+        """See OperatorEditor."""
+        token = new_key()
+        with self._change(actor, "rotate operator token", name, reason) as (connection, now):
+            row = _find(connection, name)
+            if row is None:
+                raise OperatorUnknown
+            ends = [now + overlap_ms, *([row.expires_ms] if row.expires_ms is not None else [])]
+            values: dict[str, Any] = {"token_hash": hash_of(token), "expires_ms": _end(now, valid_ms)}
+            kept = (row.token_hash, min(ends)) if overlap_ms else (None, None)
+            values["old_token_hash"], values["old_expires_ms"] = kept
+            connection.execute(operator.update().filter_by(name=name).values(values))
+            return _read(connection, name), token
+
+    @repeating
+    def remove(self, actor: str, name: str, reason: str) -> None:
+        """See OperatorEditor."""
+        with self._change(actor, "remove operator", name, reason) as (connection, _):
+            if _find(connection, name) is None:
+                raise OperatorUnknown
+            connection.execute(operator.delete().filter_by(name=name))
+            _keep_an_administrator(connection)
+
+    def operators(self) -> list[Operator]:
+        """See OperatorEditor."""
+        with self._database.reading() as connection:
+            return [_operator(row) for row in connection.execute(sa.select(operator).order_by(operator.c.name))]
+
+
+def tokens_of(connection: sa.Connection) -> dict[bytes, Token]:
+    """All tokens by their SHA-256, those that have expired too."""
+    found: dict[bytes, Token] = {}
+    for row in connection.execute(sa.select(operator)):
+        known = _operator(row)
+        found[row.token_hash] = Token(operator=known, expires_ms=row.expires_ms)
+        if row.old_token_hash is not None:
+            found[row.old_token_hash] = Token(operator=known, expires_ms=row.old_expires_ms)
+    return found
+
+
+def _keep_an_administrator(connection: sa.Connection) -> None:
+    """Raises InvalidField: after this change nobody could register an operator."""
+    if connection.execute(operator.select().filter_by(role=int(Role.ADMIN), topics="[]")).first() is None:
+        raise InvalidField("name", "not be the last administrator of all topics: register another one first")
+
+
+def _insert(connection: sa.Connection, new: Operator, now: int, token: str, valid_ms: int | None) -> None:
+    values = {"name": new.name, "token_hash": hash_of(token), "created_ms": now, "expires_ms": _end(now, valid_ms)}
+    connection.execute(operator.insert().values({**values, **_rights(new)}))
+
+
+def _end(now: int, valid_ms: int | None) -> int | None:
+    return None if valid_ms is None else now + valid_ms
+
+
+def _rights(of: Operator) -> Mapping[str, Any]:
+    """By column."""
+    return {"role": int(of.role), "topics": json.dumps(of.topics), "reads_bodies": int(of.reads_bodies)}
+
+
+def _granted(new: Operator) -> list[str]:
+    return [f"{name}: {value}" for name, value in _rights(new).items()]
+
+
+def _find(connection: sa.Connection, name: str) -> Any:
+    """None: there is none."""
+    return connection.execute(sa.select(operator).filter_by(name=name)).one_or_none()
+
+
+def _read(connection: sa.Connection, name: str) -> Operator:
+    return _operator(_find(connection, name))
+
+
+def _operator(row: Any) -> Operator:
+    return Operator(
+        name=row.name,
+        role=Role(row.role),
+        topics=tuple(json.loads(row.topics)),
+        reads_bodies=bool(row.reads_bodies),
+        expires_ms=row.expires_ms,
+        previous_expires_ms=row.old_expires_ms,
+        created_ms=row.created_ms,
+    )
