@@ -2,7 +2,7 @@
 
 A mutant is a patch with two lines in front: `guard:` what is taken out, `test:` the one test that must fail for it. That
 test has to fail by itself: an error in a fixture, or a test that does not run, is no proof. The table of results stands in
-docs/reliability.md; `--check` only compares it with the patches, and sees that each still applies, `--table` writes it.
+docs/reliability.md; `--check` only compares it with the patches, and sees that each still applies and has its test, `--table` writes it.
 Names, or their beginnings, select some of them. `--no-control` leaves out the run without any mutant, for a commit whose
 whole suite was just seen green.
 """
@@ -37,6 +37,13 @@ class Mutant:
     @property
     def row(self) -> str:
         return f"| {self.path.stem} | {self.guard} | `{self.test.rpartition('::')[2]}` |"
+
+    @property
+    def has_its_test(self) -> bool:
+        """By its names; whether it has that parameter turns out when it is run."""
+        path, *names = self.test.partition("[")[0].split("::")
+        text = (ROOT / path).read_text()
+        return all(f"def {name}(" in text or f"class {name}" in text for name in names)
 
 
 def mutants() -> list[Mutant]:
@@ -102,6 +109,8 @@ def main() -> None:
     if "--check" in sys.argv:
         for mutant in found:
             subprocess.run(["git", "apply", "--check", str(mutant.path)], check=True, cwd=ROOT)
+            if not mutant.has_its_test:
+                sys.exit(f"{mutant.path.name}: there is no test {mutant.test}")
         if with_table(found) != PAGE.read_text():
             sys.exit("docs/reliability.md does not list the mutants as they are: run scripts/mutants")
         return
