@@ -3,8 +3,8 @@
 A mutant is a patch with two lines in front: `guard:` what is taken out, `test:` the one test that must fail for it. That
 test has to fail by itself: an error in a fixture, or a test that does not run, is no proof. The table of results stands in
 docs/reliability.md; `--check` only compares it with the patches, and sees that each still applies and has its test,
-`--table` writes it. Names, or their beginnings, select some of them. `--no-control` leaves out the run without any mutant, for a commit whose
-whole suite was just seen green.
+`--table` writes it. Names, or their beginnings, select some of them. `--no-control` leaves out the run without any
+mutant, for a commit whose whole suite was just seen green.
 """
 
 from __future__ import annotations
