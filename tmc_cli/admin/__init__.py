@@ -35,6 +35,8 @@ COMMANDS = (
     subscriptions.rotate_delivery_key,
     messages.get_message,
     messages.overview,
+    messages.search,
+    messages.failures,
     messages.why,
     messages.timeline,
     lists.list_messages,

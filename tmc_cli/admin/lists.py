@@ -47,7 +47,12 @@ def list_messages(
     answer: Any = ask(context, "ListMessages", request, admin_pb2.ListMessagesResponse)
     if as_json:
         show(answer)
-        return
+    else:
+        print_messages(answer)
+
+
+def print_messages(answer: Any) -> None:
+    """answer: a page with messages and the token of the next one."""
     rows = [
         (
             each.message_id,

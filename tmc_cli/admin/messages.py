@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from tmc_cli import say
 from tmc_cli.admin.calling import AsJson, Reason, ask, call, show
+from tmc_cli.admin.lists import print_messages
 from tmc_cli.admin.text import age, when
 from tmc_common.protocol import admin_pb2, message_pb2
 from tmc_server.printable import escaped
@@ -22,6 +24,57 @@ def get_message(
     """Show a message with its deliveries and failed attempts, by id or by --topic and --key."""
     request = admin_pb2.GetMessageDetailRequest(message_id=id, topic=topic, key=key, without_body=not body)
     call(context, "GetMessageDetail", request, admin_pb2.MessageDetail)
+
+
+def search(
+    context: typer.Context,
+    text: Annotated[str, typer.Argument(help="An id, a key, or the beginning of a key with * behind it.")],
+    topic: Annotated[str, typer.Option(help="Of this topic only.")] = "",
+    page_size: int = 100,
+    page_token: str = "",
+    as_json: AsJson = False,
+) -> None:
+    """Find messages by id or key."""
+    request = admin_pb2.SearchMessagesRequest(text=text, topic=topic, page_size=page_size, page_token=page_token)
+    answer: Any = ask(context, "SearchMessages", request, admin_pb2.SearchMessagesResponse)
+    if as_json:
+        show(answer)
+    else:
+        print_messages(answer)
+
+
+def failures(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(help="Without it: all topics.")] = "",
+    app: str = "",
+    tag: str = "",
+    limit: int = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Show what fails for the same reason, the largest group first, with the command that tries it again."""
+    request = admin_pb2.ListFailureGroupsRequest(topic=topic, app=app, tag=tag, limit=limit)
+    answer: Any = ask(context, "ListFailureGroups", request, admin_pb2.ListFailureGroupsResponse)
+    if as_json:
+        show(answer)
+        return
+    for group in answer.groups:
+        whom = f"{group.app} ({group.tag})" if group.app else "checks"
+        span = f"{age(answer.now_ms - group.first_ms)} to {age(answer.now_ms - group.last_ms)} ago"
+        typer.echo(escaped(f"{group.count}  {group.topic}, {whom}: {span}, {sum(group.per_minute)} in the last hour"))
+        typer.echo(escaped(f"    {group.error}"))
+        typer.echo(escaped(f"    {_remedy(group)}"))
+    if not answer.groups:
+        say("Nothing has failed.")
+    if answer.more:
+        say(f"There are more than {len(answer.groups)} groups: name a topic, or raise --limit.")
+
+
+def _remedy(group: Any) -> str:
+    if not group.app:
+        return f"tmc admin why {group.message_id}"
+    return (
+        f"tmc admin bulk reactivate --topic {group.topic} --app {group.app} --tag {group.tag} --fingerprint {group.fingerprint}"
+    )
 
 
 def overview(context: typer.Context, as_json: AsJson = False) -> None:

@@ -982,6 +982,72 @@ class ListSilencesResponse(_message.Message):
     next_page_token: str
     def __init__(self, silences: _Optional[_Iterable[_Union[Silence, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
+class SearchMessagesRequest(_message.Message):
+    __slots__ = ("text", "topic", "page_size", "page_token")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    topic: str
+    page_size: int
+    page_token: str
+    def __init__(self, text: _Optional[str] = ..., topic: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class SearchMessagesResponse(_message.Message):
+    __slots__ = ("messages", "next_page_token")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]
+    next_page_token: str
+    def __init__(self, messages: _Optional[_Iterable[_Union[_message_pb2.Message, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class ListFailureGroupsRequest(_message.Message):
+    __slots__ = ("topic", "app", "tag", "limit")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    app: str
+    tag: str
+    limit: int
+    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListFailureGroupsResponse(_message.Message):
+    __slots__ = ("groups", "more", "now_ms")
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[FailureGroup]
+    more: bool
+    now_ms: int
+    def __init__(self, groups: _Optional[_Iterable[_Union[FailureGroup, _Mapping]]] = ..., more: bool = ..., now_ms: _Optional[int] = ...) -> None: ...
+
+class FailureGroup(_message.Message):
+    __slots__ = ("topic", "app", "tag", "fingerprint", "count", "first_ms", "last_ms", "per_minute", "error", "message_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_MS_FIELD_NUMBER: _ClassVar[int]
+    PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    app: str
+    tag: str
+    fingerprint: str
+    count: int
+    first_ms: int
+    last_ms: int
+    per_minute: _containers.RepeatedScalarFieldContainer[int]
+    error: str
+    message_id: str
+    def __init__(self, topic: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., fingerprint: _Optional[str] = ..., count: _Optional[int] = ..., first_ms: _Optional[int] = ..., last_ms: _Optional[int] = ..., per_minute: _Optional[_Iterable[int]] = ..., error: _Optional[str] = ..., message_id: _Optional[str] = ...) -> None: ...
+
 class ListAuditRequest(_message.Message):
     __slots__ = ("actor", "action", "subject", "message_id", "from_ms", "to_ms", "page_size", "page_token")
     ACTOR_FIELD_NUMBER: _ClassVar[int]

@@ -131,6 +131,16 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.GetTimelineRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.GetTimelineResponse.FromString,
                 _registered_method=True)
+        self.SearchMessages = channel.unary_unary(
+                '/tmc.v1.AdminService/SearchMessages',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.SearchMessagesRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.SearchMessagesResponse.FromString,
+                _registered_method=True)
+        self.ListFailureGroups = channel.unary_unary(
+                '/tmc.v1.AdminService/ListFailureGroups',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.ListFailureGroupsRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.ListFailureGroupsResponse.FromString,
+                _registered_method=True)
         self.ListMessages = channel.unary_unary(
                 '/tmc.v1.AdminService/ListMessages',
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ListMessagesRequest.SerializeToString,
@@ -468,6 +478,20 @@ class AdminServiceServicer(object):
 
     def GetTimeline(self, request, context):
         """What happened to a message, in order: attempts, checks, decisions, what operators did, alerts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SearchMessages(self, request, context):
+        """Messages by id, by key, or by the beginning of a key, page by page.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListFailureGroups(self, request, context):
+        """What fails for the same reason: errors that differ in numbers, ids and quoted values only are one group.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -853,6 +877,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetTimeline,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.GetTimelineRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.GetTimelineResponse.SerializeToString,
+            ),
+            'SearchMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.SearchMessages,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.SearchMessagesRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.SearchMessagesResponse.SerializeToString,
+            ),
+            'ListFailureGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFailureGroups,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.ListFailureGroupsRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.ListFailureGroupsResponse.SerializeToString,
             ),
             'ListMessages': grpc.unary_unary_rpc_method_handler(
                     servicer.ListMessages,
@@ -1569,6 +1603,60 @@ class AdminService(object):
             '/tmc.v1.AdminService/GetTimeline',
             tmc_dot_v1_dot_admin__pb2.GetTimelineRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.GetTimelineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SearchMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/SearchMessages',
+            tmc_dot_v1_dot_admin__pb2.SearchMessagesRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.SearchMessagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFailureGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/ListFailureGroups',
+            tmc_dot_v1_dot_admin__pb2.ListFailureGroupsRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.ListFailureGroupsResponse.FromString,
             options,
             channel_credentials,
             insecure,

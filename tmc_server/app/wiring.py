@@ -51,6 +51,7 @@ from tmc_server.requests.lookup import Lookup
 from tmc_server.requests.operating import Operating
 from tmc_server.requests.overviewing import Overviewing
 from tmc_server.requests.preparing import OpenGauge, Preparing
+from tmc_server.requests.searching import Searching
 from tmc_server.requests.signing import Signing
 from tmc_server.requests.timeline import Timelines
 from tmc_server.rpc.admin_service import AdminServicer
@@ -71,6 +72,7 @@ from tmc_server.store.due import OpenCounts, SqlDueWork
 from tmc_server.store.due_checks import SqlCheckDesk, SqlDueChecks
 from tmc_server.store.engines import Database
 from tmc_server.store.episodes import SqlEpisodeDesk
+from tmc_server.store.failures import SqlFailures
 from tmc_server.store.group_commit import GroupCommit, Limits, ShardedGroupCommit
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.line_repair import SqlLineWork
@@ -81,6 +83,7 @@ from tmc_server.store.reading import Reader
 from tmc_server.store.replays import SqlReplays
 from tmc_server.store.retention import ClosedMessages
 from tmc_server.store.scanning import DueIndex, earliest_check, earliest_delivery
+from tmc_server.store.searching import SqlKeySearch
 from tmc_server.store.standing import StandingCounts
 from tmc_server.store.traffic import SqlTraffic, Traffic
 
@@ -345,6 +348,7 @@ def _serve(
                 timelines=Timelines(catalog, lookup, reader),
                 overviewing=Overviewing(catalog, counts, traffic),
                 auditing=Auditing(trail),
+                searching=Searching(catalog, lookup, SqlKeySearch(store.shards), SqlFailures(store.shards)),
             ),
             bulk=BulkJobs(SqlBulkDesk(store.shards), catalog),
             operating=Operating(OperatorStore(store.shards.catalog, store.catalog.change_delay_ms), administering),

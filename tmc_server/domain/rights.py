@@ -61,6 +61,8 @@ _ADMIN_METHODS = {
             "ListTopics",
             "ListSubscriptions",
             "GetOverview",
+            "SearchMessages",
+            "ListFailureGroups",
             "ListAlerts",
             "ListSilences",
             "ListBulkJobs",

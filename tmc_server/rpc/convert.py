@@ -12,6 +12,7 @@ from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import NO_SUBSCRIPTION, SubscriptionNumber
 from tmc_server.domain.ports.catalog import NewApp, NewSubscription
 from tmc_server.domain.ports.delivery import BrokerAddress, Copy
+from tmc_server.domain.ports.reading import FailureGroup
 from tmc_server.domain.ports.servers import ServerView, ShardPlace
 from tmc_server.domain.queue_names import queue_of
 from tmc_server.domain.retry import RetryPolicy
@@ -133,6 +134,23 @@ def detail_to(detail: MessageDetail, catalog: Catalog) -> admin_pb2.MessageDetai
         consumptions=[consumption_to(view, message.topic, message.producer, catalog) for view in detail.consumptions],
         failed_attempts=[failed_attempt_to(view, catalog) for view in detail.failed_attempts],
         check=progress_to(message.check) if message.check.attempt or message.check.due_ms else None,
+    )
+
+
+def failure_group_to(group: FailureGroup, catalog: Catalog) -> admin_pb2.FailureGroup:
+    topic = catalog.topics[group.topic]
+    app, tag = subscriber(catalog, group.subscription)
+    return admin_pb2.FailureGroup(
+        topic=topic.name,
+        app=app,
+        tag=tag,
+        fingerprint=group.fingerprint,
+        count=group.count,
+        first_ms=group.first_ms,
+        last_ms=group.last_ms,
+        per_minute=group.per_minute,
+        error=group.error,
+        message_id=str(MessageId(group.topic, topic.owner, group.shard, group.number)) if group.number else "",
     )
 
 

@@ -14,6 +14,7 @@ from tmc_server.requests.browsing import Browsing
 from tmc_server.requests.explaining import Explaining
 from tmc_server.requests.lookup import Lookup
 from tmc_server.requests.overviewing import Overviewing
+from tmc_server.requests.searching import Searching
 from tmc_server.requests.timeline import Timelines
 from tmc_server.rpc import convert
 
@@ -28,6 +29,7 @@ class Readings:
     timelines: Timelines
     overviewing: Overviewing
     auditing: Auditing
+    searching: Searching
 
 
 class ReadingServicer:
@@ -68,6 +70,23 @@ class ReadingServicer:
             message_id=convert.message_to(message, catalog).message_id,
             events=[convert.event_to(event, catalog) for event in events],
         )
+
+    async def SearchMessages(self, operator: Operator, request: admin_pb2.SearchMessagesRequest) -> Any:
+        page = await self._readings.searching.messages(
+            request.text, request.topic, operator.covers, request.page_size, request.page_token
+        )
+        messages = [convert.message_to(view, self._administering.catalog) for view in page.rows]
+        for message in messages:
+            message.ClearField("body")  # an id leads to the whole row
+        return admin_pb2.SearchMessagesResponse(messages=messages, next_page_token=page.next_token)
+
+    async def ListFailureGroups(self, operator: Operator, request: admin_pb2.ListFailureGroupsRequest) -> Any:
+        now, groups, more = await self._readings.searching.failures(
+            request.topic, request.app, request.tag, operator.covers, request.limit
+        )
+        catalog = self._administering.catalog
+        shown = [convert.failure_group_to(group, catalog) for group in groups]
+        return admin_pb2.ListFailureGroupsResponse(groups=shown, more=more, now_ms=now)
 
     async def ListMessages(self, _operator: Operator, request: admin_pb2.ListMessagesRequest) -> Any:
         page = await self._readings.browsing.messages(request.topic, request.state, convert.wanted_from(request))

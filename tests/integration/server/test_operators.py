@@ -147,6 +147,18 @@ def test_an_id_that_claims_another_topic_finds_nothing(setting: Setting) -> None
     assert setting.center.detail(THEIRS, "k").consumptions[0].state == types_pb2.CONSUMPTION_STATE_SCHEDULED
 
 
+def test_search_finds_nothing_of_other_topics(setting: Setting) -> None:
+    def found(**wanted: Any) -> list[str]:
+        request = admin_pb2.SearchMessagesRequest(**wanted)
+        answer = setting.call("SearchMessages", request, setting.tokens["viewer", True])
+        return [message.topic for message in answer.messages]
+
+    assert found(text="k") == [OURS]
+    assert found(text=setting.messages[THEIRS]) == []
+    request = admin_pb2.SearchMessagesRequest(text="k*", topic=THEIRS)
+    assert setting.call("SearchMessages", request, setting.tokens["viewer", True])[1] == "TOPIC_UNKNOWN"
+
+
 def test_a_body_is_for_those_who_may_read_bodies_and_is_audited(setting: Setting) -> None:
     message = setting.messages[OURS]
     request = admin_pb2.GetMessageDetailRequest(message_id=message)

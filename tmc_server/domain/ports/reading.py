@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -65,6 +65,51 @@ class Span:
     newest_first: bool = False
     after: tuple[Shard, MessageNumber] | None = None
     limit: int = 100
+
+
+class KeySearch(Protocol):
+    """Messages by key. All block."""
+
+    def messages(
+        self,
+        topics: Mapping[Shard, Sequence[int]],
+        key: str,
+        is_beginning: bool,
+        after: tuple[str, MessageNumber] | None,
+        limit: int,
+    ) -> Sequence[MessageView]:
+        """Without bodies, by key, the newest of a key first. topics: numbers, by the shard to look into.
+
+        after: key and number of the last row of the page before.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureGroup:
+    """Failures of one topic or subscription with the same error. shard, number, error: of one of them.
+
+    subscription: 0: messages whose checks failed.  per_minute: of the last hour, the oldest first.
+    """
+
+    topic: int
+    subscription: SubscriptionNumber
+    fingerprint: str
+    count: int
+    first_ms: int
+    last_ms: int
+    per_minute: Sequence[int]
+    shard: Shard
+    number: MessageNumber
+    error: str
+
+
+class FailureReader(Protocol):
+    """What waits for an operator. Blocks."""
+
+    def groups(
+        self, topics: Collection[int], subscriptions: Collection[SubscriptionNumber], limit: int
+    ) -> tuple[int, Sequence[FailureGroup], bool]:
+        """Returns: now, milliseconds since the epoch; the largest groups; whether there are more."""
 
 
 class RowLister(Protocol):

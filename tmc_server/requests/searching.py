@@ -1,0 +1,125 @@
+"""Find messages by id or key, and failures by their errors. Nothing here changes a row."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from tmc_server.domain.catalog import Catalog, Topic
+from tmc_server.domain.ids import MessageId
+from tmc_server.domain.numbers import NO_SUBSCRIPTION, MessageNumber, Shard, SubscriptionNumber
+from tmc_server.domain.placement import shard_of, shards_of
+from tmc_server.domain.ports.catalog import CatalogSource
+from tmc_server.domain.ports.reading import FailureGroup, FailureReader, KeySearch
+from tmc_server.domain.views import MessageView
+from tmc_server.errors import AppUnknown, InvalidField, MessageGone, MessageUnknown, TopicUnknown
+from tmc_server.requests import validation
+from tmc_server.requests.listing import Listing
+from tmc_server.requests.lookup import Lookup
+
+_ANY_FURTHER = "*"
+_MOST_GROUPS = 1_000
+
+Covers = Callable[[str], bool]
+
+
+class Searching:
+    """covers: whether the caller may see a topic, by its name."""
+
+    def __init__(self, catalog: CatalogSource, lookup: Lookup, search: KeySearch, failures: FailureReader) -> None:
+        self._catalog = catalog
+        self._lookup = lookup
+        self._search = search
+        self._failures = failures
+
+    async def messages(
+        self, text: str, topic: str, covers: Covers, page_size: int, page_token: str
+    ) -> Listing[MessageView]:
+        """text: an id, a key, or the beginning of one with `*`. Raises InvalidField, TopicUnknown."""
+        if MessageId.parse(text) is not None:
+            return Listing(rows=await self._by_id(text, topic, covers), next_token="")
+        is_beginning = text.endswith(_ANY_FURTHER)
+        key = text.removesuffix(_ANY_FURTHER) if is_beginning else text
+        validation.key(key, "text")
+        limit, after = validation.page_size(page_size), _place_of(page_token)
+        topics = self._topics(topic, covers)
+        if is_beginning and len(topics) > 1:
+            raise InvalidField("topic", "be given: the beginning of a key is searched in one topic only")
+        places = _by_shard((shard, each.number) for each in topics for shard in _shards(each, key, is_beginning))
+        rows = await asyncio.to_thread(self._search.messages, places, key, is_beginning, after, limit)
+        return Listing(rows=rows, next_token=_token(rows[-1]) if len(rows) == limit else "")
+
+    async def _by_id(self, text: str, topic: str, covers: Covers) -> Sequence[MessageView]:
+        try:
+            found = await asyncio.to_thread(self._lookup.find, text, "", "")
+        except (MessageUnknown, MessageGone):
+            return ()
+        name = self._catalog.current.topics[found.topic].name
+        return [found] if covers(name) and topic in ("", name) else ()
+
+    async def failures(
+        self, topic: str, app: str, tag: str, covers: Covers, limit: int
+    ) -> tuple[int, Sequence[FailureGroup], bool]:
+        """app "": of all subscribers, and checks. Returns: now, the largest groups, whether there are more.
+
+        Raises InvalidField, TopicUnknown, AppUnknown.
+        """
+        most = validation.between(limit or 100, "limit", 1, _MOST_GROUPS)
+        validation.tag(tag)
+        if tag and not app:
+            raise InvalidField("tag", "be left out, or app be given: the environment is that of a subscriber")
+        catalog = self._catalog.current
+        topics = {each.number for each in self._topics(topic, covers)}
+        subscriptions = _subscriptions(catalog, topics, app, tag)
+        return await asyncio.to_thread(self._failures.groups, topics, subscriptions, most)
+
+    def _topics(self, name: str, covers: Covers) -> Sequence[Topic]:
+        catalog = self._catalog.current
+        if not name:
+            return [each for each in catalog.topics.values() if covers(each.name)]
+        found = catalog.topic_by_name.get(validation.topic(name))
+        if found is None or not covers(name):
+            raise TopicUnknown(f"There is no topic {name!r}: list the topics to see their names.")
+        return [found]
+
+
+def _subscriptions(catalog: Catalog, topics: set[int], app: str, tag: str) -> set[SubscriptionNumber]:
+    subscriber = catalog.app_by_id.get(validation.app_id(app, "app")) if app else None
+    if app and subscriber is None:
+        raise AppUnknown(f"There is no app {app!r}: list the apps to see their ids.")
+    found = {
+        each.number
+        for each in catalog.subscriptions.values()
+        if each.topic in topics and subscriber in (None, catalog.apps.get(each.app)) and tag in ("", each.tag)
+    }
+    return found if app else {NO_SUBSCRIPTION, *found}
+
+
+def _shards(topic: Topic, key: str, is_beginning: bool) -> Sequence[Shard]:
+    if is_beginning:
+        return shards_of(topic.table_index, topic.spread)
+    return [shard_of(topic.table_index, topic.spread, key)]
+
+
+def _by_shard(places: Iterable[tuple[Shard, int]]) -> Mapping[Shard, Sequence[int]]:
+    found: dict[Shard, list[int]] = {}
+    for shard, topic in places:
+        found.setdefault(shard, []).append(topic)
+    return found
+
+
+def _token(last: MessageView) -> str:
+    return f"{last.number}-{base64.urlsafe_b64encode(last.key.encode()).decode()}"
+
+
+def _place_of(token: str) -> tuple[str, MessageNumber] | None:
+    if not token:
+        return None
+    number, _, key = token.partition("-")
+    try:
+        place = base64.b64decode(key, altchars=b"-_", validate=True).decode(), validation.number_token(number)
+    except (binascii.Error, UnicodeError):
+        raise InvalidField("page_token", "be one that the center gave you") from None
+    return place[0], MessageNumber(place[1])
