@@ -33,6 +33,7 @@ COMMANDS = {
     "outbox": Command("tmc_cli.outbox:run", "outbox", "Send what is in an outbox; see and repair what is not sent."),
     "health": Command("tmc_cli.health:run", "", "Check whether a server is serving."),
     "admin": Command("tmc_cli.admin:app", "server", "Register apps, topics and subscriptions; inspect messages."),
+    "console": Command("tmc_cli.console:app", "console", "Run the web console for operators."),
     "pipeline": Command("tmc_pipeline.cli:app", "pipeline", "Archive, restore, reconcile and report; runs on Spark."),
 }
 # Libraries that are needed only by some configurations.
@@ -43,7 +44,7 @@ _EXTRAS = {
     "confluent_kafka": "kafka",
     "pyspark": "pipeline",
 }
-_OURS = ("tmc_common", "tmc_client", "tmc_server", "tmc_pipeline", "tmc_cli")
+_OURS = ("tmc_common", "tmc_client", "tmc_console", "tmc_server", "tmc_pipeline", "tmc_cli")
 
 
 def main() -> None:

@@ -42,6 +42,9 @@ def serve_command(
 def dev(
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on loopback; 0 takes a free one.")] = 50051,
     data: Annotated[str, typer.Option(help="SQLite file; created when missing.")] = "tmc-dev.db",
+    console_port: Annotated[
+        int, typer.Option(min=-1, max=65_535, help="Port of the web console; 0 takes a free one, -1: no console.")
+    ] = 50052,
     config: ConfigFile = None,
 ) -> None:
     """Run the whole center in one process: SQLite, built-in delivery, no credentials, loopback only."""
@@ -62,8 +65,23 @@ def dev(
             "Open to everybody on this machine: apps and topics are made when they are first named.",
             err=True,
         )
+        if console_port >= 0:
+            typer.echo(_console(port, console_port), err=True)
 
     _serve(changed, DEV, say)
+
+
+def _console(center_port: int, port: int) -> str:
+    """Run the console in a thread. Returns: what to say about it."""
+    try:
+        from tmc_console.running import ConsoleConfig, run_beside
+    except ModuleNotFoundError:
+        return "The web console needs more: install tmc-center[console]."
+    config = ConsoleConfig(listen=f"127.0.0.1:{port}", center=f"127.0.0.1:{center_port}", open_token="")
+    try:
+        return f"Console: http://127.0.0.1:{run_beside(config)}"
+    except OSError as exc:
+        return f"No console: port {port} cannot be used ({exc.strerror}); --console-port takes another one."
 
 
 def _serve(config: Config, form: Form = SERVER, on_started: Callable[[int], None] = lambda _port: None) -> None:

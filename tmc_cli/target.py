@@ -49,15 +49,25 @@ class Target:
         if self.server_name and not self.is_tls:
             fail("--server-name is for TLS: give --authority too (TMC_CA).")
 
-    def channel(self) -> grpc.Channel:
-        """Ends the command when a PEM file cannot be read."""
+    @property
+    def options(self) -> list[tuple[str, str]]:
+        """Of a channel."""
+        return [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
+
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """None: plaintext. Ends the command when a PEM file cannot be read."""
         if not self.is_tls:
-            return grpc.insecure_channel(self.address)
-        credentials = grpc.ssl_channel_credentials(
+            return None
+        return grpc.ssl_channel_credentials(
             _pem("--authority", self.authority), _pem("--key", self.key), _pem("--certificate", self.certificate)
         )
-        options = [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
-        return grpc.secure_channel(self.address, credentials, options)
+
+    def channel(self) -> grpc.Channel:
+        """Ends the command when a PEM file cannot be read."""
+        credentials = self.credentials()
+        if credentials is None:
+            return grpc.insecure_channel(self.address)
+        return grpc.secure_channel(self.address, credentials, self.options)
 
     def explain(self, exc: grpc.RpcError) -> str:
         """Explain a failed call; if it did not reach the server, probe the address for the reason."""

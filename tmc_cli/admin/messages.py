@@ -72,7 +72,8 @@ def failures(
 def _remedy(group: Any) -> str:
     if not group.app:
         return f"tmc admin why {group.message_id}"
-    return f"tmc admin bulk reactivate --topic {group.topic} --app {group.app} --tag {group.tag} --fingerprint {group.fingerprint}"
+    whom = f"--topic {group.topic} --app {group.app} --tag {group.tag}"
+    return f"tmc admin bulk reactivate {whom} --fingerprint {group.fingerprint}"
 
 
 def overview(context: typer.Context, as_json: AsJson = False) -> None:

@@ -1,0 +1,193 @@
+"""The Starlette application: routes, middleware, login, errors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from urllib.parse import quote
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from tmc_common.protocol import admin_pb2
+from tmc_console.center import Refused
+from tmc_console.guards import BodyLimit, Headers, is_ours, local_path
+from tmc_console.pages import bulk, catalog, failures, messages, overview, records, servers, steering
+from tmc_console.sessions import IDLE_S
+from tmc_console.view import LANGUAGE_COOKIE, THEME_COOKIE, Setting, View, render
+from tmc_console.words import LANGUAGES
+
+Page = Callable[[View], Awaitable[Response]]
+_YEAR_S = 31_536_000
+
+_PAGES: Sequence[tuple[str, Page]] = (
+    ("/", overview.page),
+    ("/events", overview.events),
+    ("/search", messages.search),
+    ("/messages/{id}", messages.page),
+    ("/failures", failures.page),
+    ("/undecided", failures.undecided),
+    ("/topics", catalog.topics),
+    ("/apps", catalog.apps),
+    ("/bulk", bulk.jobs),
+    ("/bulk/new", bulk.new),
+    ("/bulk/{job:int}", bulk.job),
+    ("/bulk/{job:int}/progress", bulk.progress),
+    ("/shards", servers.page),
+    ("/alerts", records.alerts),
+    ("/audit", records.audit),
+    ("/audit.csv", records.audit_csv),
+    ("/operators", records.operators),
+)
+_FORMS: Sequence[tuple[str, Page]] = (
+    ("/do/{action}", steering.act),
+    ("/bulk/start", bulk.start),
+    ("/writing", steering.switch_writing),
+)
+
+
+class _Static(StaticFiles):
+    """Files of this package. Those of others carry their version in their names, so browsers keep them."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        lasting = path.startswith("vendor/")
+        response.headers["cache-control"] = f"public, max-age={_YEAR_S}, immutable" if lasting else "no-cache"
+        return response
+
+
+def application(setting: Setting, hosts: Sequence[str]) -> Starlette:
+    """hosts: names that browsers may use for this console; a page of another site cannot pretend to be it."""
+    shown = [Route(path, partial(_show, setting, page), methods=["GET"]) for path, page in _PAGES]
+    forms = [Route(path, partial(_change, setting, page), methods=["POST"]) for path, page in _FORMS]
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        yield
+        await setting.center.close()
+
+    made = Starlette(
+        routes=[
+            Route("/login", partial(_login, setting), methods=["GET", "POST"]),
+            Route("/logout", partial(_logout, setting), methods=["POST"]),
+            Route("/preferences", _preferences, methods=["POST"]),
+            Route("/healthz", _healthz),
+            Mount("/static", _Static(directory=Path(__file__).parent / "static")),
+            *forms,
+            *shown,
+        ],
+        middleware=[
+            Middleware(Headers, secure=setting.secure),
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts)),
+            Middleware(BodyLimit),
+        ],
+        exception_handlers={404: _not_found, 405: _not_found},
+        lifespan=lifespan,
+    )
+    made.state.center = setting.center
+    return made
+
+
+async def _show(setting: Setting, page: Page, request: Request) -> Response:
+    view = await _view(setting, request)
+    if view is None:
+        return RedirectResponse(f"/login?next={quote(_here(request))}", status_code=303)
+    return await _answered(setting, view, page)
+
+
+async def _change(setting: Setting, page: Page, request: Request) -> Response:
+    view = await _view(setting, request)
+    if view is None:
+        return RedirectResponse("/login", status_code=303)
+    form = await request.form()
+    if not is_ours(request, str(form.get("csrf", "")), view.session.csrf):
+        return view.page("error.html", 403, title="This form is not from this console: open the page again.", reason="")
+    return await _answered(setting, view, page)
+
+
+async def _answered(setting: Setting, view: View, page: Page) -> Response:
+    try:
+        return await page(view)
+    except Refused as exc:
+        if exc.reason == "ADMIN_ONLY" and setting.open_token is None:  # expired, rotated or removed meanwhile
+            setting.sessions.end(view.request.cookies.get(setting.cookie, ""))
+            return RedirectResponse(f"/login?next={quote(_here(view.request))}", status_code=303)
+        return view.page("error.html", exc.status, title=exc.sentence, reason=exc.reason)
+
+
+def _here(request: Request) -> str:
+    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+
+
+async def _view(setting: Setting, request: Request) -> View | None:
+    """None: nobody is logged in."""
+    session = setting.sessions.find(request.cookies.get(setting.cookie, ""))
+    return View(request, setting, session) if session is not None else None
+
+
+async def _login(setting: Setting, request: Request) -> Response:
+    next_path = local_path(request.query_params.get("next", "/"))
+    token, error = setting.open_token, ""
+    if request.method == "POST":
+        form = await request.form()
+        token, next_path = str(form.get("token", "")).strip()[:1_000], local_path(str(form.get("next", "/")))
+        if not is_ours(request, "", ""):
+            return render(request, "error.html", 403, title="This form is from another site.", reason="")
+    if token is None or (request.method == "POST" and not token):
+        return render(request, "login.html", next=next_path, error=error)
+    try:
+        operator = await setting.center.ask(token, "WhoAmI", admin_pb2.WhoAmIRequest())
+    except Refused as exc:
+        sentence = "This token is not valid: it may have expired." if exc.status == 401 else exc.sentence
+        return render(request, "login.html", exc.status, next=next_path, error=sentence)
+    setting.sessions.end(request.cookies.get(setting.cookie, ""))
+    response = RedirectResponse(next_path, status_code=303)
+    response.set_cookie(
+        setting.cookie,
+        setting.sessions.begin(token, operator),
+        httponly=True,
+        samesite="strict",
+        secure=setting.secure,
+        path="/",
+        max_age=int(IDLE_S * 24),
+    )
+    return response
+
+
+async def _logout(setting: Setting, request: Request) -> Response:
+    cookie = request.cookies.get(setting.cookie, "")
+    session = setting.sessions.find(cookie)
+    form = await request.form()
+    if session is not None and is_ours(request, str(form.get("csrf", "")), session.csrf):
+        setting.sessions.end(cookie)
+    response = RedirectResponse("/login", status_code=303)
+    response.delete_cookie(setting.cookie, path="/")
+    return response
+
+
+async def _preferences(request: Request) -> Response:
+    """Language and colors: they concern this browser only, so nobody has to be logged in."""
+    form = await request.form()
+    response = RedirectResponse(local_path(str(form.get("next", "/"))), status_code=303)
+    language, theme = str(form.get("language", "")), str(form.get("theme", ""))
+    if language in LANGUAGES:
+        response.set_cookie(LANGUAGE_COOKIE, language, max_age=_YEAR_S, httponly=True, samesite="strict")
+    if theme in ("dark", "light", "auto"):
+        response.set_cookie(THEME_COOKIE, theme, max_age=_YEAR_S, httponly=True, samesite="strict")
+    return response
+
+
+async def _healthz(_request: Request) -> Response:
+    return PlainTextResponse("ok\n")
+
+
+async def _not_found(request: Request, _exc: Exception) -> Response:
+    return render(request, "error.html", 404, title="There is no such page.", reason="")

@@ -1,0 +1,1 @@
+"""Pages: each takes a View and returns a response."""

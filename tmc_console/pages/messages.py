@@ -1,0 +1,43 @@
+"""Search, and one message: what happened to it, why it waits, what can be done."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.responses import Response
+
+from tmc_common.protocol import admin_pb2
+from tmc_console.view import PAGE_SIZE, View
+
+
+async def search(view: View) -> Response:
+    """q: an id or a key. Without it: by topic and state, newest first."""
+    text, topic = view.query("q").strip(), view.query("topic").strip()
+    state: Any = view.number("state")
+    token = view.query("page")
+    if text:
+        request = admin_pb2.SearchMessagesRequest(text=text, topic=topic, page_size=PAGE_SIZE, page_token=token)
+        found = await view.ask("SearchMessages", request)
+        if len(found.messages) == 1 and not token:
+            return view.goto(f"/messages/{found.messages[0].message_id}")
+    else:
+        found = await view.ask(
+            "ListMessages",
+            admin_pb2.ListMessagesRequest(
+                topic=topic, state=state, newest_first=True, page_size=PAGE_SIZE, page_token=token
+            ),
+        )
+    return view.page("search.html", found=found, text=text, topic=topic, state=state)
+
+
+async def page(view: View) -> Response:
+    """One message. body=1: with its body, which leaves an audit row."""
+    id_ = view.request.path_params["id"]
+    shows_body = view.query("body") == "1" and view.session.operator.reads_bodies
+    detail, timeline, why = await asyncio.gather(
+        view.ask("GetMessageDetail", admin_pb2.GetMessageDetailRequest(message_id=id_, without_body=not shows_body)),
+        view.ask("GetTimeline", admin_pb2.GetTimelineRequest(message_id=id_)),
+        view.ask("ExplainMessage", admin_pb2.ExplainMessageRequest(message_id=id_)),
+    )
+    return view.page("message.html", detail=detail, timeline=timeline, why=why, shows_body=shows_body)

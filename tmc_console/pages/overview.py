@@ -1,0 +1,111 @@
+"""What stands where, with what is wrong first; and the live numbers behind its chart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from starlette.responses import Response, StreamingResponse
+
+from tmc_common.protocol import admin_pb2
+from tmc_console.center import Refused
+from tmc_console.view import View
+
+_EVERY_S = 2.0
+_LATE_MS = 60_000
+_VERY_LATE_MS = 600_000
+_ORDER = {"red": 0, "amber": 1, "green": 2}
+
+
+async def page(view: View) -> Response:
+    found = await view.ask("GetOverview", admin_pb2.GetOverviewRequest())
+    alerts = await view.ask("ListAlerts", admin_pb2.ListAlertsRequest(page_size=1_000))
+    lights = {
+        (topic.topic, each.app, each.tag): _of_subscription(each, found.now_ms)
+        for topic in found.topics
+        for each in topic.subscriptions
+    }
+    rows = sorted(
+        ((_of_topic(topic, found.now_ms), topic) for topic in found.topics),
+        key=lambda row: _rank(row[0], row[1], lights),
+    )
+    return view.page(
+        "overview.html",
+        rows=rows,
+        lights=lights,
+        drain_ms=drain_ms,
+        now=found.now_ms,
+        totals=_totals(found),
+        alerts=len(alerts.alerts),
+    )
+
+
+def _rank(
+    light: tuple[str, str], topic: Any, lights: Mapping[tuple[str, str, str], tuple[str, str]]
+) -> tuple[int, str]:
+    """What needs somebody comes first; then by name."""
+    all_of_it = [light, *(lights[topic.topic, each.app, each.tag] for each in topic.subscriptions)]
+    return min(_ORDER[color] for color, _ in all_of_it), topic.topic
+
+
+def _of_topic(topic: Any, now_ms: int) -> tuple[str, str]:
+    """The light, and why."""
+    if topic.check_failed:
+        return "red", f"{topic.check_failed} checks failed: nobody decides these messages"
+    late_ms = now_ms - topic.oldest_undecided_ms if topic.undecided else 0
+    if late_ms >= _VERY_LATE_MS:
+        return "red", "undecided for more than 10 minutes"
+    if topic.paused:
+        return "amber", "paused"
+    if late_ms >= _LATE_MS:
+        return "amber", "undecided for more than a minute"
+    return "green", ""
+
+
+def _of_subscription(subscription: Any, now_ms: int) -> tuple[str, str]:
+    if subscription.failed:
+        return "red", f"{subscription.failed} failed: they wait for you"
+    late_ms = now_ms - subscription.oldest_backlog_ms if subscription.backlog else 0
+    if late_ms >= _VERY_LATE_MS:
+        return "red", "the backlog is older than 10 minutes"
+    if subscription.paused:
+        return "amber", "paused"
+    if late_ms >= _LATE_MS:
+        return "amber", "the backlog is older than a minute"
+    return "green", ""
+
+
+def drain_ms(subscription: Any) -> int:
+    """How long the backlog lasts at the present rate, milliseconds; 0: there is none, or nothing is acked."""
+    if not subscription.acked_per_s:
+        return 0
+    return int(subscription.backlog / subscription.acked_per_s * 1000)
+
+
+def _totals(found: Any) -> dict[str, float]:
+    deliveries = [each for topic in found.topics for each in topic.subscriptions]
+    return {
+        "submitted": round(sum(topic.submitted_per_s for topic in found.topics), 2),
+        "acked": round(sum(each.acked_per_s for each in deliveries), 2),
+        "backlog": sum(each.backlog for each in deliveries),
+        "failed": sum(each.failed for each in deliveries) + sum(topic.check_failed for topic in found.topics),
+        "undecided": sum(topic.undecided for topic in found.topics),
+    }
+
+
+async def events(view: View) -> Response:
+    """Server-sent events: the totals, every two seconds, until the session ends."""
+
+    async def stream() -> AsyncIterator[str]:
+        sessions, cookie = view.setting.sessions, view.request.cookies.get(view.setting.cookie, "")
+        while sessions.find(cookie) is view.session and not await view.request.is_disconnected():
+            try:
+                found = await view.ask("GetOverview", admin_pb2.GetOverviewRequest())
+            except Refused:
+                return
+            yield f"data: {json.dumps({'now': found.now_ms, **_totals(found)})}\n\n"
+            await asyncio.sleep(_EVERY_S)
+
+    return StreamingResponse(stream(), media_type="text/event-stream")

@@ -1,0 +1,24 @@
+"""Who looks after which shard, and where it is stored."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from tmc_common.protocol import admin_pb2
+from tmc_console.view import View
+
+_COLORS = 8
+
+
+async def page(view: View) -> Response:
+    servers = (await view.ask("ListServers", admin_pb2.ListServersRequest(page_size=1_000))).servers
+    places = (await view.ask("GetShardMap", admin_pb2.GetShardMapRequest())).shards
+    alive = [server for server in servers if server.alive]
+    holder = {shard: (server, number % _COLORS) for number, server in enumerate(alive) for shard in server.shards}
+    cells = [(shard, *holder.get(shard, (None, 0)), place) for shard, place in _by_shard(places)]
+    return view.page("shards.html", servers=servers, cells=cells)
+
+
+def _by_shard(places: list[admin_pb2.ShardPlace]) -> list[tuple[int, admin_pb2.ShardPlace | None]]:
+    known = {place.shard: place for place in places}
+    return [(shard, known.get(shard)) for shard in range(32)]
