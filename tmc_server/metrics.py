@@ -6,7 +6,7 @@ import threading
 from collections import Counter as Tally
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.numbers import SubscriptionNumber
@@ -50,6 +50,7 @@ class Metrics:
             return Histogram(f"tmc_{name}", text, labels, buckets=buckets, registry=registry)
 
         self.registry = registry
+        ProcessCollector(registry=registry)
         self.names = _BoundedNames()
         self.prepared = counter("prepared", "messages stored by Prepare", "topic")
         self.submitted = counter("submitted", "messages submitted, published or committed by a check", "topic")
@@ -99,6 +100,10 @@ class Metrics:
             "deliveries_waiting", "deliveries WAITING for an earlier message of their order key", "topic", "app"
         )
         self.oldest_seconds = gauge("oldest_seconds", "age of the oldest, per state", "state", "topic", "app")
+        self.streams_open = gauge("streams_open", "streams of consumers that are open")
+        self.commit_waiting = gauge("commit_waiting", "operations that wait for a transaction of the group commit")
+        self.pool_in_use = gauge("pool_in_use", "connections of a database's pool that are in use", "database")
+        self.build_info = gauge("build_info", "1; the label says which version this is", "version")
         self.duty_failures = gauge("duty_failures", "runs of a duty that failed in a row", "duty")
 
     def pair(self, catalog: Catalog, topic: int, subscription: SubscriptionNumber) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tmc_cli import say
-from tmc_cli.admin.calling import Reason, ask, call, enum_value, show
+from tmc_cli.admin.calling import Reason, Watch, ask, call, enum_value, show, watched
 from tmc_common.protocol import admin_pb2, types_pb2
 from tmc_server.printable import escaped
 
@@ -70,9 +70,10 @@ def bulk(
     say(escaped(f"tmc admin bulk {action} {given} --dry-run {found.dry_run} --count {found.count} --reason '...'"))
 
 
-def get_bulk(context: typer.Context, job: int) -> None:
+def get_bulk(context: typer.Context, job: int, watch: Watch = 0) -> None:
     """Show a bulk job and how far it has come."""
-    call(context, "GetBulkJob", admin_pb2.GetBulkJobRequest(job=job), admin_pb2.BulkJob)
+    request = admin_pb2.GetBulkJobRequest(job=job)
+    watched(watch, lambda: call(context, "GetBulkJob", request, admin_pb2.BulkJob))
 
 
 def stop_bulk(context: typer.Context, job: int, reason: Reason) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
+import time
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -21,6 +23,7 @@ MaxAge = Annotated[int | None, typer.Option(help="No retry after this age; 0: no
 Jitter = Annotated[int | None, typer.Option(help="Add 0 to this percentage to each delay.")]
 Growth = Annotated[bool | None, typer.Option("--exponential/--linear", help="How the delays between attempts grow.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+Watch = Annotated[float, typer.Option("--watch", min=0, help="Show it again every so many seconds.")]
 PAGE_SIZE = 1_000
 SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 
@@ -64,6 +67,21 @@ def all_pages(context: typer.Context, method: str, request: Any, response_class:
 def list_all(context: typer.Context, method: str, request: Any, response_class: type[Message]) -> None:
     """Show a whole listing."""
     show(all_pages(context, method, request, response_class))
+
+
+def watched(seconds: float, show_once: Callable[[], object]) -> None:
+    """Show something once, or until Ctrl-C every so many seconds, on a terminal from its top."""
+    while True:
+        if seconds and sys.stdout.isatty():
+            typer.echo("\033[H\033[2J", nl=False)
+        show_once()
+        if not seconds:
+            return
+        sys.stdout.flush()
+        try:
+            time.sleep(seconds)
+        except KeyboardInterrupt:
+            return
 
 
 def show(answer: Message) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tmc_cli import say
-from tmc_cli.admin.calling import AsJson, Reason, ask, call, show
+from tmc_cli.admin.calling import AsJson, Reason, Watch, ask, call, show, watched
 from tmc_cli.admin.lists import print_messages
 from tmc_cli.admin.text import age, when
 from tmc_common.protocol import admin_pb2, message_pb2
@@ -76,8 +76,12 @@ def _remedy(group: Any) -> str:
     return f"tmc admin bulk reactivate {whom} --fingerprint {group.fingerprint}"
 
 
-def overview(context: typer.Context, as_json: AsJson = False) -> None:
+def overview(context: typer.Context, as_json: AsJson = False, watch: Watch = 0) -> None:
     """Show what stands where: undecided messages, and deliveries under way and failed, with the age of the oldest."""
+    watched(watch, lambda: _overview(context, as_json))
+
+
+def _overview(context: typer.Context, as_json: bool) -> None:
     found: Any = ask(context, "GetOverview", admin_pb2.GetOverviewRequest(), admin_pb2.GetOverviewResponse)
     if as_json:
         show(found)

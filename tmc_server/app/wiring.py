@@ -6,7 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from tmc_server.alerts.log import LogSink
 from tmc_server.alerts.smtp import MailServer, SmtpSink
@@ -84,6 +86,7 @@ from tmc_server.store.replays import SqlReplays
 from tmc_server.store.retention import ClosedMessages
 from tmc_server.store.scanning import DueIndex, earliest_check, earliest_delivery
 from tmc_server.store.searching import SqlKeySearch
+from tmc_server.store.shard_map import place_of
 from tmc_server.store.standing import StandingCounts
 from tmc_server.store.traffic import SqlTraffic, Traffic
 
@@ -176,6 +179,7 @@ def wire(
     seals = [AuditSeals(database, seal_keys) for database in store.shards.databases]
     trail = SqlAuditTrail(store.shards.databases, seals)
     METRICS.names.limit = config.telemetry.series
+    _measure(store, commit)
     served = _serve(
         config,
         store,
@@ -237,6 +241,16 @@ def wire(
         duties=duties,
         findable=surroundings.duties(served.grpc.port),
     )
+
+
+def _measure(store: OpenStore, commit: ShardedGroupCommit) -> None:
+    """Gauges that are read when they are asked for."""
+    METRICS.commit_waiting.set_function(lambda: commit.waiting)
+    METRICS.build_info.labels(version("tmc-center")).set(1)
+    for database in store.shards.databases:
+        pool: Any = database.engine.pool
+        if hasattr(pool, "checkedout"):
+            METRICS.pool_in_use.labels(place_of(database)).set_function(pool.checkedout)
 
 
 def _at_once(work: Callable[[], None]) -> None:

@@ -139,6 +139,11 @@ class GroupCommit:
         for each in left:
             each.finish(ShuttingDown())
 
+    @property
+    def waiting(self) -> int:
+        """Operations in the queues. From any thread."""
+        return sum(queue.count for queue in list(self._queues.values()))
+
     def perform(self, operations: Sequence[Operation]) -> Awaitable[list[Answer]]:
         """See domain.ports.work.Performer."""
         self.check(operations)
@@ -315,6 +320,11 @@ class ShardedGroupCommit:
     def __init__(self, commits: Sequence[GroupCommit], of_shard: Sequence[int]) -> None:
         self._commits = commits
         self._of_shard = of_shard
+
+    @property
+    def waiting(self) -> int:
+        """See GroupCommit."""
+        return sum(commit.waiting for commit in self._commits)
 
     def perform(self, operations: Sequence[Operation]) -> Awaitable[list[Answer]]:
         """See domain.ports.work.Performer."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -154,3 +159,16 @@ def test_at_the_command_line(setting: Setting) -> None:
     again = shown[2].split()
     assert again[:3] == ["tmc", "admin", "bulk"]
     assert "3 deliveries" in (dry := run(*again[2:])).stdout + dry.stderr
+
+
+def test_a_watched_overview_is_shown_again_until_it_is_interrupted(setting: Setting) -> None:
+    environment = os.environ | {"TMC_ADDRESS": setting.center.address, "TMC_ADMIN_TOKEN": setting.center.token}
+    command = [str(Path(sys.executable).parent / "tmc"), "admin", "overview", "--watch", "0.1"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        shown = [watching.stdout.readline() for _ in range(9)]
+        watching.send_signal(signal.SIGINT)
+        watching.stdout.read()
+    assert sum(line.startswith("order.paid: ") for line in shown) >= 2
+    assert "\033" not in "".join(shown)  # not a terminal
+    assert watching.returncode == 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -40,7 +42,11 @@ def test_the_page_lists_every_metric() -> None:
             r"^\| `(\w+)` \| (\w+) \| ([\w, ]*) \| (.+) \|$", PAGE.read_text(), re.M
         )
     }
-    described = {family.name: family for family in METRICS.registry.collect()}
+    every = {family.name: family for family in METRICS.registry.collect()}
+    described = {name: family for name, family in every.items() if not name.startswith("process_")}
+    assert {f"{name}_total" if family.type == "counter" else name for name, family in every.items()} >= set(
+        re.findall(r"`(process_\w+)`", PAGE.read_text())
+    )
     assert {(name, kind, text) for name, kind, _, text in listed} == {
         (f"{name}_total" if family.type == "counter" else name, family.type, family.documentation)
         for name, family in described.items()
@@ -162,3 +168,24 @@ def test_a_trace_reaches_from_prepare_to_the_handler(tmp_path) -> None:
     wanted = span.get_span_context().trace_id
     assert seen[0][0] == wanted
     assert seen[0][1].split("-")[1] == f"{wanted:032x}"
+
+
+def test_few_series_before_the_first_call_and_those_of_the_process(tmp_path) -> None:
+    """In a process of its own: this one has served calls."""
+    script = f"""
+import urllib.request
+from tests.support.center import RunningCenter
+with RunningCenter("sqlite:///{tmp_path}/c.db", open_to_all=True, telemetry={{"listen": "127.0.0.1:0"}}) as center:
+    with urllib.request.urlopen(f"http://127.0.0.1:{{center.server.metrics.port}}/metrics") as answer:
+        print(answer.read().decode())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=PAGE.parents[1]
+    )
+    series = [line for line in done.stdout.splitlines() if line and not line.startswith("#")]
+    assert len(series) < 150
+    values = dict(line.rsplit(" ", 1) for line in series)
+    assert float(values["process_resident_memory_bytes"]) > 0
+    assert values["tmc_commit_waiting"] == "0.0"
+    assert any(name.startswith("tmc_build_info{version=") and value == "1.0" for name, value in values.items())
+    assert any(name.startswith("tmc_pool_in_use{database=") for name in values)
