@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -54,6 +55,9 @@ def console(
         fail(
             f"Tokens would travel in the clear to {listen}: give --tls-certificate and --tls-key, --behind-tls, or --insecure."
         )
+    for option, path in (("--tls-certificate", tls_certificate), ("--tls-key", tls_key)):
+        if path and not os.access(path, os.R_OK):
+            fail(f"{option}: cannot read {path}.")
     config = ConsoleConfig(
         listen=listen,
         center=address,
@@ -64,7 +68,7 @@ def console(
         key=tls_key,
         secure=behind_tls,
     )
-    scheme = "https" if tls_certificate else "http"
+    scheme = "https" if tls_certificate or behind_tls else "http"
     try:
         run(config, lambda port: say(f"console on {scheme}://{HostPort(HostPort.parse(listen).host, port)}"))
     except OSError as exc:

@@ -89,15 +89,16 @@ def _fill(request: Any, form: FormData, prefix: str) -> None:
         elif field.is_repeated:
             getattr(request, field.name).extend(each for value in values for each in value.split())
         else:
-            setattr(request, field.name, _value(field, name, values[-1]))
+            _set(request, field, name, values[-1])
 
 
-def _value(field: FieldDescriptor, name: str, text: str) -> Any:
+def _set(request: Any, field: FieldDescriptor, name: str, text: str) -> None:
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
-        return text in ("1", "on", "true")
-    if field.cpp_type in _NUMBERS:
+        setattr(request, field.name, text in ("1", "on", "true"))
+    elif field.cpp_type in _NUMBERS:
         try:
-            return int(text)
+            setattr(request, field.name, int(text))
         except ValueError:
-            raise Refused(400, "FIELD_INVALID", f"{name} must be a number.") from None
-    return text
+            raise Refused(400, "FIELD_INVALID", f"{name} must be a number, and not that large.") from None
+    else:
+        setattr(request, field.name, text)

@@ -21,12 +21,13 @@ from tmc_common.protocol import admin_pb2
 from tmc_console.center import Refused
 from tmc_console.guards import BodyLimit, Headers, is_ours, local_path
 from tmc_console.pages import bulk, catalog, failures, messages, overview, records, servers, steering
-from tmc_console.sessions import IDLE_S
-from tmc_console.view import LANGUAGE_COOKIE, THEME_COOKIE, Setting, View, render
+from tmc_console.sessions import LONGEST_S
+from tmc_console.view import LANGUAGE_COOKIE, THEME_COOKIE, Setting, View, here, render
 from tmc_console.words import LANGUAGES
 
 Page = Callable[[View], Awaitable[Response]]
 _YEAR_S = 31_536_000
+_BY_ITSELF = ("/events", "/progress")  # what a page asks for without anybody doing something
 
 _PAGES: Sequence[tuple[str, Page]] = (
     ("/", overview.page),
@@ -72,7 +73,7 @@ def application(setting: Setting, hosts: Sequence[str]) -> Starlette:
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         yield
-        await setting.center.close()
+        await setting.close()
 
     made = Starlette(
         routes=[
@@ -92,14 +93,14 @@ def application(setting: Setting, hosts: Sequence[str]) -> Starlette:
         exception_handlers={404: _not_found, 405: _not_found},
         lifespan=lifespan,
     )
-    made.state.center = setting.center
+    made.state.setting = setting
     return made
 
 
 async def _show(setting: Setting, page: Page, request: Request) -> Response:
     view = await _view(setting, request)
     if view is None:
-        return RedirectResponse(f"/login?next={quote(_here(request))}", status_code=303)
+        return _to_login(request)
     return await _answered(setting, view, page)
 
 
@@ -108,6 +109,7 @@ async def _change(setting: Setting, page: Page, request: Request) -> Response:
     if view is None:
         return RedirectResponse("/login", status_code=303)
     form = await request.form()
+    request.state.next = local_path(str(form.get("next", "/")))
     if not is_ours(request, str(form.get("csrf", "")), view.session.csrf):
         return view.page("error.html", 403, title="This form is not from this console: open the page again.", reason="")
     return await _answered(setting, view, page)
@@ -119,17 +121,21 @@ async def _answered(setting: Setting, view: View, page: Page) -> Response:
     except Refused as exc:
         if exc.reason == "ADMIN_ONLY" and setting.open_token is None:  # expired, rotated or removed meanwhile
             setting.sessions.end(view.request.cookies.get(setting.cookie, ""))
-            return RedirectResponse(f"/login?next={quote(_here(view.request))}", status_code=303)
+            return _to_login(view.request)
         return view.page("error.html", exc.status, title=exc.sentence, reason=exc.reason)
 
 
-def _here(request: Request) -> str:
-    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+def _to_login(request: Request) -> Response:
+    address = f"/login?next={quote(here(request))}"
+    if "hx-request" in request.headers:  # or the login would be shown inside the page
+        return Response(status_code=401, headers={"hx-redirect": address})
+    return RedirectResponse(address, status_code=303)
 
 
 async def _view(setting: Setting, request: Request) -> View | None:
     """None: nobody is logged in."""
-    session = setting.sessions.find(request.cookies.get(setting.cookie, ""))
+    is_used = not request.url.path.endswith(_BY_ITSELF)
+    session = setting.sessions.find(request.cookies.get(setting.cookie, ""), is_used=is_used)
     return View(request, setting, session) if session is not None else None
 
 
@@ -144,7 +150,7 @@ async def _login(setting: Setting, request: Request) -> Response:
     if token is None or (request.method == "POST" and not token):
         return render(request, "login.html", next=next_path, error=error)
     try:
-        operator = await setting.center.ask(token, "WhoAmI", admin_pb2.WhoAmIRequest())
+        operator = await _who(setting, token)
     except Refused as exc:
         sentence = "This token is not valid: it may have expired." if exc.status == 401 else exc.sentence
         return render(request, "login.html", exc.status, next=next_path, error=sentence)
@@ -157,19 +163,30 @@ async def _login(setting: Setting, request: Request) -> Response:
         samesite="strict",
         secure=setting.secure,
         path="/",
-        max_age=int(IDLE_S * 24),
+        max_age=int(LONGEST_S),
     )
     return response
+
+
+async def _who(setting: Setting, token: str) -> admin_pb2.Operator:
+    """Raises Refused. Over a channel of its own: strangers with wrong tokens hold up nobody who is logged in."""
+    if not (token.isascii() and token.isprintable()):
+        raise Refused(401, "ADMIN_ONLY", "This token is not valid: it may have expired.")
+    if setting.logins.locked():
+        raise Refused(429, "", "Too many logins at the moment: try again in a few seconds.")
+    async with setting.logins:
+        found: admin_pb2.Operator = await setting.login_center.ask(token, "WhoAmI", admin_pb2.WhoAmIRequest())
+    return found
 
 
 async def _logout(setting: Setting, request: Request) -> Response:
     cookie = request.cookies.get(setting.cookie, "")
     session = setting.sessions.find(cookie)
     form = await request.form()
+    response = RedirectResponse("/login", status_code=303)
     if session is not None and is_ours(request, str(form.get("csrf", "")), session.csrf):
         setting.sessions.end(cookie)
-    response = RedirectResponse("/login", status_code=303)
-    response.delete_cookie(setting.cookie, path="/")
+        response.delete_cookie(setting.cookie, path="/", secure=setting.secure, httponly=True, samesite="strict")
     return response
 
 

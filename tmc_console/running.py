@@ -73,21 +73,24 @@ async def _serve(config: ConsoleConfig, listening: socket.socket) -> None:
         ssl_certfile=config.certificate or None,
         ssl_keyfile=config.key or None,
         timeout_graceful_shutdown=3,
+        limit_concurrency=500,
     )
     await uvicorn.Server(settings).serve(sockets=[listening])
 
 
 def made(config: ConsoleConfig) -> Starlette:
     """The application alone, for a server of your own."""
-    options = list(config.options)
 
     def connect() -> grpc.aio.Channel:
+        # Its own connection: channels to one address share one otherwise, and logins would hold up everybody else.
+        options = [*config.options, ("grpc.use_local_subchannel_pool", 1)]
         if config.credentials is None:
             return grpc.aio.insecure_channel(config.center, options)
         return grpc.aio.secure_channel(config.center, config.credentials, options)
 
     setting = Setting(
         center=Center(connect),
+        login_center=Center(connect),
         sessions=Sessions(),
         open_token=config.open_token,
         secure=config.secure or bool(config.certificate),

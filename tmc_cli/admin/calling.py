@@ -71,17 +71,17 @@ def list_all(context: typer.Context, method: str, request: Any, response_class: 
 
 def watched(seconds: float, show_once: Callable[[], object]) -> None:
     """Show something once, or until Ctrl-C every so many seconds, on a terminal from its top."""
-    while True:
-        if seconds and sys.stdout.isatty():
-            typer.echo("\033[H\033[2J", nl=False)
-        show_once()
-        if not seconds:
-            return
-        sys.stdout.flush()
-        try:
+    try:
+        while True:
+            if seconds and sys.stdout.isatty():
+                typer.echo("\033[H\033[2J", nl=False)
+            show_once()
+            if not seconds:
+                return
+            sys.stdout.flush()
             time.sleep(seconds)
-        except KeyboardInterrupt:
-            return
+    except KeyboardInterrupt:
+        return
 
 
 def show(answer: Message) -> None:

@@ -121,7 +121,9 @@ def verify_audit(context: typer.Context, as_json: AsJson = False) -> None:
         show(answer)
     for each in answer.databases:
         if not as_json:
-            typer.echo(escaped(f"{each.database}: {each.verified} rows verified, {each.unsealed} not sealed yet"))
+            without = f" ({each.unkeyed} of them sealed without a secret)" if each.unkeyed else ""
+            rows = f"{each.verified} rows verified{without}, {each.unsealed} not sealed yet"
+            typer.echo(escaped(f"{each.database}: {rows}"))
             typer.echo(f"    last seal: {each.head_number} {each.head}" if each.head else "    no seal")
         if each.fault:
             say(escaped(f"BAD  {each.database}: {each.fault}"))

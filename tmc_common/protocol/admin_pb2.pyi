@@ -1105,20 +1105,22 @@ class VerifyAuditResponse(_message.Message):
     def __init__(self, databases: _Optional[_Iterable[_Union[AuditSeal, _Mapping]]] = ...) -> None: ...
 
 class AuditSeal(_message.Message):
-    __slots__ = ("database", "verified", "unsealed", "fault", "head", "head_number")
+    __slots__ = ("database", "verified", "unsealed", "fault", "head", "head_number", "unkeyed")
     DATABASE_FIELD_NUMBER: _ClassVar[int]
     VERIFIED_FIELD_NUMBER: _ClassVar[int]
     UNSEALED_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     HEAD_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    UNKEYED_FIELD_NUMBER: _ClassVar[int]
     database: str
     verified: int
     unsealed: int
     fault: str
     head: str
     head_number: int
-    def __init__(self, database: _Optional[str] = ..., verified: _Optional[int] = ..., unsealed: _Optional[int] = ..., fault: _Optional[str] = ..., head: _Optional[str] = ..., head_number: _Optional[int] = ...) -> None: ...
+    unkeyed: int
+    def __init__(self, database: _Optional[str] = ..., verified: _Optional[int] = ..., unsealed: _Optional[int] = ..., fault: _Optional[str] = ..., head: _Optional[str] = ..., head_number: _Optional[int] = ..., unkeyed: _Optional[int] = ...) -> None: ...
 
 class Operator(_message.Message):
     __slots__ = ("name", "role", "topics", "reads_bodies", "expires_ms", "previous_expires_ms", "created_ms")

@@ -58,13 +58,17 @@ def _filter(text: Mapping[str, str]) -> admin_pb2.BulkFilter:
     return wanted
 
 
+def _job(view: View) -> int:
+    return min(int(view.request.path_params["job"]), (1 << 63) - 1)
+
+
 def _number(text: str) -> int:
     """0: it is none."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
 async def job(view: View) -> Response:
-    number, token = view.request.path_params["job"], view.query("page")
+    number, token = _job(view), view.query("page")
     found = await view.ask("GetBulkJob", admin_pb2.GetBulkJobRequest(job=number))
     only_failures = view.query("failures") == "1"
     request = admin_pb2.ListBulkItemsRequest(
@@ -76,5 +80,5 @@ async def job(view: View) -> Response:
 
 async def progress(view: View) -> Response:
     """The part of the page that is asked for every second while the job runs."""
-    request = admin_pb2.GetBulkJobRequest(job=view.request.path_params["job"])
+    request = admin_pb2.GetBulkJobRequest(job=_job(view))
     return view.page("bulk_progress.html", job=await view.ask("GetBulkJob", request))

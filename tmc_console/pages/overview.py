@@ -23,7 +23,7 @@ async def page(view: View) -> Response:
     found = await view.ask("GetOverview", admin_pb2.GetOverviewRequest())
     alerts = await view.ask("ListAlerts", admin_pb2.ListAlertsRequest(page_size=1_000))
     lights = {
-        (topic.topic, each.app, each.tag): _of_subscription(each, found.now_ms)
+        (topic.topic, each.app, each.tag, each.removed): _of_subscription(each, found.now_ms)
         for topic in found.topics
         for each in topic.subscriptions
     }
@@ -43,17 +43,17 @@ async def page(view: View) -> Response:
 
 
 def _rank(
-    light: tuple[str, str], topic: Any, lights: Mapping[tuple[str, str, str], tuple[str, str]]
+    light: tuple[str, str], topic: Any, lights: Mapping[tuple[str, str, str, bool], tuple[str, str]]
 ) -> tuple[int, str]:
     """What needs somebody comes first; then by name."""
-    all_of_it = [light, *(lights[topic.topic, each.app, each.tag] for each in topic.subscriptions)]
+    all_of_it = [light, *(lights[topic.topic, each.app, each.tag, each.removed] for each in topic.subscriptions)]
     return min(_ORDER[color] for color, _ in all_of_it), topic.topic
 
 
 def _of_topic(topic: Any, now_ms: int) -> tuple[str, str]:
     """The light, and why."""
     if topic.check_failed:
-        return "red", f"{topic.check_failed} checks failed: nobody decides these messages"
+        return "red", "checks failed: nobody decides these messages"
     late_ms = now_ms - topic.oldest_undecided_ms if topic.undecided else 0
     if late_ms >= _VERY_LATE_MS:
         return "red", "undecided for more than 10 minutes"
@@ -66,7 +66,7 @@ def _of_topic(topic: Any, now_ms: int) -> tuple[str, str]:
 
 def _of_subscription(subscription: Any, now_ms: int) -> tuple[str, str]:
     if subscription.failed:
-        return "red", f"{subscription.failed} failed: they wait for you"
+        return "red", "failed: they wait for you"
     late_ms = now_ms - subscription.oldest_backlog_ms if subscription.backlog else 0
     if late_ms >= _VERY_LATE_MS:
         return "red", "the backlog is older than 10 minutes"
@@ -100,7 +100,7 @@ async def events(view: View) -> Response:
 
     async def stream() -> AsyncIterator[str]:
         sessions, cookie = view.setting.sessions, view.request.cookies.get(view.setting.cookie, "")
-        while sessions.find(cookie) is view.session and not await view.request.is_disconnected():
+        while sessions.find(cookie, is_used=False) is view.session and not await view.request.is_disconnected():
             try:
                 found = await view.ask("GetOverview", admin_pb2.GetOverviewRequest())
             except Refused:

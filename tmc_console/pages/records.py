@@ -54,6 +54,8 @@ async def audit_csv(view: View) -> Response:
         count, token = count + len(found.entries), found.next_page_token
         if not token:
             break
+    if token:
+        write.writerow(("", "", "", f"There are more than {_MOST_EXPORTED} rows: narrow the filter.", "", "", ""))
     headers = {"content-disposition": 'attachment; filename="audit.csv"'}
     return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
 

@@ -13,7 +13,7 @@ from tmc_server.duties.periodic import Periodic
 from tmc_server.duties.rescuing import Rescuing
 from tmc_server.errors import Retryable
 from tmc_server.metrics import METRICS
-from tmc_server.rpc.authentication import FailedLogins
+from tmc_server.rpc.authentication import FailedLogin, FailedLogins
 from tmc_server.store.catalog_watch import CatalogWatch
 from tmc_server.store.dialects.contract import DatabaseTaken
 from tmc_server.store.engines import Database
@@ -135,9 +135,11 @@ class NotingLogins:
         self._trail = trail
 
     def run_once(self) -> None:
-        for each in self._failed.take():
-            what = f"{each.count} in a minute; the last one as app {each.app} from {each.peer}"
-            self._trail.add("center", "failed logins", f"credentials {each.kind}", what)
+        self._failed.write(self._note)
+
+    def _note(self, failed: FailedLogin) -> None:
+        what = f"{failed.count} in a minute; the last one as app {failed.app} from {failed.peer}"
+        self._trail.add("center", "failed logins", f"credentials {failed.kind}", what)
 
 
 class StayingAlone:

@@ -175,7 +175,7 @@ def wire(
         for part in parts
     ]
     counting = Counting(store.watch, OpenCounts(store.shards.shards))
-    seal_keys = [key.get_secret_value() for key in config.audit.seal_keys] or [""]
+    seal_keys = [key.get_secret_value() for key in config.audit.seal_keys]
     seals = [AuditSeals(database, seal_keys) for database in store.shards.databases]
     trail = SqlAuditTrail(store.shards.databases, seals)
     METRICS.names.limit = config.telemetry.series

@@ -118,11 +118,13 @@ class OperatorAct:
 class SealReport:
     """The sealed audit rows of one database. verified: rows whose seal is right, from the first one on; unsealed: to come.
 
+    unkeyed: of those that are verified, rows that were sealed without a secret.
     fault: the first thing that is wrong; "": nothing.  head: the last seal, and its number, 0 if there is none.
     """
 
     database: str
     verified: int
+    unkeyed: int
     unsealed: int
     fault: str
     head: bytes

@@ -95,15 +95,15 @@ class DecidingByHand:
         policy = CheckPolicy({target.name: target for target in targets}, retry or topic.checks.retry)
         return await self._change(self._editor.set_topic_check, actor, topic.name, policy, change)
 
-    async def check_now(self, message_id: str) -> CheckReport:
+    async def check_now(self, actor: str, message_id: str) -> CheckReport:
         """Ask about one message, and act on the answer. Raises MessageUnknown."""
-        return await asyncio.to_thread(self._check_now, validation.message_id(message_id))
+        return await asyncio.to_thread(self._check_now, actor, validation.message_id(message_id))
 
-    def _check_now(self, wanted: MessageId) -> CheckReport:
+    def _check_now(self, actor: str, wanted: MessageId) -> CheckReport:
         view = self._existing(wanted)
         topic, app = self.catalog.topics[view.topic], self.catalog.apps[view.producer]
         target = topic.checks.targets.get(view.check.target) or CheckTarget(name=view.check.target, kind="")
-        pending = self._desk.begin(wanted.shard, wanted.number, 2 * target.deadline_ms + _SPARE_MS)
+        pending = self._desk.begin(actor, wanted.shard, wanted.number, 2 * target.deadline_ms + _SPARE_MS)
         if pending is None:
             nobody = CheckAnswer.unknown(CheckReason.NOT_ASKED, "It is decided: nobody was asked.")
             return CheckReport(target="", request="", answer=nobody, elapsed_ms=0, state=self._existing(wanted).state)

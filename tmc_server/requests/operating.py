@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+import re
+import time
+from collections.abc import Callable, Collection, Sequence
 
 from tmc_server.domain.operators import Operator, Role
 from tmc_server.domain.ports.operators import OperatorEditor
@@ -12,9 +14,10 @@ from tmc_server.errors import InvalidField, RoleRequired
 from tmc_server.requests import validation
 from tmc_server.requests.administering import Administering
 
-RIGHTS = ("role", "topics", "reads_bodies")
+CHANGEABLE = ("role", "topics", "reads_bodies")
+_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}", re.ASCII)
+_RESERVED = ("center", "developer")
 _LONGEST_VALID_MS = 3_653 * DAY_MS
-_OWN_VALID_MS = 92 * DAY_MS
 _MOST_TOPICS = 20
 _LONGEST_PREFIX = 40
 
@@ -22,24 +25,33 @@ _LONGEST_PREFIX = 40
 class Operating:
     """A change is answered when all servers know it."""
 
-    def __init__(self, editor: OperatorEditor, administering: Administering) -> None:
+    def __init__(
+        self,
+        editor: OperatorEditor,
+        administering: Administering,
+        now_ms: Callable[[], int] = lambda: round(time.time() * 1000),
+    ) -> None:
         self._editor = editor
+        self._now_ms = now_ms
         self._change = administering.change
         self._change_with_key = administering.change_with_key
 
     async def register(self, actor: str, new: Operator, valid_ms: int, reason: str) -> tuple[Operator, str]:
         """valid_ms 0: the token does not expire. Raises InvalidField, NameTaken."""
-        validation.line(new.name, "name", 64, least=1)
-        _check_rights(new, RIGHTS)
+        if not _NAME.fullmatch(new.name) or new.name in _RESERVED:
+            raise InvalidField(
+                "name", "be 1 to 64 characters of A-Z a-z 0-9 _ . @ -, and not a name of the center itself"
+            )
+        _check_rights(new, CHANGEABLE)
         valid = _valid(valid_ms)
         made, _ = await self._change_with_key(self._editor.register, actor, new, valid, validation.reason(reason))
         return made
 
     async def update(self, actor: str, wanted: Operator, fields: Collection[str], reason: str) -> Operator:
-        """fields: those of RIGHTS that change. Raises InvalidField, OperatorUnknown."""
+        """fields: those of CHANGEABLE that change. Raises InvalidField, OperatorUnknown."""
         validation.line(wanted.name, "name", 64, least=1)
-        if not fields or not set(fields) <= set(RIGHTS):
-            raise InvalidField("update_mask", f"name what is changed: {', '.join(RIGHTS)}")
+        if not fields or not set(fields) <= set(CHANGEABLE):
+            raise InvalidField("update_mask", f"name what is changed: {', '.join(CHANGEABLE)}")
         _check_rights(wanted, fields)
         changed, _ = await self._change(self._editor.update, actor, wanted, fields, validation.reason(reason))
         return changed
@@ -54,10 +66,8 @@ class Operating:
                 "Only an administrator of all topics makes tokens for others: leave the name out for your own."
             )
         valid = _valid(valid_ms)
-        if whose == operator.name and operator.expires_ms is not None and not 0 < valid_ms <= _OWN_VALID_MS:
-            raise InvalidField(
-                "valid_ms", f"be 1 to {_OWN_VALID_MS}: your token expires, and the next one of your own too"
-            )
+        if whose == operator.name and operator.expires_ms is not None:
+            valid = _no_longer(operator.expires_ms - self._now_ms(), valid)
         overlap = validation.between(overlap_ms, "overlap_ms", 0, DAY_MS)
         made, _ = await self._change_with_key(
             self._editor.rotate_token, operator.name, whose, valid, overlap, validation.reason(reason)
@@ -72,6 +82,11 @@ class Operating:
 
     async def operators(self) -> Sequence[Operator]:
         return await asyncio.to_thread(self._editor.operators)
+
+
+def _no_longer(left_ms: int, wanted_ms: int | None) -> int:
+    """A token that expires does not prolong itself: an administrator does."""
+    return max(1, left_ms if wanted_ms is None else min(left_ms, wanted_ms))
 
 
 def _valid(valid_ms: int) -> int | None:

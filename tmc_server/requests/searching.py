@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tmc_server.domain.catalog import Catalog, Topic
 from tmc_server.domain.ids import MessageId
-from tmc_server.domain.numbers import NO_SUBSCRIPTION, MessageNumber, Shard, SubscriptionNumber
+from tmc_server.domain.numbers import NO_SUBSCRIPTION, Shard, SubscriptionNumber
 from tmc_server.domain.placement import shard_of, shards_of
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.reading import FailureGroup, FailureReader, KeySearch
@@ -49,7 +49,8 @@ class Searching:
             raise InvalidField("topic", "be given: the beginning of a key is searched in one topic only")
         places = _by_shard((shard, each.number) for each in topics for shard in _shards(each, key, is_beginning))
         rows = await asyncio.to_thread(self._search.messages, places, key, is_beginning, after, limit)
-        return Listing(rows=rows, next_token=_token(rows[-1]) if len(rows) == limit else "")
+        more = is_beginning and len(rows) >= limit
+        return Listing(rows=rows, next_token=_token(rows[-1].key) if more else "")
 
     async def _by_id(self, text: str, topic: str, covers: Covers) -> Sequence[MessageView]:
         try:
@@ -110,16 +111,13 @@ def _by_shard(places: Iterable[tuple[Shard, int]]) -> Mapping[Shard, Sequence[in
     return found
 
 
-def _token(last: MessageView) -> str:
-    return f"{last.number}-{base64.urlsafe_b64encode(last.key.encode()).decode()}"
+def _token(key: str) -> str:
+    return base64.urlsafe_b64encode(key.encode()).decode()
 
 
-def _place_of(token: str) -> tuple[str, MessageNumber] | None:
-    if not token:
-        return None
-    number, _, key = token.partition("-")
+def _place_of(token: str) -> str:
+    """The last key of the page before; "": there is none."""
     try:
-        place = base64.b64decode(key, altchars=b"-_", validate=True).decode(), validation.number_token(number)
+        return base64.b64decode(token, altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeError):
         raise InvalidField("page_token", "be one that the center gave you") from None
-    return place[0], MessageNumber(place[1])

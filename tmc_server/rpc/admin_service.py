@@ -9,6 +9,7 @@ from tmc_common.protocol import admin_pb2
 from tmc_server.domain.operators import Operator
 from tmc_server.domain.ports.catalog import CheckChange
 from tmc_server.domain.views import ConsumptionView
+from tmc_server.errors import TopicNotAllowed, TopicUnknown
 from tmc_server.requests import validation
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.alerts import Alerts
@@ -101,6 +102,8 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServic
         return admin_pb2.ListTopicsResponse(topics=shown, next_page_token=page.next_token)
 
     async def RegisterSubscription(self, operator: Operator, request: admin_pb2.RegisterSubscriptionRequest) -> Any:
+        if operator.is_limited and request.HasField("forward"):
+            raise TopicNotAllowed("A forward leads beyond the topics that you have rights for: ask an administrator.")
         change = None
         if request.HasField("update_mask"):
             change = convert.policy_fields(request.update_mask, "order")
@@ -116,6 +119,8 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServic
 
     async def ListSubscriptions(self, operator: Operator, request: admin_pb2.ListSubscriptionsRequest) -> Any:
         catalog = self._admin.catalog
+        if request.topic and not operator.covers(request.topic):
+            raise TopicUnknown(f"There is no topic {request.topic!r}: list the topics to see their names.")
         of_topic = self._admin.subscriptions(request.topic)
         found = [each for each in of_topic if operator.covers(convert.topic_name(catalog, each.topic))]
         page = listed(found, lambda each: in_order(each.number), request.page_size, request.page_token)
@@ -218,8 +223,8 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServic
     async def GetTopicCheck(self, _operator: Operator, request: admin_pb2.GetTopicCheckRequest) -> Any:
         return convert.checks_to(self._by_hand.topic(request.topic), 0)
 
-    async def CheckNow(self, _operator: Operator, request: admin_pb2.CheckNowRequest) -> Any:
-        return convert.report_to(await self._by_hand.check_now(request.message_id))
+    async def CheckNow(self, operator: Operator, request: admin_pb2.CheckNowRequest) -> Any:
+        return convert.report_to(await self._by_hand.check_now(operator.name, request.message_id))
 
     async def ReactivateCheck(self, operator: Operator, request: admin_pb2.ReactivateCheckRequest) -> Any:
         view = await self._by_hand.reactivate(operator.name, request.message_id, request.reason)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tmc_server.domain.catalog import App, Catalog
@@ -85,6 +86,7 @@ class FailedLogins:
         self._counters = {error: METRICS.login_failures.labels(kind) for error, kind in self.KINDS.items()}
         self._next = 0.0
         self._untold = 0
+        self._lock = threading.Lock()
         self._unwritten: dict[str, FailedLogin] = {}
 
     def note(self, error: TmcError, call: Call) -> bool:
@@ -95,9 +97,7 @@ class FailedLogins:
         counter.inc()
         kind = self.KINDS[type(error)]
         app = ascii(_texts(call.invocation_metadata() or ()).get("tmc-app", "")[:_SAID_CHARACTERS])
-        before = self._unwritten.get(kind)
-        count = before.count + 1 if before is not None else 1
-        self._unwritten[kind] = FailedLogin(kind=kind, app=app, peer=call.peer(), count=count)
+        self._add(FailedLogin(kind=kind, app=app, peer=call.peer(), count=1))
         now = self._monotonic()
         if now < self._next:
             self._untold += 1
@@ -112,10 +112,23 @@ class FailedLogins:
         self._next, self._untold = now + self._pause_s, 0
         return True
 
-    def take(self) -> list[FailedLogin]:
-        """Those since the last time, one per kind, for the audit trail. From any thread."""
-        taken, self._unwritten = self._unwritten, {}
-        return list(taken.values())
+    def _add(self, more: FailedLogin) -> None:
+        with self._lock:
+            before = self._unwritten.get(more.kind)
+            self._unwritten[more.kind] = replace(more, count=more.count + (before.count if before is not None else 0))
+
+    def write(self, write: Callable[[FailedLogin], None]) -> None:
+        """Hand over those since the last time, one per kind; what cannot be written is kept. From any thread."""
+        with self._lock:
+            taken, self._unwritten = self._unwritten, {}
+        waiting = list(taken.values())
+        try:
+            while waiting:
+                write(waiting[0])
+                del waiting[0]
+        finally:
+            for each in waiting:
+                self._add(each)
 
 
 class Authentication:

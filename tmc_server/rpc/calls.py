@@ -31,7 +31,7 @@ from tmc_server.domain.operators import Operator, Role
 from tmc_server.domain.rights import RIGHTS, Right
 from tmc_server.errors import CredentialsInvalid, InternalFault, MalformedRequest, TmcError
 from tmc_server.metrics import METRICS
-from tmc_server.origin import ORIGIN
+from tmc_server.origin import LONGEST_ORIGIN, ORIGIN
 from tmc_server.requests.caller import Budget, Caller
 from tmc_server.rpc.authentication import Authentication
 from tmc_server.rpc.doorkeeper import Doorkeeper
@@ -182,7 +182,7 @@ def _unary(
         demand_role(operator, role)
         request = decode(await reads.one(context, OPERATORS))
         demand_topics(operator, right, request, edge.authentication.catalog)
-        ORIGIN.set(context.peer())
+        ORIGIN.set(context.peer()[:LONGEST_ORIGIN])
         return await behavior(operator, request)
 
     async def serve(context: Context) -> Message:

@@ -85,7 +85,8 @@ def topic_name(catalog: Catalog, number: int) -> str:
     return topic.name if topic is not None else ""
 
 
-def message_to(view: MessageView, catalog: Catalog) -> message_pb2.Message:
+def message_to(view: MessageView, catalog: Catalog, *, with_body: bool = False) -> message_pb2.Message:
+    """with_body: for its producer, and for an operator who may read it."""
     return message_pb2.Message(
         message_id=str(MessageId(view.topic, view.producer, view.shard, view.number)),
         topic=topic_name(catalog, view.topic),
@@ -93,7 +94,7 @@ def message_to(view: MessageView, catalog: Catalog) -> message_pb2.Message:
         producer=app_name(catalog, view.producer),
         producer_tag=view.producer_tag,
         state=types_pb2.MessageState.Name(view.state),
-        body=view.body or b"",
+        body=view.body or b"" if with_body else b"",
         content_type=view.content_type,
         headers=view.headers,
         delay_ms=view.delay_ms,
@@ -127,10 +128,10 @@ def consumption_to(view: ConsumptionView, topic: int, producer: int, catalog: Ca
     )
 
 
-def detail_to(detail: MessageDetail, catalog: Catalog) -> admin_pb2.MessageDetail:
+def detail_to(detail: MessageDetail, catalog: Catalog, *, with_body: bool) -> admin_pb2.MessageDetail:
     message = detail.message
     return admin_pb2.MessageDetail(
-        message=message_to(message, catalog),
+        message=message_to(message, catalog, with_body=with_body),
         consumptions=[consumption_to(view, message.topic, message.producer, catalog) for view in detail.consumptions],
         failed_attempts=[failed_attempt_to(view, catalog) for view in detail.failed_attempts],
         check=progress_to(message.check) if message.check.attempt or message.check.due_ms else None,

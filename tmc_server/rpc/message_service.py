@@ -102,7 +102,7 @@ class MessageServicer:
     async def GetMessage(self, caller: Caller, request: message_pb2.GetMessageRequest) -> Any:
         async with self._reading.setdefault(caller.app.number, asyncio.Semaphore(_READS_AT_ONCE)):
             view = await self._lookup.own_message(caller, request.message_id, request.topic, request.key)
-        return convert.message_to(view, self._administering.catalog)
+        return convert.message_to(view, self._administering.catalog, with_body=True)
 
     @staticmethod
     async def _one(

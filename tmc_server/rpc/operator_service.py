@@ -54,7 +54,7 @@ def _role(number: int) -> Role:
 
 
 def _operator_from(sent: Any, role: Role) -> Operator:
-    return Operator(name=sent.name, role=role, topics=tuple(sent.topics), reads_bodies=sent.reads_bodies)
+    return Operator(name=sent.name, role=role, topics=tuple(sorted(set(sent.topics))), reads_bodies=sent.reads_bodies)
 
 
 def _operator_to(operator: Operator) -> admin_pb2.Operator:

@@ -38,11 +38,11 @@ def demand_topics(operator: Operator, right: Right, request: Any, catalog: Catal
 
 
 def demand_topic(operator: Operator, topic: str) -> None:
-    """Raises TopicNotAllowed."""
+    """Raises TopicNotAllowed. It does not say which topic: a message id or a job alone would lead to its name."""
     if not operator.covers(topic):
         raise TopicNotAllowed(
-            f"{operator.name} has rights for topics that begin with {_in_words(operator)}, and {topic or 'this'} is not "
-            "one of them: ask an administrator of the center."
+            f"{operator.name} has rights for topics that begin with {_in_words(operator)}, and this is about another one: "
+            "ask an administrator of the center."
         )
 
 

@@ -41,11 +41,10 @@ class ReadingServicer:
 
     async def GetMessageDetail(self, operator: Operator, request: admin_pb2.GetMessageDetailRequest) -> Any:
         detail = await self._readings.lookup.message(request.message_id, request.topic, request.key)
-        answer = convert.detail_to(detail, self._administering.catalog)
-        if request.without_body or not operator.reads_bodies:
-            answer.message.ClearField("body")
-            answer.body_withheld = not request.without_body
-        elif answer.message.body:
+        shows_body = operator.reads_bodies and not request.without_body
+        answer = convert.detail_to(detail, self._administering.catalog, with_body=shows_body)
+        answer.body_withheld = not (operator.reads_bodies or request.without_body)
+        if answer.message.body:
             await self._readings.auditing.read_body(operator.name, answer.message.message_id)
         return answer
 
@@ -76,8 +75,6 @@ class ReadingServicer:
             request.text, request.topic, operator.covers, request.page_size, request.page_token
         )
         messages = [convert.message_to(view, self._administering.catalog) for view in page.rows]
-        for message in messages:
-            message.ClearField("body")  # an id leads to the whole row
         return admin_pb2.SearchMessagesResponse(messages=messages, next_page_token=page.next_token)
 
     async def ListFailureGroups(self, operator: Operator, request: admin_pb2.ListFailureGroupsRequest) -> Any:
@@ -88,11 +85,12 @@ class ReadingServicer:
         shown = [convert.failure_group_to(group, catalog) for group in groups]
         return admin_pb2.ListFailureGroupsResponse(groups=shown, more=more, now_ms=now)
 
-    async def ListMessages(self, _operator: Operator, request: admin_pb2.ListMessagesRequest) -> Any:
+    async def ListMessages(self, operator: Operator, request: admin_pb2.ListMessagesRequest) -> Any:
         page = await self._readings.browsing.messages(request.topic, request.state, convert.wanted_from(request))
         catalog = self._administering.catalog
         messages = [convert.message_to(view, catalog) for view in page.rows]
-        return admin_pb2.ListMessagesResponse(messages=messages, next_page_token=page.next_token)
+        covered = [message for message in messages if operator.covers(message.topic)]
+        return admin_pb2.ListMessagesResponse(messages=covered, next_page_token=page.next_token)
 
     async def ListAudit(self, _operator: Operator, request: admin_pb2.ListAuditRequest) -> Any:
         wanted = AuditFilter(
@@ -124,6 +122,7 @@ class ReadingServicer:
                 admin_pb2.AuditSeal(
                     database=each.database,
                     verified=each.verified,
+                    unkeyed=each.unkeyed,
                     unsealed=each.unsealed,
                     fault=each.fault,
                     head=each.head.hex() if each.head_number else "",
@@ -133,7 +132,7 @@ class ReadingServicer:
             ]
         )
 
-    async def ListConsumptions(self, _operator: Operator, request: admin_pb2.ListConsumptionsRequest) -> Any:
+    async def ListConsumptions(self, operator: Operator, request: admin_pb2.ListConsumptionsRequest) -> Any:
         page = await self._readings.browsing.consumptions(
             request.topic,
             request.app,
@@ -148,4 +147,5 @@ class ReadingServicer:
             convert.consumption_to(view, topic.number, topic.owner, catalog)
             for view, topic in zip(page.rows, topics, strict=True)
         ]
-        return admin_pb2.ListConsumptionsResponse(consumptions=rows, next_page_token=page.next_token)
+        covered = [row for row in rows if operator.covers(row.topic)]
+        return admin_pb2.ListConsumptionsResponse(consumptions=covered, next_page_token=page.next_token)

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import hmac
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from tmc_server.domain.views import SealReport
+from tmc_server.metrics import METRICS
 from tmc_server.store.engines import Database, StoreConflict, repeated
 from tmc_server.store.shard_map import place_of
 from tmc_server.store.tables import audit, audit_head
+
+log = logging.getLogger("tmc.audit")
 
 _PAGE = 500
 _NOTHING = bytes(32)  # before the first seal
@@ -26,11 +30,16 @@ _THE_HEAD = 1
 
 
 class AuditSeals:
-    """Of one database. keys: the first one seals; the others are of older rows, newest first. A key may be empty."""
+    """Of one database. keys: the first one seals; any of them may have sealed. Without one, seals are made without a secret.
+
+    What this server saw last of the chain it sees again, or somebody has rewound it: then it seals no more.
+    """
 
     def __init__(self, database: Database, keys: Sequence[str]) -> None:
         self._database = database
         self._keys = [key.encode() for key in keys]
+        self._seen = (0, _NOTHING)
+        self.is_rewound = False
 
     def seal(self) -> bool:
         """Seal a page of rows. Returns: there may be more."""
@@ -43,57 +52,83 @@ class AuditSeals:
                 return False
         with self._database.transaction() as connection:
             number, seal = _lock_head(connection)
+            if not self._goes_on(connection, number):
+                return False
             rows = connection.execute(waiting).fetchall()
             for row in rows:
-                number, seal = number + 1, _seal_of(self._keys[0], number + 1, row, seal)
+                number, seal = number + 1, _seal_of((self._keys or [b""])[0], number + 1, row, seal)
                 mine = audit.update().where(audit.c.id == row.id, audit.c.seal_no.is_(None))
                 connection.execute(mine.values(seal_no=number, seal=seal))
-            connection.execute(audit_head.update().values(seal_no=number, seal=seal))
+            connection.execute(audit_head.update().filter_by(id=_THE_HEAD).values(seal_no=number, seal=seal))
+        self._seen = (number, seal)
         return len(rows) == _PAGE
+
+    def _goes_on(self, connection: sa.Connection, number: int) -> bool:
+        """Is what this server saw last still there?"""
+        seen, seal = self._seen
+        then = sa.select(audit.c.seal).where(audit.c.seal_no == seen)
+        well = number >= seen and (not seen or connection.execute(then).scalar_one_or_none() == seal)
+        if not well and not self.is_rewound:
+            log.critical(
+                "the audit trail in %s was rewound: seal %d is gone or another one; nothing is sealed until this server "
+                "starts again, see docs/operators.md",
+                place_of(self._database),
+                seen,
+            )
+        self.is_rewound = not well
+        METRICS.audit_rewound.labels(place_of(self._database)).set(self.is_rewound)
+        return well
 
     def verify(self) -> SealReport:
         """Read all of it, and say what is wrong first."""
         with self._database.snapshot() as connection:
-            head = connection.execute(sa.select(audit_head)).one_or_none()
+            head = connection.execute(sa.select(audit_head).filter_by(id=_THE_HEAD)).one_or_none()
             end, head_seal = (head.seal_no, head.seal) if head is not None else (0, _NOTHING)
             count = sa.select(sa.func.count()).select_from(audit).where(audit.c.seal_no.is_(None))
             unsealed = int(connection.execute(count).scalar_one())
-            verified, fault = self._follow(connection, end, head_seal)
+            verified, unkeyed, fault = self._follow(connection, end, head_seal)
+        if self.is_rewound and not fault:
+            fault = "This server saw seals that are gone or other ones: somebody has rewound the trail."
         return SealReport(
             database=place_of(self._database),
             verified=verified,
+            unkeyed=unkeyed,
             unsealed=unsealed,
             fault=fault,
             head=head_seal,
             head_number=end,
         )
 
-    def _follow(self, connection: sa.Connection, end: int, head_seal: bytes) -> tuple[int, str]:
-        """Returns: how many rows are right, and what is wrong with the next one."""
-        number, seal, oldest = 0, _NOTHING, len(self._keys) - 1
+    def _follow(self, connection: sa.Connection, end: int, head_seal: bytes) -> tuple[int, int, str]:
+        """Returns: how many rows are right, how many of them without a key, and what is wrong with the next one."""
+        number, unkeyed, seal = 0, 0, _NOTHING
         for row in _sealed(connection):
             if row.seal_no != number + 1:
-                return number, f"Row {number + 1} is missing: somebody removed it, or gave it another number."
-            fitting = [
-                place
-                for place, key in enumerate(self._keys[: oldest + 1])
-                if hmac.compare_digest(_seal_of(key, row.seal_no, row, seal), row.seal)
-            ]
-            if not fitting:
+                return number, unkeyed, f"Row {number + 1} is missing: somebody removed it, or gave it another number."
+            # Rows from before there was a key are at the beginning.
+            keys = [*self._keys, *([b""] if unkeyed == number else [])]
+            key = next((key for key in keys if _is_sealed_with(key, row, seal)), None)
+            if key is None:
                 what = f"{row.action!r} of {row.actor!r}"
-                return (
-                    number,
-                    f"Row {row.seal_no} ({what}) was changed after it was sealed, or sealed with another key.",
-                )
-            number, seal, oldest = row.seal_no, row.seal, fitting[0]  # a row after it has no older key
+                why = "was changed after it was sealed, or sealed with another key"
+                return number, unkeyed, f"Row {row.seal_no} ({what}) {why}."
+            number, seal, unkeyed = row.seal_no, row.seal, unkeyed + (not key)
         if number != end or seal != head_seal:
-            return number, f"The last row is {number} and should be {end}: somebody removed rows, or added some."
-        return number, ""
+            return (
+                number,
+                unkeyed,
+                f"The last row is {number} and should be {end}: somebody removed rows, or added some.",
+            )
+        return number, unkeyed, ""
+
+
+def _is_sealed_with(key: bytes, row: Any, before: bytes) -> bool:
+    return hmac.compare_digest(_seal_of(key, row.seal_no, row, before), row.seal or b"")
 
 
 def _lock_head(connection: sa.Connection) -> tuple[int, bytes]:
     """The last seal. Who holds the lock seals."""
-    head = connection.execute(sa.select(audit_head).with_for_update()).one_or_none()
+    head = connection.execute(sa.select(audit_head).filter_by(id=_THE_HEAD).with_for_update()).one_or_none()
     if head is not None:
         return head.seal_no, head.seal
     try:
@@ -104,7 +139,7 @@ def _lock_head(connection: sa.Connection) -> tuple[int, bytes]:
 
 
 def _sealed(connection: sa.Connection) -> Iterator[Any]:
-    after = 0
+    after = -(1 << 63)
     while True:
         page = sa.select(audit).where(audit.c.seal_no > after).order_by(audit.c.seal_no).limit(_PAGE)
         rows = connection.execute(page).fetchall()

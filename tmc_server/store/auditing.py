@@ -12,7 +12,6 @@ from tmc_server.origin import ORIGIN
 from tmc_server.store.tables import audit
 
 _LONGEST_CHANGE = 2_000
-_LONGEST_ORIGIN = 64
 
 
 def act(
@@ -25,7 +24,7 @@ def act(
         "action": action,
         "subject": subject,
         "reason": reason,
-        "origin": ORIGIN.get()[:_LONGEST_ORIGIN],
+        "origin": ORIGIN.get(),
         "change_text": "\n".join(change)[:_LONGEST_CHANGE],
     }
 

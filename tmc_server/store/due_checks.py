@@ -64,10 +64,11 @@ class SqlCheckDesk:
     def __init__(self, writers: Sequence[ShardWriter]) -> None:
         self._writers = writers
 
-    def begin(self, shard: Shard, number: MessageNumber, until_ms: int) -> Pending | None:
+    def begin(self, actor: str, shard: Shard, number: MessageNumber, until_ms: int) -> Pending | None:
         def change(tx: Transaction) -> Pending | None:
             if not tx.execute(tx.sql.begin_check, ids=[number], until=tx.now + until_ms).rowcount:
                 return None
+            tx.note(actor, "check now", f"message {number}", "")
             return pending_of(shard, tx.rows(tx.sql.asked_messages, ids=[number])[0])
 
         return in_transaction(self._writers[shard], shard, change)

@@ -23,6 +23,9 @@ class OperatorStore(CatalogChanges):
     def make_first(self, replace: bool = False) -> str | None:
         """The first operator's token. None: there is one already; `replace` makes a new one, with all rights."""
         first = Operator(name=FIRST_OPERATOR, role=Role.ADMIN, reads_bodies=True)
+        with self._database.reading() as connection:
+            if _find(connection, first.name) is not None and not replace:
+                return None
         return self._make_first(first, replace)
 
     @repeating
@@ -38,15 +41,25 @@ class OperatorStore(CatalogChanges):
     @repeating
     def register(self, actor: str, new: Operator, valid_ms: int | None, reason: str) -> tuple[Operator, str]:
         """See OperatorEditor."""
+        known = self._as_it_is(new)
+        if known is not None:
+            return known, ""
         token = new_key()
         with self._change(actor, "register operator", new.name, reason, _granted(new)) as (connection, now):
-            row = _find(connection, new.name)
-            if row is None:
-                _insert(connection, new, now, token, valid_ms)
-                return _read(connection, new.name), token
-            if differences(row._mapping, _rights(new)):
+            if _find(connection, new.name) is not None:
                 raise NameTaken
-            return _operator(row), ""
+            _insert(connection, new, now, token, valid_ms)
+            return _read(connection, new.name), token
+
+    def _as_it_is(self, new: Operator) -> Operator | None:
+        """None: there is none. Raises NameTaken: with other rights."""
+        with self._database.reading() as connection:
+            row = _find(connection, new.name)
+        if row is None:
+            return None
+        if differences(row._mapping, _rights(new)):
+            raise NameTaken
+        return _operator(row)
 
     @repeating
     def update(self, actor: str, wanted: Operator, fields: Collection[str], reason: str) -> Operator:
@@ -78,6 +91,7 @@ class OperatorStore(CatalogChanges):
             kept = (row.token_hash, min(ends)) if overlap_ms else (None, None)
             values["old_token_hash"], values["old_expires_ms"] = kept
             connection.execute(operator.update().filter_by(name=name).values(values))
+            _keep_an_administrator(connection)
             return _read(connection, name), token
 
     @repeating
@@ -108,8 +122,12 @@ def tokens_of(connection: sa.Connection) -> dict[bytes, Token]:
 
 def _keep_an_administrator(connection: sa.Connection) -> None:
     """Raises InvalidField: after this change nobody could register an operator."""
-    if connection.execute(operator.select().filter_by(role=int(Role.ADMIN), topics="[]")).first() is None:
-        raise InvalidField("name", "not be the last administrator of all topics: register another one first")
+    lasting = operator.select().filter_by(role=int(Role.ADMIN), topics="[]", expires_ms=None)
+    if connection.execute(lasting).first() is None:
+        raise InvalidField(
+            "name",
+            "not be the last administrator of all topics whose token does not expire: register another one first",
+        )
 
 
 def _insert(connection: sa.Connection, new: Operator, now: int, token: str, valid_ms: int | None) -> None:

@@ -362,20 +362,20 @@ class TestOperators:
 
     def test_asked_now_though_not_due(self, store: StoreUnderTest) -> None:
         number = store.prepared().number
-        pending = store.desk.begin(store.shard, number, 5_000)
+        pending = store.desk.begin("ann", store.shard, number, 5_000)
         assert pending is not None
         store.desk.record(store.shard, [Checked(pending, COMMIT)])
         assert store.state_of(number) is COMMITTED
-        assert store.desk.begin(store.shard, number, 5_000) is None
+        assert store.desk.begin("ann", store.shard, number, 5_000) is None
 
     def test_asked_now_a_failed_one_may_be_decided_and_stays_failed_otherwise(
         self, store: StoreUnderTest, failed: int
     ) -> None:
-        pending = store.desk.begin(store.shard, failed, 5_000)
+        pending = store.desk.begin("ann", store.shard, failed, 5_000)
         assert pending is not None
         store.desk.record(store.shard, [Checked(pending, UNKNOWN)])
         assert store.state_of(failed) is CHECK_FAILED
-        again = store.desk.begin(store.shard, failed, 5_000)
+        again = store.desk.begin("ann", store.shard, failed, 5_000)
         assert again is not None
         store.desk.record(store.shard, [Checked(again, ROLLBACK)])
         assert store.state_of(failed) is ROLLED_BACK

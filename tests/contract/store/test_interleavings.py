@@ -58,7 +58,7 @@ def _retain(store: StoreUnderTest, message: Prepare, _writer: Any) -> Any:
 def _check(store: StoreUnderTest, message: Prepare, writer: Any) -> Any:
     """A question that is answered with COMMIT."""
     desk = SqlCheckDesk([writer or store.writer] * 32)
-    pending = desk.begin(store.shard, message.number, 60_000)
+    pending = desk.begin("ann", store.shard, message.number, 60_000)
     return None if pending is None else desk.record(store.shard, [Checked(pending, COMMIT, 0)])
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 
 from tests.support.store import StoreUnderTest
 from tmc_server.domain.operators import Operator, Role, Token
 from tmc_server.errors import InvalidField, NameTaken, OperatorUnknown
 from tmc_server.store.catalog_changes import hash_of
 from tmc_server.store.operators import OperatorStore
+from tmc_server.store.tables import audit
 
 ANN = Operator(name="ann", role=Role.VIEWER, topics=("order.", "pay."))
 
@@ -97,5 +99,20 @@ def test_an_administrator_of_all_topics_remains(operators: OperatorStore) -> Non
     ):
         with pytest.raises(InvalidField, match="last administrator"):
             change()
-    operators.register("admin", Operator(name="eve", role=Role.ADMIN), None, "second")
+    operators.register("admin", Operator(name="eve", role=Role.ADMIN), 60_000, "for a minute")
+    with pytest.raises(InvalidField, match="does not expire"):
+        operators.remove("eve", "admin", "left")
+    with pytest.raises(InvalidField, match="does not expire"):
+        operators.rotate_token("admin", "admin", 60_000, 0, "monthly")
+    operators.rotate_token("admin", "eve", None, 0, "stays")
     operators.remove("eve", "admin", "left")
+
+
+def test_what_changes_nothing_leaves_no_row(store: StoreUnderTest, operators: OperatorStore) -> None:
+    operators.register("admin", ANN, None, "new here")
+    with store.database.reading() as connection:
+        before = connection.execute(sa.select(sa.func.count()).select_from(audit)).scalar_one()
+    assert operators.register("admin", ANN, None, "again")[1] == ""
+    assert operators.make_first() is None
+    with store.database.reading() as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(audit)).scalar_one() == before

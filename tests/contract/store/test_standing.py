@@ -103,7 +103,7 @@ def _check_failed(store: StoreUnderTest) -> int:
     store.set_checks(RetryPolicy(interval_ms=1_000, max_retry=0))
     number = store.prepared().number
     desk = SqlCheckDesk([store.writer] * 32)
-    pending = desk.begin(store.shard, number, 60_000)
+    pending = desk.begin("ann", store.shard, number, 60_000)
     assert pending is not None
     desk.record(store.shard, [Checked(pending, CheckAnswer(Verdict.UNKNOWN, CheckReason.ANSWERED))])
     assert store.state_of(number) is MessageState.CHECK_FAILED

@@ -121,6 +121,22 @@ class TestSessions:
         now = began + LONGEST_S
         assert sessions.find(cookie) is None
 
+    def test_a_page_that_asks_by_itself_keeps_none_alive(self) -> None:
+        now = 0.0
+        sessions = Sessions(lambda: now)
+        cookie = sessions.begin("t", admin_pb2.Operator(name="ann"))
+        while now < IDLE_S - 1:
+            now += 60
+            sessions.find(cookie, is_used=False)
+        assert sessions.find(cookie) is None
+
+    def test_one_operator_throws_out_no_other(self) -> None:
+        sessions = Sessions()
+        ours = sessions.begin("t", admin_pb2.Operator(name="ann"))
+        cookies = [sessions.begin("t", admin_pb2.Operator(name="vic")) for _ in range(1_100)]
+        assert sessions.find(ours) is not None
+        assert sum(sessions.find(cookie) is not None for cookie in cookies) == 20
+
     def test_actions_are_off_until_they_are_switched_on_and_after_a_while(self) -> None:
         now = 0.0
         sessions = Sessions(lambda: now)
@@ -147,7 +163,7 @@ class TestSessions:
         first = sessions.begin("t", admin_pb2.Operator())
         for _ in range(1_000):
             now += 1
-            sessions.begin("t", admin_pb2.Operator())
+            sessions.begin("t", admin_pb2.Operator(name=str(now)))
         assert sessions.find(first) is None
 
 

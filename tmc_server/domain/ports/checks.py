@@ -181,7 +181,7 @@ class DueChecks(Protocol):
 class CheckDesk(Protocol):
     """What operators do with undecided messages; each change with its audit row. All block."""
 
-    def begin(self, shard: Shard, number: MessageNumber, until_ms: int) -> Pending | None:
+    def begin(self, actor: str, shard: Shard, number: MessageNumber, until_ms: int) -> Pending | None:
         """Begin a check now, whether it is due or not. None: the message is decided, or there is none."""
 
     def record(self, shard: Shard, answers: Sequence[Checked]) -> Recorded: ...

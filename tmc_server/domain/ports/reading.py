@@ -71,16 +71,11 @@ class KeySearch(Protocol):
     """Messages by key. All block."""
 
     def messages(
-        self,
-        topics: Mapping[Shard, Sequence[int]],
-        key: str,
-        is_beginning: bool,
-        after: tuple[str, MessageNumber] | None,
-        limit: int,
+        self, topics: Mapping[Shard, Sequence[int]], key: str, is_beginning: bool, after: str, limit: int
     ) -> Sequence[MessageView]:
-        """Without bodies, by key, the newest of a key first. topics: numbers, by the shard to look into.
+        """Without bodies, by key, the newest of a key first; those of one key stay together.
 
-        after: key and number of the last row of the page before.
+        topics: numbers, by the shard to look into.  after: the last key of the page before; "": from the beginning.
         """
 
 
