@@ -20,6 +20,13 @@ def _run(checkout: Path, failing: str = "", slow: str = "") -> subprocess.Comple
     return subprocess.run(script, env=environment | lanes, text=True, capture_output=True, timeout=60)
 
 
+def test_every_test_is_in_a_lane() -> None:
+    lanes = (ROOT / "scripts/test").read_text()
+    files = [path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")]
+    missing = [path for path in files if not any(str(parent) in lanes.split() for parent in (path, *path.parents))]
+    assert missing == []
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """scripts/test among stand-ins: nothing is installed, and pytest only says which tests it was given."""

@@ -19,7 +19,7 @@ from tests.support.clock import ManualClock
 from tests.support.eventually import eventually
 from tests.support.postgresql import PostgreSQL
 from tmc_client import outbox as package
-from tmc_client.outbox.entries import Entry, Failure, State, Trouble
+from tmc_client.outbox.entries import Draft, Entry, Failure, State, Trouble
 from tmc_client.outbox.relay import IDLE_S, LEASE, MOST_FAILURES, REST_S, Limits, Relay
 from tmc_client.outbox.store import OutboxStore
 from tmc_client.tables import metadata
@@ -151,17 +151,30 @@ class TestWhatCommitsIsSent:
             assert box.flush()
         assert receiver.got == ([] if engine.dialect.name == "postgresql" else ["c"])
 
-    def test_once_when_it_got_the_id_of_one_that_was_rolled_back(self, engine: sa.Engine, receiver: Receiver) -> None:
+    def test_once_when_it_got_the_id_of_one_that_was_rolled_back(
+        self, engine: sa.Engine, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """SQLite gives ids back: the direct send of the first one finds the second, whose own send is on its way."""
-        asked, go = threading.Event(), threading.Event()
+        asked, go, asked_again = threading.Event(), threading.Event(), threading.Event()
 
-        def hold(*_: object) -> None:
-            if threading.current_thread().name == "tmc-outbox":
+        with tmc.Outbox(engine, receiver) as box:
+            find, mark = box.store.by_drafts, box.store.sent
+
+            def find_late(drafts: Sequence[Draft]) -> list[Entry]:
+                is_first = not asked.is_set()
                 asked.set()
                 go.wait()
+                found = find(drafts)
+                if not is_first:
+                    asked_again.set()
+                return found
 
-        sa.event.listen(engine, "checkout", hold)
-        with tmc.Outbox(engine, receiver) as box:
+            def mark_late(ids: Sequence[int], *, direct: bool) -> None:
+                asked_again.wait()  # what is marked as sent is not found again
+                mark(ids, direct=direct)
+
+            monkeypatch.setattr(box.store, "by_drafts", find_late)
+            monkeypatch.setattr(box.store, "sent", mark_late)
             with Session(engine) as session:
                 savepoint = session.connection().begin_nested()
                 box.add(session, TOPIC, {}, key="rolled back")
