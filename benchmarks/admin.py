@@ -33,6 +33,7 @@ from tests.support.eventually import eventually
 from tests.support.rows import Rows
 from tmc_common.protocol import admin_pb2, admin_pb2_grpc, types_pb2
 from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.placement import shard_of
 
 HERE = Path(__file__).parent
 PAGES = (
@@ -68,10 +69,11 @@ class Operator:
         self.keys: list[str] = []
         with rows.engine.connect() as connection:
             for shard in rows.shards:
-                query = f"SELECT id, message_key FROM tmc_message_{shard:02d} WHERE id MOD 997 = 0 LIMIT 50"
+                query = f"SELECT id, message_key FROM tmc_message_{shard:02d} WHERE id MOD 997 = 0 LIMIT 200"
                 for row in connection.exec_driver_sql(query):
                     self.ids.append(f"{rows.topic.number}-{rows.owner}-{shard:02d}-{row.id}")
-                    self.keys.append(row.message_key)
+                    if shard_of(rows.topic.table_index, rows.topic.spread, row.message_key) == shard:
+                        self.keys.append(row.message_key)
 
     def ask(self, method: str, request: Any) -> Any:
         return getattr(self._stub, method)(request, metadata=self._metadata, timeout=60)
