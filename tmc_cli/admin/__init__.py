@@ -107,7 +107,7 @@ def connect(
     """Administer a running center."""
     target = Target(address=address, authority=authority, certificate=certificate, key=key, server_name=server_name)
     target.check()
-    if token_file and not token:
+    if token_file and (not token or (_is_given(context, "token_file") and not _is_given(context, "token"))):
         token = _token_in(token_file)
     if token and not (target.is_tls or is_loopback(address) or insecure):
         fail(
@@ -115,6 +115,12 @@ def connect(
             "(TMC_INSECURE=1) in a network that you trust."
         )
     context.obj = (target, token)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """On the command line, and not in the environment."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _token_in(path: str) -> str:

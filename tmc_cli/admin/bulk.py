@@ -46,7 +46,11 @@ def bulk(
         )
         job: Any = ask(context, "StartBulkJob", start, admin_pb2.BulkJob)
         show(job)
-        say(f"Watch it: tmc admin get-bulk {job.job}. Stop it: tmc admin stop-bulk {job.job} --reason ...")
+        if job.stopped_ms or job.finished_ms:
+            ended = "stopped" if job.stopped_ms else "finished"
+            say(f"Job {job.job} was started from this dry run before, and has {ended}: make another dry run.")
+        else:
+            say(f"Watch it: tmc admin get-bulk {job.job}. Stop it: tmc admin stop-bulk {job.job} --reason ...")
         return
     request = admin_pb2.DryRunBulkJobRequest(filter=wanted)
     found: Any = ask(context, "DryRunBulkJob", request, admin_pb2.DryRunBulkJobResponse, timeout=120)

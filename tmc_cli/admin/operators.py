@@ -21,7 +21,10 @@ _Topics = Annotated[
 _ReadsBodies = Annotated[
     bool | None, typer.Option("--reads-bodies/--no-bodies", help="May read the bodies of messages.")
 ]
-_Valid = Annotated[str, typer.Option(help="How long the token is valid, for example 90d; without it: for ever.")]
+_Valid = Annotated[
+    str,
+    typer.Option(help="How long the token is valid, such as 90d; without it: for ever, or as long as yours."),
+]
 
 
 def who_am_i(context: typer.Context) -> None:
@@ -47,7 +50,10 @@ def register_operator(
         valid_ms=duration_ms(valid),
         reason=reason,
     )
-    call(context, "RegisterOperator", request, admin_pb2.RegisterOperatorResponse)
+    answer: Any = ask(context, "RegisterOperator", request, admin_pb2.RegisterOperatorResponse)
+    show(answer)
+    if not answer.token:
+        say(f"{escaped(name)} is registered already: `tmc admin rotate-token {escaped(name)}` makes another token.")
 
 
 def update_operator(

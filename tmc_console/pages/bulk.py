@@ -34,14 +34,17 @@ async def start(view: View) -> Response:
     if not view.may_write:
         raise Refused(403, "", "Actions are switched off: switch them on first.")
     text = {
-        name: str(form.get(name, "")).strip() for name in (*_FIELDS, "action", "state", "count", "dry_run", "reason")
+        name: str(form.get(name, "")).strip()
+        for name in (*_FIELDS, "action", "state", "count", "counted", "dry_run", "reason")
     }
-    if not text["count"].isascii() or not text["count"].isdigit():
-        raise Refused(400, "FIELD_INVALID", "Type the count of the dry run.")
+    if text["count"] != text["counted"] or not _number(text["count"]):
+        raise Refused(
+            400, "FIELD_INVALID", f"The typed count is not that of the dry run, {text['counted']}: nothing was started."
+        )
     request = admin_pb2.StartBulkJobRequest(
         filter=_filter(text),
         dry_run=text["dry_run"],
-        count=int(text["count"][:12]),
+        count=_number(text["count"]),
         reason=text["reason"],
         hold_ms=HOLD_MS,
     )

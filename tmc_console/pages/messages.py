@@ -8,6 +8,7 @@ from typing import Any
 from starlette.responses import Response
 
 from tmc_common.protocol import admin_pb2
+from tmc_console.center import Refused
 from tmc_console.view import PAGE_SIZE, View
 
 
@@ -16,19 +17,28 @@ async def search(view: View) -> Response:
     text, topic = view.query("q").strip(), view.query("topic").strip()
     state: Any = view.number("state")
     token = view.query("page")
+    error = ""
+    try:
+        found = await _found(view, text, topic, state, token)
+    except Refused as exc:  # the form stays, so that it can be corrected
+        if exc.status not in (400, 404):
+            raise
+        found, error = admin_pb2.SearchMessagesResponse(), exc.sentence
+    if text and len(found.messages) == 1 and not token:
+        return view.goto(f"/messages/{found.messages[0].message_id}")
+    return view.page(
+        "search.html", 400 if error else 200, found=found, text=text, topic=topic, state=state, error=error
+    )
+
+
+async def _found(view: View, text: str, topic: str, state: Any, token: str) -> Any:
     if text:
-        request = admin_pb2.SearchMessagesRequest(text=text, topic=topic, page_size=PAGE_SIZE, page_token=token)
-        found = await view.ask("SearchMessages", request)
-        if len(found.messages) == 1 and not token:
-            return view.goto(f"/messages/{found.messages[0].message_id}")
-    else:
-        found = await view.ask(
-            "ListMessages",
-            admin_pb2.ListMessagesRequest(
-                topic=topic, state=state, newest_first=True, page_size=PAGE_SIZE, page_token=token
-            ),
-        )
-    return view.page("search.html", found=found, text=text, topic=topic, state=state)
+        search = admin_pb2.SearchMessagesRequest(text=text, topic=topic, page_size=PAGE_SIZE, page_token=token)
+        return await view.ask("SearchMessages", search)
+    newest = admin_pb2.ListMessagesRequest(
+        topic=topic, state=state, newest_first=True, page_size=PAGE_SIZE, page_token=token
+    )
+    return await view.ask("ListMessages", newest)
 
 
 async def page(view: View) -> Response:

@@ -317,6 +317,10 @@ class TestCommandLine:
         file.write_text(f"{token}\n")
         me = json.loads(run("--token", "", "--token-file", str(file), "who-am-i").stdout)
         assert (me["name"], me["role"], me["topics"]) == ("cli", "ROLE_VIEWER", ["order."])
+        over_the_environment = json.loads(run("--token-file", str(file), "who-am-i").stdout)
+        assert over_the_environment["name"] == "cli"
+        again = run("register-operator", "cli", "--role", "viewer", "--topic", "order.", "--reason", "new")
+        assert "cli is registered already: `tmc admin rotate-token cli` makes another token." in again.stderr
         refused = run("--token", token, "pause-topic", OURS, "--reason", "x")
         assert (refused.returncode, "takes the role operator, and cli has the role viewer" in refused.stderr) == (
             1,

@@ -31,7 +31,7 @@ def _texts() -> set[str]:
     """All that the templates translate, as far as it is written there."""
     found = set(re.findall(r'\b_\("([^"]+)"\)', TEMPLATES))
     found |= set(re.findall(r'\bact\("[\w-]+", "([^"]+)"', TEMPLATES))
-    found |= set(re.findall(r'\("[\w_]+", "([^"]+)", "(?:text|number)"\)', TEMPLATES))
+    found |= set(re.findall(r'\("[\w_]+", "([^"]+)", "(?:text|number|role|checkbox)"\)', TEMPLATES))
     found |= set(re.findall(r'\("/\w*", "([^"]+)"\)', TEMPLATES))
     for enum, prefix in (
         (types_pb2.MessageState, "MESSAGE_STATE_"),
