@@ -357,7 +357,7 @@ def _serve(
             deliveries=deliveries,
             readings=Readings(
                 lookup=lookup,
-                browsing=Browsing(catalog, Lister(store.shards), reader),
+                browsing=Browsing(catalog, Lister(store.shards, lambda: catalog.current.topics), reader),
                 explaining=Explaining(catalog, lookup, reader, outlets.outlet.look),
                 timelines=Timelines(catalog, lookup, reader),
                 overviewing=Overviewing(catalog, counts, traffic),

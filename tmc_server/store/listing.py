@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from tmc_server.domain.views import ConsumptionView, MessageView
 from tmc_server.store.descriptions import Described, Description, descriptions
 from tmc_server.store.engines import ShardMap
 from tmc_server.store.rows import consumption_view, heads_of, message_view
+from tmc_server.store.sql import through_index
 from tmc_server.store.tables import failed, shard_tables
 
 _SLACK_MS = 3_600_000  # message numbers carry a server's time, created_ms is the database's
@@ -25,10 +26,14 @@ _View = TypeVar("_View", MessageView, ConsumptionView)
 
 
 class Lister:
-    """domain.ports.reading.RowLister. A page asks every shard for as many rows as it may have, and keeps the first of all."""
+    """domain.ports.reading.RowLister. A page asks every shard for as many rows as it may have, and keeps the first of all.
 
-    def __init__(self, shards: ShardMap) -> None:
+    topics: the numbers of all topics.
+    """
+
+    def __init__(self, shards: ShardMap, topics: Callable[[], Iterable[int]]) -> None:
         self._shards = shards
+        self._topics = topics
 
     def messages(
         self, shards: Sequence[Shard], topic: int | None, state: MessageState | None, span: Span
@@ -43,7 +48,10 @@ class Lister:
             if state is not None:
                 query = query.where(table.c.state == int(state))
             if state is MessageState.PREPARED:
-                query = query.where(table.c.due_ms.is_not(None))  # so that an index leads to them
+                # The due index leads to them, topic by topic; by age, all closed messages would be read.
+                wanted = [topic] if topic is not None else sorted(self._topics())
+                query = query.where(table.c.topic_no.in_(wanted), table.c.due_ms.is_not(None))
+                query = through_index(query, table, f"{table.name}_due")
             if state is MessageState.CHECK_FAILED:
                 query = query.where(table.c.id.in_(_undecided(shard)))
             return [message_view(shard, row) for row in connection.execute(query.limit(span.limit))]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from tests.support.store import StoreUnderTest
+from tests.support.mariadb import MariaDB
+from tests.support.store import StoreUnderTest, mariadb_store
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
@@ -23,7 +25,7 @@ BOTH = pytest.mark.parametrize("newest_first", [False, True])
 
 @pytest.fixture
 def lister(store: StoreUnderTest) -> Lister:
-    return Lister(ShardMap(store.database, [store.database] * 32))
+    return Lister(ShardMap(store.database, [store.database] * 32), lambda: store.watch.current.topics)
 
 
 def _sent(store: StoreUnderTest, count: int) -> list[MessageNumber]:
@@ -125,3 +127,23 @@ def test_a_window_of_time(store: StoreUnderTest, lister: Lister) -> None:
     numbers = _sent(store, 5)
     span = Span(from_ms=began + 1_000, to_ms=began + 3_000)
     assert _messages(lister, None, span) == numbers[1:3]
+
+
+@pytest.mark.mariadb
+def test_undecided_messages_are_found_without_a_look_at_decided_ones(mariadb: MariaDB) -> None:
+    store = mariadb_store(mariadb)
+    lister = Lister(ShardMap(store.database, [store.database] * 32), lambda: store.watch.current.topics)
+    _sent(store, 50)
+    undecided = [store.prepared().number for _ in range(3)]
+    asked: list[tuple[str, Any]] = []
+
+    def keep(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: object) -> None:
+        asked.append((statement, parameters))
+
+    sa.event.listen(store.database.readers, "before_cursor_execute", keep)
+    assert _messages(lister, MessageState.PREPARED, Span()) == undecided
+    sa.event.remove(store.database.readers, "before_cursor_execute", keep)
+    with store.database.reading() as connection:
+        plans = [connection.exec_driver_sql(f"EXPLAIN {text}", values).mappings().one() for text, values in asked]
+    assert len(plans) == 32
+    assert {re.sub(r"[0-9]+", "nn", str(plan["key"])) for plan in plans} == {"tmc_message_nn_due"}
