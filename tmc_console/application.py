@@ -133,7 +133,7 @@ def _to_login(request: Request) -> Response:
 
 
 async def _view(setting: Setting, request: Request) -> View | None:
-    """None: nobody is logged in."""
+    """None: not logged in."""
     is_used = not request.url.path.endswith(_BY_ITSELF)
     session = setting.sessions.find(request.cookies.get(setting.cookie, ""), is_used=is_used)
     return View(request, setting, session) if session is not None else None
@@ -152,7 +152,7 @@ async def _login(setting: Setting, request: Request) -> Response:
     try:
         operator = await _who(setting, token)
     except Refused as exc:
-        sentence = "This token is not valid: it may have expired." if exc.status == 401 else exc.sentence
+        sentence = "Invalid token: it may have expired." if exc.status == 401 else exc.sentence
         return render(request, "login.html", exc.status, next=next_path, error=sentence)
     setting.sessions.end(request.cookies.get(setting.cookie, ""))
     response = RedirectResponse(next_path, status_code=303)
@@ -169,11 +169,11 @@ async def _login(setting: Setting, request: Request) -> Response:
 
 
 async def _who(setting: Setting, token: str) -> admin_pb2.Operator:
-    """Raises Refused. Over a channel of its own: strangers with wrong tokens hold up nobody who is logged in."""
+    """Raises Refused. Uses its own connection: invalid tokens are answered late and must not delay logged-in operators."""
     if not (token.isascii() and token.isprintable()):
-        raise Refused(401, "ADMIN_ONLY", "This token is not valid: it may have expired.")
+        raise Refused(401, "ADMIN_ONLY", "Invalid token: it may have expired.")
     if setting.logins.locked():
-        raise Refused(429, "", "Too many logins at the moment: try again in a few seconds.")
+        raise Refused(429, "", "Too many logins: try again in a few seconds.")
     async with setting.logins:
         found: admin_pb2.Operator = await setting.login_center.ask(token, "WhoAmI", admin_pb2.WhoAmIRequest())
     return found
@@ -191,7 +191,7 @@ async def _logout(setting: Setting, request: Request) -> Response:
 
 
 async def _preferences(request: Request) -> Response:
-    """Language and colors: they concern this browser only, so nobody has to be logged in."""
+    """Language and colors: browser settings, so no login is required."""
     form = await request.form()
     response = RedirectResponse(local_path(str(form.get("next", "/"))), status_code=303)
     language, theme = str(form.get("language", "")), str(form.get("theme", ""))
@@ -207,4 +207,4 @@ async def _healthz(_request: Request) -> Response:
 
 
 async def _not_found(request: Request, _exc: Exception) -> Response:
-    return render(request, "error.html", 404, title="There is no such page.", reason="")
+    return render(request, "error.html", 404, title="Page not found.", reason="")

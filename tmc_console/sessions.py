@@ -21,7 +21,7 @@ class Session:
     """operator: as the center knows it.  csrf: what every form of the session carries.
 
     writing_until: actions are shown and accepted until then, monotonic seconds; pages only show what is there otherwise.
-    notice: what the next page says, once.
+    notice: what the next page says, once.  streams: of events that are open.
     """
 
     token: str
@@ -31,10 +31,11 @@ class Session:
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     writing_until: float = 0.0
     notice: str = ""
+    streams: int = 0
 
 
 class Sessions:
-    """In memory: whoever was logged in logs in again after a restart."""
+    """In memory: a restart ends all sessions."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.monotonic = monotonic

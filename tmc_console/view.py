@@ -53,7 +53,7 @@ class Setting:
 
 
 class View:
-    """One request by somebody who is logged in."""
+    """One request of a logged-in operator."""
 
     def __init__(self, request: Request, setting: Setting, session: Session) -> None:
         self.request = request
@@ -99,7 +99,7 @@ def language_of(request: Request) -> str:
 
 
 def here(request: Request) -> str:
-    """The page that somebody looks at: of a form, the one that it was on."""
+    """The page being viewed; for a form, the page it is on."""
     if request.method == "POST":
         return str(getattr(request.state, "next", "/"))
     return request.url.path + (f"?{request.url.query}" if request.url.query else "")

@@ -295,7 +295,7 @@ class AuditConfig(Section):
     seal_keys: tuple[SecretStr, ...] = Field(
         (),
         description="list of secrets that seal the audit trail: the first for new rows, the others of older ones, newest "
-        "first; empty: whoever can write to the database can make seals",
+        "first; empty: anyone with write access to the database can forge seals",
     )
 
 

@@ -106,7 +106,7 @@ def test_an_operator_at_three_in_the_morning(center: RunningCenter, screen: Chro
     made = center.run_admin("register-operator", "ann", "--role", "admin", "--valid", "1d", "--reason", "on call")
     _log_in(screen, json.loads(made.stdout)["token"])
     eventually(lambda: screen.has("#chart canvas"))
-    assert "failed: they wait for you" in screen.text
+    assert "failed deliveries need attention" in screen.text
 
     screen.press("/")  # a message by its key
     screen.driver.switch_to.active_element.send_keys("waits-1\n")
@@ -115,11 +115,11 @@ def test_an_operator_at_three_in_the_morning(center: RunningCenter, screen: Chro
     screen.open("/search?q=bad-7")  # one message is tried again
     assert "no stock for bad-7" in screen.text
     assert not screen.has("form[action^='/do/']")
-    screen.click("Switch actions on")
+    screen.click("Enable actions")
     screen.click("Reactivate")
     screen.type("reason", "stock is back")
     screen.click("Reactivate", "button")
-    eventually(lambda: "The delivery is tried again." in screen.text)
+    eventually(lambda: "The delivery was reactivated." in screen.text)
 
     screen.open("/failures")  # all that failed for that reason: counted, started, taken back
     screen.click("Reactivate all")
@@ -139,7 +139,7 @@ def test_an_operator_at_three_in_the_morning(center: RunningCenter, screen: Chro
     screen.click("Pause", "tbody summary")
     screen.type("reason", "its database is restored")
     screen.click("Pause", "tbody button")
-    eventually(lambda: "The subscription is paused." in screen.text)
+    eventually(lambda: "The subscription was paused." in screen.text)
     assert "PAUSED" in screen.text
 
     screen.open("/audit?actor=ann")  # who did all this?
@@ -158,6 +158,19 @@ def test_a_viewer_has_no_buttons(center: RunningCenter, screen: Chromium) -> Non
         assert not screen.has("form[action^='/do/']"), page
 
 
+def test_the_chart_gets_numbers_until_the_session_ends(center: RunningCenter, console: str) -> None:
+    with httpx.Client(base_url=console, follow_redirects=True, timeout=30) as browser:
+        browser.post("/login", data={"token": center.token, "next": "/shards"})
+        with browser.stream("GET", "/events", headers={"accept": "text/event-stream"}) as events:
+            lines = events.iter_lines()
+            first = json.loads(next(line for line in lines if line).removeprefix("data: "))
+            assert {"now", "submitted", "acked", "backlog", "failed", "undecided"} == set(first)
+            csrf = re.search(r'name="csrf" value="([^"]+)"', browser.get("/shards").text)
+            assert csrf is not None
+            browser.post("/logout", data={"csrf": csrf[1]})
+            assert all(line.startswith("data: ") or not line for line in lines)  # until it ends
+
+
 def test_rows_are_reached_by_keyboard(center: RunningCenter, screen: Chromium) -> None:
     _log_in(screen, center.token)
     screen.open("/search")
@@ -171,7 +184,7 @@ def test_rows_are_reached_by_keyboard(center: RunningCenter, screen: Chromium) -
 def test_everybody_can_use_every_page(center: RunningCenter, screen: Chromium, tmp_path: Path) -> None:
     """axe-core finds nothing serious, in light and dark, on a desktop and on a phone; no page is wider than its window."""
     _log_in(screen, center.token)
-    screen.click("Switch actions on")
+    screen.click("Enable actions")
     shots = Path(os.environ.get("TMC_SCREENSHOTS", tmp_path))
     for page in PAGES:
         for colors, size in (("light", "desktop"), ("dark", "desktop"), ("light", "phone")):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from axe_core_python.selenium import Axe
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
+
+from tests.support.eventually import eventually
 
 WIDTHS = {"desktop": 1300, "phone": 390}
 
@@ -25,7 +28,8 @@ class Chromium:
 
     @property
     def text(self) -> str:
-        return str(self.driver.find_element(By.TAG_NAME, "body").text)
+        """What is visible; "" while a page is loading."""
+        return str(self.driver.execute_script("return document.body ? document.body.innerText : ''"))
 
     def first(self, css: str) -> Any:
         return self.driver.find_element(By.CSS_SELECTOR, css)
@@ -34,19 +38,25 @@ class Chromium:
         return bool(self.driver.find_elements(By.CSS_SELECTOR, css))
 
     def click(self, text: str, css: str = "a, button, summary") -> None:
-        """The first visible link or button with exactly this text."""
-        for each in self.driver.find_elements(By.CSS_SELECTOR, css):
-            if each.is_displayed() and each.text.strip() == text:
-                each.click()
-                return
-        raise AssertionError(f"there is no {text!r} on {self.driver.current_url}: {self.text[:2000]}")
+        """The first visible link or button with exactly this text, once the page has it."""
+        self._with_visible(css, lambda each: each.text.strip() == text, lambda each: each.click())
 
     def type(self, name: str, text: str) -> None:
-        for each in self.driver.find_elements(By.CSS_SELECTOR, f"[name={name}]"):
-            if each.is_displayed():
-                each.send_keys(text)
-                return
-        raise AssertionError(f"there is no visible field {name}")
+        """Into the first visible field of this name."""
+        self._with_visible(f"[name={name}]", lambda _each: True, lambda each: each.send_keys(text))
+
+    def _with_visible(self, css: str, wanted: Callable[[Any], bool], act: Callable[[Any], None]) -> None:
+        def acted() -> bool:
+            try:
+                for each in self.driver.find_elements(By.CSS_SELECTOR, css):
+                    if each.is_displayed() and wanted(each):
+                        act(each)
+                        return True
+            except StaleElementReferenceException:  # the next page is loading
+                return False
+            return False
+
+        eventually(acted, seconds=60, describe=lambda: f"{css} on {self.driver.current_url}: {self.text[:2000]}")
 
     def press(self, keys: str) -> None:
         self.first("body").send_keys(keys)

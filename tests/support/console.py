@@ -12,6 +12,7 @@ import httpx
 
 from tests.support.center import RunningCenter
 from tmc_console.running import ConsoleConfig, made
+from tmc_console.sessions import Session, Sessions
 
 BASE = "http://127.0.0.1:50052"
 
@@ -19,8 +20,9 @@ BASE = "http://127.0.0.1:50052"
 class Browser:
     """One browser. What it is redirected to is fetched too, unless a test says otherwise."""
 
-    def __init__(self, client: httpx.AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, client: httpx.AsyncClient, loop: asyncio.AbstractEventLoop, sessions: Sessions) -> None:
         self._client = client
+        self._sessions = sessions
         self._loop = loop
         self.csrf = ""
 
@@ -52,6 +54,13 @@ class Browser:
         self.post("/writing", {"on": "1", "next": "/"})
 
     @property
+    def session(self) -> Session:
+        """The console's side of it."""
+        found = self._sessions.find(self.cookies["tmc_console"])
+        assert found is not None
+        return found
+
+    @property
     def cookies(self) -> httpx.Cookies:
         return self._client.cookies
 
@@ -62,7 +71,7 @@ def browser(center: RunningCenter, **config: Any) -> Iterator[Browser]:
     loop = asyncio.new_event_loop()
     client = httpx.AsyncClient(transport=httpx.ASGITransport(app=console), base_url=BASE)
     try:
-        yield Browser(client, loop)
+        yield Browser(client, loop, console.state.setting.sessions)
     finally:
         loop.run_until_complete(client.aclose())
         loop.run_until_complete(console.state.setting.close())

@@ -23,7 +23,7 @@ MaxAge = Annotated[int | None, typer.Option(help="No retry after this age; 0: no
 Jitter = Annotated[int | None, typer.Option(help="Add 0 to this percentage to each delay.")]
 Growth = Annotated[bool | None, typer.Option("--exponential/--linear", help="How the delays between attempts grow.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
-Watch = Annotated[float, typer.Option("--watch", min=0, help="Show it again every so many seconds.")]
+Watch = Annotated[float, typer.Option("--watch", min=0, help="Refresh at this interval, in seconds.")]
 PAGE_SIZE = 1_000
 SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 
@@ -70,7 +70,7 @@ def list_all(context: typer.Context, method: str, request: Any, response_class: 
 
 
 def watched(seconds: float, show_once: Callable[[], object]) -> None:
-    """Show something once, or until Ctrl-C every so many seconds, on a terminal from its top."""
+    """Show something once, or repeatedly at this interval until Ctrl-C; a terminal is cleared first."""
     try:
         while True:
             if seconds and sys.stdout.isatty():

@@ -32,7 +32,7 @@ async def start(view: View) -> Response:
     """The count is typed by hand, and has to be that of the dry run."""
     form = await view.request.form()
     if not view.may_write:
-        raise Refused(403, "", "Actions are switched off: switch them on first.")
+        raise Refused(403, "", "Actions are disabled: enable them first.")
     text = {
         name: str(form.get(name, "")).strip()
         for name in (*_FIELDS, "action", "state", "count", "counted", "dry_run", "reason")

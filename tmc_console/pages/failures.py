@@ -1,4 +1,4 @@
-"""Failures by their errors, and messages that nobody decided."""
+"""Failures by error, and undecided messages."""
 
 from __future__ import annotations
 

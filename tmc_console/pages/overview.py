@@ -14,6 +14,7 @@ from tmc_console.center import Refused
 from tmc_console.view import View
 
 _EVERY_S = 2.0
+MOST_STREAMS = 10
 _LATE_MS = 60_000
 _VERY_LATE_MS = 600_000
 _ORDER = {"red": 0, "amber": 1, "green": 2}
@@ -45,7 +46,7 @@ async def page(view: View) -> Response:
 def _rank(
     light: tuple[str, str], topic: Any, lights: Mapping[tuple[str, str, str, bool], tuple[str, str]]
 ) -> tuple[int, str]:
-    """What needs somebody comes first; then by name."""
+    """Problems first, then by name."""
     all_of_it = [light, *(lights[topic.topic, each.app, each.tag, each.removed] for each in topic.subscriptions)]
     return min(_ORDER[color] for color, _ in all_of_it), topic.topic
 
@@ -53,7 +54,7 @@ def _rank(
 def _of_topic(topic: Any, now_ms: int) -> tuple[str, str]:
     """The light, and why."""
     if topic.check_failed:
-        return "red", "checks failed: nobody decides these messages"
+        return "red", "failed checks need a decision"
     late_ms = now_ms - topic.oldest_undecided_ms if topic.undecided else 0
     if late_ms >= _VERY_LATE_MS:
         return "red", "undecided for more than 10 minutes"
@@ -66,7 +67,7 @@ def _of_topic(topic: Any, now_ms: int) -> tuple[str, str]:
 
 def _of_subscription(subscription: Any, now_ms: int) -> tuple[str, str]:
     if subscription.failed:
-        return "red", "failed: they wait for you"
+        return "red", "failed deliveries need attention"
     late_ms = now_ms - subscription.oldest_backlog_ms if subscription.backlog else 0
     if late_ms >= _VERY_LATE_MS:
         return "red", "the backlog is older than 10 minutes"
@@ -96,16 +97,23 @@ def _totals(found: Any) -> dict[str, float]:
 
 
 async def events(view: View) -> Response:
-    """Server-sent events: the totals, every two seconds, until the session ends."""
+    """Server-sent events: the totals, every two seconds, until the session ends. Raises Refused: too many are open."""
+    session = view.session
+    if session.streams >= MOST_STREAMS:
+        raise Refused(429, "", "Too many overviews are open in this session: close some.")
 
     async def stream() -> AsyncIterator[str]:
         sessions, cookie = view.setting.sessions, view.request.cookies.get(view.setting.cookie, "")
-        while sessions.find(cookie, is_used=False) is view.session and not await view.request.is_disconnected():
-            try:
-                found = await view.ask("GetOverview", admin_pb2.GetOverviewRequest())
-            except Refused:
-                return
-            yield f"data: {json.dumps({'now': found.now_ms, **_totals(found)})}\n\n"
-            await asyncio.sleep(_EVERY_S)
+        session.streams += 1
+        try:
+            while sessions.find(cookie, is_used=False) is session and not await view.request.is_disconnected():
+                try:
+                    found = await view.ask("GetOverview", admin_pb2.GetOverviewRequest())
+                except Refused:
+                    return
+                yield f"data: {json.dumps({'now': found.now_ms, **_totals(found)})}\n\n"
+                await asyncio.sleep(_EVERY_S)
+        finally:
+            session.streams -= 1
 
     return StreamingResponse(stream(), media_type="text/event-stream")

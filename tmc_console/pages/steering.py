@@ -17,7 +17,7 @@ async def act(view: View) -> Response:
     if action is None:
         raise Refused(404, "", "There is no such action.")
     if not view.may_write:
-        raise Refused(403, "", "Actions are switched off: switch them on first.")
+        raise Refused(403, "", "Actions are disabled: enable them first.")
     form = await view.request.form()
     next_path = local_path(str(form.get("next", "/")))
     answer = await view.ask(action.method, request_of(action, form))

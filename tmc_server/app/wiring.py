@@ -50,7 +50,7 @@ from tmc_server.requests.delivery_control import DeliveryControl
 from tmc_server.requests.explaining import Explaining
 from tmc_server.requests.first_use import FirstUse, topics_exist, topics_to_produce_exist
 from tmc_server.requests.lookup import Lookup
-from tmc_server.requests.operating import Operating
+from tmc_server.requests.operators import Operators
 from tmc_server.requests.overviewing import Overviewing
 from tmc_server.requests.preparing import OpenGauge, Preparing
 from tmc_server.requests.searching import Searching
@@ -365,7 +365,7 @@ def _serve(
                 searching=Searching(catalog, lookup, SqlKeySearch(store.shards), SqlFailures(store.shards)),
             ),
             bulk=BulkJobs(SqlBulkDesk(store.shards), catalog),
-            operating=Operating(OperatorStore(store.shards.catalog, store.catalog.change_delay_ms), administering),
+            operators=Operators(OperatorStore(store.shards.catalog, store.catalog.change_delay_ms), administering),
             alerts=Alerts(
                 catalog,
                 store.catalog,

@@ -17,7 +17,7 @@ from tmc_server.requests.bulk import BulkJobs
 from tmc_server.requests.deciding_by_hand import DecidingByHand
 from tmc_server.requests.delivery_control import DeliveryControl
 from tmc_server.requests.listing import in_order, listed
-from tmc_server.requests.operating import Operating
+from tmc_server.requests.operators import Operators
 from tmc_server.requests.signing import Signing
 from tmc_server.rpc import convert
 from tmc_server.rpc.alert_service import AlertServicer
@@ -39,12 +39,12 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServic
         readings: Readings,
         bulk: BulkJobs,
         alerts: Alerts,
-        operating: Operating,
+        operators: Operators,
     ) -> None:
         BulkServicer.__init__(self, bulk, administering)
         ReadingServicer.__init__(self, readings, administering)
         AlertServicer.__init__(self, alerts, administering)
-        OperatorServicer.__init__(self, operating)
+        OperatorServicer.__init__(self, operators)
         self._admin = administering
         self._deliveries = deliveries
         self._signing = signing

@@ -8,40 +8,40 @@ from tmc_common.protocol import admin_pb2
 from tmc_server.domain.operators import Operator, Role
 from tmc_server.errors import InvalidField
 from tmc_server.requests.listing import listed
-from tmc_server.requests.operating import Operating
+from tmc_server.requests.operators import Operators
 
 
 class OperatorServicer:
     """The part of AdminService about operators. Methods take the operator who calls and a request."""
 
-    def __init__(self, operating: Operating) -> None:
-        self._operating = operating
+    def __init__(self, operators: Operators) -> None:
+        self._operators = operators
 
     async def WhoAmI(self, operator: Operator, _request: Any) -> Any:
         return _operator_to(operator)
 
     async def RegisterOperator(self, operator: Operator, request: admin_pb2.RegisterOperatorRequest) -> Any:
         new = _operator_from(request, _role(request.role))
-        made, token = await self._operating.register(operator.name, new, request.valid_ms, request.reason)
+        made, token = await self._operators.register(operator.name, new, request.valid_ms, request.reason)
         return admin_pb2.RegisterOperatorResponse(operator=_operator_to(made), token=token)
 
     async def UpdateOperator(self, operator: Operator, request: admin_pb2.UpdateOperatorRequest) -> Any:
         fields = list(request.update_mask.paths)
         wanted = _operator_from(request, _role(request.role) if "role" in fields else Role.VIEWER)
-        return _operator_to(await self._operating.update(operator.name, wanted, fields, request.reason))
+        return _operator_to(await self._operators.update(operator.name, wanted, fields, request.reason))
 
     async def RotateOperatorToken(self, operator: Operator, request: admin_pb2.RotateOperatorTokenRequest) -> Any:
-        made, token = await self._operating.rotate_token(
+        made, token = await self._operators.rotate_token(
             operator, request.name, request.valid_ms, request.overlap_ms, request.reason
         )
         return admin_pb2.RotateOperatorTokenResponse(operator=_operator_to(made), token=token)
 
     async def RemoveOperator(self, operator: Operator, request: admin_pb2.RemoveOperatorRequest) -> Any:
-        effective_ms = await self._operating.remove(operator.name, request.name, request.reason)
+        effective_ms = await self._operators.remove(operator.name, request.name, request.reason)
         return admin_pb2.RemoveOperatorResponse(effective_ms=effective_ms)
 
     async def ListOperators(self, _operator: Operator, request: admin_pb2.ListOperatorsRequest) -> Any:
-        found = await self._operating.operators()
+        found = await self._operators.operators()
         page = listed(found, lambda each: each.name, request.page_size, request.page_token)
         return admin_pb2.ListOperatorsResponse(operators=map(_operator_to, page.rows), next_page_token=page.next_token)
 

@@ -1,8 +1,8 @@
-"""Seals of the audit trail: who changes or removes a row afterwards is found out.
+"""Seals of the audit trail: a row that is changed or deleted later is detected.
 
 Each row's seal is an HMAC over the row and the seal before it, so the rows of a database form a chain. A row is sealed
-within seconds after its change, and not in its transaction: whoever commits would have to wait for whoever wrote the row
-before. Numbers of seals have no gaps; those of rows have some, and are committed in any order.
+within seconds after its change, not in its transaction: otherwise all changes of a database would wait for one lock.
+Seal numbers have no gaps; row ids do, and commit in any order.
 Source: docs/decisions/0027-operators.md.
 """
 
@@ -32,7 +32,7 @@ _THE_HEAD = 1
 class AuditSeals:
     """Of one database. keys: the first one seals; any of them may have sealed. Without one, seals are made without a secret.
 
-    What this server saw last of the chain it sees again, or somebody has rewound it: then it seals no more.
+    If the last seal that this server saw has disappeared, the trail was rewound: this server stops sealing.
     """
 
     def __init__(self, database: Database, keys: Sequence[str]) -> None:
@@ -52,7 +52,7 @@ class AuditSeals:
                 return False
         with self._database.transaction() as connection:
             number, seal = _lock_head(connection)
-            if not self._goes_on(connection, number):
+            if not self._is_continuous(connection, number):
                 return False
             rows = connection.execute(waiting).fetchall()
             for row in rows:
@@ -63,8 +63,8 @@ class AuditSeals:
         self._seen = (number, seal)
         return len(rows) == _PAGE
 
-    def _goes_on(self, connection: sa.Connection, number: int) -> bool:
-        """Is what this server saw last still there?"""
+    def _is_continuous(self, connection: sa.Connection, number: int) -> bool:
+        """Is the last seal that this server saw still there?"""
         seen, seal = self._seen
         then = sa.select(audit.c.seal).where(audit.c.seal_no == seen)
         well = number >= seen and (not seen or connection.execute(then).scalar_one_or_none() == seal)
@@ -88,7 +88,7 @@ class AuditSeals:
             unsealed = int(connection.execute(count).scalar_one())
             verified, unkeyed, fault = self._follow(connection, end, head_seal)
         if self.is_rewound and not fault:
-            fault = "This server saw seals that are gone or other ones: somebody has rewound the trail."
+            fault = "Seals that this server saw have disappeared: the trail was rewound."
         return SealReport(
             database=place_of(self._database),
             verified=verified,
@@ -104,20 +104,20 @@ class AuditSeals:
         number, unkeyed, seal = 0, 0, _NOTHING
         for row in _sealed(connection):
             if row.seal_no != number + 1:
-                return number, unkeyed, f"Row {number + 1} is missing: somebody removed it, or gave it another number."
+                return number, unkeyed, f"Row {number + 1} is missing: it was deleted or renumbered."
             # Rows from before there was a key are at the beginning.
             keys = [*self._keys, *([b""] if unkeyed == number else [])]
             key = next((key for key in keys if _is_sealed_with(key, row, seal)), None)
             if key is None:
                 what = f"{row.action!r} of {row.actor!r}"
-                why = "was changed after it was sealed, or sealed with another key"
+                why = "was changed after it was sealed, or sealed with an unknown key"
                 return number, unkeyed, f"Row {row.seal_no} ({what}) {why}."
             number, seal, unkeyed = row.seal_no, row.seal, unkeyed + (not key)
         if number != end or seal != head_seal:
             return (
                 number,
                 unkeyed,
-                f"The last row is {number} and should be {end}: somebody removed rows, or added some.",
+                f"The last sealed row is {number}, but the chain ends at {end}: rows were deleted or added.",
             )
         return number, unkeyed, ""
 

@@ -121,7 +121,7 @@ def tokens_of(connection: sa.Connection) -> dict[bytes, Token]:
 
 
 def _keep_an_administrator(connection: sa.Connection) -> None:
-    """Raises InvalidField: after this change nobody could register an operator."""
+    """Raises InvalidField: no administrator would be left to register an operator."""
     lasting = operator.select().filter_by(role=int(Role.ADMIN), topics="[]", expires_ms=None)
     if connection.execute(lasting).first() is None:
         raise InvalidField(

@@ -1,4 +1,4 @@
-"""Seals of the audit trail on every database: who changes or removes a row is found out."""
+"""Seals of the audit trail on every database: a changed or deleted row is detected."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _change(store: StoreUnderTest, *statements: sa.Executable) -> None:
             connection.execute(statement)
 
 
-def test_what_nobody_touched_is_right(trail: StoreUnderTest) -> None:
+def test_an_unchanged_trail_is_right(trail: StoreUnderTest) -> None:
     found = _verify(trail)
     assert (found.verified, found.unsealed, found.fault, found.head_number) == (6, 0, "", 6)
     _act(trail, 2)
@@ -86,15 +86,15 @@ def test_a_removed_row_whose_gap_was_closed(trail: StoreUnderTest) -> None:
 
 def test_removed_rows_at_the_end(trail: StoreUnderTest) -> None:
     _change(trail, audit.delete().where(audit.c.seal_no > 4))
-    assert _verify(trail).fault.startswith("The last row is 4 and should be 6")
+    assert _verify(trail).fault.startswith("The last sealed row is 4, but the chain ends at 6")
 
 
 def test_all_rows_removed(trail: StoreUnderTest) -> None:
     _change(trail, audit.delete())
-    assert _verify(trail).fault.startswith("The last row is 0 and should be 6")
+    assert _verify(trail).fault.startswith("The last sealed row is 0, but the chain ends at 6")
 
 
-def test_with_a_key_nobody_else_makes_seals(trail: StoreUnderTest) -> None:
+def test_seals_with_a_key_cannot_be_forged(trail: StoreUnderTest) -> None:
     keyed = AuditSeals(trail.database, ["secret"])
     _act(trail, 2)
     keyed.seal()

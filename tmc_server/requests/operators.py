@@ -22,7 +22,7 @@ _MOST_TOPICS = 20
 _LONGEST_PREFIX = 40
 
 
-class Operating:
+class Operators:
     """A change is answered when all servers know it."""
 
     def __init__(
