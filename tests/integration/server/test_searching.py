@@ -116,6 +116,7 @@ def test_pages(setting: Setting, size: int) -> None:
         ({"text": "x", "page_token": "x"}, "page_token"),
         ({"text": "x", "page_token": "%%"}, "page_token"),
         ({"text": "x", "page_token": "_w=="}, "page_token"),
+        ({"text": "x", "page_token": "\U0001f600"}, "page_token"),
         ({"text": "x", "page_size": 1001}, "page_size"),
     ],
 )
@@ -167,8 +168,8 @@ def test_a_watched_overview_is_shown_again_until_it_is_interrupted(setting: Sett
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         shown = [watching.stdout.readline() for _ in range(9)]
-        watching.send_signal(signal.SIGINT)
+        watching.terminate()
         watching.stdout.read()
     assert sum(line.startswith("order.paid: ") for line in shown) >= 2
     assert "\033" not in "".join(shown)  # not a terminal
-    assert watching.returncode == 0
+    assert watching.returncode == -signal.SIGTERM
