@@ -17,7 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -121,21 +122,26 @@ def filled(cluster: Cluster, messages: int, failures: int) -> Rows:
     return rows
 
 
-def console(cluster: Cluster, log: Path) -> tuple[subprocess.Popen[bytes], httpx.Client]:
+@contextmanager
+def console(cluster: Cluster, log: Path) -> Iterator[httpx.Client]:
     with open(log, "wb") as output:
         command = [TMC, "console", "--listen", "127.0.0.1:0", "--address", cluster.servers[0].address]
         process = subprocess.Popen(command, stdout=output, stderr=output)
-    said = eventually(lambda: re.search(r"http://[\w.:]+", log.read_text()))
-    browser = httpx.Client(base_url=said[0], follow_redirects=True, timeout=60)
+    try:
+        said = eventually(lambda: re.search(r"http://[\w.:]+", log.read_text()))
+        with httpx.Client(base_url=said[0], follow_redirects=True, timeout=60) as browser:
+            eventually(lambda: _is_logged_in(browser, cluster.token))
+            yield browser
+    finally:
+        process.terminate()
+        process.wait(30)
 
-    def logged_in() -> bool:
-        try:
-            return browser.post("/login", data={"token": cluster.token, "next": "/shards"}).status_code == 200
-        except httpx.TransportError:
-            return False
 
-    eventually(logged_in)
-    return process, browser
+def _is_logged_in(browser: httpx.Client, token: str) -> bool:
+    try:
+        return browser.post("/login", data={"token": token, "next": "/shards"}).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def main() -> None:
@@ -147,7 +153,8 @@ def main() -> None:
     parser.add_argument("--traffic", type=int, default=200, help="lives offered per second")
     parser.add_argument("--seconds", type=int, default=20, help="of traffic per round and side")
     options = parser.parse_args()
-    with Cluster(lease_seconds=10, pool_mb=1024) as cluster:
+    with ExitStack() as stack:
+        cluster = stack.enter_context(Cluster(lease_seconds=10, pool_mb=1024))
         cluster.register("orders", "coupons")
         paid = cluster.subscribe("bench.paid", "coupons", topic_settings={"open_limit": 10_000_000, "spread": 4})
         cluster.in_effect(paid)
@@ -156,7 +163,7 @@ def main() -> None:
         rows = filled(cluster, options.messages, options.failures)
         filled_in = time.monotonic() - began
         operator = Operator(cluster, rows, random.Random(5))
-        process, browser = console(cluster, cluster.home / "console.log")
+        browser = stack.enter_context(console(cluster, cluster.home / "console.log"))
         asked = {
             "get": timed([operator.get] * 500),
             "search": timed([operator.search] * 300),
@@ -178,9 +185,6 @@ def main() -> None:
             done.set()
             paging.join()
             print(f"alone {alone[-1]}, beside {beside[-1]}", file=sys.stderr)
-        browser.close()
-        process.terminate()
-        process.wait(30)
         rows.close()
     share = {
         side: sum(each["done"] for each in found) / sum(each["offered"] for each in found)
