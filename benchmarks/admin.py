@@ -38,9 +38,19 @@ from tmc_server.domain.placement import shard_of
 
 HERE = Path(__file__).parent
 PAGES = (
-    "/", "/search", "/search?topic=bench.old", "/failures", "/undecided", "/bulk", "/topics", "/apps", "/shards", "/alerts",
-    "/audit", "/operators",
-)  # fmt: skip
+    "/",
+    "/search",
+    "/search?topic=bench.old",
+    "/failures",
+    "/undecided",
+    "/bulk",
+    "/topics",
+    "/apps",
+    "/shards",
+    "/alerts",
+    "/audit",
+    "/operators",
+)
 _CHUNK = 500_000
 
 

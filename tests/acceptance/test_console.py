@@ -24,9 +24,20 @@ pytestmark = pytest.mark.services
 TMC = str(Path(sys.executable).parent / "tmc")
 FAILURES = 1_000
 PAGES = [
-    "/", "/search", "/search?q=bad-1", "/failures", "/undecided", "/bulk", "/bulk/new?action=1&topic=order.paid", "/topics",
-    "/apps", "/shards", "/alerts", "/audit", "/operators?verify=1",
-]  # fmt: skip
+    "/",
+    "/search",
+    "/search?q=bad-1",
+    "/failures",
+    "/undecided",
+    "/bulk",
+    "/bulk/new?action=1&topic=order.paid",
+    "/topics",
+    "/apps",
+    "/shards",
+    "/alerts",
+    "/audit",
+    "/operators?verify=1",
+]
 
 
 @contextmanager

@@ -56,26 +56,23 @@ def _of_topic(topic: Any, now_ms: int) -> tuple[str, str]:
     if topic.check_failed:
         return "red", "failed checks need a decision"
     late_ms = now_ms - topic.oldest_undecided_ms if topic.undecided else 0
-    if late_ms >= _VERY_LATE_MS:
-        return "red", "undecided for more than 10 minutes"
-    if topic.paused:
-        return "amber", "paused"
-    if late_ms >= _LATE_MS:
-        return "amber", "undecided for more than a minute"
-    return "green", ""
+    return _by_age(late_ms, topic.paused, "undecided for more than 10 minutes", "undecided for more than a minute")
 
 
 def _of_subscription(subscription: Any, now_ms: int) -> tuple[str, str]:
     if subscription.failed:
         return "red", "failed deliveries need attention"
     late_ms = now_ms - subscription.oldest_backlog_ms if subscription.backlog else 0
+    reasons = ("the backlog is older than 10 minutes", "the backlog is older than a minute")
+    return _by_age(late_ms, subscription.paused, *reasons)
+
+
+def _by_age(late_ms: int, is_paused: bool, very_late: str, late: str) -> tuple[str, str]:
     if late_ms >= _VERY_LATE_MS:
-        return "red", "the backlog is older than 10 minutes"
-    if subscription.paused:
+        return "red", very_late
+    if is_paused:
         return "amber", "paused"
-    if late_ms >= _LATE_MS:
-        return "amber", "the backlog is older than a minute"
-    return "green", ""
+    return ("amber", late) if late_ms >= _LATE_MS else ("green", "")
 
 
 def drain_ms(subscription: Any) -> int:

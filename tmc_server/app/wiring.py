@@ -175,8 +175,7 @@ def wire(
         for part in parts
     ]
     counting = Counting(store.watch, OpenCounts(store.shards.shards))
-    seal_keys = [key.get_secret_value() for key in config.audit.seal_keys]
-    seals = [AuditSeals(database, seal_keys) for database in store.shards.databases]
+    seals = _seals(config, store)
     trail = SqlAuditTrail(store.shards.databases, seals)
     METRICS.names.limit = config.telemetry.series
     _measure(store, commit)
@@ -241,6 +240,11 @@ def wire(
         duties=duties,
         findable=surroundings.duties(served.grpc.port),
     )
+
+
+def _seals(config: Config, store: OpenStore) -> list[AuditSeals]:
+    keys = [key.get_secret_value() for key in config.audit.seal_keys]
+    return [AuditSeals(database, keys) for database in store.shards.databases]
 
 
 def _measure(store: OpenStore, commit: ShardedGroupCommit) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from threading import Thread
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -56,13 +54,14 @@ def test_nothing_to_seal_takes_no_lock(trail: StoreUnderTest) -> None:
         assert AuditSeals(trail.database, []).seal() is False
 
 
-_BY_NUMBER: Callable[[int], Any] = lambda number: audit.c.seal_no == number  # noqa: E731
+def _by_number(number: int) -> sa.ColumnElement[bool]:
+    return audit.c.seal_no == number
 
 
 @pytest.mark.parametrize("column", ["actor", "action", "subject", "reason", "origin", "change_text", "at_ms", "seal"])
 def test_a_changed_row(trail: StoreUnderTest, column: str) -> None:
     value = 1 if column == "at_ms" else b"x" * 32 if column == "seal" else "another"
-    _change(trail, audit.update().where(_BY_NUMBER(4)).values({column: value}))
+    _change(trail, audit.update().where(_by_number(4)).values({column: value}))
     found = _verify(trail)
     assert found.verified == 3
     assert found.fault.startswith("Row 4 ")
@@ -70,15 +69,15 @@ def test_a_changed_row(trail: StoreUnderTest, column: str) -> None:
 
 
 def test_a_removed_row(trail: StoreUnderTest) -> None:
-    _change(trail, audit.delete().where(_BY_NUMBER(2)))
+    _change(trail, audit.delete().where(_by_number(2)))
     assert (_verify(trail).verified, _verify(trail).fault[:16]) == (1, "Row 2 is missing")
 
 
 def test_a_removed_row_whose_gap_was_closed(trail: StoreUnderTest) -> None:
     _change(
         trail,
-        audit.delete().where(_BY_NUMBER(5)),
-        audit.update().where(_BY_NUMBER(6)).values(seal_no=5),
+        audit.delete().where(_by_number(5)),
+        audit.update().where(_by_number(6)).values(seal_no=5),
         audit_head.update().values(seal_no=5),
     )
     assert _verify(trail).fault.startswith("Row 5 ")
@@ -124,7 +123,7 @@ def test_rows_with_numbers_below_the_first_are_found(trail: StoreUnderTest) -> N
 def test_a_seal_that_is_gone_and_a_second_head(trail: StoreUnderTest) -> None:
     _change(
         trail,
-        audit.update().where(_BY_NUMBER(2)).values(seal=None),
+        audit.update().where(_by_number(2)).values(seal=None),
         audit_head.insert().values(id=2, seal_no=99, seal=b"x" * 32),
     )
     assert _verify(trail).fault.startswith("Row 2 ")
@@ -140,7 +139,7 @@ def test_a_server_seals_nothing_after_its_seals_were_taken_back(
     from_row = {"all of it": 1, "its end": 7, "another chain": 1}[rewind]
     taken_back = audit.update().where(audit.c.seal_no >= from_row).values(seal_no=None, seal=None, reason="forged")
     with trail.database.reading() as connection:
-        kept = connection.execute(sa.select(audit.c.seal).where(_BY_NUMBER(from_row - 1))).scalar_one_or_none()
+        kept = connection.execute(sa.select(audit.c.seal).where(_by_number(from_row - 1))).scalar_one_or_none()
     _change(trail, taken_back, audit_head.update().values(seal_no=from_row - 1, seal=kept or bytes(32)))
     if rewind == "another chain":
         AuditSeals(trail.database, []).seal()  # a server that started later knows nothing of it

@@ -19,9 +19,23 @@ from tmc_common.protocol import admin_pb2, consumption_pb2, types_pb2
 from tmc_console.pages.overview import MOST_STREAMS
 
 PAGES = [
-    "/", "/search", "/search?q=bad-0", "/failures", "/undecided", "/bulk", "/bulk/new", "/topics", "/apps", "/shards",
-    "/alerts", "/alerts?resolved=1", "/audit", "/audit.csv", "/operators", "/operators?verify=1",
-]  # fmt: skip
+    "/",
+    "/search",
+    "/search?q=bad-0",
+    "/failures",
+    "/undecided",
+    "/bulk",
+    "/bulk/new",
+    "/topics",
+    "/apps",
+    "/shards",
+    "/alerts",
+    "/alerts?resolved=1",
+    "/audit",
+    "/audit.csv",
+    "/operators",
+    "/operators?verify=1",
+]
 TOPIC = "order.paid"
 
 
@@ -59,8 +73,9 @@ class Setting:
         return tmc.connect(self.center.address, app=app, key=self.center.keys[app])
 
     def register(self, name: str, role: int, *topics: str, **more: Any) -> str:
-        request = admin_pb2.RegisterOperatorRequest(name=name, topics=topics, reason="test", **more)
-        request.role = role  # type: ignore[assignment]
+        request = admin_pb2.RegisterOperatorRequest(
+            name=name, role=admin_pb2.Role.Name(role), topics=topics, reason="test", **more
+        )
         return str(self.api("AdminService/RegisterOperator", request).token)
 
     def failed(self) -> int:
@@ -121,8 +136,9 @@ class TestLogin:
             assert setting.tokens["viewer"] not in cookie
             cookies.append(cookie.partition(";")[0])
         assert cookies[0] != cookies[1]
+        guest.cookies.clear()
         stale = guest.get("/", headers={"cookie": cookies[0]}, follow_redirects=False)
-        assert stale.status_code in (200, 303)  # the client sends its own cookie as well
+        assert stale.status_code == 303  # the login ended the session before it
 
     def test_over_tls_the_cookie_is_of_this_host_only(self, setting: Setting) -> None:
         with browser(setting.center, secure=True) as made:
@@ -298,7 +314,7 @@ class TestActions:
             refused = admin.post("/bulk/start", {**form, "count": wrong})
             assert (refused.status_code, f"not that of the dry run, {failed}" in refused.text) == (400, True)
         started = admin.post("/bulk/start", {**form, "count": str(failed)})
-        job = int(re.search(r"/bulk/(\d+)/progress", started.text)[1])  # type: ignore[index]
+        job = int(re.findall(r"/bulk/(\d+)/progress", started.text)[0])
         assert 'hx-trigger="every 1s"' in admin.get(f"/bulk/{job}/progress").text
         admin.post("/do/stop-bulk", {"job": job, "reason": "no"})
         stopped = admin.get(f"/bulk/{job}/progress").text
@@ -312,11 +328,20 @@ class TestMistakes:
     @pytest.mark.parametrize(
         "path",
         [
-            "/bulk/99999999999999999999999", "/bulk/99999999999999999999999/progress", "/search?state=99999999999",
-            "/search?state=99", "/bulk/new?action=99999999999&topic=order.paid", "/messages/1-1-1-1", "/messages/%00",
-            "/search?page=x", "/topics?topic=nothing", "/failures?topic=nothing", "/audit?message=x", "/search?q=a*",
+            "/bulk/99999999999999999999999",
+            "/bulk/99999999999999999999999/progress",
+            "/search?state=99999999999",
+            "/search?state=99",
+            "/bulk/new?action=99999999999&topic=order.paid",
+            "/messages/1-1-1-1",
+            "/messages/%00",
+            "/search?page=x",
+            "/topics?topic=nothing",
+            "/failures?topic=nothing",
+            "/audit?message=x",
+            "/search?q=a*",
         ],
-    )  # fmt: skip
+    )
     def test_an_address_that_leads_nowhere(self, admin: Browser, path: str) -> None:
         answer = admin.get(path)
         assert 200 <= answer.status_code < 500
@@ -376,16 +401,68 @@ def test_chinese(admin: Browser) -> None:
 
 
 HOSTILE = [
-    "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\"><svg onload=alert(1)>", "'--", "{{7*7}}", "${7*7}",
-    "</td></table><form action=//evil.example>", "javascript:alert(1)", "%3Cscript%3E", "&lt;script&gt;", "<!--", "]]>",
-    "\u202egnp.exe", "\u200b\u200bhidden", "\u2066isolated\u2069", "\ufeffbom", "a\u0301" * 40, "\U0001f600" * 40,
-    "\u2028line\u2029separators", "../../etc/passwd", "..\\..\\", "' OR 1=1 --", "\"; DROP TABLE tmc_app; --", "`id`",
-    "$(reboot)", "=cmd|' /C calc'!A0", "+1+1", "-1+1", "@SUM(A1)", "%s%n%x", "\\x00", "\\u0000", "NULL", "undefined",
-    "NaN", "[object Object]", "true", "0", "-0", "1e309", "\u0000".replace("\u0000", "zero"), "C:\\windows", "CON",
-    "file:///etc/passwd", "data:text/html,<script>", "<base href=//evil.example>", "<meta http-equiv=refresh>",
-    "<a href=\"//evil.example\">", "style=display:none", "onmouseover=alert(1)", "\u0660\u0661", "\uff1cscript\uff1e",
-    "İstanbul", "ß", "\u05d0\u05d1", "\u4f60\u597d", "<%= 7*7 %>", "#{7*7}", "*{7*7}", "@{7*7}", "x" * 128,
-]  # fmt: skip
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    '"><svg onload=alert(1)>',
+    "'--",
+    "{{7*7}}",
+    "${7*7}",
+    "</td></table><form action=//evil.example>",
+    "javascript:alert(1)",
+    "%3Cscript%3E",
+    "&lt;script&gt;",
+    "<!--",
+    "]]>",
+    "\u202egnp.exe",
+    "\u200b\u200bhidden",
+    "\u2066isolated\u2069",
+    "\ufeffbom",
+    "a\u0301" * 40,
+    "\U0001f600" * 40,
+    "\u2028line\u2029separators",
+    "../../etc/passwd",
+    "..\\..\\",
+    "' OR 1=1 --",
+    '"; DROP TABLE tmc_app; --',
+    "`id`",
+    "$(reboot)",
+    "=cmd|' /C calc'!A0",
+    "+1+1",
+    "-1+1",
+    "@SUM(A1)",
+    "%s%n%x",
+    "\\x00",
+    "\\u0000",
+    "NULL",
+    "undefined",
+    "NaN",
+    "[object Object]",
+    "true",
+    "0",
+    "-0",
+    "1e309",
+    "\u0000".replace("\u0000", "zero"),
+    "C:\\windows",
+    "CON",
+    "file:///etc/passwd",
+    "data:text/html,<script>",
+    "<base href=//evil.example>",
+    "<meta http-equiv=refresh>",
+    '<a href="//evil.example">',
+    "style=display:none",
+    "onmouseover=alert(1)",
+    "\u0660\u0661",
+    "\uff1cscript\uff1e",
+    "İstanbul",
+    "ß",
+    "\u05d0\u05d1",
+    "\u4f60\u597d",
+    "<%= 7*7 %>",
+    "#{7*7}",
+    "*{7*7}",
+    "@{7*7}",
+    "x" * 128,
+]
 
 
 def test_hostile_texts_are_texts_everywhere(setting: Setting, admin: Browser) -> None:

@@ -40,7 +40,7 @@ def _texts() -> set[str]:
         (admin_pb2.BulkState, "BULK_STATE_"),
         (admin_pb2.BulkOutcome, "BULK_OUTCOME_"),
     ):
-        found |= {name.removeprefix(prefix) for name in enum.keys()} - {"UNSPECIFIED"}  # noqa: SIM118 - no dictionary
+        found |= {name.removeprefix(prefix) for name, _ in enum.items()} - {"UNSPECIFIED"}
     return found
 
 
