@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -12,8 +11,9 @@ import requests
 from consul import Consul, ConsulException
 
 from tmc_common.addresses import HostPort
+from tmc_common.eventlog import EventLog
 
-log = logging.getLogger("tmc_common.consul")
+log = EventLog("tmc_common.consul")
 
 
 def agent_client(agent: str, token: str, timeout_s: float) -> Consul:
@@ -87,7 +87,7 @@ class Registration:
             try:
                 self._client.agent.service.deregister(self.id)
             except (ConsulException, requests.RequestException) as exc:
-                log.warning("%s stays registered until Consul's check fails: %s", self.id, exc)
+                log.warning("deregistration_failed", "%s stays registered until Consul's check fails: %s", self.id, exc)
 
     def start(self, every: timedelta = timedelta(seconds=15)) -> None:
         """For services: keep it registered in a thread of its own."""
@@ -112,7 +112,7 @@ class Registration:
             try:
                 self.run_once()
             except (ConsulException, requests.RequestException) as exc:
-                log.warning("Consul does not answer, %s is registered later: %s", self.id, exc)
+                log.warning("registration_delayed", "Consul does not answer, %s is registered later: %s", self.id, exc)
                 pause = min(every_s, 2.0)
             self._stopping.wait(pause)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import subprocess
 import sys
@@ -11,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
-log = logging.getLogger("tmc_common.supervisor")
+from tmc_common.eventlog import EventLog
+
+log = EventLog("tmc_common.supervisor")
 
 _STEADY_S = 30.0  # a process that ran this long is restarted with the shortest pause
 _LONGEST_PAUSE_S = 10.0
@@ -90,7 +91,7 @@ class Supervisor:
         lived = time.monotonic() - child.started
         child.failures = 0 if lived > _STEADY_S else child.failures + 1
         pause = min(_LONGEST_PAUSE_S, 0.2 * 2**child.failures)
-        log.warning("a process ended with %d and is started again in %.1f s", code, pause)
+        log.warning("process_restarted", "a process ended with %d and is started again in %.1f s", code, pause)
         child.again_at = time.monotonic() + pause
         return False
 

@@ -15,6 +15,7 @@ import structlog
 from prometheus_client.exposition import choose_encoder
 
 from tmc_common.addresses import HostPort
+from tmc_common.eventlog import EVENT_NAME
 from tmc_server.config import LogConfig
 from tmc_server.metrics import METRICS
 from tmc_server.printable import escaped, without_secrets
@@ -26,6 +27,7 @@ def configure_logging(config: LogConfig) -> None:
     """One line per event on standard error; JSON unless a person is looking."""
     stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
     shared: list[Any] = [structlog.stdlib.add_log_level, structlog.stdlib.add_logger_name, stamp]
+    named = structlog.stdlib.ExtraAdder(allow=[EVENT_NAME])
     readable = config.format == "text" or (config.format == "auto" and sys.stderr.isatty())
     renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     chain: list[Any] = [
@@ -35,7 +37,7 @@ def configure_logging(config: LogConfig) -> None:
         _mask,
         *([_escape, renderer] if readable else [structlog.processors.JSONRenderer()]),
     ]
-    formatter = structlog.stdlib.ProcessorFormatter(processors=chain, foreign_pre_chain=shared)
+    formatter = structlog.stdlib.ProcessorFormatter(processors=chain, foreign_pre_chain=shared if readable else [*shared, named])
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     root = logging.getLogger()

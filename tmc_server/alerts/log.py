@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
+from tmc_common.eventlog import EventLog
 from tmc_server.alerts.facts import facts
 from tmc_server.domain.alerts import NoticeEvent
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ports.alerts import Alert
 
-log = logging.getLogger("tmc.alert")
+log = EventLog("tmc.alert")
 
 
 class LogSink:
@@ -18,6 +17,7 @@ class LogSink:
     def send(self, alert: Alert, catalog: Catalog) -> None:
         values = facts(alert, catalog)
         log.warning(
+            "alert_raised",
             "%s%s: %stopic %s%s, %s%s; its owner is %s",
             "resolved: " if alert.event is NoticeEvent.RESOLVED else "",
             alert.kind,

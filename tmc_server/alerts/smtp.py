@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import smtplib
 import ssl
 from collections.abc import Sequence
@@ -11,13 +10,14 @@ from email.message import EmailMessage
 from email.utils import formatdate, make_msgid, parseaddr
 from typing import Literal
 
+from tmc_common.eventlog import EventLog
 from tmc_server.alerts.facts import Facts, facts
 from tmc_server.alerts.texts import text_of
 from tmc_server.domain.alerts import Language
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ports.alerts import Alert
 
-log = logging.getLogger("tmc.alert")
+log = EventLog("tmc.alert")
 
 _DEADLINE_S = 10.0  # of each step
 _FOR_GOOD = range(500, 600)
@@ -60,7 +60,9 @@ class SmtpSink:
         recipients = [each for each in dict.fromkeys(recipients) if _is_address(each)]
         if not recipients:
             log.warning(
-                "nobody gets mail about %s: no recipient is configured, and its owner has no address", alert.kind
+                "mail_without_recipient",
+                "nobody gets mail about %s: no recipient is configured, and its owner has no address",
+                alert.kind,
             )
             return
         try:
@@ -70,7 +72,7 @@ class SmtpSink:
         if any(code not in _FOR_GOOD for code, _ in refused.values()):
             raise smtplib.SMTPRecipientsRefused(refused)  # the others get it twice
         for recipient in refused:
-            log.error("the mail server refuses %s: an alert does not reach this address", recipient)
+            log.error("mail_refused", "the mail server refuses %s: an alert does not reach this address", recipient)
 
     def _mail(self, values: Facts) -> EmailMessage:
         text = text_of(values, self._language)
@@ -105,6 +107,6 @@ class SmtpSink:
 def _is_address(text: str) -> bool:
     """Whether every mail server takes it; one that needs SMTPUTF8 would hold up the others."""
     if text and not (text.isascii() and "@" in text):
-        log.error("%r is no address that every mail server takes: an alert does not reach it", text)
+        log.error("mail_refused", "%r is no address that every mail server takes: an alert does not reach it", text)
         return False
     return bool(text)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import ssl
 from contextlib import closing
 
 import httpx
 
+from tmc_common.eventlog import EventLog
 from tmc_server.alerts.bodies import ERROR_FIELD, body_of
 from tmc_server.alerts.facts import facts
 from tmc_server.alerts.texts import text_of
@@ -17,7 +17,7 @@ from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ports.alerts import Alert
 from tmc_server.outgoing import TimedTransport
 
-log = logging.getLogger("tmc.alert")
+log = EventLog("tmc.alert")
 
 _DEADLINE_S = 5.0
 _LATER = (408, 425, 429)
@@ -54,7 +54,7 @@ class WebhookSink:
             return
         if status in _LATER or not 400 <= status < 500:
             raise OSError(f"the webhook answers with status {status}")
-        log.error("the webhook refuses an alert for good (%d), it stands in the log alone", status)
+        log.error("webhook_refused", "the webhook refuses an alert for good (%d), it stands in the log alone", status)
 
     def _check_taken(self, said: bytes) -> None:
         """For tools that answer 200 in any case. Raises OSError."""

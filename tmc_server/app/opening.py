@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from tmc_common.eventlog import EventLog
 from tmc_server.config import Config
 from tmc_server.domain.numbers import Shard
 from tmc_server.errors import Retryable, StoreUnavailable
@@ -21,7 +21,7 @@ from tmc_server.store.migrate import migrate
 from tmc_server.store.nodes import NodeSlots
 from tmc_server.store.shard_map import check
 
-log = logging.getLogger("tmc.app")
+log = EventLog("tmc.app")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class OpenStore:
         try:
             self.nodes.release(clean)
         except Retryable as exc:
-            log.warning("the node slot stays leased until it expires: %s", exc)
+            log.warning("node_slot_kept", "the node slot stays leased until it expires: %s", exc)
 
 
 def open_store(config: Config, shards: ShardMap, is_open: bool, undo: ExitStack) -> OpenStore:

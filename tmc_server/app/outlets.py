@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from tmc_common.addresses import HostPort
+from tmc_common.eventlog import EventLog
 from tmc_common.plugins import installed
 from tmc_server.app.maintenance import CannotStart
 from tmc_server.config import Config
@@ -24,7 +24,7 @@ from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import BrokerAddress, Copy, Outlet, SharedProgress
 from tmc_server.duties.periodic import Periodic
 
-log = logging.getLogger("tmc.app")
+log = EventLog("tmc.app")
 
 ENTRY_POINTS = "tmc.forwarders"
 _EPISODE_MINUTES = 10
@@ -102,7 +102,7 @@ class Outlets:
             try:
                 made[name] = entry.load()(self._catalog, self.answers, wake)
             except ImportError as exc:
-                log.debug("forwarder %s is not installed: %s", name, exc)
+                log.debug("forwarder_missing", "forwarder %s is not installed: %s", name, exc)
         return made
 
     def examine(self, forward: Forward) -> None:
@@ -159,7 +159,7 @@ class Outlets:
             try:
                 self.queues.run_once()
             except Exception as exc:  # noqa: BLE001 - the broker may come later; the duty goes on trying
-                log.warning("queues are declared later: %r", exc)
+                log.warning("queues_delayed", "queues are declared later: %r", exc)
             self._rabbit.start()
         for forwarder in self._forwarders.values():
             if hasattr(forwarder, "start"):

@@ -5,7 +5,6 @@ An unreachable database may recover; a refusal (wrong password, no such database
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sqlite3
@@ -16,10 +15,11 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from tmc_common.eventlog import EventLog
 from tmc_server.app.maintenance import CannotStart
 from tmc_server.config import Config
 
-log = logging.getLogger("tmc.app")
+log = EventLog("tmc.app")
 
 _RETRY_S = 1.0
 _SAID_AGAIN_S = 30.0
@@ -60,7 +60,7 @@ def _wait(config: Config, pause: Callable[[float], bool]) -> bool:
             _look(config, created=False)
         except DatabaseAway as exc:
             if silent_s >= _SAID_AGAIN_S:
-                log.warning("waiting for the database: %s", exc)
+                log.warning("database_awaited", "waiting for the database: %s", exc)
                 silent_s = 0.0
             if pause(_RETRY_S):
                 return False

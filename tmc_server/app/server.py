@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import threading
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from tmc_common.addresses import is_loopback
+from tmc_common.eventlog import EventLog
 from tmc_server.app.form import SERVER, Form
 from tmc_server.app.maintenance import CannotStart, open_shards
 from tmc_server.app.memory import keep_memory_small
@@ -26,7 +26,7 @@ from tmc_server.store.dialects.contract import DatabaseTaken
 from tmc_server.store.shard_map import ShardsElsewhere
 from tmc_server.telemetry import MetricsEndpoint
 
-log = logging.getLogger("tmc.app")
+log = EventLog("tmc.app")
 
 Result = TypeVar("Result")
 SAME_SIGNAL_S = 1.0  # a terminal and a supervisor may both pass on one wish to stop
@@ -81,9 +81,9 @@ class Server:
                 undo.pop_all()
         except (TmcError, DatabaseTaken, ShardsElsewhere, OSError) as exc:
             raise CannotStart(str(exc)) from exc
-        log.info("serving on port %d as node %s", server.port, store.nodes.lease)
+        log.info("server_started", "serving on port %d as node %s", server.port, store.nodes.lease)
         if not (form.is_open or config.tls.certificate or is_loopback(config.server.listen)):
-            log.warning("keys travel in the clear: set [tls], or listen on loopback only")
+            log.warning("transport_not_encrypted", "keys travel in the clear: set [tls], or listen on loopback only")
         return server
 
     @property
@@ -114,7 +114,7 @@ class Server:
         for wait in waits:
             wait.cancel()
         if self._dead.is_set():
-            log.critical("this server cannot continue to serve")
+            log.critical("server_failed", "this server cannot continue to serve")
         return not self._dead.is_set()
 
     async def stop(self) -> None:
@@ -142,7 +142,7 @@ class Server:
         await _in_thread(store.release_slot, clean)
         await _in_thread(store.shards.close)
         self.metrics.stop()
-        log.info("stopped")
+        log.info("server_stopped", "stopped")
 
 
 async def _in_thread(work: Callable[..., Result], *arguments: Any) -> Result:

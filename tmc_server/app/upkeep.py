@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from tmc_common.eventlog import EventLog
 from tmc_server.app.outlets import Outlets
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.numbers import Shard, SubscriptionNumber
@@ -20,7 +20,7 @@ from tmc_server.store.engines import Database
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.nodes import NodeSlots
 
-log = logging.getLogger("tmc.app")
+log = EventLog("tmc.app")
 
 
 class Bell:
@@ -65,7 +65,7 @@ class ShardKeeping:
         self._rescue()  # before what is due there is counted as tried once more
         held = sum(len(each.held()) for each in self._everyone)
         if changed:
-            log.info("this server looks after %d shards", held)
+            log.info("shards_leased", "this server looks after %d shards", held)
             self._redeliver()
         METRICS.leases_held.set(held)
 
@@ -74,19 +74,19 @@ class ShardKeeping:
         try:
             self.run_once()
         except Retryable as exc:
-            log.warning("shards are looked after later: %s", exc)
+            log.warning("shards_delayed", "shards are looked after later: %s", exc)
 
     def release(self) -> None:
         try:
             self._leases.release()
         except Retryable as exc:
-            log.warning("shards stay leased until their leases expire: %s", exc)
+            log.warning("leases_kept", "shards stay leased until their leases expire: %s", exc)
 
     def _rescue(self) -> None:
         rescued = self._rescuing.run_once()
         if rescued:
             METRICS.rescued.inc(rescued)
-            log.info("%d deliveries of a server that is gone are due again", rescued)
+            log.info("deliveries_rescued", "%d deliveries of a server that is gone are due again", rescued)
             self._redeliver()
 
 
@@ -121,7 +121,9 @@ class CatalogFollowing:
         self._followed = catalog.version
         self._outlets.catalog_changed()
         if catalog.shard_map != self._places:
-            log.critical("the shard map was changed: this server's configuration puts shards elsewhere")
+            log.critical(
+                "shard_map_changed", "the shard map was changed: this server's configuration puts shards elsewhere"
+            )
             self._die()
         if catalog.superseded:
             self._finish(frozenset(catalog.superseded))
@@ -153,5 +155,5 @@ class StayingAlone:
         try:
             self._database.hold_exclusively()
         except DatabaseTaken as exc:
-            log.critical("%s", exc)
+            log.critical("database_shared", "%s", exc)
             self._die()

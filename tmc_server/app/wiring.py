@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tmc_common.eventlog import EventLog
 from tmc_server.alerts.log import LogSink
 from tmc_server.alerts.smtp import MailServer, SmtpSink
 from tmc_server.alerts.webhook import WebhookSink
@@ -90,7 +91,7 @@ from tmc_server.store.shard_map import place_of
 from tmc_server.store.standing import StandingCounts
 from tmc_server.store.traffic import SqlTraffic, Traffic
 
-log = logging.getLogger("tmc.app")
+log = EventLog("tmc.app")
 
 _RETENTION_S = 60.0
 _GAUGES_S = 15.0
@@ -439,7 +440,7 @@ def _first_use(config: Config, store: OpenStore) -> FirstUse:
         refresh=watch.run_once,
         policy=policy,
         transaction_time_ms=config.dev.transaction_time_ms,
-        say=log.info,
+        say=partial(log.info, "name_created"),
     )
 
 
@@ -481,7 +482,9 @@ def _yielding(leases: ShardLeases) -> Callable[[], None]:
 
     def rest() -> None:
         log.warning(
-            "a duty keeps failing here: other servers look after its shards for %d s, if there are any", _REST_S
+            "shards_released",
+            "a duty keeps failing here: other servers look after its shards for %d s, if there are any",
+            _REST_S,
         )
         leases.rest(_REST_S)
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from tmc_common.eventlog import EventLog
 from tmc_server.checks.addressing import Addressing
 from tmc_server.domain.catalog import App
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question
 from tmc_server.domain.ports.checks import Asker, Endpoint
 from tmc_server.errors import CheckRefused
 
-log = logging.getLogger("tmc.checks")
+log = EventLog("tmc.checks")
 
 _POISON = {CheckReason.FAILED, CheckReason.TOO_LARGE, CheckReason.NOT_UNDERSTOOD}
 _CALLS_FOR_POISON = 24  # enough to find one among a thousand
@@ -53,7 +53,7 @@ class CheckDispatcher:
         try:
             return asker.asks_singly(target)
         except Exception:  # code of an installed package; this pass is about the checks of all topics
-            log.exception("kind %s does not say whether it asks singly: it gets batches", target.kind)
+            log.exception("asker_failed", "kind %s does not say whether it asks singly: it gets batches", target.kind)
             return False
 
     def describe(self, target: CheckTarget, app: App, tag: str, question: Question) -> tuple[str, str]:
@@ -89,7 +89,7 @@ def _tried(attempt: Callable[[], None]) -> None:
     except CheckRefused:
         raise
     except Exception as exc:
-        log.exception("trying out a check failed")
+        log.exception("asker_failed", "trying out a check failed")
         raise CheckRefused(f"Trying it out failed: {exc!r}"[:300]) from exc
 
 
@@ -109,7 +109,7 @@ def _guarded(
                 raise ValueError(f"{len(answers)} answers to {len(some)} questions")
             return answers
         except Exception as exc:  # whatever an asker does wrong: its questions stay undecided, the duty goes on
-            log.exception("asking %s failed", endpoint)
+            log.exception("asker_failed", "asking %s failed", endpoint)
             return [CheckAnswer.unknown(CheckReason.ASKER_FAILED, repr(exc)[:300])] * len(some)
 
     return without_poison(ask, questions, until - target.deadline_ms / 1000)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 
+from tmc_common.eventlog import EventLog
 from tmc_server.domain.operations import THE_CENTER, Ack, GiveBack, Nack, Operation
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import Copy
 from tmc_server.domain.ports.work import Performer
 from tmc_server.errors import Retryable, ShuttingDown
 
-log = logging.getLogger("tmc.delivery")
+log = EventLog("tmc.delivery")
 
 _PAUSE_S = 1.0
 _AT_ONCE = 500  # less than any queue of the group commit takes
@@ -74,7 +74,7 @@ class CopyAnswers:
         try:
             self._loop.call_soon_threadsafe(self._spawn, operations)
         except RuntimeError:  # the loop is closed: the rows come again at their due time
-            log.debug("%d answers came after the end", len(operations))
+            log.debug("answers_after_stop", "%d answers came after the end", len(operations))
 
     def _spawn(self, operations: Sequence[Operation]) -> None:
         for start in range(0, len(operations), _AT_ONCE):
@@ -93,10 +93,10 @@ class CopyAnswers:
                     if isinstance(answer, Retryable)
                 ]
             except ShuttingDown:
-                log.warning("%d copies wait for their next due time: this server stops", len(operations))
+                log.warning("copies_left", "%d copies wait for their next due time: this server stops", len(operations))
                 return
             except Retryable as exc:
-                log.warning("%d answers are stored later: %s", len(operations), exc)
+                log.warning("answers_delayed", "%d answers are stored later: %s", len(operations), exc)
             if operations:
                 await asyncio.sleep(_PAUSE_S)
 

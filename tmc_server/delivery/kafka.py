@@ -6,7 +6,6 @@ TMC_KAFKA_BOOTSTRAP (host:port, commas between several).
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from tmc_common.eventlog import EventLog
 from tmc_common.headers import ORDER_KEY
 from tmc_server.delivery.window import Destination, Window
 from tmc_server.domain.catalog import FORWARD_KEY
@@ -24,7 +24,7 @@ from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import Copy, ForwardAnswers
 from tmc_server.metrics import METRICS
 
-log = logging.getLogger("tmc.kafka")
+log = EventLog("tmc.kafka")
 
 _AWAY = {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._MSG_TIMED_OUT, KafkaError._PURGE_QUEUE}
 
@@ -102,7 +102,7 @@ class KafkaForwarder:
             except (KafkaException, BufferError) as exc:
                 self._forget(copy)
                 self._answers.give_back([copy], after_ms=1000)
-                log.warning("Kafka takes nothing now: %s", exc)
+                log.warning("kafka_unavailable", "Kafka takes nothing now: %s", exc)
         METRICS.published.inc(len(copies))
 
     def _on(self, copy: Copy) -> Callable[[Any, Any], None]:

@@ -11,7 +11,6 @@ message that the broker rejects, affects no other producer.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -24,6 +23,7 @@ from pika.adapters.select_connection import IOLoop
 from pika.exceptions import NoFreeChannels
 
 from tmc_common.amqp import CorkedConnection, give_up, hang_up
+from tmc_common.eventlog import EventLog
 from tmc_server.delivery.rabbitmq_lane import Lane, Sent
 from tmc_server.delivery.rabbitmq_properties import Digests, properties_of, sign_copy
 from tmc_server.delivery.window import ALERT_AFTER, CONFIRM_TIMEOUT_S, Destination, Failure, Window
@@ -36,7 +36,7 @@ from tmc_server.domain.queue_names import queue_of
 from tmc_server.errors import Retryable
 from tmc_server.metrics import METRICS
 
-log = logging.getLogger("tmc.rabbitmq")
+log = EventLog("tmc.rabbitmq")
 
 _RECONNECT_S = (0.2, 1.0, 2.0, 5.0)
 PATIENCE_S = 15.0
@@ -206,7 +206,7 @@ class RabbitOutlet:
             try:
                 self._connect_once(loop)
             except Exception:  # a fault of ours; a new connection starts from nothing
-                log.exception("the publisher failed and connects again")
+                log.exception("publisher_failed", "the publisher failed and connects again")
                 self._failures += 1
             self._lose_everything()
             loop.close()
@@ -277,18 +277,20 @@ class RabbitOutlet:
     def _note_failure(self, reason: object) -> None:
         self._failures += 1
         if self._failures == 1:
-            log.warning("the broker is away, what is due waits uncounted: %r", reason)
+            log.warning("broker_lost", "the broker is away, what is due waits uncounted: %r", reason)
 
     def _set_blocked(self, blocked: bool) -> None:
         self._blocked = blocked
         METRICS.publisher_blocked.set(int(blocked))
         if blocked:
-            log.warning("the broker blocks publishers (memory or disk alarm): what is due waits uncounted")
+            log.warning(
+                "broker_blocked", "the broker blocks publishers (memory or disk alarm): what is due waits uncounted"
+            )
         else:
             now = time.monotonic()
             for lane in self._lanes.values():
                 lane.restart_clock(now)
-            log.info("the broker takes messages again")
+            log.info("broker_unblocked", "the broker takes messages again")
             self._wake()
 
     def _lose_everything(self) -> None:
@@ -330,7 +332,11 @@ class RabbitOutlet:
         except NoFreeChannels:
             shared = [each for (exchange, _), each in self._lanes.items() if exchange == name[0]]
             if not shared:
-                log.warning("no channel is left for exchange %r: what goes there waits; raise channel_max", name[0])
+                log.warning(
+                    "channels_exhausted",
+                    "no channel is left for exchange %r: what goes there waits; raise channel_max",
+                    name[0],
+                )
                 return
             lane = shared[name[1] % len(shared)]
         self._lanes = self._lanes | {name: lane}
@@ -339,7 +345,7 @@ class RabbitOutlet:
         self._answered = True
         METRICS.publisher_connected.set(1)
         if self._failures and lane.exchange == "":
-            log.info("the broker is back")
+            log.info("broker_connected", "the broker is back")
             self._failures = 0
         self._wake()
 
@@ -353,7 +359,7 @@ class RabbitOutlet:
                 METRICS.given_back.labels("connection lost").inc(len(lost))
                 self._answers.give_back(copies, after_ms=500)
             return
-        log.warning("the broker closed a channel of exchange %r: %s", lane.exchange, reason)
+        log.warning("channel_closed", "the broker closed a channel of exchange %r: %s", lane.exchange, reason)
         if lost and lane.exchange and getattr(reason, "reply_code", 0) in _REFUSALS:
             self._answers.refuse(copies, f"exchange {lane.exchange!r}: {reason}")
         elif lost:
@@ -364,7 +370,7 @@ class RabbitOutlet:
     def unsendable(self, lane: Lane, sent: Sent, reason: object) -> None:
         self._forget(sent)
         METRICS.unsendable.inc()
-        log.warning("a message for %s cannot be published: %s", sent.destination.name, reason)
+        log.warning("message_unsendable", "a message for %s cannot be published: %s", sent.destination.name, reason)
         self._answers.refuse([sent.copy], f"cannot be published to {sent.destination.name}: {reason}")
 
     def stranded(self, lane: Lane, sent: Sent) -> None:
@@ -408,7 +414,7 @@ class RabbitOutlet:
             try:
                 sent = self._as_sent(copy, route, catalog, now, digests)
             except Exception as exc:  # only this copy is affected: its attempt counts, the others are still sent
-                log.exception("a message for %s cannot be published", route.destination.name)
+                log.exception("message_unsendable", "a message for %s cannot be published", route.destination.name)
                 self._window.release(route.destination, 1)
                 self._answers.refuse([copy], f"cannot be published: {exc!r}")
                 continue
@@ -447,7 +453,7 @@ class RabbitOutlet:
             else:
                 METRICS.confirm_seconds.observe(now - sent.at)
                 if self._window.succeeded(sent.destination):
-                    log.info("%s takes messages again", sent.destination.name)
+                    log.info("queue_recovered", "%s takes messages again", sent.destination.name)
                 good.append(sent.copy)
         for destination, refused in bad.items():
             self._failed(lane, destination, refused, refused[0].returned or "refused", silent=False)
@@ -481,7 +487,7 @@ class RabbitOutlet:
         if missing or persists:
             self._queues.heal(destination.name, silent=silent, missing=missing)
         if failure.pauses == ALERT_AFTER:
-            log.warning("%s refuses messages (%s), declaring it again", destination.name, why)
+            log.warning("queue_refusing", "%s refuses messages (%s), declaring it again", destination.name, why)
         if persists:
             self._raise_alert("queue refuses", subscription, f"{destination.name}: {why}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +12,12 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from tmc_common.amqp import answered_within, connect
+from tmc_common.eventlog import EventLog
 from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.queue_names import queue_of
 
-log = logging.getLogger("tmc.queues")
+log = EventLog("tmc.queues")
 
 DELIVERY_LIMIT = 3
 _LOOK_FOR_S = 1.0
@@ -106,13 +106,13 @@ class RabbitQueues:
                 self._connection.process_data_events(0)
             except (AMQPError, OSError) as exc:
                 self._drop()
-                log.debug("the broker does not answer: %r", exc)
+                log.debug("broker_silent", "the broker does not answer: %r", exc)
 
     def _declare(self, name: str, subscription: SubscriptionNumber) -> None:
         channel = self._open()
         if name in self._missing:
             self._missing.discard(name)
-            log.warning("queue %s was deleted: it is declared again", name)
+            log.warning("queue_missing", "queue %s was deleted: it is declared again", name)
             self._raise_alert("queue missing", subscription, f"{name} was deleted; it is declared again")
         try:
             with self._patience(name):
@@ -125,7 +125,7 @@ class RabbitQueues:
             # It exists with other arguments, which its operators must resolve, or we may not declare it.
             if name not in self._refused:
                 self._refused.add(name)
-                log.warning("queue %s cannot be declared: %s", name, exc.reply_text)
+                log.warning("queue_not_declared", "queue %s cannot be declared: %s", name, exc.reply_text)
                 self._raise_alert("queue differs", subscription, f"{name}: {exc.reply_text}")
         except AMQPError:
             self._drop()
@@ -144,7 +144,7 @@ class RabbitQueues:
                 yield
         except AMQPError:
             if time.monotonic() - began >= _ANSWER_S:
-                log.warning("queue %s does not answer: it is left alone for %g s", name, _REST_S)
+                log.warning("queue_silent", "queue %s does not answer: it is left alone for %g s", name, _REST_S)
                 self._resting[name] = time.monotonic() + _REST_S
             raise
 
@@ -166,7 +166,9 @@ class RabbitQueues:
         """
         found = channel.queue_declare(name, passive=True).method
         if found.message_count == 0 and found.consumer_count == 0:
-            log.warning("queue %s accepts nothing and is empty: it is deleted and declared again", name)
+            log.warning(
+                "queue_recreated", "queue %s accepts nothing and is empty: it is deleted and declared again", name
+            )
             channel.queue_delete(name)
 
     def look(self, queue: str) -> tuple[int, int] | None:
@@ -190,10 +192,10 @@ class RabbitQueues:
             if exc.reply_code == _NOT_FOUND:
                 self.heal(queue, missing=True)
                 return 0, 0  # no queue, no copies
-            log.warning("queue %s cannot be looked at: %s", queue, exc.reply_text)
+            log.warning("queue_not_inspected", "queue %s cannot be looked at: %s", queue, exc.reply_text)
         except (AMQPError, OSError) as exc:
             self._drop()
-            log.debug("the broker does not answer: %r", exc)
+            log.debug("broker_silent", "the broker does not answer: %r", exc)
         return None
 
     def _open(self) -> BlockingChannel:
@@ -212,7 +214,7 @@ class RabbitQueues:
             try:
                 connection.close()
             except (AMQPError, OSError) as exc:
-                log.debug("closing a broken connection: %r", exc)
+                log.debug("connection_close_failed", "closing a broken connection: %r", exc)
 
     def close(self) -> None:
         if self._lock.acquire(timeout=5):  # a thread that hangs while holding the lock ends with the process

@@ -12,19 +12,19 @@ stalls is closed.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from tmc_common.eventlog import EventLog
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.ports.delivery import Copy
 from tmc_server.errors import ShuttingDown
 from tmc_server.metrics import METRICS
 
-log = logging.getLogger("tmc.delivery")
+log = EventLog("tmc.delivery")
 
 GiveBackAll = Callable[[Sequence[Copy]], None]
 
@@ -126,7 +126,7 @@ class ConsumerStream:
         gRPC cannot reset a call during a write. It keeps that one response, and the call ends once the reader takes
         it or its connection closes.
         """
-        log.warning("a consumer has read nothing for %g s: its stream is cut", self._limits.patience_s)
+        log.warning("stream_cut", "a consumer has read nothing for %g s: its stream is cut", self._limits.patience_s)
         METRICS.streams_cut.inc()
         METRICS.given_back.labels("slow reader").inc(len(self._writing) + len(self._waiting))
         self.put_back(self._writing)

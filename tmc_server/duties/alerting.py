@@ -7,14 +7,14 @@ refused notice delays no other: it is retried with an increasing back-off.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 
+from tmc_common.eventlog import EventLog
 from tmc_server.domain.ports.alerts import AlertOutbox, AlertSink
 from tmc_server.domain.ports.catalog import CatalogSource
 
-log = logging.getLogger("tmc.duties")
+log = EventLog("tmc.duties")
 
 CLAIM_MS = 120_000
 _AGAIN_MS = 5_000
@@ -94,7 +94,7 @@ class Alerting:
                 except Exception as exc:
                     failure, in_a_row = exc, in_a_row + 1
                     notice = waiting.pop(0)
-                    log.debug("%s does not take notice %d", self._name, notice.id, exc_info=exc)
+                    log.debug("alert_not_sent", "%s does not take notice %d", self._name, notice.id, exc_info=exc)
                     self._outbox.put_back([notice], self._again_ms(notice.id))
                 else:
                     in_a_row = 0

@@ -5,17 +5,17 @@ The shards of a job are looked after by several servers; each works at the part 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tmc_common.eventlog import EventLog
 from tmc_server.domain.bulk import BulkJob
 from tmc_server.domain.numbers import BulkJobNumber, Shard
 from tmc_server.domain.ports.bulk import BulkDesk, BulkWork
 from tmc_server.errors import RowLocked
 
-log = logging.getLogger("tmc.bulk")
+log = EventLog("tmc.bulk")
 
 _LONGEST_NAP_S = 0.5
 
@@ -96,5 +96,10 @@ class BulkWorking:
         if self._desk.finish(job):
             done = self._desk.progress(job)
             log.info(
-                "bulk job %d: %d done, %d unchanged, %d refused", job.number, done.done, done.unchanged, done.refused
+                "bulk_job_finished",
+                "bulk job %d: %d done, %d unchanged, %d refused",
+                job.number,
+                done.done,
+                done.unchanged,
+                done.refused,
             )

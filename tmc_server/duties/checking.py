@@ -9,7 +9,6 @@ postponed, uncounted.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
+from tmc_common.eventlog import EventLog
 from tmc_server.domain.catalog import App, Catalog
 from tmc_server.domain.checks import (
     CheckAnswer,
@@ -29,7 +29,7 @@ from tmc_server.domain.ports.checks import Asking, Checked, DueChecks, Pending, 
 from tmc_server.duties.pacing import WORKERS, Pacing, Service, ServiceName, in_turn
 from tmc_server.metrics import METRICS
 
-log = logging.getLogger("tmc.checking")
+log = EventLog("tmc.checking")
 
 _ALERT_AGAIN_S = 3_600
 _ROUNDS = 8  # of calls at once in a page of single questions
@@ -190,7 +190,9 @@ class Checking:
         try:
             self._ask(page)
         except Exception as exc:  # noqa: BLE001 - the claim ends by itself, then they are asked again
-            log.warning("answers of %d checks were lost, they are asked again: %s", len(page.pending), exc)
+            log.warning(
+                "check_answers_lost", "answers of %d checks were lost, they are asked again: %s", len(page.pending), exc
+            )
         finally:
             with self._lock:
                 self._pacing.end(page.service)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-
+from tmc_common.eventlog import EventLog
 from tmc_server.domain.catalog import Catalog, Subscription
 from tmc_server.domain.numbers import OrderHash, Shard, SubscriptionNumber
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.ordering import FIRST_LINE, LineWork
 from tmc_server.errors import StoreUnavailable
 
-log = logging.getLogger("tmc.duties")
+log = EventLog("tmc.duties")
 
 
 class Ordering:
@@ -53,5 +52,5 @@ class Ordering:
         if done.changed:
             topic = catalog.topics[subscription.topic].name
             app = catalog.apps[subscription.app].id
-            log.info("order of %s for %s: %d deliveries no longer wait", topic, app, done.changed)
+            log.info("order_repaired", "order of %s for %s: %d deliveries no longer wait", topic, app, done.changed)
         return done.changed

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
+from tmc_common.eventlog import EventLog
 from tmc_server.errors import Retryable, Unavailable
 from tmc_server.metrics import METRICS
 
-log = logging.getLogger("tmc.duties")
+log = EventLog("tmc.duties")
 
 _STUCK = 5
 
@@ -74,10 +74,12 @@ class Periodic:
                 self._own_failures = 0
                 self._on_stuck()
             if self.failures_in_a_row == 1:
-                log.warning("%s fails and goes on trying: %s", self.name, exc, exc_info=None if known else exc)
+                log.warning(
+                    "duty_failing", "%s fails and goes on trying: %s", self.name, exc, exc_info=None if known else exc
+                )
             return False
         if self.failures_in_a_row:
-            log.info("%s works again after %d failures", self.name, self.failures_in_a_row)
+            log.info("duty_recovered", "%s works again after %d failures", self.name, self.failures_in_a_row)
             self.failures_in_a_row = self._own_failures = 0
             METRICS.duty_failures.labels(self.name).set(0)
         return more

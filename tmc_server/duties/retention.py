@@ -6,17 +6,17 @@ removed. The store removes only messages closed before the archive run's cutoff;
 
 from __future__ import annotations
 
-import logging
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
+from tmc_common.eventlog import EventLog
 from tmc_server.domain.manifest import Manifest
 from tmc_server.domain.numbers import NO_MESSAGE, MessageNumber, Shard
 from tmc_server.domain.ports.retention import ClosedWork, ListUnreadable, Position, RemovalLists
 from tmc_server.metrics import METRICS
 
-log = logging.getLogger("tmc.retention")
+log = EventLog("tmc.retention")
 
 _BATCH = 500  # messages of one transaction
 _FORGET = 2000
@@ -70,7 +70,7 @@ class Retention:
         except ListUnreadable as exc:
             runs, wrong = (), str(exc)
         if wrong and wrong != self._wrong:  # said once
-            log.error("nothing is removed: %s", wrong)
+            log.error("retention_stopped", "nothing is removed: %s", wrong)
         self._wrong = wrong
         return runs
 
@@ -78,7 +78,11 @@ class Retention:
         """Log, once, that the cutoff of a run is in the future, which holds up all later runs."""
         if run.before_ms > now_ms + _CLOCKS_APART_MS and run.run not in self._future:
             self._future.add(run.run)
-            log.error("run %s ends in the future: nothing is removed before that; is its manifest damaged?", run.run)
+            log.error(
+                "archive_run_in_future",
+                "run %s ends in the future: nothing is removed before that; is its manifest damaged?",
+                run.run,
+            )
 
     def _turns(self, held: Sequence[Shard]) -> Sequence[Shard]:
         """Finish the list that was read before reading another one."""
@@ -97,7 +101,7 @@ class Retention:
             try:
                 return self._by_list(work, shard, run, at.number if run.run == at.run else 0)
             except ListUnreadable as exc:
-                log.error("shard %d waits: %s", shard, exc)
+                log.error("retention_waiting", "shard %d waits: %s", shard, exc)
                 return False
         return False
 
@@ -122,6 +126,7 @@ class Retention:
         self._count(removed)
         if removed < len(numbers):
             log.warning(
+                "messages_kept",
                 "%d of %d messages of shard %d stay: they moved after run %s had archived them, or were gone before",
                 len(numbers) - removed,
                 len(numbers),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
+from tmc_common.eventlog import EventLog
 from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
 from tmc_server.domain.ordering import OrderMode
 from tmc_server.domain.placement import table_index_for
@@ -37,7 +37,7 @@ from tmc_server.errors import (
 )
 from tmc_server.requests import validation
 
-log = logging.getLogger("tmc.admin")
+log = EventLog("tmc.admin")
 
 _WAITS = 8  # changes that are awaited at once; the next ones wait for their turn
 
@@ -121,7 +121,7 @@ class Administering:
         try:
             return result, await self._everywhere()
         except Unavailable as exc:
-            log.warning("a stored change may not be known everywhere yet: %s", exc)
+            log.warning("change_unconfirmed", "a stored change may not be known everywhere yet: %s", exc)
             return result, 0
 
     async def register_app(self, actor: str, new: NewApp) -> tuple[App, str, int]:

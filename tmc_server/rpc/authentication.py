@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from tmc_common.eventlog import EventLog
 from tmc_server.domain.catalog import App, Catalog
 from tmc_server.domain.operators import Operator, Role, Token
 from tmc_server.errors import (
@@ -30,7 +30,7 @@ from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller
 from tmc_server.rpc.permission import demand_role
 
-log = logging.getLogger("tmc.login")
+log = EventLog("tmc.login")
 
 DEV_OPERATOR = Operator(name="developer", role=Role.ADMIN, reads_bodies=True)
 _SAID_CHARACTERS = 64
@@ -103,6 +103,7 @@ class FailedLogins:
             self._untold += 1
             return True
         log.warning(
+            "login_failed",
             "failed login (%s) as app %s from %s; %d more since the last of these lines",
             kind,
             app,

@@ -11,7 +11,6 @@ INVALID_ARGUMENT, and an unexpected exception is logged with a correlation id, a
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
@@ -26,6 +25,7 @@ from google.protobuf.descriptor import Descriptor, MethodDescriptor, ServiceDesc
 from google.protobuf.message import DecodeError, Message
 from prometheus_client import Histogram
 
+from tmc_common.eventlog import EventLog
 from tmc_server.domain.catalog import App
 from tmc_server.domain.operators import Operator, Role
 from tmc_server.domain.rights import RIGHTS, Right
@@ -41,7 +41,7 @@ from tmc_server.rpc.refusing import Context, let_go, refuse
 from tmc_server.rpc.status import CODES
 from tmc_server.rpc.wire import check_fields
 
-log = logging.getLogger("tmc.rpc")
+log = EventLog("tmc.rpc")
 
 _REVOKED_LOOK_S = 0.5
 
@@ -283,5 +283,5 @@ def _as_ours(exc: Exception) -> TmcError:
 
 def _unforeseen(exc: Exception) -> TmcError:
     correlation_id = uuid.uuid4().hex[:12]
-    log.error("a call failed, correlation id %s", correlation_id, exc_info=exc)
+    log.error("call_failed", "a call failed, correlation id %s", correlation_id, exc_info=exc)
     return InternalFault(f"The center failed on this call; its operators find it by correlation id {correlation_id}.")

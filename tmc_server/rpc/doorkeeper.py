@@ -12,7 +12,6 @@ among our own file descriptors by the address of its peer; gRPC then sees that t
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import random
 import socket
@@ -22,10 +21,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tmc_common.eventlog import EventLog
 from tmc_server.metrics import METRICS
 from tmc_server.rpc.refusing import Context
 
-log = logging.getLogger("tmc.doorkeeper")
+log = EventLog("tmc.doorkeeper")
 
 _FREE_PER_SECOND = 4.0  # calls without a key that are answered at once, per connection
 _FREE_AT_ONCE = 5.0
@@ -122,7 +122,7 @@ class Doorkeeper:
         )
         if closed:
             METRICS.connections_closed.inc(closed)
-            log.warning("closed %d connections whose calls show no key", closed)
+            log.warning("connections_closed", "closed %d connections whose calls show no key", closed)
 
 
 class Sockets:

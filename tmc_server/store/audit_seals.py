@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import hmac
 import json
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
+from tmc_common.eventlog import EventLog
 from tmc_server.domain.views import SealReport
 from tmc_server.metrics import METRICS
 from tmc_server.store.engines import Database, StoreConflict, repeated
 from tmc_server.store.shard_map import place_of
 from tmc_server.store.tables import audit, audit_head
 
-log = logging.getLogger("tmc.audit")
+log = EventLog("tmc.audit")
 
 _PAGE = 500
 _NOTHING = bytes(32)  # before the first seal
@@ -70,6 +70,7 @@ class AuditSeals:
         well = number >= seen and (not seen or connection.execute(then).scalar_one_or_none() == seal)
         if not well and not self.is_rewound:
             log.critical(
+                "audit_rewound",
                 "the audit trail in %s was rewound: seal %d is gone or another one; nothing is sealed until this server "
                 "starts again, see docs/operators.md",
                 place_of(self._database),

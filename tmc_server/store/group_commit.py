@@ -18,7 +18,6 @@ hand all answers to the loop in one call. A shard is worked on by one lane at a 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import threading
 import time
@@ -29,6 +28,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tmc_common.eventlog import EventLog
 from tmc_server.domain.numbers import Shard
 from tmc_server.domain.operations import Answer, Operation
 from tmc_server.errors import InternalFault, QueueFull, RowLocked, ShuttingDown, StoreUnavailable, TmcError
@@ -38,7 +38,7 @@ from tmc_server.store.engines import RowWaited, StoreConflict
 from tmc_server.store.fair_queue import FairQueue
 from tmc_server.store.outcomes import Outcome, Wait
 
-log = logging.getLogger("tmc.group_commit")
+log = EventLog("tmc.group_commit")
 
 _CONFLICT_TRIES = 6
 _LOCKED_PAUSE_S = 0.02
@@ -198,7 +198,7 @@ class GroupCommit:
                 self._loop.call_soon_threadsafe(self._hand_over, entries)
                 self._put_back(shard)
         except BaseException:  # `_run` handles the errors of a batch; this is a bug in the lane itself
-            log.exception("a lane died")
+            log.exception("commit_lane_failed", "a lane died")
             _answer(entries, ShuttingDown())
             self._loop.call_soon_threadsafe(self._hand_over, entries)
             self._loop.call_soon_threadsafe(self._on_death)
@@ -249,11 +249,11 @@ class GroupCommit:
                 connection = None
                 lost += 1
                 if lost == 2:
-                    log.warning("the database does not answer: %s", exc.__cause__ or exc)
+                    log.warning("database_lost", "the database does not answer: %s", exc.__cause__ or exc)
                     _answer(entries, exc)
                     return None
             except Exception as exc:  # whatever broke: a lane answers everybody
-                log.exception("a batch of %d operations failed", len(entries))
+                log.exception("batch_failed", "a batch of %d operations failed", len(entries))
                 _discard(connection)
                 fault = InternalFault("The center failed on this operation; its operators find the reason in the log.")
                 fault.__cause__ = exc
@@ -311,7 +311,7 @@ def _discard(connection: sa.Connection | None) -> None:
             connection.invalidate()
             connection.close()
         except sa.exc.SQLAlchemyError as exc:
-            log.debug("closing a broken connection: %s", exc)
+            log.debug("connection_close_failed", "closing a broken connection: %s", exc)
 
 
 class ShardedGroupCommit:

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import unicodedata
+from collections.abc import Callable
 
 import pytest
 
@@ -130,24 +131,30 @@ def test_an_answer_as_json_is_harmless_and_says_the_same(text: str) -> None:
     assert json.loads(shown) == {"key": text, "name": "订单"}
 
 
-def _logged(monkeypatch: pytest.MonkeyPatch, text: str, form: str) -> str:
+def logged(monkeypatch: pytest.MonkeyPatch, form: str, say: Callable[[], None]) -> str:
+    """What a server writes to standard error while `say` runs."""
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     root, ours = logging.getLogger(), logging.getLogger("tmc")
     before = root.handlers[:], root.level, ours.level
     try:
         configure_logging(LogConfig.model_validate({"format": form}))
-        logging.getLogger("tmc.test").warning("delivery failed: %s", text)
-        try:
-            password = "marked-local-variable"
-            assert password
-            raise ValueError(text)
-        except ValueError:
-            logging.getLogger("tmc.test").exception("failed: %s", text)
+        say()
     finally:
         root.handlers[:], root.level = before[0], before[1]
         ours.setLevel(before[2])
     return stream.getvalue()
+
+
+def _say(text: str) -> None:
+    log = logging.getLogger("tmc.test")
+    log.warning("delivery failed: %s", text)
+    try:
+        password = "marked-local-variable"
+        assert password
+        raise ValueError(text)
+    except ValueError:
+        log.exception("failed: %s", text)
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
@@ -156,7 +163,7 @@ def test_a_log_has_one_line_per_event_and_indented_stacks(
     monkeypatch: pytest.MonkeyPatch, text: str, form: str
 ) -> None:
     forged = f"{text}\n2026-11-22T00:00:00Z [critical] FORGED"
-    lines = _logged(monkeypatch, forged, form).split("\n")
+    lines = logged(monkeypatch, form, lambda: _say(forged)).split("\n")
     lines = [line for line in lines if line]
     assert not [line for line in lines if line.startswith("2026-11-22T00:00:00Z [critical]")]
     assert len([line for line in lines if not line.startswith("    ")]) == 2
