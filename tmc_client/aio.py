@@ -23,6 +23,7 @@ from tmc_client.producer import (
     publish_request,
     rollback_request,
     submit_request,
+    within,
 )
 from tmc_common.protocol import message_pb2
 
@@ -105,13 +106,17 @@ class AsyncCenter:
     async def submit(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
         """Submit a message after the local commit."""
         limit = duration("timeout", timeout or self.blocking.timeout)
-        result: str = (await self._call(sender.SUBMIT, submit_request(message), limit)).message_id
+        with within(message):
+            call = self._call(sender.SUBMIT, submit_request(message), limit)
+            result: str = (await call).message_id
         return result
 
     async def rollback(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
         """Discard a message whose local transaction did not commit."""
         limit = duration("timeout", timeout or self.blocking.timeout)
-        result: str = (await self._call(sender.ROLLBACK, rollback_request(message), limit)).message_id
+        with within(message):
+            call = self._call(sender.ROLLBACK, rollback_request(message), limit)
+            result: str = (await call).message_id
         return result
 
     def transaction(

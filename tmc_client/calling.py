@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError
 from datetime import timedelta
@@ -76,7 +77,7 @@ class Calling:
     def _one(self, listener: Listener | None, run: Run) -> Answer:
         message = run.message
         try:
-            with tracing.handling(message):
+            with tracing.handling([message], time.monotonic() - run.arrived):
                 if listener is not None:
                     self._call(listener, [run], {message.id: _body(listener, message)})
                 elif self._listeners.everything is not None:
@@ -98,7 +99,7 @@ class Calling:
             return {runs[0].message.id: self._one(listener, runs[0])}
         failure: Exception | None = None
         try:
-            with tracing.handling(runs[0].message):
+            with tracing.handling([run.message for run in runs], time.monotonic() - runs[0].arrived):
                 self._call(listener, runs, bodies)
         except errors.Later as exc:
             return {run.message.id: _outcome(run.message, exc) for run in runs}

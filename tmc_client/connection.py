@@ -279,18 +279,20 @@ class Connection:
         return found
 
     def unary(self, path: str, response_class: Any) -> Callable[..., Any]:
-        """A blocking call of one method, with our metadata: (request, timeout=seconds) -> response.
+        """A blocking call of one method, with our metadata: (request, timeout=seconds, metadata=more) -> response.
 
         Calling it raises grpc.RpcError, or Unavailable when there is no server to ask.
         """
         return partial(self._call, path, response_class)
 
-    def _call(self, path: str, response_class: Any, request: Any, timeout: float) -> Any:
+    def _call(
+        self, path: str, response_class: Any, request: Any, timeout: float, metadata: tuple[tuple[str, str], ...] = ()
+    ) -> Any:
         servers = self._known()
         only = servers.only
         if only is not None:
-            raw, metadata = self._method(only, path, response_class)
-            return raw(request, timeout=timeout, metadata=metadata)
+            raw, ours = self._method(only, path, response_class)
+            return raw(request, timeout=timeout, metadata=ours + metadata)
         end = self._monotonic() + timeout
         silent: list[Server] = []
         refused: list[Server] = []
@@ -300,9 +302,9 @@ class Connection:
             limit = min(server.try_s, end - began)
             if limit <= 0:
                 raise error
-            raw, metadata = self._method(server, path, response_class)
+            raw, ours = self._method(server, path, response_class)
             try:
-                response = raw(request, timeout=limit, metadata=metadata)
+                response = raw(request, timeout=limit, metadata=ours + metadata)
             except grpc.RpcError as exc:
                 if not wire.is_unanswered(exc):
                     servers.answered(server, self._monotonic() - began)

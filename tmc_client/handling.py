@@ -21,6 +21,7 @@ from tmc_client.received import Message, Receipt
 from tmc_client.runs import Run, Runs
 from tmc_client.sender import Sender
 from tmc_client.workers import Workers
+from tmc_common import tracing
 
 log = logging.getLogger("tmc_client.consumer")
 
@@ -169,7 +170,8 @@ class Handling:
     def _answer(self, run: Run, answer: Answer | None) -> Future[Any] | None:
         """Send the answer to the center. Returns: its future; None: nothing was sent."""
         try:
-            return None if answer is None else self._sender.send(*answer(run.message), ANSWER_TIMEOUT_S)
+            with tracing.within(run.message.headers):
+                return None if answer is None else self._sender.send(*answer(run.message), ANSWER_TIMEOUT_S)
         except errors.TmcError as exc:
             log.error("message %s could not be answered: %s", run.message.id, exc)
             return None

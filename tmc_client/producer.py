@@ -6,14 +6,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, Required, TypedDict, TypeVar, Unpack
 
-from tmc_client import codecs, errors, sender, tracing
+from tmc_client import codecs, errors, sender
+from tmc_client import tracing as spans
 from tmc_client.codecs import Topic
 from tmc_client.sender import Sender
+from tmc_common import tracing
+from tmc_common.headers import context_of
 from tmc_common.protocol import message_pb2
 
 T = TypeVar("T")
@@ -22,12 +26,16 @@ Request = TypeVar("Request", message_pb2.PrepareRequest, message_pb2.PublishRequ
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A prepared message that awaits submit or rollback. attempt_id distinguishes attempts with the same key."""
+    """A prepared message that awaits submit or rollback. attempt_id distinguishes attempts with the same key.
+
+    context: the trace that it was prepared in, as headers.
+    """
 
     message_id: str
     topic: str
     key: str
     attempt_id: bytes
+    context: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 def new_attempt_id() -> bytes:
@@ -69,9 +77,9 @@ def _fields(
     attempt_id: bytes | None = None,
 ) -> Callable[[], dict[str, Any]]:
     """Returns: makes the fields. Raises CodecError, InvalidRequest."""
-    for field, value in (("key", key), ("order_key", order_key)):
+    for name, value in (("key", key), ("order_key", order_key)):
         if not isinstance(value, str):
-            raise errors.InvalidRequest(f"{field}={value!r} is no str: write {field}={str(value)!r}.", field=field)
+            raise errors.InvalidRequest(f"{name}={value!r} is no str: write {name}={str(value)!r}.", field=name)
     delay = duration("delay", delay)
     for name, value in (headers or {}).items():
         if not (isinstance(name, str) and isinstance(value, str)):
@@ -83,7 +91,7 @@ def _fields(
         "order_key": order_key,
         "body": data,
         "content_type": content_type,
-        "headers": tracing.injected(headers or {}),
+        "headers": spans.injected(headers or {}),
         "attempt_id": attempt_id or new_attempt_id(),
         "delay_ms": round(delay.total_seconds() * 1000),
     }
@@ -135,7 +143,18 @@ def _name_of(message: Prepared | str) -> dict[str, Any]:
 
 def prepared_of(request: message_pb2.PrepareRequest, result: Any) -> Prepared:
     """The handle for submit and rollback."""
-    return Prepared(message_id=result.message_id, topic=request.topic, key=request.key, attempt_id=request.attempt_id)
+    return Prepared(
+        message_id=result.message_id,
+        topic=request.topic,
+        key=request.key,
+        attempt_id=request.attempt_id,
+        context=context_of(request.headers),
+    )
+
+
+def within(message: Prepared | str) -> AbstractContextManager[None]:
+    """Continue the trace in which the message was prepared, unless another one is current."""
+    return tracing.within({} if isinstance(message, str) else message.context)
 
 
 class Producer:
@@ -151,7 +170,8 @@ class Producer:
         return self._send(sender.PUBLISH, request, timeout.total_seconds())
 
     def submit(self, message: Prepared | str, timeout: timedelta) -> Future[Any]:
-        return self._send(sender.SUBMIT, submit_request(message), timeout.total_seconds())
+        with within(message):
+            return self._send(sender.SUBMIT, submit_request(message), timeout.total_seconds())
 
     def submit_in_turn(self, messages: Sequence[Prepared], timeout: timedelta) -> list[Future[Any]]:
         """Submit each after the answer to the one before. The first that fails fails all after it."""
@@ -183,4 +203,5 @@ class Producer:
         return futures
 
     def rollback(self, message: Prepared | str, timeout: timedelta) -> Future[Any]:
-        return self._send(sender.ROLLBACK, rollback_request(message), timeout.total_seconds())
+        with within(message):
+            return self._send(sender.ROLLBACK, rollback_request(message), timeout.total_seconds())

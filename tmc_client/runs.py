@@ -17,11 +17,13 @@ class Run:
     """One message from its first copy here to its stored answer.
 
     message: the newest copy; answers and Extends carry its attempt number.  limit_s: how long its handler may take.
+    arrived: monotonic seconds.
     task: the coroutine of an `async def` handler.
     """
 
     message: Message
     limit_s: float
+    arrived: float = field(default_factory=time.monotonic)
     receipts: list[Receipt] = field(default_factory=list)
     late: list[tuple[Message, Receipt]] = field(default_factory=list)
     deadline: float | None = None

@@ -17,14 +17,14 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from tmc_client import errors, wire
+from tmc_client import errors, tracing, wire
 from tmc_client.connection import Connection, watch_forks
 from tmc_common.protocol import consumption_pb2, message_pb2
 
@@ -46,8 +46,9 @@ _LONGEST_PAUSE_S = 2.0
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Kind:
-    """One batch method. lane: calls of different lanes do not wait for each other."""
+    """One batch method. operation: what one item asks for.  lane: calls of different lanes do not wait for each other."""
 
+    operation: str
     path: str
     request_class: Any
     response_class: Any
@@ -55,12 +56,22 @@ class Kind:
 
 
 def _message(name: str, request: Any, response: Any) -> Kind:
-    return Kind(path=f"/tmc.v1.MessageService/{name}", request_class=request, response_class=response, lane="producer")
+    return Kind(
+        operation=name.removesuffix("Many").lower(),
+        path=f"/tmc.v1.MessageService/{name}",
+        request_class=request,
+        response_class=response,
+        lane="producer",
+    )
 
 
 def _consumption(name: str, request: Any, response: Any) -> Kind:
     return Kind(
-        path=f"/tmc.v1.ConsumptionService/{name}", request_class=request, response_class=response, lane="consumer"
+        operation=name.removesuffix("Many").lower(),
+        path=f"/tmc.v1.ConsumptionService/{name}",
+        request_class=request,
+        response_class=response,
+        lane="consumer",
     )
 
 
@@ -74,15 +85,19 @@ EXTEND = _consumption("ExtendMany", consumption_pb2.ExtendManyRequest, consumpti
 
 
 class _Call:
-    """One queued call. loop: the event loop of an asyncio caller and of its future; None: a thread waits."""
+    """One queued call. loop: the event loop of an asyncio caller and of its future; None: a thread waits.
 
-    __slots__ = ("deadline", "future", "kind", "loop", "pauses", "request")
+    context: of its span, as headers.
+    """
+
+    __slots__ = ("context", "deadline", "future", "kind", "loop", "pauses", "request")
 
     def __init__(self, kind: Kind, request: Any, deadline: float, loop: asyncio.AbstractEventLoop | None) -> None:
         self.kind = kind
         self.request = request
         self.deadline = deadline
         self.pauses = 0
+        self.context: Mapping[str, str] = {}
         self.loop = loop
         self.future: Any = Future() if loop is None else loop.create_future()
 
@@ -136,14 +151,19 @@ class Sender:
     def send(self, kind: Kind, request: Any, timeout: float) -> Future[Any]:
         """Queue one call. timeout: seconds until it is given up. Returns: a future of the item's result or TmcError."""
         call = _Call(kind, request, self._monotonic() + timeout, None)
-        future: Future[Any] = self._lanes[kind.lane].send(call)
+        future: Future[Any] = self._send(call)
         return future
 
     def send_from_loop(self, kind: Kind, request: Any, timeout: float) -> asyncio.Future[Any]:
         """The same for asyncio: call it on the event loop, await what it returns."""
         call = _Call(kind, request, self._monotonic() + timeout, asyncio.get_running_loop())
-        future: asyncio.Future[Any] = self._lanes[kind.lane].send(call)
+        future: asyncio.Future[Any] = self._send(call)
         return future
+
+    def _send(self, call: _Call) -> Any:
+        lane = self._lanes[call.kind.lane]
+        with tracing.traced(call.kind.operation, call.request, call.future) as call.context:
+            return lane.send(call)
 
     def close(self, grace: float = 5.0) -> None:
         """Finish what is queued, at most `grace` seconds, then stop the threads."""
@@ -305,7 +325,8 @@ class _Lane:
         try:
             method = self._connection.unary(kind.path, kind.response_class)
             timeout = min(max(call.deadline for call in alive) - now, _CALL_S)
-            results = method(request, timeout=timeout).results
+            with tracing.calling(kind.path, [call.context for call in alive]) as metadata:
+                results = method(request, timeout=timeout, metadata=metadata).results
         except errors.Unavailable as exc:  # no server is known
             self._all_failed(alive, exc, answers)
             return

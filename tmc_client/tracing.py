@@ -1,47 +1,136 @@
-"""Propagate the trace context from Prepare to the handler, as W3C `traceparent` in the message's headers.
+"""Spans of the SDK: prepare, publish, submit and rollback of producers; receive, process, ack and nack of consumers; checks.
 
-A no-op unless the program uses OpenTelemetry. Hours may pass between the two spans.
+A message carries the context of its prepare, so hours may pass until the next span of its trace.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
+from tmc_client import errors
+from tmc_client.checks.questions import Question
 from tmc_client.received import Message
+from tmc_common import tracing
+from tmc_common.headers import context_of
+
+_HEADERS_BYTES, _HEADERS = 8_192, 64  # as the center limits them
+_KINDS = {
+    "prepare": "create",
+    "publish": "send",
+    "submit": "send",
+    "rollback": "send",
+    "ack": "settle",
+    "nack": "settle",
+}
+_COUNT = "messaging.batch.message_count"
+_CREATE = ("prepare", "publish")
 
 
 def injected(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers, with the current span's context unless they carry one already."""
-    carried = dict(headers)
-    if "opentelemetry.propagate" in sys.modules or "opentelemetry.trace" in sys.modules:
-        from opentelemetry import propagate
+    """The headers, with the current context."""
+    return dict(headers) | _fitting(headers, tracing.carried())
 
-        found: dict[str, str] = {}
-        propagate.inject(found)
-        carried = {name: found[name] for name in ("traceparent", "tracestate") if name in found} | carried
-    return carried
+
+def _fitting(headers: Mapping[str, str], context: Mapping[str, str]) -> dict[str, str]:
+    """What the headers lack of the context, as much of it as the center accepts: baggage may be as large as all headers."""
+    found: dict[str, str] = {}
+    room = _HEADERS_BYTES - sum(len(name) + len(text.encode()) for name, text in headers.items())
+    for name, text in context.items():
+        size = len(name) + len(text.encode())
+        if name not in headers and size <= room and len(headers) + len(found) < _HEADERS:
+            found[name] = text
+            room -= size
+    return found
 
 
 @contextmanager
-def handling(message: Message) -> Iterator[None]:
-    """A consumer span around a handler, in the trace of the producer that prepared the message."""
-    if "opentelemetry.trace" not in sys.modules:
+def traced(operation: str, request: Any, future: Any) -> Iterator[Mapping[str, str]]:
+    """A span from a call of the center to its answer, the result of `future`. Yields: the span's context.
+
+    A new message carries the context it was made in: that of its headers, the current one, or that of this span.
+    """
+    if not tracing.is_on() or operation not in _KINDS:
+        yield {}
+        return
+    topic = getattr(request, "topic", "")
+    attributes = tracing.messaging(operation, _KINDS[operation], topic, getattr(request, "message_id", ""))
+    is_new = operation in _CREATE
+    parent = context_of(request.headers) if is_new else {}
+    name = f"{operation} {topic}" if topic else operation
+    span = tracing.begin(name, "PRODUCER" if is_new else "CLIENT", attributes, parent=parent or None)
+    context = tracing.headers_of(span)
+    if is_new:
+        request.headers.update(_fitting(request.headers, context))
+    future.add_done_callback(partial(_answered, span))
+    try:
+        yield context
+    except errors.TmcError as exc:  # nothing was sent
+        tracing.end(span, str(exc))
+        raise
+
+
+def _answered(span: Any, future: Any) -> None:
+    if future.cancelled():
+        tracing.end(span, "cancelled")
+        return
+    failure = future.exception()
+    message_id = getattr(future.result(), "message_id", "") if failure is None else ""
+    if message_id:
+        span.set_attribute("messaging.message.id", message_id)
+    tracing.end(span, "" if failure is None else str(failure))
+
+
+@contextmanager
+def calling(method: str, contexts: Sequence[Mapping[str, str]]) -> Iterator[tuple[tuple[str, str], ...]]:
+    """One RPC that carries calls of these contexts. Yields: its metadata."""
+    if not any(contexts):
+        yield ()
+        return
+    service, _, name = method.lstrip("/").rpartition("/")
+    attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
+    parent, links = (contexts[0], ()) if len(contexts) == 1 else ({}, contexts)
+    with tracing.span(method.lstrip("/"), "CLIENT", attributes, parent=parent, links=links):
+        yield tuple((name.lower(), text) for name, text in tracing.carried().items() if text.isascii())
+
+
+@contextmanager
+def handling(messages: Sequence[Message], waited_s: float) -> Iterator[None]:
+    """A span around a handler, in the trace of the first message, and one for how long they waited for it here."""
+    if not tracing.is_on():
         yield
         return
-    from opentelemetry import propagate, trace
+    first, *others = messages
+    attributes = _attributes("process", "process", messages)
+    links = [message.headers for message in others]
+    received = _attributes("receive", "receive", messages)
+    waiting = tracing.begin(
+        f"receive {first.topic}", "CONSUMER", received, parent=first.headers, links=links, lasted_s=waited_s
+    )
+    tracing.end(waiting)
+    with tracing.span(f"process {first.topic}", "CONSUMER", attributes, parent=first.headers, links=links):
+        yield
 
-    attributes = {
-        "messaging.system": "tmc",
-        "messaging.operation.type": "process",
-        "messaging.destination.name": message.topic,
-        "messaging.message.id": message.id,
-    }
-    with trace.get_tracer("tmc_client").start_as_current_span(
-        f"process {message.topic}",
-        context=propagate.extract(message.headers),
-        kind=trace.SpanKind.CONSUMER,
-        attributes=attributes,
-    ):
+
+def _attributes(operation: str, kind: str, messages: Sequence[Message]) -> dict[str, Any]:
+    first = messages[0]
+    more: dict[str, Any] = {"messaging.consumer.group.name": first.subscriber}
+    if len(messages) > 1:
+        return tracing.messaging(operation, kind, first.topic, more=more | {_COUNT: len(messages)})
+    return tracing.messaging(operation, kind, first.topic, first.id, more | {"tmc.attempt": first.attempt})
+
+
+@contextmanager
+def answering(questions: Sequence[Question], headers: Mapping[str, str]) -> Iterator[None]:
+    """A span around the answers to checks. headers: of the center's call; a web framework's span goes first."""
+    if not (tracing.is_on() and questions):
+        yield
+        return
+    first, several = questions[0], len(questions) > 1
+    attributes = tracing.messaging(
+        "check", "", first.topic, "" if several else first.message_id, {_COUNT: len(questions)} if several else {}
+    )
+    with tracing.within(headers), tracing.span(f"check {first.topic}", "SERVER", attributes):
         yield

@@ -22,6 +22,23 @@ REPLAY_TO = "tmc-replay-to"
 """In a message that an operator sent again to one subscriber: the number of the subscription."""
 REPLAY_KEYS = "replay."
 """Keys of replays begin with it; producers cannot use such keys."""
+CONTEXT_HEADERS = frozenset(
+    {
+        "traceparent",
+        "tracestate",
+        "baggage",
+        "b3",
+        "x-b3-traceid",
+        "x-b3-spanid",
+        "x-b3-parentspanid",
+        "x-b3-sampled",
+        "x-b3-flags",
+        "uber-trace-id",
+        "x-amzn-trace-id",
+        "x-cloud-trace-context",
+    }
+)
+"""Headers that say where a message was sent from, and are no part of its content."""
 _ROUTING = ("cc", "bcc")
 
 
@@ -39,6 +56,11 @@ def from_wire(headers: Mapping[str, object]) -> dict[str, str]:
         elif not _is_the_brokers(name):
             found[name] = str(value)
     return found
+
+
+def context_of(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers that carry the context of a trace."""
+    return {name: text for name, text in headers.items() if name in CONTEXT_HEADERS}
 
 
 def _is_the_brokers(name: str) -> bool:

@@ -37,7 +37,9 @@ def configure_logging(config: LogConfig) -> None:
         _mask,
         *([_escape, renderer] if readable else [structlog.processors.JSONRenderer()]),
     ]
-    formatter = structlog.stdlib.ProcessorFormatter(processors=chain, foreign_pre_chain=shared if readable else [*shared, named])
+    formatter = structlog.stdlib.ProcessorFormatter(
+        processors=chain, foreign_pre_chain=shared if readable else [*shared, named]
+    )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     root = logging.getLogger()

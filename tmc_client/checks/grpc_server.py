@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from tmc_client import errors
+from tmc_client import errors, tracing
 from tmc_client.checks.questions import Answer, Denied, Question
 from tmc_client.checks.running import Answering
 from tmc_common.addresses import HostPort
@@ -47,7 +47,8 @@ class CheckServicer(check_pb2_grpc.CheckServiceServicer):
     def _answers(self, requests: Any, context: Any) -> list[check_pb2.CheckResponse]:
         token = demand_token(self._checks, context)
         questions = [question_of(request) for request in requests]
-        answers = self._checks.answer(token, questions)
+        with tracing.answering(questions, {name: str(text) for name, text in context.invocation_metadata()}):
+            answers = self._checks.answer(token, questions)
         return [response_of(question, answer) for question, answer in zip(questions, answers, strict=True)]
 
 

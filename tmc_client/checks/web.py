@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from tmc_client import errors
+from tmc_client import errors, tracing
 from tmc_client.checks.questions import Denied, Question
 from tmc_client.checks.running import Answering
 
@@ -73,7 +73,8 @@ def _get(checks: Answering, query: str, headers: Mapping[str, str]) -> Reply:
             "createdMs": int(headers.get("tmc-created-ms", "0")),
         }
     )
-    answer = checks.answer(headers.get("tmc-check-token", ""), [question], fences=False)[0]
+    with tracing.answering([question], headers):
+        answer = checks.answer(headers.get("tmc-check-token", ""), [question], fences=False)[0]
     return 200, {"status": answer.verdict.name, "messageKey": question.key, "detail": answer.detail}
 
 
@@ -84,7 +85,8 @@ def _post(checks: Answering, headers: Mapping[str, str], body: bytes) -> Reply:
     if len(items) > _MOST:
         return 400, {"error": f"at most {_MOST} questions in one call"}
     questions = [_question(item) for item in items]
-    answers = checks.answer(headers.get("tmc-check-token", ""), questions)
+    with tracing.answering(questions, headers):
+        answers = checks.answer(headers.get("tmc-check-token", ""), questions)
     results = [
         {"messageId": question.message_id, "status": answer.verdict.name, "detail": answer.detail}
         for question, answer in zip(questions, answers, strict=True)

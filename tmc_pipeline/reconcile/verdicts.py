@@ -25,11 +25,11 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from tmc_common.headers import REPLAY_OF, REPLAY_TO
+from tmc_common.headers import CONTEXT_HEADERS, REPLAY_OF, REPLAY_TO
 from tmc_pipeline.frames import CONSUMPTIONS, is_one_of
 from tmc_server.domain.consumption import CLOSED, ConsumptionState
 from tmc_server.domain.ids import EPOCH_MS
-from tmc_server.domain.message import TRACE_HEADERS, UNDECIDED, MessageState
+from tmc_server.domain.message import UNDECIDED, MessageState
 
 AGREED, PENDING = "agreed", "pending"
 VERDICTS = (
@@ -144,7 +144,7 @@ def _headers() -> Column:
 def own_digest() -> Column:
     """Lower-case hexadecimal string: domain.message.digest_of over the columns of a row of MESSAGE."""
     entries = f.map_entries(_headers())
-    kept = f.filter(entries, lambda each: ~each["key"].isin(*sorted(TRACE_HEADERS)))
+    kept = f.filter(entries, lambda each: ~each["key"].isin(*sorted(CONTEXT_HEADERS)))
     parts = f.transform(
         f.array_sort(kept),
         lambda each: f.concat(

@@ -15,6 +15,7 @@ from tmc_server.app.maintenance import CannotStart
 from tmc_server.config import Config
 from tmc_server.delivery.answers import CopyAnswers
 from tmc_server.delivery.routing import RoutingOutlet
+from tmc_server.delivery.spans import PublishSpans
 from tmc_server.delivery.stream import StreamOutlet
 from tmc_server.domain.catalog import Forward
 from tmc_server.domain.consumption import QueueLook
@@ -68,7 +69,9 @@ class Outlets:
             consumers = known["rabbitmq"]
             self.broker = _broker_address(url, config.rabbitmq.consumer_address)
         else:
-            consumers = self.streams = StreamOutlet(loop, self.answers.give_back, wake, on_copies=on_copies)
+            consumers = self.streams = StreamOutlet(
+                loop, self.answers.give_back, wake, on_copies=on_copies, spans=PublishSpans(catalog)
+            )
         self.outlet = RoutingOutlet(catalog, consumers, known | self._forwarders, self.unforwardable)
         self.forwarder_kinds = sorted(known | self._forwarders)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
+from tmc_common import tracing
 from tmc_common.eventlog import EventLog
 from tmc_server.checks.addressing import Addressing
 from tmc_server.domain.catalog import App
@@ -40,7 +43,8 @@ class CheckDispatcher:
             return [endpoints] * len(questions)
         answers: list[CheckAnswer] = []
         for endpoint in endpoints:
-            answers = _guarded(asker, target, endpoint, app.check_token, questions, until)
+            with _span(questions, endpoint):
+                answers = _guarded(asker, target, endpoint, app.check_token, questions, until)
             if any(answer.reason is not CheckReason.UNREACHABLE for answer in answers):
                 break
         return answers
@@ -97,6 +101,17 @@ def _hint(reason: CheckReason) -> str:
     if reason is CheckReason.REFUSED_TARGET:
         return ""
     return " Start it first, give --address, or say --untried."
+
+
+def _span(questions: Sequence[Question], endpoint: Endpoint) -> AbstractContextManager[object]:
+    """In the trace of the first message, with links to those of the others."""
+    first, *others = questions
+    more: dict[str, Any] = {"server.address": endpoint.host, "server.port": endpoint.port}
+    if others:
+        more["messaging.batch.message_count"] = len(questions)
+    attributes = tracing.messaging("check", "", first.topic, "" if others else first.message_id, more)
+    links = [each.context for each in others]
+    return tracing.span(f"check {first.topic}", "CLIENT", attributes, parent=first.context, links=links)
 
 
 def _guarded(

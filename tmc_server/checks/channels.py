@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from tmc_common import tracing
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget
 from tmc_server.domain.ports.checks import Endpoint
 
@@ -103,10 +104,15 @@ class Channels:
 def call_one(method: Any, request: bytes, target: CheckTarget, token: str, longest: int) -> bytes | CheckAnswer:
     """One call within the target's deadline."""
     try:
-        answer: bytes = method(request, timeout=target.deadline_ms / 1000, metadata=((TOKEN_KEY, token),))
+        answer: bytes = method(request, timeout=target.deadline_ms / 1000, metadata=_metadata(token))
     except grpc.RpcError as exc:
         return problem_of(exc)
     return answer if len(answer) <= longest else CheckAnswer.unknown(CheckReason.TOO_LARGE, f"{len(answer)} bytes")
+
+
+def _metadata(token: str) -> tuple[tuple[str, str], ...]:
+    context = tracing.carried()
+    return ((TOKEN_KEY, token), *((name.lower(), text) for name, text in context.items() if text.isascii()))
 
 
 class Stamina:
@@ -152,7 +158,7 @@ def call_each(
             finish()
         if not stamina.lasts:
             break
-        calls.append(method.future(request, timeout=target.deadline_ms / 1000, metadata=((TOKEN_KEY, token),)))
+        calls.append(method.future(request, timeout=target.deadline_ms / 1000, metadata=_metadata(token)))
     while calls:
         finish()
     return [*answers, *[NOT_ASKED] * (len(requests) - len(answers))]

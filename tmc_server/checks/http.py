@@ -21,6 +21,7 @@ from urllib.parse import urlencode
 import httpx
 import uvloop
 
+from tmc_common import tracing
 from tmc_server.checks.channels import LONGEST_ANSWER, LONGEST_SINGLE, NOT_ASKED, Stamina
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question, Verdict
 from tmc_server.domain.ports.checks import Endpoint
@@ -233,7 +234,7 @@ def _request(
     about: Mapping[str, str],
 ) -> httpx.Request:
     headers = {"Host": endpoint.authority, "Accept": "application/json", "Accept-Encoding": "identity"}
-    headers |= {"Tmc-Check-Token": token, **about}
+    headers |= {**tracing.carried(), "Tmc-Check-Token": token, **about}
     if body is not None:
         headers["Content-Type"] = "application/json"
     return httpx.Request(

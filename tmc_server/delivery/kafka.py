@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tmc_common.eventlog import EventLog
 from tmc_common.headers import ORDER_KEY
+from tmc_server.delivery.spans import PublishSpans
 from tmc_server.delivery.window import Destination, Window
 from tmc_server.domain.catalog import FORWARD_KEY
 from tmc_server.domain.consumption import QueueLook
@@ -41,6 +43,7 @@ class KafkaForwarder:
         window: int = 2000,
     ) -> None:
         self._catalog = catalog
+        self._spans = PublishSpans(catalog)
         self._answers = answers
         self._window = Window(window, 64 << 20, wake)
         self._destinations: dict[SubscriptionNumber, Destination] = {}
@@ -106,8 +109,12 @@ class KafkaForwarder:
         METRICS.published.inc(len(copies))
 
     def _on(self, copy: Copy) -> Callable[[Any, Any], None]:
+        began = time.monotonic()
+
         def delivered(error: Any, _message: Any) -> None:
             self._forget(copy)
+            lasted_s, why = time.monotonic() - began, "" if error is None else str(error.str())
+            self._spans.published([copy], lasted_s, "kafka", why)
             if error is None:
                 self._window.succeeded(self._destination(copy.subscription))
                 self._answers.acknowledge([copy])

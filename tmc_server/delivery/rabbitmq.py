@@ -26,6 +26,7 @@ from tmc_common.amqp import CorkedConnection, give_up, hang_up
 from tmc_common.eventlog import EventLog
 from tmc_server.delivery.rabbitmq_lane import Lane, Sent
 from tmc_server.delivery.rabbitmq_properties import Digests, properties_of, sign_copy
+from tmc_server.delivery.spans import PublishSpans
 from tmc_server.delivery.window import ALERT_AFTER, CONFIRM_TIMEOUT_S, Destination, Failure, Window
 from tmc_server.domain.catalog import FORWARD_KEY, Catalog
 from tmc_server.domain.consumption import QueueLook
@@ -100,6 +101,7 @@ class RabbitOutlet:
         self._parameters.socket_timeout = self._parameters.stack_timeout = 5
         self._parameters.client_properties = {"connection_name": "tmc publisher"}
         self._catalog = catalog
+        self._spans = PublishSpans(catalog)
         self._queues = queues
         self._answers = answers
         self._wake = wake
@@ -371,6 +373,7 @@ class RabbitOutlet:
         self._forget(sent)
         METRICS.unsendable.inc()
         log.warning("message_unsendable", "a message for %s cannot be published: %s", sent.destination.name, reason)
+        self._spans.published([sent.copy], time.monotonic() - sent.at, sent.destination.name, str(reason))
         self._answers.refuse([sent.copy], f"cannot be published to {sent.destination.name}: {reason}")
 
     def stranded(self, lane: Lane, sent: Sent) -> None:
@@ -455,6 +458,7 @@ class RabbitOutlet:
                 if self._window.succeeded(sent.destination):
                     log.info("queue_recovered", "%s takes messages again", sent.destination.name)
                 good.append(sent.copy)
+                self._spans.published([sent.copy], now - sent.at, sent.destination.name)
         for destination, refused in bad.items():
             self._failed(lane, destination, refused, refused[0].returned or "refused", silent=False)
         if good and lane.exchange:
@@ -463,6 +467,7 @@ class RabbitOutlet:
     def _failed(self, lane: Lane, destination: Destination, lost: list[Sent], why: str, silent: bool) -> None:
         """Handle copies that were not accepted. silent: the broker did not answer, so the attempt does not count."""
         METRICS.returned.inc(len(lost))
+        self._spans.published([sent.copy for sent in lost], time.monotonic() - lost[0].at, destination.name, why)
         failure = self._window.failed(destination)
         copies = [sent.copy for sent in lost]
         if lane.exchange and not silent:

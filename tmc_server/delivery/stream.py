@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from tmc_common.eventlog import EventLog
+from tmc_server.delivery.spans import PublishSpans
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.ports.delivery import Copy
@@ -59,6 +61,7 @@ class ConsumerStream:
         self._finished = False
         self._waiting: deque[Copy] = deque()
         self._writing: Sequence[Copy] = ()
+        self._writing_since = 0.0
         self._watch: asyncio.TimerHandle | None = None
         self._arrived = asyncio.Event()
 
@@ -105,6 +108,7 @@ class ConsumerStream:
             batch.append(self._waiting.popleft())
             room -= len(batch[-1].body)
         self._writing = batch
+        self._writing_since = time.monotonic()
         self._watch = asyncio.get_running_loop().call_later(self._limits.patience_s, self._cut)
         return batch
 
@@ -113,7 +117,7 @@ class ConsumerStream:
         self._stop_watching()
         written, self._writing = self._writing, ()
         if written:
-            self._outlet.wrote(self, written)
+            self._outlet.wrote(self, written, time.monotonic() - self._writing_since)
 
     def _stop_watching(self) -> None:
         if self._watch is not None:
@@ -172,7 +176,9 @@ class StreamOutlet:
         wake: Callable[[], None],
         limits: StreamLimits = StreamLimits(),
         on_copies: Callable[[Sequence[Copy]], None] | None = None,
+        spans: PublishSpans | None = None,
     ) -> None:
+        self._spans = spans
         self._loop = loop
         self._give_back = give_back
         self._wake = wake
@@ -201,8 +207,10 @@ class StreamOutlet:
         if woken:
             self._wake()
 
-    def wrote(self, stream: ConsumerStream, copies: Sequence[Copy]) -> None:
-        """The connection took these."""
+    def wrote(self, stream: ConsumerStream, copies: Sequence[Copy], lasted_s: float) -> None:
+        """The connection took these. lasted_s: how long that took."""
+        if self._spans is not None:
+            self._spans.published(copies, lasted_s, "stream")
         with self._lock:
             full = stream.credit > 0 and stream.room == 0
             self._forget(stream, copies)

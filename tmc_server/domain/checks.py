@@ -110,7 +110,10 @@ class CheckPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """About one message. message_id: the public one.  created_ms: the center's clock at prepare."""
+    """About one message. message_id: the public one.  created_ms: the center's clock at prepare.
+
+    context: the trace it was prepared in, as headers.
+    """
 
     message_id: str
     topic: str
@@ -119,6 +122,7 @@ class Question:
     attempt_id: bytes
     ledger_id: bytes
     created_ms: int
+    context: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import assert_never
 
+from tmc_common.headers import CONTEXT_HEADERS
 from tmc_server.errors import AlreadyCommitted, AlreadyRolledBack, TmcError
 
 
@@ -111,9 +112,6 @@ def decide(state: MessageState, event: MessageEvent) -> Decided | TmcError:
     return Decided(state, changes=False) if state is wanted else _OPPOSITE[state]()
 
 
-TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
-
-
 def digest_of(body: bytes, content_type: str, headers: Mapping[str, str], delay_ms: int) -> bytes:
     """SHA-256 over everything a consumer could tell apart, each part with its length in front.
 
@@ -122,6 +120,6 @@ def digest_of(body: bytes, content_type: str, headers: Mapping[str, str], delay_
     digest = hashlib.sha256(b"%d:%d:" % (delay_ms, len(body)))
     digest.update(body)
     digest.update(content_type.encode())
-    for name in sorted(set(headers) - TRACE_HEADERS):
+    for name in sorted(set(headers) - CONTEXT_HEADERS):
         digest.update(f"\0{len(name)}:{name}{len(headers[name])}:{headers[name]}".encode())
     return digest.digest()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tmc_server.domain.catalog import App
 from tmc_server.domain.operations import Answer, Operation
@@ -20,6 +20,7 @@ class Caller:
     tag: the environment it said it runs in, or that of its key; "" when it said none.
     check_address: where it said it answers checks.  only_this_tag: its key works for nothing of other environments.
     operator: who acts for the app, proven by a token; None: the app itself.
+    context: the trace that the call belongs to, as headers; of a client that does not put it into its messages.
     """
 
     app: App
@@ -27,6 +28,7 @@ class Caller:
     check_address: str = ""
     only_this_tag: bool = False
     operator: Operator | None = None
+    context: Mapping[str, str] = field(default_factory=dict)
 
 
 Item = Operation | TmcError

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -34,6 +35,9 @@ log = EventLog("tmc.login")
 
 DEV_OPERATOR = Operator(name="developer", role=Role.ADMIN, reads_bodies=True)
 _SAID_CHARACTERS = 64
+_TRACEPARENT = "traceparent"
+_TRACE_ID = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
+_CONTEXT_CHARACTERS = 512
 
 
 class Credentials(Protocol):
@@ -176,7 +180,12 @@ class Authentication:
         if operator is not None:
             demand_role(operator, Role.OPERATOR)
         return Caller(
-            app=app, tag=only_tag or tag, check_address=address, only_this_tag=bool(only_tag), operator=operator
+            app=app,
+            tag=only_tag or tag,
+            check_address=address,
+            only_this_tag=bool(only_tag),
+            operator=operator,
+            context=_trace(values) if _TRACEPARENT in values else {},
         )
 
     def _app(self, values: Mapping[str, str]) -> tuple[App, str]:
@@ -219,6 +228,17 @@ def _names(proven: Mapping[str, Iterable[bytes]]) -> set[str]:
 
 def _texts(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
     return {name: value for name, value in metadata if isinstance(value, str)}
+
+
+def _trace(values: Mapping[str, str]) -> dict[str, str]:
+    """What W3C says about the trace; {}: it is malformed. Baggage beyond what fits beside a message's own headers is left out."""
+    if not _TRACE_ID.fullmatch(values[_TRACEPARENT]):
+        return {}
+    found = {_TRACEPARENT: values[_TRACEPARENT]}
+    for name in ("tracestate", "baggage"):
+        if name in values and len(values[name]) <= _CONTEXT_CHARACTERS and values[name].isprintable():
+            found[name] = values[name]
+    return found
 
 
 def _bearer(authorization: str) -> str:

@@ -25,6 +25,7 @@ from google.protobuf.descriptor import Descriptor, MethodDescriptor, ServiceDesc
 from google.protobuf.message import DecodeError, Message
 from prometheus_client import Histogram
 
+from tmc_common import tracing
 from tmc_common.eventlog import EventLog
 from tmc_server.domain.catalog import App
 from tmc_server.domain.operators import Operator, Role
@@ -47,6 +48,7 @@ _REVOKED_LOOK_S = 0.5
 
 Identify = Callable[[Any], Any]
 Answer = TypeVar("Answer")
+_Call = Callable[[Any, Any], Awaitable[Message | None]]
 
 
 class Edge:
@@ -204,7 +206,27 @@ def _unary(
         await edge.refuse(context, answer)
         return None
 
-    return call
+    return _traced(name, call)
+
+
+def _traced(name: str, call: _Call) -> _Call:
+    """With a span around each call, if the server uses OpenTelemetry."""
+    service, _, method = name.partition("/")
+    attributes = {"rpc.system": "grpc", "rpc.service": f"tmc.v1.{service}", "rpc.method": method}
+
+    async def traced(requests: Any, context: Context) -> Message | None:
+        if not tracing.is_on():
+            return await call(requests, context)
+        metadata = {key: text for key, text in context.invocation_metadata() or () if isinstance(text, str)}
+        with tracing.span(f"tmc.v1.{name}", "SERVER", attributes, parent=metadata) as span:
+            answer = await call(requests, context)
+            code = context.code()
+            span.set_attribute(
+                "rpc.grpc.status_code", code.value[0] if isinstance(code, grpc.StatusCode) else code or 0
+            )
+            return answer
+
+    return traced
 
 
 @cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tmc_common.headers import context_of
 from tmc_server.domain.checks import (
     DECIDED_BY_CHECK,
     AfterUnknown,
@@ -21,6 +22,7 @@ from tmc_server.domain.fingerprint import fingerprint
 from tmc_server.domain.message import UNDECIDED, MessageEvent, MessageState
 from tmc_server.domain.numbers import NO_ATTEMPT, NO_SUBSCRIPTION, Attempt, MessageNumber, Shard
 from tmc_server.domain.ports.checks import Checked, Pending, Recorded
+from tmc_server.store.copies import parse_headers
 from tmc_server.store.journal import JournalRow, write_journal
 from tmc_server.store.messages import write_decisions
 from tmc_server.store.transaction import Transaction
@@ -45,6 +47,7 @@ def pending_of(shard: Shard, row: Any) -> Pending:
         created_ms=row.created_ms,
         since_ms=row.created_ms if row.since_ms is None else row.since_ms,
         target=row.check_target,
+        context=context_of(parse_headers(row.headers)),
         state=state,
     )
 

@@ -318,6 +318,7 @@ class ShardStatements:
             message.c.unreached_ms,
             message.c.due_ms,
             message.c.since_ms,
+            message.c.headers,
         )
         # topic, now, limit: longest due first, no locks.
         self.due_checks = (

@@ -140,36 +140,6 @@ def test_refused_calls_are_counted_by_their_status(tmp_path) -> None:
         assert _scrape(port)[key] == before + 1
 
 
-def test_a_trace_reaches_from_prepare_to_the_handler(tmp_path) -> None:
-    from opentelemetry import trace
-    from opentelemetry.sdk.trace import TracerProvider
-
-    trace.set_tracer_provider(TracerProvider())
-    tracer = trace.get_tracer("test")
-    seen: list[tuple[int, str]] = []
-    with RunningCenter(f"sqlite:///{tmp_path}/c.db", open_to_all=True) as center:
-        with tmc.connect(center.address, app="orders") as orders, tmc.connect(center.address, app="coupons") as coupons:
-            consumer = tmc.Consumer(coupons)
-
-            @consumer.listener("trace.topic")
-            def handle(body: bytes, message: tmc.Message) -> None:
-                seen.append((trace.get_current_span().get_span_context().trace_id, message.headers["traceparent"]))
-
-            with consumer:
-                center.subscribed()
-                attempt = tmc.new_attempt_id()
-                with tracer.start_as_current_span("order") as span:
-                    prepared = orders.prepare("trace.topic", b"x", key="1", attempt_id=attempt)
-                with tracer.start_as_current_span("a repeat from elsewhere"):
-                    again = orders.prepare("trace.topic", b"x", key="1", attempt_id=attempt)
-                assert again.message_id == prepared.message_id
-                orders.submit(prepared)
-                eventually(lambda: seen)
-    wanted = span.get_span_context().trace_id
-    assert seen[0][0] == wanted
-    assert seen[0][1].split("-")[1] == f"{wanted:032x}"
-
-
 def test_few_series_before_the_first_call_and_those_of_the_process(tmp_path) -> None:
     """In a process of its own: this one has served calls."""
     script = f"""

@@ -40,7 +40,7 @@ class ScriptedCenter:
         self.held = ""  # a method that is not answered before `gate` opens; "": all
 
     def unary(self, path: str, response_class: Any) -> Any:
-        def call(request: Any, timeout: float) -> Any:
+        def call(request: Any, timeout: float, metadata: Any) -> Any:
             assert timeout > 0
             self.batches.append((path.rpartition("/")[2], [item.message_id for item in request.items]))
             self.entered.set()
@@ -227,7 +227,7 @@ def test_a_long_deadline_does_not_hold_the_thread_for_as_long() -> None:
     center, timeouts = ScriptedCenter(), []
     real = center.unary
     center.unary = lambda path, response: (
-        lambda request, timeout: (  # type: ignore[method-assign]
+        lambda request, timeout, metadata: (  # type: ignore[method-assign]
             timeouts.append(timeout) or real(path, response)(request, timeout)
         )
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tmc_common.addresses import HostPort
@@ -102,7 +102,7 @@ class Asking(Protocol):
 class Pending:
     """A PREPARED message whose check is due, as read. state: before or after the claim, as the caller knows.
 
-    since_ms: when it was prepared, or its checks were reactivated.
+    since_ms: when it was prepared, or its checks were reactivated.  context: the trace it was prepared in, as headers.
     """
 
     shard: Shard
@@ -117,6 +117,7 @@ class Pending:
     since_ms: int
     target: str
     state: CheckState
+    context: Mapping[str, str] = field(default_factory=dict)
 
     def question(self, app: App, topic: str) -> Question:
         """The question to the producer. topic: its name."""
@@ -129,6 +130,7 @@ class Pending:
             attempt_id=self.attempt_id,
             ledger_id=self.ledger_id,
             created_ms=self.created_ms,
+            context=self.context,
         )
 
 
