@@ -228,7 +228,7 @@ def test_a_long_deadline_does_not_hold_the_thread_for_as_long() -> None:
     real = center.unary
     center.unary = lambda path, response: (
         lambda request, timeout, metadata: (  # type: ignore[method-assign]
-            timeouts.append(timeout) or real(path, response)(request, timeout)
+            timeouts.append(timeout) or real(path, response)(request, timeout, metadata)
         )
     )
     made = Sender(center)  # type: ignore[arg-type]
