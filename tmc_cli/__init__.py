@@ -34,6 +34,7 @@ COMMANDS = {
     "health": Command("tmc_cli.health:run", "", "Check whether a server is serving."),
     "admin": Command("tmc_cli.admin:app", "server", "Register apps, topics and subscriptions; inspect messages."),
     "console": Command("tmc_cli.console:app", "console", "Run the web console for operators."),
+    "completion": Command("tmc_cli.completion:run", "server", "Print a script that completes commands in a shell."),
     "pipeline": Command("tmc_pipeline.cli:app", "pipeline", "Archive, restore, reconcile and report; runs on Spark."),
 }
 # Libraries that are needed only by some configurations.

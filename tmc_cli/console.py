@@ -12,6 +12,7 @@ from tmc_cli.options import command
 from tmc_cli.target import DEFAULT_ADDRESS, Target
 from tmc_common.addresses import HostPort, is_loopback
 from tmc_console.running import ConsoleConfig, run
+from tmc_console.sso_names import Provider
 
 app = command()
 
@@ -38,6 +39,20 @@ def console(
     ] = None,
     tls_certificate: Annotated[str, typer.Option(help="PEM file: the console's own certificate chain.")] = "",
     tls_key: Annotated[str, typer.Option(help="PEM file: its private key.")] = "",
+    oidc_issuer: Annotated[
+        str, typer.Option(envvar="TMC_CONSOLE_OIDC_ISSUER", help="URL of an OpenID provider to log in with.")
+    ] = "",
+    oidc_client_id: Annotated[
+        str, typer.Option(envvar="TMC_CONSOLE_OIDC_CLIENT_ID", help="The console's client id there.")
+    ] = "",
+    oidc_client_secret: Annotated[
+        str,
+        typer.Option(
+            envvar="TMC_CONSOLE_OIDC_CLIENT_SECRET",
+            help="Its secret; without one, it is a public client.",
+            show_default=False,
+        ),
+    ] = "",
     behind_tls: Annotated[bool, typer.Option("--behind-tls", help="A proxy in front of it speaks TLS.")] = False,
 ) -> None:
     """Run the web console. Operators log in with their tokens."""
@@ -58,7 +73,13 @@ def console(
     for option, path in (("--tls-certificate", tls_certificate), ("--tls-key", tls_key)):
         if path and not os.access(path, os.R_OK):
             fail(f"{option}: cannot read {path}.")
+    if bool(oidc_issuer) != bool(oidc_client_id):
+        fail("--oidc-issuer and --oidc-client-id go together.")
+    provider = (
+        Provider(issuer=oidc_issuer, client_id=oidc_client_id, secret=oidc_client_secret) if oidc_issuer else None
+    )
     config = ConsoleConfig(
+        provider=provider,
         listen=listen,
         center=address,
         hosts=host or (),

@@ -46,6 +46,8 @@ ACTIONS: Mapping[str, Action] = {
     "reactivate-check": Action(method="ReactivateCheck", done="The message will be checked again."),
     "decide": Action(method="DecideMessage", done="The message was decided."),
     "stop-bulk": Action(method="StopBulkJob", done="The job was stopped."),
+    "approve": Action(method="ApproveProposal", done="The proposal was approved."),
+    "reject": Action(method="RejectProposal", done="The proposal was rejected."),
     "drain": Action(method="DrainServer", done="The server is draining."),
     "undrain": Action(method="UndrainServer", done="The server accepts shards again."),
     "acknowledge": Action(method="AcknowledgeAlert", done="The alert was acknowledged."),

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
@@ -22,6 +23,7 @@ from tmc_console.center import Refused
 from tmc_console.guards import BodyLimit, Headers, is_ours, local_path
 from tmc_console.pages import bulk, catalog, failures, messages, overview, records, servers, steering
 from tmc_console.sessions import LONGEST_S
+from tmc_console.sso_names import LOGIN_COOKIE, LOGIN_S, LoginFailed
 from tmc_console.view import LANGUAGE_COOKIE, THEME_COOKIE, Setting, View, here, render
 from tmc_console.words import LANGUAGES
 
@@ -43,6 +45,8 @@ _PAGES: Sequence[tuple[str, Page]] = (
     ("/bulk/{job:int}", bulk.job),
     ("/bulk/{job:int}/progress", bulk.progress),
     ("/shards", servers.page),
+    ("/settings", servers.settings),
+    ("/proposals", records.proposals),
     ("/alerts", records.alerts),
     ("/audit", records.audit),
     ("/audit.csv", records.audit_csv),
@@ -78,6 +82,8 @@ def application(setting: Setting, hosts: Sequence[str]) -> Starlette:
     made = Starlette(
         routes=[
             Route("/login", partial(_login, setting), methods=["GET", "POST"]),
+            Route("/login/sso", partial(_begin_sso, setting), methods=["GET"]),
+            Route("/login/sso/back", partial(_finish_sso, setting), methods=["GET"]),
             Route("/logout", partial(_logout, setting), methods=["POST"]),
             Route("/preferences", _preferences, methods=["POST"]),
             Route("/healthz", _healthz),
@@ -141,21 +147,32 @@ async def _view(setting: Setting, request: Request) -> View | None:
 
 async def _login(setting: Setting, request: Request) -> Response:
     next_path = local_path(request.query_params.get("next", "/"))
-    token, error = setting.open_token, ""
+    token = setting.open_token
     if request.method == "POST":
         form = await request.form()
         token, next_path = str(form.get("token", "")).strip()[:1_000], local_path(str(form.get("next", "/")))
         if not is_ours(request, "", ""):
             return render(request, "error.html", 403, title="This form is from another site.", reason="")
     if token is None or (request.method == "POST" and not token):
-        return render(request, "login.html", next=next_path, error=error)
+        return _login_page(setting, request, next_path)
     try:
         operator = await _who(setting, token)
     except Refused as exc:
         sentence = "Invalid token: it may have expired." if exc.status == 401 else exc.sentence
-        return render(request, "login.html", exc.status, next=next_path, error=sentence)
-    setting.sessions.end(request.cookies.get(setting.cookie, ""))
+        return _login_page(setting, request, next_path, exc.status, sentence)
     response = RedirectResponse(next_path, status_code=303)
+    _begin_session(setting, request, response, token, operator)
+    return response
+
+
+def _login_page(setting: Setting, request: Request, next_path: str, status: int = 200, error: str = "") -> Response:
+    return render(request, "login.html", status, next=next_path, error=error, sso=setting.sso is not None)
+
+
+def _begin_session(
+    setting: Setting, request: Request, response: Response, token: str, operator: admin_pb2.Operator
+) -> None:
+    setting.sessions.end(request.cookies.get(setting.cookie, ""))
     response.set_cookie(
         setting.cookie,
         setting.sessions.begin(token, operator),
@@ -165,6 +182,43 @@ async def _login(setting: Setting, request: Request) -> Response:
         path="/",
         max_age=int(LONGEST_S),
     )
+
+
+async def _begin_sso(setting: Setting, request: Request) -> Response:
+    if setting.sso is None:
+        return await _not_found(request, HTTPException(404))
+    next_path = local_path(request.query_params.get("next", "/"))
+    scheme = "https" if setting.secure else "http"
+    back = f"{scheme}://{request.headers['host']}/login/sso/back"
+    try:
+        url, cookie = await setting.sso.begin(back, next_path)
+    except LoginFailed as exc:
+        return _login_page(setting, request, next_path, 502, str(exc))
+    response = RedirectResponse(url, status_code=303)
+    # Lax: the provider's page leads back here.
+    name, seconds = setting.cookie_named(LOGIN_COOKIE), int(LOGIN_S)
+    response.set_cookie(name, cookie, httponly=True, samesite="lax", secure=setting.secure, path="/", max_age=seconds)
+    return response
+
+
+async def _finish_sso(setting: Setting, request: Request) -> Response:
+    if setting.sso is None:
+        return await _not_found(request, HTTPException(404))
+    query, name = request.query_params, setting.cookie_named(LOGIN_COOKIE)
+    try:
+        token, next_path = await setting.sso.finish(
+            query.get("state", ""), query.get("code", ""), request.cookies.get(name, "")
+        )
+        operator = await _who(setting, token)
+    except LoginFailed as exc:
+        return _login_page(setting, request, "/", 403, str(exc))
+    except Refused as exc:
+        sentence = "You are logged in, but no operator has this identity." if exc.status == 401 else exc.sentence
+        return _login_page(setting, request, "/", exc.status, sentence)
+    # A page of ours in between: after a redirect from another site, browsers would not send the session's cookie.
+    response = render(request, "onward.html", next=next_path)
+    response.delete_cookie(name, path="/", secure=setting.secure, httponly=True, samesite="lax")
+    _begin_session(setting, request, response, token, operator)
     return response
 
 

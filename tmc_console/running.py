@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import uvicorn
@@ -16,6 +17,7 @@ from tmc_common.addresses import HostPort
 from tmc_console.application import application
 from tmc_console.center import Center
 from tmc_console.sessions import Sessions
+from tmc_console.sso_names import Provider
 from tmc_console.view import Setting
 
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -28,7 +30,7 @@ class ConsoleConfig:
     hosts: names by which browsers reach the console, besides that of `listen`.
     credentials, options: of the channel to the center; None: plaintext.
     certificate, key: PEM files of the console's own TLS; "": none.  secure: browsers reach it over TLS of a proxy.
-    open_token: see Setting.
+    open_token: see Setting.  provider: whom operators can log in with, besides their tokens.
     """
 
     listen: str
@@ -40,6 +42,7 @@ class ConsoleConfig:
     key: str = ""
     secure: bool = False
     open_token: str | None = None
+    provider: Provider | None = None
 
 
 def run(config: ConsoleConfig, on_started: Callable[[int], None]) -> None:
@@ -78,6 +81,12 @@ async def _serve(config: ConsoleConfig, listening: socket.socket) -> None:
     await uvicorn.Server(settings).serve(sockets=[listening])
 
 
+def _sso(provider: Provider) -> Any:
+    from tmc_console.sso import SingleSignOn  # its libraries are an extra
+
+    return SingleSignOn(provider)
+
+
 def made(config: ConsoleConfig) -> Starlette:
     """The application alone, for a server of your own."""
 
@@ -94,5 +103,6 @@ def made(config: ConsoleConfig) -> Starlette:
         sessions=Sessions(),
         open_token=config.open_token,
         secure=config.secure or bool(config.certificate),
+        sso=_sso(config.provider) if config.provider is not None else None,
     )
     return application(setting, [*config.hosts, HostPort.parse(config.listen).host, *_LOOPBACK])

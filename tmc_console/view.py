@@ -33,7 +33,7 @@ _HERE = Path(__file__).parent
 class Setting:
     """What the whole console shares. open_token: of a center that lets everybody in; None: operators log in.
 
-    secure: browsers reach it over TLS.
+    secure: browsers reach it over TLS.  sso: None: operators log in with tokens only.
     """
 
     center: Center
@@ -42,6 +42,7 @@ class Setting:
     logins: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOGINS))
     open_token: str | None = None
     secure: bool = False
+    sso: Any = None
 
     async def close(self) -> None:
         await self.center.close()
@@ -49,7 +50,11 @@ class Setting:
 
     @property
     def cookie(self) -> str:
-        return f"__Host-{COOKIE}" if self.secure else COOKIE
+        return self.cookie_named(COOKIE)
+
+    def cookie_named(self, name: str) -> str:
+        """With the prefix that keeps other hosts and plaintext out."""
+        return f"__Host-{name}" if self.secure else name
 
 
 class View:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from tmc_common.addresses import HostPort
+from tmc_common.addresses import HostPort, is_loopback
 from tmc_server.domain.alerts import Language, WebhookFormat
 from tmc_server.domain.egress import Egress
 from tmc_server.domain.placement import SHARDS
@@ -299,6 +299,41 @@ class AuditConfig(Section):
     )
 
 
+class OidcConfig(Section):
+    """[oidc]: operators may also show ID tokens of an OpenID provider."""
+
+    issuer: str = Field("", description="https:// URL of the OpenID provider; empty: none")
+    audiences: tuple[str, ...] = Field((), description="list of client ids whose tokens are accepted")
+    claim: str = Field("sub", description="claim that names the operator, such as sub or email")
+
+    @field_validator("issuer")
+    @classmethod
+    def _is_safe(cls, value: str) -> str:
+        url = urlsplit(value)
+        if (
+            value
+            and not (url.scheme == "https" and url.hostname)
+            and not (url.scheme == "http" and is_loopback(f"{url.hostname}:{url.port or 80}"))
+        ):
+            raise ValueError("give an https:// URL: whoever can answer for it decides who is an operator")
+        return value
+
+    @model_validator(mode="after")
+    def _has_audiences(self) -> OidcConfig:
+        if self.issuer and not self.audiences:
+            raise ValueError("issuer needs audiences: tokens for other programs must not open this one")
+        return self
+
+
+class ApprovalConfig(Section):
+    """[approval]: what needs two operators. Set it alike on all servers."""
+
+    decide: bool = Field(False, description="decisions by hand need the approval of a second operator")
+    bulk_over: int = Field(
+        0, ge=0, description="bulk jobs of more deliveries need the approval of a second operator; 0: none do"
+    )
+
+
 class AlertsConfig(Section):
     """[alerts]: besides the log."""
 
@@ -377,6 +412,8 @@ class Config(Section):
     checks: ChecksConfig = ChecksConfig()
     alerts: AlertsConfig = AlertsConfig()
     audit: AuditConfig = AuditConfig()
+    oidc: OidcConfig = OidcConfig()
+    approval: ApprovalConfig = ApprovalConfig()
     retention: RetentionConfig = RetentionConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     dev: DevConfig = DevConfig()

@@ -2,11 +2,12 @@
 
     TmcError
     |-- Fix the request       InvalidField, MalformedRequest, TopicUnknown, MessageUnknown, SubscriptionUnknown,
-    |                         AlertUnknown, AppUnknown, BulkJobUnknown, OperatorUnknown, NameTaken, ContentDiffers
+    |                         AlertUnknown, AppUnknown, BulkJobUnknown, ProposalUnknown, OperatorUnknown, NameTaken,
+    |                         ContentDiffers
     |-- Prove who you are     CredentialsMissing, CredentialsInvalid, AdminOnly, RoleRequired, TopicNotAllowed, AppDisabled,
     |                         KeyOfAnotherTag, CertificateOfAnother
     |-- Accept the outcome    CheckRefused, ForwardRefused, KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale,
-    |                         ConsumptionClosed, MessageGone, RotationOpen, NotBuiltIn
+    |                         ConsumptionClosed, MessageGone, RotationOpen, NotBuiltIn, ApprovalRequired, ProposalClosed
     |-- Repeat later          Retryable
     |   |                     KeyInProgress, RowLocked, QueueFull, RateLimited, OpenLimit
     |   `-- Unavailable       StoreUnavailable, CatalogStale, ShuttingDown, NoIdentity, DiscoveryUnavailable
@@ -85,6 +86,24 @@ class BulkJobUnknown(TmcError):
     """There is no such bulk job: list the jobs to see their numbers."""
 
     reason = "BULK_JOB_UNKNOWN"
+
+
+class ProposalUnknown(TmcError):
+    """There is no such proposal: list the proposals to see their numbers."""
+
+    reason = "PROPOSAL_UNKNOWN"
+
+
+class ApprovalRequired(TmcError):
+    """A second operator has to approve this."""
+
+    reason = "APPROVAL_REQUIRED"
+
+
+class ProposalClosed(TmcError):
+    """The proposal was approved, rejected, or has expired."""
+
+    reason = "PROPOSAL_CLOSED"
 
 
 class AlertUnknown(TmcError):

@@ -8,11 +8,12 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 
 class ConfigError(Exception):
@@ -46,6 +47,34 @@ def read(model: type[Model], prefix: str, path: str | None, environment: Mapping
         return model.model_validate(values)
     except ValidationError as exc:
         raise ConfigError("\n".join(_explain(model, error) for error in exc.errors(include_url=False))) from exc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting in effect. name: SECTION.KEY.  value: as JSON; "" for a secret that is set.  changed: from the default."""
+
+    name: str
+    value: str
+    changed: bool
+    secret: bool
+    description: str
+
+
+def settings_of(config: Section) -> Iterator[Setting]:
+    """All settings, in the order of their sections, without secrets."""
+    for name in type(config).model_fields:
+        section = getattr(config, name)
+        for key, field in type(section).model_fields.items():
+            value = getattr(section, key)
+            is_secret = SecretStr in _types_of(field.annotation) or "SecretStr" in str(field.annotation)
+            text = "" if is_secret and value else json.dumps(section.model_dump(mode="json", include={key})[key])
+            yield Setting(
+                name=f"{name}.{key}",
+                value=text,
+                changed=value != field.default,
+                secret=is_secret,
+                description=field.description or "",
+            )
 
 
 def _add_environment(values: dict[str, Any], prefix: str, environment: Mapping[str, str]) -> None:

@@ -34,6 +34,8 @@ PAGES = [
     "/topics",
     "/apps",
     "/shards",
+    "/settings",
+    "/proposals?all=1",
     "/alerts",
     "/audit",
     "/operators?verify=1",

@@ -71,6 +71,7 @@ ALLOWED = {
         "tmc_server.config",
         "tmc_server.metrics",
         "tmc_server.origin",
+        "tmc_server.settings",
         "tmc_common.headers",
         "tmc_common.protocol",
     },
@@ -87,12 +88,14 @@ ALLOWED = {
     "tmc_server.checks": {*_SERVER, "tmc_server.outgoing", "tmc_common.protocol"},
     "tmc_server.alerts": {*_SERVER, "tmc_server.outgoing", "tmc_server.printable"},
     "tmc_server.archives": _SERVER,
+    "tmc_server.identity": _SERVER,
 }
 ALLOWED["tmc_server.app"] = {"tmc_common", *ALLOWED} - {"tmc_client"}
 ALLOWED["tmc_cli"] = {
     "tmc_common",
     "tmc_client",
     "tmc_console.running",
+    "tmc_console.sso_names",
     "tmc_server.app",
     "tmc_server.config",
     "tmc_server.printable",
@@ -127,7 +130,8 @@ LIBRARIES = {
     "grpc_health": {"tmc_server.rpc"},
     "grpc_reflection": {"tmc_server.checks", "tmc_server.rpc"},
     "httpcore": {"tmc_server.outgoing"},
-    "httpx": {"tmc_server.alerts", "tmc_server.checks", "tmc_server.outgoing"},
+    "httpx": {"tmc_console", "tmc_server.alerts", "tmc_server.checks", "tmc_server.identity", "tmc_server.outgoing"},
+    "joserfc": {"tmc_server.identity"},
     "jinja2": {"tmc_console", "tmc_pipeline"},
     "markupsafe": {"tmc_console"},
     "starlette": {"tmc_console"},

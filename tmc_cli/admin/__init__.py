@@ -1,4 +1,4 @@
-"""`tmc admin`: every command is one admin RPC, its answer printed as JSON."""
+"""`tmc admin`: every command is one admin RPC; listings are tables on a terminal, and JSON for programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,20 @@ from typing import Annotated
 import typer
 
 from tmc_cli import fail
-from tmc_cli.admin import alerts, apps, bulk, checks, lists, messages, operators, servers, subscriptions, topics
+from tmc_cli.admin import (
+    alerts,
+    apps,
+    bulk,
+    checks,
+    lists,
+    messages,
+    operators,
+    proposals,
+    servers,
+    subscriptions,
+    topics,
+)
+from tmc_cli.admin.calling import with_json
 from tmc_cli.target import DEFAULT_ADDRESS, Target
 from tmc_common.addresses import is_loopback
 
@@ -73,6 +86,10 @@ COMMANDS = (
     checks.reactivate_check,
     checks.reactivate_checks,
     checks.decide,
+    proposals.list_proposals,
+    proposals.approve,
+    proposals.reject,
+    servers.get_configuration,
 )
 app = typer.Typer(
     no_args_is_help=True,
@@ -131,4 +148,4 @@ def _token_in(path: str) -> str:
 
 
 for command in COMMANDS:
-    app.command()(command)
+    app.command(command.__name__.replace("_", "-"))(with_json(command))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import functools
+import inspect
 import json
 import sys
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Annotated, Any
 
 import grpc
@@ -15,6 +18,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from tmc_cli import fail, say
+from tmc_cli.admin.tables import listing
 from tmc_common.protocol import admin_pb2, types_pb2
 from tmc_server.printable import escaped
 
@@ -22,7 +26,7 @@ Reason = Annotated[str, typer.Option(help="For the audit trail.")]
 MaxAge = Annotated[int | None, typer.Option(help="No retry after this age; 0: no limit.")]
 Jitter = Annotated[int | None, typer.Option(help="Add 0 to this percentage to each delay.")]
 Growth = Annotated[bool | None, typer.Option("--exponential/--linear", help="How the delays between attempts grow.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON, for programs, also on a terminal.")]
 Watch = Annotated[float, typer.Option("--watch", min=0, help="Refresh at this interval, in seconds.")]
 PAGE_SIZE = 1_000
 SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
@@ -84,8 +88,34 @@ def watched(seconds: float, show_once: Callable[[], object]) -> None:
         return
 
 
+_WANTS_JSON: ContextVar[bool] = ContextVar("wants_json", default=False)
+
+
+def with_json(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, with the option --json if it has none of its own."""
+    signature = inspect.signature(command, eval_str=True)
+    if "as_json" in signature.parameters:
+        return command
+
+    @functools.wraps(command)
+    def run(*arguments: Any, as_json: bool, **options: Any) -> None:
+        _WANTS_JSON.set(as_json)
+        command(*arguments, **options)
+
+    option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
+    parameters = [*signature.parameters.values(), option]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
 def show(answer: Message) -> None:
-    """Print an answer as JSON."""
+    """Print a listing as a table on a terminal, everything else as JSON."""
+    lines = listing(answer) if sys.stdout.isatty() and not _WANTS_JSON.get() else None
+    if lines is not None:
+        for line in lines:
+            typer.echo(escaped(line))
+        return
     shown = _as_dict(answer)
     if "body" in shown.get("message", {}):
         _add_text(shown["message"])

@@ -21,6 +21,13 @@ _Topics = Annotated[
 _ReadsBodies = Annotated[
     bool | None, typer.Option("--reads-bodies/--no-bodies", help="May read the bodies of messages.")
 ]
+_Identities = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--identity",
+        help="What identifies the operator beside tokens: certificate:NAME or oidc:NAME; several are allowed.",
+    ),
+]
 _Valid = Annotated[
     str,
     typer.Option(help="How long the token is valid, such as 90d; without it: for ever, or as long as yours."),
@@ -40,6 +47,8 @@ def register_operator(
     topic: _Topics = None,
     reads_bodies: _ReadsBodies = None,
     valid: _Valid = "",
+    identity: _Identities = None,
+    no_token: Annotated[bool, typer.Option("--no-token", help="The identities are enough.")] = False,
 ) -> None:
     """Register an operator; the token is in the answer, once."""
     request = admin_pb2.RegisterOperatorRequest(
@@ -49,10 +58,12 @@ def register_operator(
         reads_bodies=bool(reads_bodies),
         valid_ms=duration_ms(valid),
         reason=reason,
+        identities=identity or (),
+        without_token=no_token,
     )
     answer: Any = ask(context, "RegisterOperator", request, admin_pb2.RegisterOperatorResponse)
     show(answer)
-    if not answer.token:
+    if not (answer.token or no_token):
         say(f"{escaped(name)} is registered already: `tmc admin rotate-token {escaped(name)}` makes another token.")
 
 
@@ -64,16 +75,25 @@ def update_operator(
     topic: _Topics = None,
     all_topics: Annotated[bool, typer.Option("--all-topics", help="Limit the rights to no topics.")] = False,
     reads_bodies: _ReadsBodies = None,
+    identity: _Identities = None,
+    no_identities: Annotated[bool, typer.Option("--no-identities", help="Tokens only.")] = False,
 ) -> None:
     """Change what an operator may do; what is not named stays."""
     if topic and all_topics:
         raise typer.BadParameter("give --topic or --all-topics")
+    if identity and no_identities:
+        raise typer.BadParameter("give --identity or --no-identities")
     request = admin_pb2.UpdateOperatorRequest(
-        name=name, reason=reason, topics=topic or (), reads_bodies=bool(reads_bodies)
+        name=name, reason=reason, topics=topic or (), reads_bodies=bool(reads_bodies), identities=identity or ()
     )
     if role:
         request.MergeFrom(admin_pb2.UpdateOperatorRequest(role=enum_value(admin_pb2.Role, "ROLE_", role)))
-    named = {"role": bool(role), "topics": bool(topic) or all_topics, "reads_bodies": reads_bodies is not None}
+    named = {
+        "role": bool(role),
+        "topics": bool(topic) or all_topics,
+        "reads_bodies": reads_bodies is not None,
+        "identities": bool(identity) or no_identities,
+    }
     request.update_mask.paths.extend(field for field, is_named in named.items() if is_named)
     call(context, "UpdateOperator", request, admin_pb2.Operator)
 

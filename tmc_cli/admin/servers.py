@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
 import typer
 
-from tmc_cli.admin.calling import Reason, call, list_all
+from tmc_cli.admin.calling import Reason, ask, call, list_all, show
 from tmc_common.protocol import admin_pb2
 
 
@@ -23,6 +25,19 @@ def undrain_server(context: typer.Context, server: str, reason: Reason) -> None:
     """Let a drained server look after its share of the shards again."""
     request = admin_pb2.UndrainServerRequest(server=server, reason=reason)
     call(context, "UndrainServer", request, admin_pb2.Server)
+
+
+def get_configuration(
+    context: typer.Context,
+    changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the defaults.")] = False,
+) -> None:
+    """Show the configuration that the server runs with, without its secrets."""
+    request, response = admin_pb2.GetConfigurationRequest(), admin_pb2.GetConfigurationResponse
+    answer: Any = ask(context, "GetConfiguration", request, response)
+    if changed:
+        kept = [each for each in answer.settings if each.changed]
+        answer = response(version=answer.version, settings=kept)
+    show(answer)
 
 
 def shard_map(context: typer.Context) -> None:

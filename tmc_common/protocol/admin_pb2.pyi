@@ -51,6 +51,14 @@ class BulkOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BULK_OUTCOME_DONE: _ClassVar[BulkOutcome]
     BULK_OUTCOME_UNCHANGED: _ClassVar[BulkOutcome]
     BULK_OUTCOME_REFUSED: _ClassVar[BulkOutcome]
+
+class ProposalState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROPOSAL_STATE_UNSPECIFIED: _ClassVar[ProposalState]
+    PROPOSAL_STATE_PENDING: _ClassVar[ProposalState]
+    PROPOSAL_STATE_APPROVED: _ClassVar[ProposalState]
+    PROPOSAL_STATE_REJECTED: _ClassVar[ProposalState]
+    PROPOSAL_STATE_EXPIRED: _ClassVar[ProposalState]
 EVENT_KIND_UNSPECIFIED: EventKind
 EVENT_KIND_PREPARED: EventKind
 EVENT_KIND_CHECKED: EventKind
@@ -78,6 +86,11 @@ BULK_OUTCOME_UNSPECIFIED: BulkOutcome
 BULK_OUTCOME_DONE: BulkOutcome
 BULK_OUTCOME_UNCHANGED: BulkOutcome
 BULK_OUTCOME_REFUSED: BulkOutcome
+PROPOSAL_STATE_UNSPECIFIED: ProposalState
+PROPOSAL_STATE_PENDING: ProposalState
+PROPOSAL_STATE_APPROVED: ProposalState
+PROPOSAL_STATE_REJECTED: ProposalState
+PROPOSAL_STATE_EXPIRED: ProposalState
 
 class App(_message.Message):
     __slots__ = ("id", "number", "service_name", "biz_id", "alert_email", "alert_phone", "keys", "disabled", "tag_keys")
@@ -1123,7 +1136,7 @@ class AuditSeal(_message.Message):
     def __init__(self, database: _Optional[str] = ..., verified: _Optional[int] = ..., unsealed: _Optional[int] = ..., fault: _Optional[str] = ..., head: _Optional[str] = ..., head_number: _Optional[int] = ..., unkeyed: _Optional[int] = ...) -> None: ...
 
 class Operator(_message.Message):
-    __slots__ = ("name", "role", "topics", "reads_bodies", "expires_ms", "previous_expires_ms", "created_ms")
+    __slots__ = ("name", "role", "topics", "reads_bodies", "expires_ms", "previous_expires_ms", "created_ms", "identities")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
@@ -1131,6 +1144,7 @@ class Operator(_message.Message):
     EXPIRES_MS_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_EXPIRES_MS_FIELD_NUMBER: _ClassVar[int]
     CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    IDENTITIES_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: Role
     topics: _containers.RepeatedScalarFieldContainer[str]
@@ -1138,27 +1152,32 @@ class Operator(_message.Message):
     expires_ms: int
     previous_expires_ms: int
     created_ms: int
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., topics: _Optional[_Iterable[str]] = ..., reads_bodies: bool = ..., expires_ms: _Optional[int] = ..., previous_expires_ms: _Optional[int] = ..., created_ms: _Optional[int] = ...) -> None: ...
+    identities: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., topics: _Optional[_Iterable[str]] = ..., reads_bodies: bool = ..., expires_ms: _Optional[int] = ..., previous_expires_ms: _Optional[int] = ..., created_ms: _Optional[int] = ..., identities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WhoAmIRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class RegisterOperatorRequest(_message.Message):
-    __slots__ = ("name", "role", "topics", "reads_bodies", "valid_ms", "reason")
+    __slots__ = ("name", "role", "topics", "reads_bodies", "valid_ms", "reason", "identities", "without_token")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     READS_BODIES_FIELD_NUMBER: _ClassVar[int]
     VALID_MS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    IDENTITIES_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: Role
     topics: _containers.RepeatedScalarFieldContainer[str]
     reads_bodies: bool
     valid_ms: int
     reason: str
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., topics: _Optional[_Iterable[str]] = ..., reads_bodies: bool = ..., valid_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    identities: _containers.RepeatedScalarFieldContainer[str]
+    without_token: bool
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., topics: _Optional[_Iterable[str]] = ..., reads_bodies: bool = ..., valid_ms: _Optional[int] = ..., reason: _Optional[str] = ..., identities: _Optional[_Iterable[str]] = ..., without_token: bool = ...) -> None: ...
 
 class RegisterOperatorResponse(_message.Message):
     __slots__ = ("operator", "token")
@@ -1169,20 +1188,22 @@ class RegisterOperatorResponse(_message.Message):
     def __init__(self, operator: _Optional[_Union[Operator, _Mapping]] = ..., token: _Optional[str] = ...) -> None: ...
 
 class UpdateOperatorRequest(_message.Message):
-    __slots__ = ("name", "role", "topics", "reads_bodies", "update_mask", "reason")
+    __slots__ = ("name", "role", "topics", "reads_bodies", "update_mask", "reason", "identities")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     READS_BODIES_FIELD_NUMBER: _ClassVar[int]
     UPDATE_MASK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    IDENTITIES_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: Role
     topics: _containers.RepeatedScalarFieldContainer[str]
     reads_bodies: bool
     update_mask: _field_mask_pb2.FieldMask
     reason: str
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., topics: _Optional[_Iterable[str]] = ..., reads_bodies: bool = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+    identities: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., topics: _Optional[_Iterable[str]] = ..., reads_bodies: bool = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ..., reason: _Optional[str] = ..., identities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RotateOperatorTokenRequest(_message.Message):
     __slots__ = ("name", "valid_ms", "overlap_ms", "reason")
@@ -1557,3 +1578,101 @@ class ListInstancesResponse(_message.Message):
     addresses: _containers.RepeatedScalarFieldContainer[str]
     next_page_token: str
     def __init__(self, addresses: _Optional[_Iterable[str]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class GetConfigurationRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetConfigurationResponse(_message.Message):
+    __slots__ = ("version", "settings")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    settings: _containers.RepeatedCompositeFieldContainer[Setting]
+    def __init__(self, version: _Optional[str] = ..., settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ...) -> None: ...
+
+class Setting(_message.Message):
+    __slots__ = ("name", "value", "changed", "secret", "description")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    changed: bool
+    secret: bool
+    description: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ..., changed: bool = ..., secret: bool = ..., description: _Optional[str] = ...) -> None: ...
+
+class Proposal(_message.Message):
+    __slots__ = ("proposal", "action", "topic", "subject", "actor", "reason", "created_ms", "expires_ms", "state", "decided_by", "decided_ms", "decision_reason")
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_MS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_BY_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_MS_FIELD_NUMBER: _ClassVar[int]
+    DECISION_REASON_FIELD_NUMBER: _ClassVar[int]
+    proposal: int
+    action: str
+    topic: str
+    subject: str
+    actor: str
+    reason: str
+    created_ms: int
+    expires_ms: int
+    state: ProposalState
+    decided_by: str
+    decided_ms: int
+    decision_reason: str
+    def __init__(self, proposal: _Optional[int] = ..., action: _Optional[str] = ..., topic: _Optional[str] = ..., subject: _Optional[str] = ..., actor: _Optional[str] = ..., reason: _Optional[str] = ..., created_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ..., state: _Optional[_Union[ProposalState, str]] = ..., decided_by: _Optional[str] = ..., decided_ms: _Optional[int] = ..., decision_reason: _Optional[str] = ...) -> None: ...
+
+class ListProposalsRequest(_message.Message):
+    __slots__ = ("pending_only", "page_size", "page_token")
+    PENDING_ONLY_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    pending_only: bool
+    page_size: int
+    page_token: str
+    def __init__(self, pending_only: bool = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListProposalsResponse(_message.Message):
+    __slots__ = ("proposals", "next_page_token")
+    PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    proposals: _containers.RepeatedCompositeFieldContainer[Proposal]
+    next_page_token: str
+    def __init__(self, proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class ApproveProposalRequest(_message.Message):
+    __slots__ = ("proposal", "reason")
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    proposal: int
+    reason: str
+    def __init__(self, proposal: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ApproveProposalResponse(_message.Message):
+    __slots__ = ("proposal", "message", "job")
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    proposal: Proposal
+    message: _message_pb2.Message
+    job: BulkJob
+    def __init__(self, proposal: _Optional[_Union[Proposal, _Mapping]] = ..., message: _Optional[_Union[_message_pb2.Message, _Mapping]] = ..., job: _Optional[_Union[BulkJob, _Mapping]] = ...) -> None: ...
+
+class RejectProposalRequest(_message.Message):
+    __slots__ = ("proposal", "reason")
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    proposal: int
+    reason: str
+    def __init__(self, proposal: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...

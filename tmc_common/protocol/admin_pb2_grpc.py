@@ -311,6 +311,26 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ListInstancesRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.ListInstancesResponse.FromString,
                 _registered_method=True)
+        self.GetConfiguration = channel.unary_unary(
+                '/tmc.v1.AdminService/GetConfiguration',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.GetConfigurationRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.GetConfigurationResponse.FromString,
+                _registered_method=True)
+        self.ListProposals = channel.unary_unary(
+                '/tmc.v1.AdminService/ListProposals',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.ListProposalsRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.ListProposalsResponse.FromString,
+                _registered_method=True)
+        self.ApproveProposal = channel.unary_unary(
+                '/tmc.v1.AdminService/ApproveProposal',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.ApproveProposalRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.ApproveProposalResponse.FromString,
+                _registered_method=True)
+        self.RejectProposal = channel.unary_unary(
+                '/tmc.v1.AdminService/RejectProposal',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.RejectProposalRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.Proposal.FromString,
+                _registered_method=True)
         self.SetTopicCheck = channel.unary_unary(
                 '/tmc.v1.AdminService/SetTopicCheck',
                 request_serializer=tmc_dot_v1_dot_admin__pb2.SetTopicCheckRequest.SerializeToString,
@@ -737,6 +757,34 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetConfiguration(self, request, context):
+        """The configuration that the called server runs with, without its secrets.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListProposals(self, request, context):
+        """What waits for the approval of a second operator, or did; newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ApproveProposal(self, request, context):
+        """Do what another operator proposed. Audited, with both names.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RejectProposal(self, request, context):
+        """Refuse what another operator proposed, or withdraw your own proposal. Audited.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetTopicCheck(self, request, context):
         """How the messages of a topic are checked. Tried out before it is stored: what cannot work is refused, with the
         reason.
@@ -1057,6 +1105,26 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListInstances,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.ListInstancesRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.ListInstancesResponse.SerializeToString,
+            ),
+            'GetConfiguration': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetConfiguration,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.GetConfigurationRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.GetConfigurationResponse.SerializeToString,
+            ),
+            'ListProposals': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListProposals,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.ListProposalsRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.ListProposalsResponse.SerializeToString,
+            ),
+            'ApproveProposal': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApproveProposal,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.ApproveProposalRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.ApproveProposalResponse.SerializeToString,
+            ),
+            'RejectProposal': grpc.unary_unary_rpc_method_handler(
+                    servicer.RejectProposal,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.RejectProposalRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.Proposal.SerializeToString,
             ),
             'SetTopicCheck': grpc.unary_unary_rpc_method_handler(
                     servicer.SetTopicCheck,
@@ -2575,6 +2643,114 @@ class AdminService(object):
             '/tmc.v1.AdminService/ListInstances',
             tmc_dot_v1_dot_admin__pb2.ListInstancesRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.ListInstancesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetConfiguration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/GetConfiguration',
+            tmc_dot_v1_dot_admin__pb2.GetConfigurationRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.GetConfigurationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListProposals(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/ListProposals',
+            tmc_dot_v1_dot_admin__pb2.ListProposalsRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.ListProposalsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApproveProposal(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/ApproveProposal',
+            tmc_dot_v1_dot_admin__pb2.ApproveProposalRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.ApproveProposalResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RejectProposal(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/RejectProposal',
+            tmc_dot_v1_dot_admin__pb2.RejectProposalRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.Proposal.FromString,
             options,
             channel_credentials,
             insecure,

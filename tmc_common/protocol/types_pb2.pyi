@@ -72,6 +72,9 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_REQUIRED: _ClassVar[Reason]
     TOPIC_NOT_ALLOWED: _ClassVar[Reason]
     OPERATOR_UNKNOWN: _ClassVar[Reason]
+    APPROVAL_REQUIRED: _ClassVar[Reason]
+    PROPOSAL_UNKNOWN: _ClassVar[Reason]
+    PROPOSAL_CLOSED: _ClassVar[Reason]
 
 class QueueMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -175,6 +178,9 @@ ALERT_UNKNOWN: Reason
 ROLE_REQUIRED: Reason
 TOPIC_NOT_ALLOWED: Reason
 OPERATOR_UNKNOWN: Reason
+APPROVAL_REQUIRED: Reason
+PROPOSAL_UNKNOWN: Reason
+PROPOSAL_CLOSED: Reason
 QUEUE_MODE_UNSPECIFIED: QueueMode
 QUEUE_MODE_SINGLE: QueueMode
 QUEUE_MODE_MULTI: QueueMode

@@ -1,4 +1,4 @@
-"""Alerts, the audit trail, and operators."""
+"""Alerts, the audit trail, operators, and what they propose."""
 
 from __future__ import annotations
 
@@ -58,6 +58,12 @@ async def audit_csv(view: View) -> Response:
         write.writerow(("", "", "", f"There are more than {_MOST_EXPORTED} rows: narrow the filter.", "", "", ""))
     headers = {"content-disposition": 'attachment; filename="audit.csv"'}
     return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+async def proposals(view: View) -> Response:
+    pending = view.query("all") != "1"
+    request = admin_pb2.ListProposalsRequest(pending_only=pending, page_size=PAGE_SIZE, page_token=view.query("page"))
+    return view.page("proposals.html", found=await view.ask("ListProposals", request), pending=pending)
 
 
 async def operators(view: View) -> Response:

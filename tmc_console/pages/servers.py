@@ -1,4 +1,4 @@
-"""Who looks after which shard, and where it is stored."""
+"""Who looks after which shard, where it is stored, and how a server is configured."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ async def page(view: View) -> Response:
     holder = {shard: (server, number % _COLORS) for number, server in enumerate(alive) for shard in server.shards}
     cells = [(shard, *holder.get(shard, (None, 0)), place) for shard, place in _by_shard(places)]
     return view.page("shards.html", servers=servers, cells=cells)
+
+
+async def settings(view: View) -> Response:
+    found = await view.ask("GetConfiguration", admin_pb2.GetConfigurationRequest())
+    return view.page("settings.html", found=found, changed=view.query("all") != "1")
 
 
 def _by_shard(places: list[admin_pb2.ShardPlace]) -> list[tuple[int, admin_pb2.ShardPlace | None]]:

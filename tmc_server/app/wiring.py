@@ -18,6 +18,7 @@ from tmc_server.app.checks import Checks
 from tmc_server.app.form import Form
 from tmc_server.app.opening import OpenStore
 from tmc_server.app.outlets import Outlets
+from tmc_server.app.sso import SingleSignOn
 from tmc_server.app.surroundings import Surroundings
 from tmc_server.app.upkeep import Beating, Bell, CatalogFollowing, NotingLogins, ShardKeeping, StayingAlone
 from tmc_server.archives.local import LocalArchive
@@ -27,6 +28,7 @@ from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.domain.ports.alerts import AlertSink
 from tmc_server.domain.ports.checks import Asking
 from tmc_server.domain.ports.reading import AuditTrail, TrafficReader
+from tmc_server.domain.proposals import ApprovalRules
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.alerting import Alerting, Grouping, Resolving
 from tmc_server.duties.bulk import BulkWorking
@@ -54,6 +56,7 @@ from tmc_server.requests.lookup import Lookup
 from tmc_server.requests.operators import Operators
 from tmc_server.requests.overviewing import Overviewing
 from tmc_server.requests.preparing import OpenGauge, Preparing
+from tmc_server.requests.proposals import Proposals
 from tmc_server.requests.searching import Searching
 from tmc_server.requests.signing import Signing
 from tmc_server.requests.timeline import Timelines
@@ -65,6 +68,7 @@ from tmc_server.rpc.doorkeeper import Doorkeeper
 from tmc_server.rpc.message_service import MessageServicer
 from tmc_server.rpc.reading_service import Readings
 from tmc_server.rpc.server import GrpcServer, build
+from tmc_server.settings import settings_of
 from tmc_server.store.alert_outbox import SqlAlertOutbox
 from tmc_server.store.audit_seals import AuditSeals
 from tmc_server.store.audit_trail import SqlAuditTrail
@@ -82,6 +86,7 @@ from tmc_server.store.line_repair import SqlLineWork
 from tmc_server.store.listing import Lister
 from tmc_server.store.operators import OperatorStore
 from tmc_server.store.progress import SqlQueueProgress
+from tmc_server.store.proposals import SqlProposals
 from tmc_server.store.reading import Reader
 from tmc_server.store.replays import SqlReplays
 from tmc_server.store.retention import ClosedMessages
@@ -176,6 +181,7 @@ def wire(
         for part in parts
     ]
     counting = Counting(store.watch, OpenCounts(store.shards.shards))
+    sso = SingleSignOn(config.oidc)
     seals = _seals(config, store)
     trail = SqlAuditTrail(store.shards.databases, seals)
     METRICS.names.limit = config.telemetry.series
@@ -196,6 +202,7 @@ def wire(
         commit=commit,
         gauge=counting,
         trail=trail,
+        sso=sso,
         form=form,
     )
     doors = Periodic("doors", served.edge.doorkeeper.sweep, _DOORS_S)
@@ -226,6 +233,7 @@ def wire(
         *(Periodic("sealing", each.seal, _SEALING_S) for each in seals),
         Periodic("logins", NotingLogins(served.edge.authentication.failed, trail).run_once, _LOGINS_S),
         *_gauging(config, store, parts),
+        *sso.duties(),
         *outlets.duties(),
         doors,
     ]
@@ -246,6 +254,10 @@ def wire(
 def _seals(config: Config, store: OpenStore) -> list[AuditSeals]:
     keys = [key.get_secret_value() for key in config.audit.seal_keys]
     return [AuditSeals(database, keys) for database in store.shards.databases]
+
+
+def _approval_rules(config: Config) -> ApprovalRules:
+    return ApprovalRules(decide=config.approval.decide, bulk_over=config.approval.bulk_over or None)
 
 
 def _measure(store: OpenStore, commit: ShardedGroupCommit) -> None:
@@ -299,6 +311,7 @@ def _serve(
     commit: ShardedGroupCommit,
     gauge: OpenGauge,
     trail: AuditTrail,
+    sso: SingleSignOn,
     form: Form,
 ) -> _Served:
     """The use cases and the RPCs in front of them. Raises OSError: the port is taken."""
@@ -343,6 +356,7 @@ def _serve(
         replaying=SqlReplays([writers[database] for database in store.shards.shards], store.nodes.ids),
     )
     lookup = Lookup(catalog, reader)
+    operators = OperatorStore(store.shards.catalog, store.catalog.change_delay_ms)
     servicers = {
         "tmc.v1.MessageService": MessageServicer(
             preparing, Deciding(catalog, commit, rate, gauge), administering, lookup
@@ -370,7 +384,9 @@ def _serve(
                 searching=Searching(catalog, lookup, SqlKeySearch(store.shards), SqlFailures(store.shards)),
             ),
             bulk=BulkJobs(SqlBulkDesk(store.shards), catalog),
-            operators=Operators(OperatorStore(store.shards.catalog, store.catalog.change_delay_ms), administering),
+            operators=Operators(operators, administering),
+            proposals=Proposals(SqlProposals(store.shards.catalog), _approval_rules(config), operators),
+            settings=list(settings_of(config)),
             alerts=Alerts(
                 catalog,
                 store.catalog,
@@ -380,7 +396,7 @@ def _serve(
             ),
         ),
     }
-    edge = _edge(config, store, first_use, form.secret)
+    edge = _edge(config, store, first_use, form.secret, sso)
     grpc = build(servicers, edge, config.server.listen, config.tls, config.limits)
     return _Served(administering=administering, edge=edge, grpc=grpc)
 
@@ -444,10 +460,14 @@ def _first_use(config: Config, store: OpenStore) -> FirstUse:
     )
 
 
-def _edge(config: Config, store: OpenStore, first_use: FirstUse | None, secret: str) -> Edge:
+def _edge(config: Config, store: OpenStore, first_use: FirstUse | None, secret: str, sso: SingleSignOn) -> Edge:
     limits = config.limits
     authentication = Authentication(
-        store.watch, first_use.app if first_use else None, secret=secret, bind_apps=config.tls.bind_apps
+        store.watch,
+        first_use.app if first_use else None,
+        secret=secret,
+        bind_apps=config.tls.bind_apps,
+        oidc=sso.name_of,
     )
     allowance = Allowance(
         calls_per_second=limits.calls_per_second,

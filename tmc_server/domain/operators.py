@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
+
+CERTIFICATE, OIDC = "certificate", "oidc"
+IDENTITY_KINDS = (CERTIFICATE, OIDC)
 
 
 class Role(IntEnum):
@@ -18,6 +22,7 @@ class Role(IntEnum):
 class Operator:
     """topics: prefixes that the rights are limited to; empty: none.  reads_bodies: a right of its own, for every role.
 
+    identities: what identifies the operator beside tokens, each KIND:NAME with a kind of IDENTITY_KINDS.
     expires_ms, previous_expires_ms: of the newest token and the one before; None: it does not expire, or there is none.
     """
 
@@ -25,6 +30,7 @@ class Operator:
     role: Role
     topics: tuple[str, ...] = ()
     reads_bodies: bool = False
+    identities: tuple[str, ...] = ()
     expires_ms: int | None = None
     previous_expires_ms: int | None = None
     created_ms: int = 0
@@ -39,6 +45,10 @@ class Operator:
         return not self.topics or topic.startswith(self.topics)
 
 
+def identity(kind: str, name: str) -> str:
+    return f"{kind}:{name}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
     """What a token proves, until it expires. expires_ms None: for ever."""
@@ -48,3 +58,11 @@ class Token:
 
     def is_valid(self, now_ms: int) -> bool:
         return self.expires_ms is None or now_ms < self.expires_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownOperators:
+    """Who may call. tokens: by their SHA-256.  identities: operators by what identifies them beside tokens."""
+
+    tokens: Mapping[bytes, Token] = field(default_factory=dict)
+    identities: Mapping[str, Operator] = field(default_factory=dict)

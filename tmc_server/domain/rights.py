@@ -18,6 +18,7 @@ class Scope(Enum):
     MESSAGE = "it names a message, by id or by topic and key"
     FILTER = "the `topic` of its filter names one"
     JOB = "it names a bulk job, whose deliveries belong to topics"
+    PROPOSAL = "it names a proposal, which is about a topic"
     EVERYTHING = "it concerns more than single topics"
 
 
@@ -68,12 +69,13 @@ _ADMIN_METHODS = {
             "ListAlerts",
             "ListSilences",
             "ListBulkJobs",
+            "ListProposals",
         ),
         Scope.TOPIC: ("GetTopicCheck",),
         Scope.MESSAGE: ("GetMessageDetail", "ExplainMessage", "GetTimeline"),
         Scope.FILTER: ("DryRunBulkJob",),
         Scope.JOB: ("GetBulkJob", "ListBulkItems"),
-        Scope.EVERYTHING: ("ListAudit", "ListOperators"),
+        Scope.EVERYTHING: ("ListAudit", "ListOperators", "GetConfiguration"),
     },
     Role.OPERATOR: {
         Scope.TOPIC: ("PauseSubscription", "ResumeSubscription", "RepairOrder", "ReactivateChecks", "SilenceAlerts"),
@@ -88,6 +90,7 @@ _ADMIN_METHODS = {
         ),
         Scope.FILTER: ("StartBulkJob",),
         Scope.JOB: ("StopBulkJob",),
+        Scope.PROPOSAL: ("ApproveProposal", "RejectProposal"),
         Scope.EVERYTHING: ("AcknowledgeAlert", "EndSilence", "DrainServer", "UndrainServer"),
     },
     Role.ADMIN: {

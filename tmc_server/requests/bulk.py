@@ -18,6 +18,7 @@ from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.errors import AppUnknown, BulkJobUnknown, InvalidField, TopicUnknown
 from tmc_server.requests import validation
 from tmc_server.requests.listing import Listing
+from tmc_server.requests.proposals import Before, at_once
 
 MOST = 1_000_000
 _SAMPLES = 10
@@ -88,8 +89,12 @@ class BulkJobs:
         reason: str,
         rate: int | None = None,
         hold_ms: int | None = None,
+        before: Before = at_once,
     ) -> BulkReport:
-        """Store the job; started again from the same dry run, it is answered as it is. Raises InvalidField."""
+        """Store the job; started again from the same dry run, it is answered as it is.
+
+        Raises InvalidField, and what `before` raises.
+        """
         as_of_ms = _as_of(dry_run)
         if dry_run != _dry_run_id(wanted, as_of_ms, count) or as_of_ms > await asyncio.to_thread(self._desk.now):
             raise InvalidField(
@@ -107,6 +112,7 @@ class BulkJobs:
             actor=actor,
             reason=validation.reason(reason),
         )
+        await before()
         return await asyncio.to_thread(lambda: self._report(self._desk.start(new)))
 
     async def stop(self, actor: str, number: int, reason: str) -> BulkReport:

@@ -20,6 +20,7 @@ from tmc_server.domain.retry import RetryPolicy
 from tmc_server.domain.views import MessageView
 from tmc_server.errors import CheckRefused, InvalidField, MessageUnknown, TopicUnknown
 from tmc_server.requests import validation
+from tmc_server.requests.proposals import Before, at_once
 
 _MOST_TARGETS = 16
 _PAGE = 200
@@ -148,13 +149,16 @@ class DecidingByHand:
                 done += await asyncio.to_thread(self._desk.reactivate, actor, shard, page, reason)
         return done, more
 
-    async def decide(self, actor: str, message_id: str, verdict: int, reason: str) -> MessageView:
-        """A human decides. Raises MessageUnknown, AlreadyCommitted, AlreadyRolledBack."""
+    async def decide(
+        self, actor: str, message_id: str, verdict: int, reason: str, before: Before = at_once
+    ) -> MessageView:
+        """A human decides. Raises MessageUnknown, AlreadyCommitted, AlreadyRolledBack, and what `before` raises."""
         if verdict not in (Verdict.COMMIT, Verdict.ROLLBACK):
             raise InvalidField("verdict", "be COMMIT or ROLLBACK")
         wanted = validation.message_id(message_id)
         reason = validation.reason(reason)
         await asyncio.to_thread(self._existing, wanted)
+        await before()
         commit = verdict == Verdict.COMMIT
         await asyncio.to_thread(self._desk.decide, actor, wanted.shard, wanted.number, commit, reason)
         return await asyncio.to_thread(self._existing, wanted)

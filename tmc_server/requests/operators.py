@@ -7,19 +7,20 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from tmc_server.domain.operators import Operator, Role
+from tmc_server.domain.operators import IDENTITY_KINDS, Operator, Role
 from tmc_server.domain.ports.operators import OperatorEditor
 from tmc_server.domain.retry import DAY_MS
 from tmc_server.errors import InvalidField, RoleRequired
 from tmc_server.requests import validation
 from tmc_server.requests.administering import Administering
 
-CHANGEABLE = ("role", "topics", "reads_bodies")
+CHANGEABLE = ("role", "topics", "reads_bodies", "identities")
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}", re.ASCII)
 _RESERVED = ("center", "developer")
 _LONGEST_VALID_MS = 3_653 * DAY_MS
 _MOST_TOPICS = 20
 _LONGEST_PREFIX = 40
+_MOST_IDENTITIES = 4
 
 
 class Operators:
@@ -36,7 +37,9 @@ class Operators:
         self._change = administering.change
         self._change_with_key = administering.change_with_key
 
-    async def register(self, actor: str, new: Operator, valid_ms: int, reason: str) -> tuple[Operator, str]:
+    async def register(
+        self, actor: str, new: Operator, valid_ms: int, reason: str, *, with_token: bool
+    ) -> tuple[Operator, str]:
         """valid_ms 0: the token does not expire. Raises InvalidField, NameTaken."""
         if not _NAME.fullmatch(new.name) or new.name in _RESERVED:
             raise InvalidField(
@@ -44,7 +47,11 @@ class Operators:
             )
         _check_rights(new, CHANGEABLE)
         valid = _valid(valid_ms)
-        made, _ = await self._change_with_key(self._editor.register, actor, new, valid, validation.reason(reason))
+        if not (with_token or new.identities):
+            raise InvalidField("identities", "be given for an operator without a token")
+        made, _ = await self._change_with_key(
+            self._editor.register, actor, new, valid, validation.reason(reason), with_token=with_token
+        )
         return made
 
     async def update(self, actor: str, wanted: Operator, fields: Collection[str], reason: str) -> Operator:
@@ -84,6 +91,18 @@ class Operators:
         return await asyncio.to_thread(self._editor.operators)
 
 
+def _check_identities(identities: Collection[str]) -> None:
+    """Raises InvalidField."""
+    if len(identities) > _MOST_IDENTITIES:
+        raise InvalidField("identities", f"be at most {_MOST_IDENTITIES}")
+    for each in identities:
+        kind, _, name = each.partition(":")
+        if kind not in IDENTITY_KINDS or not name:
+            kinds = " or ".join(f"{kind}:NAME" for kind in IDENTITY_KINDS)
+            raise InvalidField("identities", f"be {kinds}")
+        validation.line(each, "identities", 100)
+
+
 def _no_longer(left_ms: int, wanted_ms: int | None) -> int:
     """A token that expires does not prolong itself: an administrator does."""
     return max(1, left_ms if wanted_ms is None else min(left_ms, wanted_ms))
@@ -95,6 +114,8 @@ def _valid(valid_ms: int) -> int | None:
 
 def _check_rights(wanted: Operator, fields: Collection[str]) -> None:
     """Raises InvalidField."""
+    if "identities" in fields:
+        _check_identities(wanted.identities)
     if "topics" not in fields:
         return
     if len(wanted.topics) > _MOST_TOPICS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,15 +19,19 @@ from tmc_server.requests.deciding_by_hand import DecidingByHand
 from tmc_server.requests.delivery_control import DeliveryControl
 from tmc_server.requests.listing import in_order, listed
 from tmc_server.requests.operators import Operators
+from tmc_server.requests.proposals import Proposals
 from tmc_server.requests.signing import Signing
 from tmc_server.rpc import convert
 from tmc_server.rpc.alert_service import AlertServicer
 from tmc_server.rpc.bulk_service import BulkServicer
 from tmc_server.rpc.operator_service import OperatorServicer
+from tmc_server.rpc.proposal_service import ProposalServicer
 from tmc_server.rpc.reading_service import Readings, ReadingServicer
+from tmc_server.rpc.setting_service import SettingServicer
+from tmc_server.settings import Setting
 
 
-class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServicer):
+class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServicer, ProposalServicer, SettingServicer):
     """Methods take the operator who calls and a request."""
 
     def __init__(
@@ -40,11 +45,15 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServic
         bulk: BulkJobs,
         alerts: Alerts,
         operators: Operators,
+        proposals: Proposals,
+        settings: Sequence[Setting],
     ) -> None:
         BulkServicer.__init__(self, bulk, administering)
         ReadingServicer.__init__(self, readings, administering)
         AlertServicer.__init__(self, alerts, administering)
         OperatorServicer.__init__(self, operators)
+        ProposalServicer.__init__(self, proposals, by_hand, bulk, administering)
+        SettingServicer.__init__(self, settings)
         self._admin = administering
         self._deliveries = deliveries
         self._signing = signing
@@ -241,7 +250,3 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServic
             request.reason,
         )
         return admin_pb2.ReactivateChecksResponse(matched=matched, more=more)
-
-    async def DecideMessage(self, operator: Operator, request: admin_pb2.DecideMessageRequest) -> Any:
-        view = await self._by_hand.decide(operator.name, request.message_id, request.verdict, request.reason)
-        return convert.message_to(view, self._admin.catalog)

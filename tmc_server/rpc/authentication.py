@@ -16,7 +16,7 @@ from typing import Protocol
 
 from tmc_common.eventlog import EventLog
 from tmc_server.domain.catalog import App, Catalog
-from tmc_server.domain.operators import Operator, Role, Token
+from tmc_server.domain.operators import CERTIFICATE, OIDC, KnownOperators, Operator, Role, identity
 from tmc_server.errors import (
     AdminOnly,
     AppDisabled,
@@ -46,7 +46,7 @@ class Credentials(Protocol):
     @property
     def current(self) -> Catalog: ...
     @property
-    def tokens(self) -> Mapping[bytes, Token]: ...
+    def operators(self) -> KnownOperators: ...
 
 
 class Call(Protocol):
@@ -142,6 +142,7 @@ class Authentication:
     secret: with open_app, the key of all apps and the token of operators; empty, as in `tmc dev`: everyone is welcome.
 
     bind_apps: the client's certificate must name the app, for apps only.  clock: seconds since the epoch, for tokens that expire.
+    oidc: the name that an OpenID provider vouches for with a token; None: it does not.
     """
 
     def __init__(
@@ -152,7 +153,9 @@ class Authentication:
         secret: str = "",
         bind_apps: bool = False,
         clock: Callable[[], float] = time.time,
+        oidc: Callable[[str], str | None] = lambda _token: None,
     ) -> None:
+        self._oidc = oidc
         self._credentials = credentials
         self._open_app = open_app
         self._secret = secret
@@ -206,18 +209,31 @@ class Authentication:
         if self._bind_apps and caller.app.id not in _names(call.auth_context()):
             raise CertificateOfAnother
 
-    def operator(self, metadata: Iterable[tuple[str, str | bytes]]) -> Operator:
-        """Raises AdminOnly."""
-        return self._operator(_texts(metadata).get("authorization", ""))
+    def operator(self, metadata: Iterable[tuple[str, str | bytes]], proven: Mapping[str, Iterable[bytes]]) -> Operator:
+        """By token, or without one by the certificate. proven: what the connection's certificate says. Raises AdminOnly."""
+        authorization = _texts(metadata).get("authorization", "")
+        if not authorization:
+            identities = self._credentials.operators.identities
+            named = {
+                each.name: each for name in _names(proven) if (each := identities.get(identity(CERTIFICATE, name)))
+            }
+            if len(named) == 1:
+                return next(iter(named.values()))
+        return self._operator(authorization)
 
     def _operator(self, authorization: str) -> Operator:
         if self._open_app is not None and self._is_welcome(authorization):
             return DEV_OPERATOR
         key = _bearer(authorization)
-        token = self._credentials.tokens.get(_hash(key)) if key else None
-        if token is None or not token.is_valid(round(self._clock() * 1000)):
+        known = self._credentials.operators
+        token = known.tokens.get(_hash(key)) if key else None
+        if token is not None and token.is_valid(round(self._clock() * 1000)):
+            return token.operator
+        vouched = self._oidc(key) if key and token is None else None
+        operator = known.identities.get(identity(OIDC, vouched)) if vouched is not None else None
+        if operator is None:
             raise AdminOnly
-        return token.operator
+        return operator
 
 
 def _names(proven: Mapping[str, Iterable[bytes]]) -> set[str]:

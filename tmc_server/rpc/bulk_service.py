@@ -29,36 +29,24 @@ class BulkServicer:
         self._admin = administering
 
     async def DryRunBulkJob(self, _operator: Operator, request: admin_pb2.DryRunBulkJobRequest) -> Any:
-        found = await self._bulk.dry_run(_filter(request.filter))
+        found = await self._bulk.dry_run(filter_from(request.filter))
         catalog = self._admin.catalog
         return admin_pb2.DryRunBulkJobResponse(
             dry_run=found.id, count=found.count, samples=[_sample(each, catalog) for each in found.samples]
         )
 
-    async def StartBulkJob(self, operator: Operator, request: admin_pb2.StartBulkJobRequest) -> Any:
-        report = await self._bulk.start(
-            operator.name,
-            _filter(request.filter),
-            dry_run=request.dry_run,
-            count=request.count,
-            reason=request.reason,
-            rate=request.rate if request.HasField("rate") else None,
-            hold_ms=request.hold_ms if request.HasField("hold_ms") else None,
-        )
-        return _job(report, self._admin.catalog)
-
     async def StopBulkJob(self, operator: Operator, request: admin_pb2.StopBulkJobRequest) -> Any:
         await self._demand(operator, request.job)
-        return _job(await self._bulk.stop(operator.name, request.job, request.reason), self._admin.catalog)
+        return job_to(await self._bulk.stop(operator.name, request.job, request.reason), self._admin.catalog)
 
     async def GetBulkJob(self, operator: Operator, request: admin_pb2.GetBulkJobRequest) -> Any:
         await self._demand(operator, request.job)
-        return _job(await self._bulk.get(request.job), self._admin.catalog)
+        return job_to(await self._bulk.get(request.job), self._admin.catalog)
 
     async def ListBulkJobs(self, operator: Operator, request: admin_pb2.ListBulkJobsRequest) -> Any:
         page = await self._bulk.jobs(request.page_size, request.page_token)
         shown = [report for report in page.rows if all(map(operator.covers, self._topics(report)))]
-        jobs = [_job(report, self._admin.catalog) for report in shown]
+        jobs = [job_to(report, self._admin.catalog) for report in shown]
         return admin_pb2.ListBulkJobsResponse(jobs=jobs, next_page_token=page.next_token)
 
     async def ListBulkItems(self, operator: Operator, request: admin_pb2.ListBulkItemsRequest) -> Any:
@@ -79,7 +67,8 @@ class BulkServicer:
         return {topic_name(catalog, place.topic) for place in report.job.selection.places}
 
 
-def _filter(sent: admin_pb2.BulkFilter) -> BulkFilter:
+def filter_from(sent: admin_pb2.BulkFilter) -> BulkFilter:
+    """As it was sent."""
     return BulkFilter(
         action=sent.action,
         topic=sent.topic,
@@ -143,7 +132,8 @@ def _subscriber(catalog: Catalog, number: SubscriptionNumber) -> str:
     return f"{app} ({tag})" if app else f"subscription {number}"
 
 
-def _job(report: BulkReport, catalog: Catalog) -> admin_pb2.BulkJob:
+def job_to(report: BulkReport, catalog: Catalog) -> admin_pb2.BulkJob:
+    """A job, and how far it has come."""
     job, progress = report.job, report.progress
     return admin_pb2.BulkJob(
         job=job.number,

@@ -71,6 +71,12 @@ class Edge:
         self.doorkeeper.showed_key(context)
         return found
 
+    def operator(self, context: Context) -> Operator:
+        """Raises AdminOnly."""
+        found = self.authentication.operator(context.invocation_metadata() or (), context.auth_context())
+        self.doorkeeper.showed_key(context)
+        return found
+
     async def refuse(self, context: Context, error: TmcError) -> None:
         """End a call of one of our services."""
         if self.authentication.note(error, context):
@@ -190,7 +196,7 @@ def _unary(
     async def serve(context: Context) -> Message:
         if right.role is None:
             return await of_app(edge.identity(edge.authentication.app, context), context)
-        return await of_operator(edge.identity(edge.authentication.operator, context), right.role, context)
+        return await of_operator(edge.operator(context), right.role, context)
 
     async def call(_requests: Any, context: Context) -> Message | None:
         began = time.monotonic()

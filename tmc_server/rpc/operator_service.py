@@ -22,7 +22,9 @@ class OperatorServicer:
 
     async def RegisterOperator(self, operator: Operator, request: admin_pb2.RegisterOperatorRequest) -> Any:
         new = _operator_from(request, _role(request.role))
-        made, token = await self._operators.register(operator.name, new, request.valid_ms, request.reason)
+        made, token = await self._operators.register(
+            operator.name, new, request.valid_ms, request.reason, with_token=not request.without_token
+        )
         return admin_pb2.RegisterOperatorResponse(operator=_operator_to(made), token=token)
 
     async def UpdateOperator(self, operator: Operator, request: admin_pb2.UpdateOperatorRequest) -> Any:
@@ -54,7 +56,13 @@ def _role(number: int) -> Role:
 
 
 def _operator_from(sent: Any, role: Role) -> Operator:
-    return Operator(name=sent.name, role=role, topics=tuple(sorted(set(sent.topics))), reads_bodies=sent.reads_bodies)
+    return Operator(
+        name=sent.name,
+        role=role,
+        topics=tuple(sorted(set(sent.topics))),
+        reads_bodies=sent.reads_bodies,
+        identities=tuple(sorted(set(sent.identities))),
+    )
 
 
 def _operator_to(operator: Operator) -> admin_pb2.Operator:
@@ -63,6 +71,7 @@ def _operator_to(operator: Operator) -> admin_pb2.Operator:
         role=admin_pb2.Role.Name(operator.role),
         topics=operator.topics,
         reads_bodies=operator.reads_bodies,
+        identities=operator.identities,
         expires_ms=operator.expires_ms or 0,
         previous_expires_ms=operator.previous_expires_ms or 0,
         created_ms=operator.created_ms,

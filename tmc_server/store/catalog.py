@@ -17,7 +17,7 @@ from tmc_server.domain.alerts import Silence
 from tmc_server.domain.catalog import App, Catalog, Forward, Subscription, Topic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
 from tmc_server.domain.numbers import SubscriptionNumber
-from tmc_server.domain.operators import Token
+from tmc_server.domain.operators import KnownOperators
 from tmc_server.domain.ports.catalog import CheckChange, NewApp, NewSilence, NewSubscription, NewTopic, TopicChange
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import (
@@ -42,7 +42,7 @@ from tmc_server.store.catalog_rows import (
     target_of,
     topic_of,
 )
-from tmc_server.store.operators import tokens_of
+from tmc_server.store.operators import known_operators
 from tmc_server.store.tables import (
     app,
     app_key,
@@ -411,11 +411,11 @@ class CatalogStore(CatalogChanges):
             )
         return found
 
-    def load(self) -> tuple[Catalog, dict[bytes, Token]]:
-        """Everything as of one moment. Returns: the copy, and tokens of operators by their SHA-256."""
+    def load(self) -> tuple[Catalog, KnownOperators]:
+        """Everything as of one moment. Returns: the copy, and who the operators are."""
         with self._database.snapshot() as connection:
             version = int(connection.execute(sa.select(meta.c.catalog_version)).scalar_one())
-            tokens = tokens_of(connection)
+            operators = known_operators(connection)
             targets: dict[int, dict[str, CheckTarget]] = {}
             for row in connection.execute(sa.select(check_target)):
                 targets.setdefault(row.topic_no, {})[row.name] = target_of(row)
@@ -435,7 +435,7 @@ class CatalogStore(CatalogChanges):
                 shard_map={row.shard: row.identity for row in connection.execute(sa.select(shard_map))},
                 silences=[silence_of(row) for row in connection.execute(sa.select(silence).order_by(silence.c.id))],
             )
-            return copy, tokens
+            return copy, operators
 
 
 _POLICY_COLUMNS = {field.name: field.name for field in fields(RetryPolicy)} | {"kind": "retry_kind"}

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from tmc_server.domain.catalog import Catalog
-from tmc_server.domain.operators import Token
+from tmc_server.domain.operators import KnownOperators
 from tmc_server.store.catalog import CatalogStore
 
 
@@ -38,16 +38,16 @@ class CatalogWatch:
         self._lock = threading.Lock()
         # One attribute: a reader must not pair an old copy with the time of a newer look.
         self._seen = (Catalog(), float("-inf"))
-        self._tokens: dict[bytes, Token] = {}
+        self._operators = KnownOperators()
 
     @property
     def current(self) -> Catalog:
         return self._seen[0]
 
     @property
-    def tokens(self) -> dict[bytes, Token]:
-        """Of operators, by their SHA-256."""
-        return self._tokens
+    def operators(self) -> KnownOperators:
+        """Who may call the admin service."""
+        return self._operators
 
     def in_use(self) -> tuple[Catalog, bool]:
         """See domain.ports.catalog.CatalogSource."""
@@ -68,7 +68,7 @@ class CatalogWatch:
             copy = self.current
             changed = self._store.peek(self._incarnation()) != copy.version
             if changed:
-                copy, self._tokens = self._store.load()
+                copy, self._operators = self._store.load()
             self._seen = (copy, looked)
         if changed:
             self._acknowledge(copy.version)

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tmc_server.domain.operators import Operator, Role, Token
+from tmc_server.domain.operators import KnownOperators, Operator, Role, Token
 from tmc_server.errors import InvalidField, NameTaken, OperatorUnknown
 from tmc_server.store.auditing import differences
 from tmc_server.store.catalog_changes import CatalogChanges, hash_of, new_key, repeating
@@ -39,17 +39,22 @@ class OperatorStore(CatalogChanges):
         return token
 
     @repeating
-    def register(self, actor: str, new: Operator, valid_ms: int | None, reason: str) -> tuple[Operator, str]:
+    def register(
+        self, actor: str, new: Operator, valid_ms: int | None, reason: str, *, with_token: bool = True
+    ) -> tuple[Operator, str]:
         """See OperatorEditor."""
         known = self._as_it_is(new)
         if known is not None:
             return known, ""
         token = new_key()
+        if not with_token:
+            valid_ms = 0  # there has to be one: of this one, the text is never shown and the time is over
         with self._change(actor, "register operator", new.name, reason, _granted(new)) as (connection, now):
             if _find(connection, new.name) is not None:
                 raise NameTaken
+            _demand_free(connection, new)
             _insert(connection, new, now, token, valid_ms)
-            return _read(connection, new.name), token
+            return _read(connection, new.name), token if with_token else ""
 
     def _as_it_is(self, new: Operator) -> Operator | None:
         """None: there is none. Raises NameTaken: with other rights."""
@@ -73,6 +78,8 @@ class OperatorStore(CatalogChanges):
             changed += differences(row._mapping, values)
             if values:
                 connection.execute(operator.update().filter_by(name=wanted.name).values(values))
+            if "identities" in fields:
+                _demand_free(connection, wanted)
             _keep_an_administrator(connection)
             return _read(connection, wanted.name)
 
@@ -109,15 +116,24 @@ class OperatorStore(CatalogChanges):
             return [_operator(row) for row in connection.execute(sa.select(operator).order_by(operator.c.name))]
 
 
-def tokens_of(connection: sa.Connection) -> dict[bytes, Token]:
-    """All tokens by their SHA-256, those that have expired too."""
-    found: dict[bytes, Token] = {}
+def known_operators(connection: sa.Connection) -> KnownOperators:
+    """All operators, with their tokens, those that have expired too."""
+    tokens: dict[bytes, Token] = {}
+    identities: dict[str, Operator] = {}
     for row in connection.execute(sa.select(operator)):
         known = _operator(row)
-        found[row.token_hash] = Token(operator=known, expires_ms=row.expires_ms)
+        tokens[row.token_hash] = Token(operator=known, expires_ms=row.expires_ms)
         if row.old_token_hash is not None:
-            found[row.old_token_hash] = Token(operator=known, expires_ms=row.old_expires_ms)
-    return found
+            tokens[row.old_token_hash] = Token(operator=known, expires_ms=row.old_expires_ms)
+        identities |= dict.fromkeys(known.identities, known)
+    return KnownOperators(tokens=tokens, identities=identities)
+
+
+def _demand_free(connection: sa.Connection, wanted: Operator) -> None:
+    """No other operator has one of these identities. Raises NameTaken."""
+    for row in connection.execute(sa.select(operator).where(operator.c.name != wanted.name)):
+        for each in set(wanted.identities) & set(_operator(row).identities):
+            raise NameTaken(f"{each} identifies {row.name}: an identity belongs to one operator.")
 
 
 def _keep_an_administrator(connection: sa.Connection) -> None:
@@ -141,7 +157,12 @@ def _end(now: int, valid_ms: int | None) -> int | None:
 
 def _rights(of: Operator) -> Mapping[str, Any]:
     """By column."""
-    return {"role": int(of.role), "topics": json.dumps(of.topics), "reads_bodies": int(of.reads_bodies)}
+    return {
+        "role": int(of.role),
+        "topics": json.dumps(of.topics),
+        "reads_bodies": int(of.reads_bodies),
+        "identities": json.dumps(of.identities, ensure_ascii=False),
+    }
 
 
 def _granted(new: Operator) -> list[str]:
@@ -163,6 +184,7 @@ def _operator(row: Any) -> Operator:
         role=Role(row.role),
         topics=tuple(json.loads(row.topics)),
         reads_bodies=bool(row.reads_bodies),
+        identities=tuple(json.loads(row.identities)),
         expires_ms=row.expires_ms,
         previous_expires_ms=row.old_expires_ms,
         created_ms=row.created_ms,

@@ -36,8 +36,8 @@ def _text(length: int) -> sa.String:
     return sa.String(length)
 
 
-def _ms(name: str, nullable: bool = False) -> sa.Column[int]:
-    return sa.Column(name, sa.BigInteger, nullable=nullable)
+def _ms(name: str, nullable: bool = False, server_default: str | None = None) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, nullable=nullable, server_default=server_default)
 
 
 def _serial() -> sa.Column[int]:
@@ -66,6 +66,29 @@ operator = sa.Table(
     _ms("expires_ms", nullable=True),
     sa.Column("old_token_hash", binary(32)),
     _ms("old_expires_ms", nullable=True),
+    sa.Column("identities", _text(1000), nullable=False, server_default="[]"),  # JSON, what identifies beside tokens
+    **_OPTIONS,
+)
+
+# Calls that wait for a second operator, or did. request: serialized.  digest: of the call without its reason.
+proposal = sa.Table(
+    "tmc_proposal",
+    METADATA,
+    _serial(),
+    sa.Column("action", _text(32), nullable=False),
+    sa.Column("topic", _text(128), nullable=False),
+    sa.Column("subject", _text(500), nullable=False),
+    sa.Column("request", sa.LargeBinary, nullable=False),
+    sa.Column("digest", binary(32), nullable=False),
+    sa.Column("actor", _text(64), nullable=False),
+    sa.Column("reason", _text(500), nullable=False),
+    _ms("created_ms"),
+    _ms("expires_ms"),
+    sa.Column("state", sa.SmallInteger, nullable=False),
+    sa.Column("decided_by", _text(64), nullable=False, server_default=""),
+    _ms("decided_ms", server_default="0"),
+    sa.Column("decision_reason", _text(500), nullable=False, server_default=""),
+    sa.Index("tmc_proposal_pending", "state", "expires_ms"),
     **_OPTIONS,
 )
 
@@ -515,6 +538,7 @@ CATALOG_TABLES = (
     sender,
     bulk_job,
     silence,
+    proposal,
     audit,
     audit_head,
     database_identity,

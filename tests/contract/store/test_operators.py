@@ -24,7 +24,7 @@ def operators(store: StoreUnderTest) -> OperatorStore:
 
 def _token(store: StoreUnderTest, token: str) -> Token | None:
     store.watch.run_once()
-    return store.watch.tokens.get(hash_of(token))
+    return store.watch.operators.tokens.get(hash_of(token))
 
 
 def test_the_first_one_administers_everything(store: StoreUnderTest) -> None:

@@ -14,11 +14,19 @@ class OperatorEditor(Protocol):
     valid_ms: how long a token is valid, milliseconds; None: for ever.
     """
 
-    def register(self, actor: str, new: Operator, valid_ms: int | None, reason: str) -> tuple[Operator, str]:
-        """Returns: the operator, and the token ("": was there, with these rights). Raises NameTaken: with other rights."""
+    def register(
+        self, actor: str, new: Operator, valid_ms: int | None, reason: str, *, with_token: bool
+    ) -> tuple[Operator, str]:
+        """Returns: the operator, and the token ("": none was wanted, or the operator was there, with these rights).
+
+        Raises NameTaken: it was there with other rights, or one of the identities is another operator's.
+        """
 
     def update(self, actor: str, wanted: Operator, fields: Collection[str], reason: str) -> Operator:
-        """fields: of role, topics, reads_bodies. Raises OperatorUnknown, InvalidField: it is the last administrator."""
+        """fields: of role, topics, reads_bodies, identities.
+
+        Raises OperatorUnknown, NameTaken: an identity is another operator's, InvalidField: it is the last administrator.
+        """
 
     def rotate_token(
         self, actor: str, name: str, valid_ms: int | None, overlap_ms: int, reason: str

@@ -1,0 +1,76 @@
+"""Listings as tables, for people. Programs read JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from tmc_cli.admin.text import age, table, when
+
+_TIMES_FROM_MS = 1_000_000_000_000  # what is greater is a moment, and not a duration
+_LONGEST_CELL = 60
+
+
+def listing(answer: Message) -> Sequence[str] | None:
+    """The lines of a table. None: this is no listing."""
+    fields: Sequence[Any] = answer.DESCRIPTOR.fields
+    lists = [field for field in fields if field.is_repeated and field.message_type is not None]
+    if len(lists) != 1 or fields[0] is not lists[0]:
+        return None
+    rows = list(getattr(answer, lists[0].name))
+    columns = [field for field in lists[0].message_type.fields if _is_shown(field) and _is_used(field, rows)]
+    if not rows or not columns:
+        return ["Nothing."]
+    titles = [field.name.removesuffix("_ms").replace("_", " ").upper() for field in columns]
+    cells = [[_cell(field, getattr(row, field.name)) for field in columns] for row in rows]
+    token = getattr(answer, "next_page_token", "")
+    return [*table(titles, cells), *_more(token)]
+
+
+def _more(token: str) -> Iterator[str]:
+    if token:
+        yield f"There is more: --page-token {token}"
+
+
+def _is_shown(field: Any) -> bool:
+    """Not what does not fit into a cell."""
+    return field.message_type is None and field.type != FieldDescriptor.TYPE_BYTES
+
+
+def _is_used(field: Any, rows: Sequence[Any]) -> bool:
+    return any(getattr(row, field.name) for row in rows)
+
+
+def _cell(field: Any, value: Any) -> str:
+    if field.is_repeated:
+        return _cut(" ".join(map(str, value)))
+    if field.enum_type is not None:
+        prefix = _prefix(field.enum_type.name)
+        return str(field.enum_type.values_by_number[value].name).removeprefix(prefix).lower()
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if field.name.endswith("_ms"):
+        return _moment(int(value))
+    return _cut(str(value))
+
+
+def _prefix(enum: str) -> str:
+    """AlertState -> ALERT_STATE_"""
+    return "".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in enum).lstrip("_") + "_"
+
+
+def _moment(ms: int) -> str:
+    if not ms:
+        return ""
+    if ms < _TIMES_FROM_MS:
+        return age(ms)
+    past = round(time.time() * 1000) - ms
+    return f"{age(past)} ago" if past >= 0 else f"{when(ms)}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 3]}..."

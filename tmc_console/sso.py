@@ -1,0 +1,141 @@
+"""Log in by an OpenID provider: the authorization code flow with PKCE. The center verifies the ID token that comes of it.
+
+Source: OpenID Connect Core, 3.1; RFC 7636.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from tmc_console.sso_names import LOGIN_S, LoginFailed, Provider
+
+_MOST = 1_000
+_DESCRIBED_S = 300.0
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Begun:
+    """A login that was sent to the provider. browser: what its cookie holds."""
+
+    browser: str
+    nonce: str
+    verifier: str
+    back: str
+    next_path: str
+    began: float
+
+
+class SingleSignOn:
+    """Logins that are under way, in memory."""
+
+    def __init__(self, provider: Provider, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._provider = provider
+        self._monotonic = monotonic
+        self._begun: dict[str, _Begun] = {}
+        self._description: tuple[float, dict[str, Any]] = (float("-inf"), {})
+
+    async def begin(self, back: str, next_path: str) -> tuple[str, str]:
+        """back: the address that the provider sends the browser to. Returns: the provider's page, and a cookie.
+
+        Raises LoginFailed.
+        """
+        described = await self._described()
+        begun = _Begun(
+            browser=secrets.token_urlsafe(32),
+            nonce=secrets.token_urlsafe(32),
+            verifier=secrets.token_urlsafe(48),
+            back=back,
+            next_path=next_path,
+            began=self._monotonic(),
+        )
+        state = secrets.token_urlsafe(32)
+        challenge = base64.urlsafe_b64encode(hashlib.sha256(begun.verifier.encode()).digest()).rstrip(b"=").decode()
+        asked = {
+            "response_type": "code",
+            "client_id": self._provider.client_id,
+            "redirect_uri": back,
+            "scope": self._provider.scope,
+            "state": state,
+            "nonce": begun.nonce,
+            "code_challenge": challenge,
+            "code_challenge_method": "S256",
+        }
+        self._forget_old()
+        self._begun[state] = begun
+        return str(httpx.URL(described["authorization_endpoint"]).copy_merge_params(asked)), begun.browser
+
+    async def finish(self, state: str, code: str, cookie: str) -> tuple[str, str]:
+        """The provider sent the browser back. Returns: the ID token, and where to go next. Raises LoginFailed."""
+        begun = self._begun.pop(state, None)
+        if begun is None or self._is_over(begun) or not hmac.compare_digest(cookie.encode(), begun.browser.encode()):
+            raise LoginFailed("This login was not begun in this browser, or has expired: log in again.")
+        described = await self._described()
+        token = await self._token(described["token_endpoint"], begun, code)
+        if not hmac.compare_digest(_nonce_in(token).encode(), begun.nonce.encode()):
+            raise LoginFailed("The identity provider answered another login: log in again.")
+        return token, begun.next_path
+
+    async def _token(self, endpoint: str, begun: _Begun, code: str) -> str:
+        """The ID token for a code. Raises LoginFailed."""
+        provider = self._provider
+        asked = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": begun.back,
+            "client_id": provider.client_id,
+            "code_verifier": begun.verifier,
+        }
+        login = httpx.BasicAuth(quote(provider.client_id), quote(provider.secret)) if provider.secret else None
+        try:
+            async with httpx.AsyncClient(timeout=_TIMEOUT_S, auth=login) as client:
+                answer = (await client.post(endpoint, data=asked)).raise_for_status().json()
+            return str(answer["id_token"])
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as exc:
+            raise LoginFailed("The identity provider refused the login: log in again.") from exc
+
+    async def _described(self) -> dict[str, Any]:
+        """Raises LoginFailed."""
+        read, known = self._description
+        if self._monotonic() - read < _DESCRIBED_S:
+            return known
+        issuer = self._provider.issuer
+        try:
+            async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
+                answer = await client.get(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
+                described: dict[str, Any] = answer.raise_for_status().json()
+                if described["issuer"] != issuer:
+                    raise ValueError(f"it calls itself {described['issuer']!r}")
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as exc:
+            raise LoginFailed("The identity provider cannot be reached: try again, or log in with a token.") from exc
+        self._description = (self._monotonic(), described)
+        return described
+
+    def _is_over(self, begun: _Begun) -> bool:
+        return self._monotonic() - begun.began > LOGIN_S
+
+    def _forget_old(self) -> None:
+        self._begun = {state: begun for state, begun in self._begun.items() if not self._is_over(begun)}
+        while len(self._begun) >= _MOST:
+            del self._begun[next(iter(self._begun))]
+
+
+def _nonce_in(token: str) -> str:
+    """As the token says; the center verifies its signature. "": it says none."""
+    try:
+        payload = token.split(".")[1]
+        claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        return str(claims.get("nonce", ""))
+    except (IndexError, ValueError, AttributeError):
+        return ""

@@ -1,0 +1,1 @@
+"""Adapters: who callers are, beside keys and tokens of the center."""

@@ -1,0 +1,106 @@
+"""What needs two operators: the first one proposes it, another one approves it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from tmc_server.domain.operators import Operator, Role
+from tmc_server.domain.ports.operators import OperatorEditor
+from tmc_server.domain.ports.proposals import ProposalDesk
+from tmc_server.domain.proposals import (
+    ApprovalRules,
+    NewProposal,
+    Proposal,
+    ProposalNumber,
+    ProposalState,
+)
+from tmc_server.errors import ApprovalRequired, ProposalClosed
+from tmc_server.requests import validation
+from tmc_server.requests.listing import Listing
+
+Before = Callable[[], Awaitable[None]]
+"""Awaited when a request was found valid, before it takes effect. Raises what stops it."""
+
+_LONGEST_REASON = 500
+
+
+async def at_once() -> None:
+    """A Before: nothing has to happen."""
+
+
+class Proposals:
+    """rules: which calls need two operators."""
+
+    def __init__(self, desk: ProposalDesk, rules: ApprovalRules, operators: OperatorEditor) -> None:
+        self._desk = desk
+        self._rules = rules
+        self._operators = operators
+
+    def before(self, new: NewProposal, count: int) -> Before:
+        """For a call about `count` deliveries or messages: it may need a second operator."""
+        if not self._rules.need(new.action, count):
+            return at_once
+
+        async def propose() -> None:
+            """Raises ApprovalRequired."""
+            reasoned = replace(new, reason=validation.reason(new.reason))
+            made = await asyncio.to_thread(self._desk.propose, reasoned)
+            if made.actor == new.actor:
+                raise ApprovalRequired(
+                    f"This needs a second operator, and is proposal {made.number} now: another operator approves it with "
+                    f"`tmc admin approve {made.number}`."
+                )
+            raise ApprovalRequired(
+                f"{made.actor} has proposed the same: approve it with `tmc admin approve {made.number}`."
+            )
+
+        return propose
+
+    async def get(self, number: int) -> Proposal:
+        """Raises ProposalUnknown."""
+        return await asyncio.to_thread(self._desk.proposal, ProposalNumber(number))
+
+    async def approve(self, operator: Operator, found: Proposal, reason: str) -> tuple[Proposal, str]:
+        """Approve it; approved already, it is done once more, which changes nothing.
+
+        Returns: the proposal as it is now, and the reason for the audit row of what it does. Raises ApprovalRequired: it is
+        the operator's own, ProposalClosed.
+        """
+        why = validation.reason(reason)
+        if found.actor == operator.name:
+            raise ApprovalRequired(f"Proposal {found.number} is your own: another operator has to approve it.")
+        await asyncio.to_thread(self._demand_rights, found)
+        approved = await asyncio.to_thread(self._desk.decide, operator.name, found.number, ProposalState.APPROVED, why)
+        done_for = (
+            f"{found.reason} (proposal {found.number} of {found.actor}, approved by {approved.decided_by}: {why})"
+        )
+        return approved, done_for[:_LONGEST_REASON]
+
+    def _demand_rights(self, found: Proposal) -> None:
+        """Raises ProposalClosed: who proposed it may no longer do so."""
+        known = {each.name: each for each in self._operators.operators()}
+        proposer = known.get(found.actor)
+        if proposer is None or proposer.role < Role.OPERATOR or not proposer.covers(found.topic):
+            raise ProposalClosed(
+                f"{found.actor} no longer has the rights for proposal {found.number}: make the call yourself."
+            )
+
+    async def reject(self, operator: Operator, number: int, reason: str) -> Proposal:
+        """Raises ProposalUnknown, ProposalClosed."""
+        why = validation.reason(reason)
+        return await asyncio.to_thread(
+            self._desk.decide, operator.name, ProposalNumber(number), ProposalState.REJECTED, why
+        )
+
+    async def proposals(self, page_size: int, page_token: str, *, pending_only: bool) -> Listing[Proposal]:
+        """Newest first."""
+        limit = validation.page_size(page_size)
+        before = ProposalNumber(validation.number_token(page_token)) if page_token else None
+
+        def read() -> Sequence[Proposal]:
+            return self._desk.proposals(before, limit, pending_only=pending_only)
+
+        rows = await asyncio.to_thread(read)
+        return Listing(rows=rows, next_token=str(rows[-1].number) if len(rows) == limit else "")
