@@ -17,9 +17,11 @@ from alembic.script import ScriptDirectory
 
 from tmc_server.store import shard_map
 from tmc_server.store.engines import Database, ShardMap
-from tmc_server.store.tables import CATALOG_TABLES, DATABASE_TABLES, METADATA, meta, shard_tables
+from tmc_server.store.tables import CATALOG_TABLES, DATABASE_TABLES, METADATA, database_identity, meta, shard_tables
 
 VERSION_TABLE = "tmc_schema_version"
+SERVES_FROM = "0019"
+"""Programs of this revision and later work with the tables of this one: migrations only add, until this is raised."""
 
 
 def _config() -> Config:
@@ -40,6 +42,18 @@ def revision_of(database: Database) -> str | None:
         return _revision(connection)
 
 
+def serves_this_program(database: Database) -> bool:
+    """Does a database of a later revision work with this program, so that servers can be upgraded one by one, and back?"""
+    with database.reading() as connection:
+        if not _is_later(_revision(connection)):
+            return False
+        return str(connection.execute(sa.select(database_identity.c.serves_from)).scalar_one()) <= head_revision()
+
+
+def _is_later(revision: str | None) -> bool:
+    return revision is not None and revision > head_revision()
+
+
 def _revision(connection: sa.Connection) -> str | None:
     return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
 
@@ -53,13 +67,15 @@ def migrate(shards: ShardMap) -> None:
         dialect = database.dialect
         dialect.create_database(database.url)
         with database.connection() as own, dialect.migrating(database.url, own) as connection:
+            if _is_later(_revision(connection)):
+                continue  # a later program prepared it; whether it serves this one is examined at the start of a server
             if _revision(connection) != head_revision():
                 _upgrade(connection, shards, database)
             if shards.shards_in(database):  # a catalog of its own may have got its first shard
                 METADATA.create_all(connection, tables=list(DATABASE_TABLES))
             if database is shards.catalog:
                 _first_version(connection)
-            shard_map.identify(connection)
+            shard_map.identify(connection, SERVES_FROM)
             if connection.in_transaction():
                 connection.commit()
     shard_map.fill(shards)

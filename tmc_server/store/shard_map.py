@@ -35,10 +35,14 @@ def place_of(database: Database) -> str:
     return f"{url.host}:{url.port or 3306}/{url.database}" if url.host else str(url.database)
 
 
-def identify(connection: sa.Connection) -> None:
-    """Give a database its identity, unless it has one. The caller ensures that no one else does so now."""
-    if connection.execute(sa.select(database_identity)).one_or_none() is None:
+def identify(connection: sa.Connection, serves_from: str) -> None:
+    """Give a database its identity, unless it has one, and say which programs its tables serve.
+
+    The caller ensures that no one else does so now.
+    """
+    if connection.execute(sa.select(database_identity.c.id)).one_or_none() is None:
         connection.execute(database_identity.insert().values(id=1, identity=secrets.token_hex(16)))
+    connection.execute(database_identity.update().values(serves_from=serves_from))
 
 
 def identity_of(database: Database) -> str | None:

@@ -269,12 +269,14 @@ sender = sa.Table(
     **_OPTIONS,
 )
 
-# Who this database is: one row with random text, whatever its address.
+# Who this database is: one row with random text, whatever its address.  serves_from: revision of the oldest program
+# that works with these tables.
 database_identity = sa.Table(
     "tmc_database",
     METADATA,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("identity", _text(32), nullable=False),
+    sa.Column("serves_from", _text(32), nullable=False, server_default=""),
     **_OPTIONS,
 )
 

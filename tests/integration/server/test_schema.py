@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import subprocess
 import sys
 import time
@@ -18,13 +20,17 @@ from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
 from tests.support.store import in_thread
+from tmc_server.app.maintenance import CannotStart
+from tmc_server.app.server import Server
+from tmc_server.config import Config
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
+from tmc_server.store import migrate as migrating
 from tmc_server.store import shard_map
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.fitness import examine
-from tmc_server.store.migrate import VERSION_TABLE, head_revision, migrate, revision_of
-from tmc_server.store.tables import shard_tables
+from tmc_server.store.migrate import SERVES_FROM, VERSION_TABLE, head_revision, migrate, revision_of
+from tmc_server.store.tables import database_identity, shard_tables
 
 pytestmark = pytest.mark.mariadb
 
@@ -313,7 +319,7 @@ def test_a_filled_database_of_revision_0004_goes_on_where_it_was(
     with monkeypatch.context() as patch:
         upgrade = alembic.command.upgrade
         patch.setattr(alembic.command, "upgrade", lambda config, _to: upgrade(config, "0004"))
-        patch.setattr(shard_map, "identify", lambda _connection: None)
+        patch.setattr(shard_map, "identify", lambda _connection, _serves_from: None)
         patch.setattr(shard_map, "fill", lambda _shards: None)
         _prepare_for_revisions(database)
         migrate(ShardMap(database, [database] * 32))
@@ -336,3 +342,52 @@ def test_a_filled_database_of_revision_0004_goes_on_where_it_was(
                 orders.submit("7-1-05-2")
                 orders.publish("order.paid", "body", key="k4")
                 eventually(lambda: sorted(got) == ["k1", "k2", "k4"])
+
+
+def _as_made_by_a_later_program(database: Database, *, serves_from: str) -> None:
+    with database.transaction() as connection:
+        connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+        connection.execute(database_identity.update().values(serves_from=serves_from))
+        connection.exec_driver_sql("ALTER TABLE tmc_topic ADD COLUMN later_column INTEGER NOT NULL DEFAULT 0")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
+def test_tables_of_a_later_program_serve_this_one_if_they_say_so(kind: str, mariadb: MariaDB, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db" if kind == "sqlite" else mariadb.url("tmc_later")
+    with RunningCenter(url) as made:
+        keys = made.keys
+    database = Database(url)
+    _as_made_by_a_later_program(database, serves_from=head_revision())
+    migrate(ShardMap(database, [database] * 32))
+    assert revision_of(database) == "9999"
+    with (
+        RunningCenter(url, registered=(keys, made.token)) as center,
+        tmc.connect(center.address, app="orders", key=keys["orders"]) as orders,
+    ):
+        center.subscribe("later.topic", "coupons")
+        assert orders.publish("order.paid", b"x", key="1")
+    _as_it_was_refused(database, url)
+    database.close()
+
+
+def _as_it_was_refused(database: Database, url: str) -> None:
+    with database.transaction() as connection:
+        connection.execute(database_identity.update().values(serves_from="9998"))
+    config = Config.model_validate({"server": {"listen": "127.0.0.1:0"}, "store": {"catalog": url}})
+    wanted = f"schema revision = 9999, must serve programs of {head_revision()}: upgrade this server"
+    with pytest.raises(CannotStart, match=wanted):
+        asyncio.run(Server.started(config))
+
+
+def test_migrations_only_add_since_programs_serve_later_tables() -> None:
+    folder = Path(migrating.__file__).parent / "migrations" / "versions"
+    files = [path for path in folder.glob("*.py") if path.name[:4] >= SERVES_FROM]
+    assert files
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Attribute(ast.Name("op"), name), args=arguments):
+                    assert name in {"add_column", "create_table", "create_index", "get_bind"}, f"{path.name}: op.{name}"
+                    if name == "add_column":
+                        text = ast.unparse(arguments[1])
+                        assert "server_default" in text or "nullable=False" not in text or text == "identities", text

@@ -1,4 +1,4 @@
-"""Calls that wait for a second operator; what identifies operators beside tokens."""
+"""Calls that wait for a second operator; what identifies operators beside tokens; which programs the tables serve."""
 
 import sqlalchemy as sa
 from alembic import context, op
@@ -15,9 +15,11 @@ OPTIONS = {
 
 
 def upgrade():
+    look = sa.inspect(op.get_bind())
+    if "serves_from" not in {column["name"] for column in look.get_columns("tmc_database")}:
+        op.add_column("tmc_database", sa.Column("serves_from", sa.String(32), nullable=False, server_default=""))
     if not context.config.attributes["is_catalog"]:
         return
-    look = sa.inspect(op.get_bind())
     if "identities" not in {column["name"] for column in look.get_columns("tmc_operator")}:
         identities = sa.Column("identities", sa.String(1000), nullable=False, server_default="[]")
         op.add_column("tmc_operator", identities)
