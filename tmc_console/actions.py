@@ -43,6 +43,7 @@ ACTIONS: Mapping[str, Action] = {
     "cancel": Action(method="CancelConsumption", done="The delivery was cancelled."),
     "replay": Action(method="ReplayDelivery", done="The message was replayed."),
     "check-now": Action(method="CheckNow", shows=True),
+    "try-check": Action(method="TryCheck", role=ADMIN, shows=True),
     "reactivate-check": Action(method="ReactivateCheck", done="The message will be checked again."),
     "decide": Action(method="DecideMessage", done="The message was decided."),
     "stop-bulk": Action(method="StopBulkJob", done="The job was stopped."),
@@ -86,12 +87,20 @@ def _fill(request: Any, form: FormData, prefix: str) -> None:
             if any(key.startswith(f"{name}.") for key in form):  # also without values: an empty mask changes nothing
                 getattr(request, field.name).SetInParent()
                 _fill(getattr(request, field.name), form, f"{name}.")
+        elif field.message_type is not None and field.message_type.GetOptions().map_entry:
+            _fill_map(getattr(request, field.name), form, f"{name}.")
         elif not values:
             continue
         elif field.is_repeated:
             getattr(request, field.name).extend(each for value in values for each in value.split())
         else:
             _set(request, field, name, values[-1])
+
+
+def _fill_map(entries: Any, form: FormData, prefix: str) -> None:
+    for key, value in form.multi_items():
+        if key.startswith(prefix) and str(value).strip():
+            entries[key.removeprefix(prefix)] = str(value).strip()
 
 
 def _set(request: Any, field: FieldDescriptor, name: str, text: str) -> None:

@@ -8,7 +8,7 @@ import inspect
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Annotated, Any
 
@@ -94,14 +94,15 @@ _WANTS_JSON: ContextVar[bool] = ContextVar("wants_json", default=False)
 def with_json(command: Callable[..., None]) -> Callable[..., None]:
     """The command, with the option --json if it has none of its own."""
     signature = inspect.signature(command, eval_str=True)
-    if "as_json" in signature.parameters:
-        return command
+    own = {"as_json"} & set(signature.parameters)
 
     @functools.wraps(command)
     def run(*arguments: Any, as_json: bool, **options: Any) -> None:
         _WANTS_JSON.set(as_json)
-        command(*arguments, **options)
+        command(*arguments, **options, **dict.fromkeys(own, as_json))
 
+    if own:
+        return run
     option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
     parameters = [*signature.parameters.values(), option]
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -119,6 +120,12 @@ def show(answer: Message) -> None:
     shown = _as_dict(answer)
     if "body" in shown.get("message", {}):
         _add_text(shown["message"])
+    typer.echo(escaped(json.dumps(shown, indent=2, ensure_ascii=False), keep="\n"))
+
+
+def show_parts(parts: Mapping[str, Message]) -> None:
+    """Print several answers as one JSON object."""
+    shown = {name: _as_dict(answer) for name, answer in parts.items()}
     typer.echo(escaped(json.dumps(shown, indent=2, ensure_ascii=False), keep="\n"))
 
 

@@ -105,6 +105,23 @@ def check_now(context: typer.Context, message_id: str) -> None:
     call(context, "CheckNow", admin_pb2.CheckNowRequest(message_id=message_id), admin_pb2.CheckNowResponse, timeout=150)
 
 
+def try_check(
+    context: typer.Context,
+    message_id: str,
+    kind: str,
+    address: str = "",
+    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, repeatable: path, batch, method, ...")] = None,
+    deadline_ms: int | None = None,
+    tls: bool = False,
+) -> None:
+    """Ask a target about one message, and the stored target too; nothing is stored or decided."""
+    target = admin_pb2.CheckTarget(
+        kind=kind, address=address, options=dict(_pair(text) for text in option or ()), deadline_ms=deadline_ms, tls=tls
+    )
+    request = admin_pb2.TryCheckRequest(message_id=message_id, target=target)
+    call(context, "TryCheck", request, admin_pb2.TryCheckResponse, timeout=300)
+
+
 def reactivate_check(context: typer.Context, message_id: str, reason: Reason) -> None:
     """Check a CHECK_FAILED message again."""
     request = admin_pb2.ReactivateCheckRequest(message_id=message_id, reason=reason)

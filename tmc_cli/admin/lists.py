@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tmc_cli import say
-from tmc_cli.admin.calling import AsJson, ask, enum_value, show
+from tmc_cli.admin.calling import AsJson, ask, enum_value, show, show_parts
 from tmc_cli.admin.text import age, duration_ms, table, when
 from tmc_common.protocol import admin_pb2, types_pb2
 from tmc_server.printable import escaped
@@ -65,6 +65,60 @@ def print_messages(answer: Any) -> None:
         for each in answer.messages
     ]
     _print(("MESSAGE", "STATE", "PREPARED", "AGE", "TOPIC", "KEY"), rows, answer.next_page_token)
+
+
+def stuck(
+    context: typer.Context,
+    topic: _Topic = "",
+    older_than: Annotated[str, typer.Option(help="Messages undecided for at least this long.")] = "10m",
+    most: Annotated[int, typer.Option(min=1, max=1_000, help="Rows of each kind.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List what needs an operator, the oldest first: failed deliveries, failed checks, messages that stay undecided."""
+    failed: Any = ask(
+        context,
+        "ListConsumptions",
+        admin_pb2.ListConsumptionsRequest(topic=topic, state=types_pb2.CONSUMPTION_STATE_FAILED, page_size=most),
+        admin_pb2.ListConsumptionsResponse,
+    )
+    undecided = [
+        ask(context, "ListMessages", request, admin_pb2.ListMessagesResponse)
+        for request in (
+            admin_pb2.ListMessagesRequest(topic=topic, state=types_pb2.MESSAGE_STATE_CHECK_FAILED, page_size=most),
+            admin_pb2.ListMessagesRequest(
+                topic=topic,
+                state=types_pb2.MESSAGE_STATE_PREPARED,
+                older_than_ms=duration_ms(older_than),
+                page_size=most,
+            ),
+        )
+    ]
+    if as_json:
+        show_parts({"failed": failed, "check_failed": undecided[0], "undecided": undecided[1]})
+        return
+    rows = [
+        (
+            _age(each.created_ms),
+            "FAILED",
+            each.topic,
+            each.key,
+            f"{each.app} ({each.tag})",
+            each.message_id,
+            each.last_error,
+        )
+        for each in failed.consumptions
+    ]
+    for state, page in zip(("CHECK_FAILED", "UNDECIDED"), undecided, strict=True):
+        rows += [
+            (_age(each.created_ms), state, each.topic, each.key, "", each.message_id, "") for each in page.messages
+        ]
+    more = failed.next_page_token or any(page.next_page_token for page in undecided)
+    for line in (
+        table(("AGE", "STATE", "TOPIC", "KEY", "SUBSCRIBER", "MESSAGE", "LAST ERROR"), rows) if rows else ["Nothing."]
+    ):
+        typer.echo(escaped(line))
+    if more:
+        say("There is more: name a topic, or raise --most.")
 
 
 def list_consumptions(

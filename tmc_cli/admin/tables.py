@@ -18,17 +18,22 @@ _LONGEST_CELL = 60
 def listing(answer: Message) -> Sequence[str] | None:
     """The lines of a table. None: this is no listing."""
     fields: Sequence[Any] = answer.DESCRIPTOR.fields
-    lists = [field for field in fields if field.is_repeated and field.message_type is not None]
-    if len(lists) != 1 or fields[0] is not lists[0]:
+    lists = [field for field in fields if field.message_type is not None]
+    if len(lists) != 1 or not lists[0].is_repeated:
         return None
+    above = [
+        f"{field.name.replace('_', ' ')}: {_cell(field, getattr(answer, field.name))}"
+        for field in fields
+        if field is not lists[0] and field.name != "next_page_token" and getattr(answer, field.name)
+    ]
     rows = list(getattr(answer, lists[0].name))
     columns = [field for field in lists[0].message_type.fields if _is_shown(field) and _is_used(field, rows)]
     if not rows or not columns:
-        return ["Nothing."]
+        return [*above, "Nothing."]
     titles = [field.name.removesuffix("_ms").replace("_", " ").upper() for field in columns]
     cells = [[_cell(field, getattr(row, field.name)) for field in columns] for row in rows]
     token = getattr(answer, "next_page_token", "")
-    return [*table(titles, cells), *_more(token)]
+    return [*above, *table(titles, cells), *_more(token)]
 
 
 def _more(token: str) -> Iterator[str]:

@@ -1676,3 +1676,19 @@ class RejectProposalRequest(_message.Message):
     proposal: int
     reason: str
     def __init__(self, proposal: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class TryCheckRequest(_message.Message):
+    __slots__ = ("message_id", "target")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    target: CheckTarget
+    def __init__(self, message_id: _Optional[str] = ..., target: _Optional[_Union[CheckTarget, _Mapping]] = ...) -> None: ...
+
+class TryCheckResponse(_message.Message):
+    __slots__ = ("tried", "stored")
+    TRIED_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    tried: CheckNowResponse
+    stored: CheckNowResponse
+    def __init__(self, tried: _Optional[_Union[CheckNowResponse, _Mapping]] = ..., stored: _Optional[_Union[CheckNowResponse, _Mapping]] = ...) -> None: ...

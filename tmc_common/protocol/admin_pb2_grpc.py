@@ -346,6 +346,11 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.CheckNowRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.CheckNowResponse.FromString,
                 _registered_method=True)
+        self.TryCheck = channel.unary_unary(
+                '/tmc.v1.AdminService/TryCheck',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.TryCheckRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.TryCheckResponse.FromString,
+                _registered_method=True)
         self.ReactivateCheck = channel.unary_unary(
                 '/tmc.v1.AdminService/ReactivateCheck',
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ReactivateCheckRequest.SerializeToString,
@@ -807,6 +812,14 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TryCheck(self, request, context):
+        """Ask a target about one message, and the stored one too, and change nothing: neither the message nor the topic's targets.
+        Refused while the message's transaction may be running: a service that does not find it may make it fail.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReactivateCheck(self, request, context):
         """CHECK_FAILED -> PREPARED: asked again as often as the topic allows; numbers of checks go on.
         """
@@ -1140,6 +1153,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CheckNow,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.CheckNowRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.CheckNowResponse.SerializeToString,
+            ),
+            'TryCheck': grpc.unary_unary_rpc_method_handler(
+                    servicer.TryCheck,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.TryCheckRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.TryCheckResponse.SerializeToString,
             ),
             'ReactivateCheck': grpc.unary_unary_rpc_method_handler(
                     servicer.ReactivateCheck,
@@ -2832,6 +2850,33 @@ class AdminService(object):
             '/tmc.v1.AdminService/CheckNow',
             tmc_dot_v1_dot_admin__pb2.CheckNowRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.CheckNowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TryCheck(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/TryCheck',
+            tmc_dot_v1_dot_admin__pb2.TryCheckRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.TryCheckResponse.FromString,
             options,
             channel_credentials,
             insecure,

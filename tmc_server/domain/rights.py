@@ -101,6 +101,7 @@ _ADMIN_METHODS = {
             "RotateDeliveryKey",
             "SetTopicCheck",
         ),
+        Scope.MESSAGE: ("TryCheck",),
         Scope.NAME: ("RegisterTopic", "UpdateTopic"),
         Scope.EVERYTHING: (
             "VerifyAudit",

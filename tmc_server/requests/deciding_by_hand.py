@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tmc_server.domain.catalog import Catalog, Topic
-from tmc_server.domain.checks import CheckAnswer, CheckPolicy, CheckReason, CheckTarget, Verdict
+from tmc_server.domain.catalog import App, Catalog, Topic
+from tmc_server.domain.checks import CheckAnswer, CheckPolicy, CheckReason, CheckTarget, Question, Verdict
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import MessageNumber, Shard
@@ -108,16 +108,39 @@ class DecidingByHand:
         if pending is None:
             nobody = CheckAnswer.unknown(CheckReason.NOT_ASKED, "It is decided: nobody was asked.")
             return CheckReport(target="", request="", answer=nobody, elapsed_ms=0, state=self._existing(wanted).state)
+        report = self._ask(target, app, view, pending.question(app, topic.name))
+        self._desk.record(wanted.shard, [Checked(pending, report.answer, topic.checks.retry.delay_after_ms(1))])
+        return replace(report, state=self._existing(wanted).state)
+
+    async def try_check(self, message_id: str, target: CheckTarget) -> tuple[CheckReport, CheckReport | None]:
+        """Ask a target, and the stored one, and change nothing. Raises MessageUnknown, CheckRefused, InvalidField."""
+        wanted = validation.message_id(message_id)
+        _validate(target)
+        return await asyncio.to_thread(self._try_check, wanted, target)
+
+    def _try_check(self, wanted: MessageId, target: CheckTarget) -> tuple[CheckReport, CheckReport | None]:
+        view = self._existing(wanted)
+        topic, app = self.catalog.topics[view.topic], self.catalog.apps[view.producer]
+        self._asking.examine(target, app, view.producer_tag, True)
+        found = self._desk.peek(wanted.shard, wanted.number)
+        if found is None:
+            raise MessageUnknown(_NO_SUCH)
+        pending, may_run = found
+        if may_run:
+            raise CheckRefused(
+                "Its transaction may still be running, and a question could make it fail: wait until it is due."
+            )
         question = pending.question(app, topic.name)
+        stored = topic.checks.targets.get(view.check.target)
+        tried = self._ask(target, app, view, question)
+        return tried, self._ask(stored, app, view, question) if stored is not None else None
+
+    def _ask(self, target: CheckTarget, app: App, view: MessageView, question: Question) -> CheckReport:
         where, text = self._asking.describe(target, app, view.producer_tag, question)
         began = time.monotonic()
-        seconds = 2 * target.deadline_ms / 1000
-        answer = self._asking.ask(target, app, view.producer_tag, [question], seconds)[0]
+        answer = self._asking.ask(target, app, view.producer_tag, [question], 2 * target.deadline_ms / 1000)[0]
         elapsed_ms = round((time.monotonic() - began) * 1000)
-        self._desk.record(wanted.shard, [Checked(pending, answer, topic.checks.retry.delay_after_ms(1))])
-        return CheckReport(
-            target=where, request=text, answer=answer, elapsed_ms=elapsed_ms, state=self._existing(wanted).state
-        )
+        return CheckReport(target=where, request=text, answer=answer, elapsed_ms=elapsed_ms, state=view.state)
 
     async def reactivate(self, actor: str, message_id: str, reason: str) -> MessageView:
         """CHECK_FAILED -> PREPARED. Raises MessageUnknown, CheckRefused."""

@@ -235,6 +235,13 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServic
     async def CheckNow(self, operator: Operator, request: admin_pb2.CheckNowRequest) -> Any:
         return convert.report_to(await self._by_hand.check_now(operator.name, request.message_id))
 
+    async def TryCheck(self, _operator: Operator, request: admin_pb2.TryCheckRequest) -> Any:
+        tried, stored = await self._by_hand.try_check(request.message_id, convert.target_from(request.target))
+        answer = admin_pb2.TryCheckResponse(tried=convert.report_to(tried))
+        if stored is not None:
+            answer.stored.CopyFrom(convert.report_to(stored))
+        return answer
+
     async def ReactivateCheck(self, operator: Operator, request: admin_pb2.ReactivateCheckRequest) -> Any:
         view = await self._by_hand.reactivate(operator.name, request.message_id, request.reason)
         return convert.message_to(view, self._admin.catalog)

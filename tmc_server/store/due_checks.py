@@ -73,6 +73,17 @@ class SqlCheckDesk:
 
         return in_transaction(self._writers[shard], shard, change)
 
+    def peek(self, shard: Shard, number: MessageNumber) -> tuple[Pending, bool] | None:
+        database = self._writers[shard].database
+        with database.reading() as connection:
+            now = database.now(connection)
+            rows = statements_of(shard).asked_messages.run(connection, ids=[number]).fetchall()
+        if not rows:
+            return None
+        found = pending_of(shard, rows[0])
+        is_new = MessageState(rows[0].state) is MessageState.PREPARED and not found.state.attempt
+        return found, is_new and (found.state.due_ms or 0) > now
+
     def record(self, shard: Shard, answers: Sequence[Checked]) -> Recorded:
         return in_transaction(self._writers[shard], shard, lambda tx: record(tx, answers, tell_overdue=False))
 

@@ -441,6 +441,42 @@ class TestOperators:
         assert rogue.tokens[-1]
         rogue.stop()
 
+    def test_another_target_is_tried_beside_the_stored_one(self, orders: tmc.Center, operator: Operator) -> None:
+        stored, other = RogueGrpc(), RogueGrpc()
+        stored.mode, other.mode = "unknown", "commit"
+        retry = types_pb2.RetryPolicy(interval_ms=10, max_retry=0)
+        operator.set_check(admin_pb2.CheckTarget(kind="grpc", address=stored.address), retry=retry)
+        message = orders.prepare("web.paid", {}, key="tried")
+        eventually(lambda: state_of(orders, message) == CHECK_FAILED)
+        target = admin_pb2.CheckTarget(kind="grpc", address=other.address)
+        wanted = admin_pb2.TryCheckRequest(message_id=message.message_id, target=target)
+        answer = operator("TryCheck", wanted)
+        assert (answer.tried.verdict, answer.stored.verdict) == (types_pb2.VERDICT_COMMIT, types_pb2.VERDICT_UNKNOWN)
+        assert (answer.tried.target, answer.stored.target) == (f"grpc {other.address}", f"grpc {stored.address}")
+        assert state_of(orders, message) == CHECK_FAILED
+        shown = operator("GetTopicCheck", admin_pb2.GetTopicCheckRequest(topic="web.paid"))
+        assert [each.address for each in shown.targets] == [stored.address]
+        wanted.target.address = "192.0.2.1:80"
+        assert "FAILED_PRECONDITION" in operator.refused("TryCheck", wanted)  # outside [checks] allow
+        wanted.target.kind = "smoke signals"
+        assert "There is no kind" in operator.refused("TryCheck", wanted)
+        stored.stop()
+        other.stop()
+
+    def test_no_target_is_tried_while_the_transaction_may_run(self, orders: tmc.Center, operator: Operator) -> None:
+        topic = admin_pb2.RegisterTopicRequest(name="slow.paid", owner="orders", transaction_time_ms=3_600_000)
+        operator("RegisterTopic", topic)
+        rogue = RogueGrpc()
+        message = orders.prepare("slow.paid", {}, key="running")
+        target = admin_pb2.CheckTarget(kind="grpc", address=rogue.address)
+        wanted = admin_pb2.TryCheckRequest(message_id=message.message_id, target=target)
+        assert "transaction may still be running" in operator.refused("TryCheck", wanted)
+        assert not rogue.tokens
+        orders.submit(message)
+        assert operator("TryCheck", wanted).tried.target == f"grpc {rogue.address}"
+        assert rogue.tokens
+        rogue.stop()
+
     def test_a_human_decides_once(self, orders: tmc.Center, operator: Operator) -> None:
         message = orders.prepare("web.paid", {}, key="by-hand")
 
@@ -458,6 +494,7 @@ class TestOperators:
         assert "NOT_FOUND" in operator.refused("GetTopicCheck", admin_pb2.GetTopicCheckRequest(topic="no.such"))
         for method, request in (
             ("CheckNow", admin_pb2.CheckNowRequest(message_id="1-1-05-1")),
+            ("TryCheck", admin_pb2.TryCheckRequest(message_id="1-1-05-1", target=admin_pb2.CheckTarget(kind="grpc"))),
             ("ReactivateCheck", admin_pb2.ReactivateCheckRequest(message_id="1-1-05-2", reason="r")),
             ("DecideMessage", admin_pb2.DecideMessageRequest(message_id="1-1-05-1", verdict=1, reason="r")),  # type: ignore[arg-type]
         ):

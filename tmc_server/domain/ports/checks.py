@@ -186,6 +186,9 @@ class CheckDesk(Protocol):
     def begin(self, actor: str, shard: Shard, number: MessageNumber, until_ms: int) -> Pending | None:
         """Begin a check now, whether it is due or not. None: the message is decided, or there is none."""
 
+    def peek(self, shard: Shard, number: MessageNumber) -> tuple[Pending, bool] | None:
+        """A message, decided or not, and whether its transaction may still be running. None: there is none. No locks."""
+
     def record(self, shard: Shard, answers: Sequence[Checked]) -> Recorded: ...
 
     def reactivate(self, actor: str, shard: Shard, numbers: Sequence[MessageNumber], reason: str) -> int:
