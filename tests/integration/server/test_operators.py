@@ -17,6 +17,8 @@ from tests.integration.server.test_api import Api
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
 from tmc_common.protocol import admin_pb2, message_pb2, types_pb2
+from tmc_server.domain.proposals import NewProposal, ProposalAction
+from tmc_server.store.proposals import SqlProposals
 
 OURS, THEIRS = "order.paid", "pay.done"
 ROLES = ("viewer", "operator", "admin")
@@ -41,6 +43,7 @@ class Setting:
             for is_limited in (False, True)
         }
         self.jobs = {topic: self._job(topic) for topic in (OURS, THEIRS)}
+        self.proposals = {topic: self._proposal(topic) for topic in (OURS, THEIRS)}
 
     def register(self, name: str, role: str, *topics: str, **more: Any) -> str:
         number = admin_pb2.Role.Value(f"ROLE_{role.upper()}")
@@ -56,6 +59,19 @@ class Setting:
             filter=wanted, dry_run=seen.dry_run, count=seen.count, reason="test", hold_ms=86_400_000
         )
         return int(self.api("AdminService/StartBulkJob", start).job)
+
+    def _proposal(self, topic: str) -> int:
+        """Of someone who is no operator any more: it cannot be approved."""
+        new = NewProposal(
+            action=ProposalAction.DECIDE,
+            topic=topic,
+            subject="COMMIT",
+            request=b"",
+            digest=topic.encode().ljust(32),
+            actor="gone",
+            reason="test",
+        )
+        return SqlProposals(self.center.server.store.shards.catalog).propose(new).number
 
     def _dry_run(self, wanted: admin_pb2.BulkFilter) -> Any:
         return self.api("AdminService/DryRunBulkJob", admin_pb2.DryRunBulkJobRequest(filter=wanted))
@@ -91,6 +107,8 @@ def _about(method: str, topic: str, setting: Setting) -> Any:
         request.filter.topic = topic
     if "job" in fields:
         request.job = setting.jobs[topic]
+    if "proposal" in fields:
+        request.proposal = setting.proposals[topic]
     return request
 
 
@@ -119,10 +137,9 @@ def test_every_rpc_asks_for_its_role_and_topic(setting: Setting, method: str) ->
 def test_with_limits_a_topic_is_named(setting: Setting, method: str) -> None:
     request = message_factory.GetMessageClass(SERVICE.methods_by_name[method].input_type)()
     answer = setting.call(method, request, setting.tokens["admin", True])
-    expected = (
-        ("NOT_FOUND", "BULK_JOB_UNKNOWN", "") if "job" in RIGHTS[method][1] else (DENIED, "TOPIC_NOT_ALLOWED", "")
-    )
-    assert answer == expected
+    unknown = {"job": "BULK_JOB_UNKNOWN", "proposal": "PROPOSAL_UNKNOWN"}
+    named = [reason for word, reason in unknown.items() if word in RIGHTS[method][1]]
+    assert answer == (("NOT_FOUND", named[0], "") if named else (DENIED, "TOPIC_NOT_ALLOWED", ""))
 
 
 def test_an_id_that_claims_another_topic_finds_nothing(setting: Setting) -> None:
@@ -259,7 +276,10 @@ def test_what_changed_and_from_where_is_audited(setting: Setting) -> None:
     setting.api("AdminService/RegisterSubscription", subscribe)
     assert setting.audit(action="register subscription")[0].change.startswith("interval_ms: 1000 -> 2000")
     reader = setting.register("changed", "viewer", "order.")
-    assert setting.audit(action="register operator")[0].change == 'role: 1\ntopics: ["order."]\nreads_bodies: 0'
+    assert (
+        setting.audit(action="register operator")[0].change
+        == 'role: 1\ntopics: ["order."]\nreads_bodies: 0\nidentities: []'
+    )
     update = admin_pb2.UpdateOperatorRequest(name="changed", role=2, reason="on call")
     update.update_mask.paths.append("role")
     setting.api("AdminService/UpdateOperator", update)
