@@ -16,16 +16,18 @@ declare -gA _TMC_WORDS=(
 $words
 )
 _tmc() {
-    local path=tmc word
-    for word in "$${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-        if [ -n "$${_TMC_WORDS[$$path $$word]+known}" ]; then path="$$path $$word"; fi
+    local so_far=tmc word words
+    for word in "$${COMP_WORDS[@]:1:$$((COMP_CWORD-1))}"; do
+        words=" $${_TMC_WORDS[$$so_far]} "
+        case "$$word" in -*) continue ;; esac
+        case "$$words" in *" $$word "*) so_far="$$so_far $$word" ;; esac
     done
-    COMPREPLY=($$(compgen -W "$${_TMC_WORDS[$$path]}" -- "$${COMP_WORDS[COMP_CWORD]}"))
+    COMPREPLY=($$(compgen -W "$${_TMC_WORDS[$$so_far]}" -- "$${COMP_WORDS[COMP_CWORD]}"))
 }
 complete -o default -F _tmc tmc
 """)
 _ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
-_USAGE = "Usage: tmc completion bash|zsh\n\nAdd to ~/.bashrc or ~/.zshrc: source <(tmc completion bash)"
+_USAGE = "Usage: tmc completion bash|zsh\n\nWrite it to a file that ~/.bashrc or ~/.zshrc sources."
 
 
 def run(args: Sequence[str], prog_name: str) -> None:
@@ -37,7 +39,6 @@ def run(args: Sequence[str], prog_name: str) -> None:
     if list(args) not in (["bash"], ["zsh"]):
         fail(_USAGE)
     words = "\n".join(f"    ['{path}']='{' '.join(found)}'" for path, found in _words())
-    # zsh has no -g for arrays of functions' callers; there, declare is global already.
     script = _BASH.substitute(words=words)
     typer.echo(_ZSH + script.replace("declare -gA", "typeset -gA") if args[0] == "zsh" else script, nl=False)
 
@@ -45,6 +46,7 @@ def run(args: Sequence[str], prog_name: str) -> None:
 def _words() -> Iterator[tuple[str, Sequence[str]]]:
     """What can follow each command."""
     yield "tmc", sorted(COMMANDS)
+    yield "tmc completion", ("bash", "zsh")
     for name, command in COMMANDS.items():
         module, _, attribute = command.target.partition(":")
         try:
@@ -57,7 +59,8 @@ def _words() -> Iterator[tuple[str, Sequence[str]]]:
 
 def _below(path: str, command: Any) -> Iterator[tuple[str, Sequence[str]]]:
     commands = getattr(command, "commands", {})
-    options = [name for each in command.params for name in each.opts if name.startswith("--")]
+    params = [name for each in command.params for name in (*each.opts, *each.secondary_opts)]
+    options = [name for name in params if name.startswith("--")]
     yield path, [*commands, *options, "--help"]
     for name, inner in commands.items():
         yield from _below(f"{path} {name}", inner)

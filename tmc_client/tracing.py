@@ -14,9 +14,8 @@ from tmc_client import errors
 from tmc_client.checks.questions import Question
 from tmc_client.received import Message
 from tmc_common import tracing
-from tmc_common.headers import context_of
+from tmc_common.headers import context_of, fitting
 
-_HEADERS_BYTES, _HEADERS = 8_192, 64  # as the center limits them
 _KINDS = {
     "prepare": "create",
     "publish": "send",
@@ -31,19 +30,7 @@ _CREATE = ("prepare", "publish")
 
 def injected(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers, with the current context."""
-    return dict(headers) | _fitting(headers, tracing.carried())
-
-
-def _fitting(headers: Mapping[str, str], context: Mapping[str, str]) -> dict[str, str]:
-    """What the headers lack of the context, as much of it as the center accepts: baggage may be as large as all headers."""
-    found: dict[str, str] = {}
-    room = _HEADERS_BYTES - sum(len(name) + len(text.encode()) for name, text in headers.items())
-    for name, text in context.items():
-        size = len(name) + len(text.encode())
-        if name not in headers and size <= room and len(headers) + len(found) < _HEADERS:
-            found[name] = text
-            room -= size
-    return found
+    return dict(headers) | fitting(headers, tracing.carried())
 
 
 @contextmanager
@@ -63,7 +50,7 @@ def traced(operation: str, request: Any, future: Any) -> Iterator[Mapping[str, s
     span = tracing.begin(name, "PRODUCER" if is_new else "CLIENT", attributes, parent=parent or None)
     context = tracing.headers_of(span)
     if is_new:
-        request.headers.update(_fitting(request.headers, context))
+        request.headers.update(fitting(request.headers, context))
     future.add_done_callback(partial(_answered, span))
     try:
         yield context
@@ -79,7 +66,7 @@ def _answered(span: Any, future: Any) -> None:
     failure = future.exception()
     message_id = getattr(future.result(), "message_id", "") if failure is None else ""
     if message_id:
-        span.set_attribute("messaging.message.id", message_id)
+        tracing.note(span, "messaging.message.id", message_id)
     tracing.end(span, "" if failure is None else str(failure))
 
 
@@ -93,7 +80,7 @@ def calling(method: str, contexts: Sequence[Mapping[str, str]]) -> Iterator[tupl
     attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
     parent, links = (contexts[0], ()) if len(contexts) == 1 else ({}, contexts)
     with tracing.span(method.lstrip("/"), "CLIENT", attributes, parent=parent, links=links):
-        yield tuple((name.lower(), text) for name, text in tracing.carried().items() if text.isascii())
+        yield tracing.metadata()
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Log lines that carry the name of what happened.
 
-Texts are for people and may change. Names are stable: docs/telemetry.md lists them, alerts and searches may rely on them.
+Texts are for people and may change. Names are stable: docs/logs.md lists them, alerts and searches may rely on them.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ Source: RabbitMQ, "Sender-selected Distribution".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 PREFIX = "tmc-user-"
@@ -39,6 +40,11 @@ CONTEXT_HEADERS = frozenset(
     }
 )
 """Headers that say where a message was sent from, and are no part of its content."""
+CONTEXT_PREFIX = "uberctx-"
+HEADERS, HEADERS_BYTES = 64, 8_192
+"""What a message may carry: entries, and bytes of their names and values."""
+HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _ROUTING = ("cc", "bcc")
 
 
@@ -60,7 +66,26 @@ def from_wire(headers: Mapping[str, object]) -> dict[str, str]:
 
 def context_of(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers that carry the context of a trace."""
-    return {name: text for name, text in headers.items() if name in CONTEXT_HEADERS}
+    return {name: text for name, text in headers.items() if is_context(name)}
+
+
+def is_context(name: str) -> bool:
+    """Does a header of this name carry the context of a trace, and no content?"""
+    lowered = name.lower()
+    return lowered in CONTEXT_HEADERS or lowered.startswith(CONTEXT_PREFIX)
+
+
+def fitting(headers: Mapping[str, str], context: Mapping[str, str]) -> dict[str, str]:
+    """What the headers lack of a context, as much of it as a message may carry: baggage may be as large as all headers."""
+    found: dict[str, str] = {}
+    room = HEADERS_BYTES - sum(len(name) + len(text.encode()) for name, text in headers.items())
+    for name, text in context.items():
+        size = len(name) + len(text.encode())
+        is_allowed = HEADER_NAME.fullmatch(name) and not CONTROL.search(text)
+        if is_allowed and name not in headers and size <= room and len(headers) + len(found) < HEADERS:
+            found[name] = text
+            room -= size
+    return found
 
 
 def _is_the_brokers(name: str) -> bool:

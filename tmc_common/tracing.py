@@ -13,7 +13,13 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
+from tmc_common.eventlog import EventLog
+
+log = EventLog("tmc.tracing")
+
 _TRACER = "tmc"
+_METADATA_BYTES = 2_048  # gRPC refuses more than 8 KiB of all metadata
+_is_said = False
 
 
 def is_on() -> bool:
@@ -23,13 +29,19 @@ def is_on() -> bool:
 
 def carried() -> dict[str, str]:
     """The current context, as headers."""
-    if not is_on():
-        return {}
-    from opentelemetry import propagate
+    return _injected(None) if is_on() else {}
 
-    found: dict[str, str] = {}
-    propagate.inject(found)
-    return found
+
+def metadata() -> tuple[tuple[str, str], ...]:
+    """The current context for a call of gRPC or HTTP, as much of it as servers accept beside other metadata."""
+    found: list[tuple[str, str]] = []
+    room = _METADATA_BYTES
+    for name, text in carried().items():
+        size = len(name) + len(text)
+        if text.isascii() and text.isprintable() and size <= room:
+            found.append((name.lower(), text))
+            room -= size
+    return tuple(found)
 
 
 @contextmanager
@@ -38,12 +50,12 @@ def within(headers: Mapping[str, str]) -> Iterator[None]:
     if not is_on():
         yield
         return
-    from opentelemetry import context, propagate, trace
+    from opentelemetry import context, trace
 
     if trace.get_current_span().get_span_context().is_valid:
         yield
         return
-    token = context.attach(propagate.extract(headers))
+    token = context.attach(_extracted(headers))
     try:
         yield
     finally:
@@ -66,15 +78,16 @@ def span(
     if not is_on():
         yield None
         return
-    from opentelemetry import context, propagate, trace
+    from opentelemetry import context, trace
 
     made = begin(name, kind, attributes, parent=parent, links=links)
-    token = context.attach(context.get_current() if parent is None else propagate.extract(parent))  # its baggage, too
+    token = context.attach(context.get_current() if parent is None else _extracted(parent))  # its baggage, too
     try:
-        with trace.use_span(made, end_on_exit=True):
+        with trace.use_span(made if made is not None else trace.INVALID_SPAN):
             yield made
     finally:
         context.detach(token)
+        end(made)
 
 
 def begin(
@@ -86,36 +99,87 @@ def begin(
     links: Sequence[Mapping[str, str]] = (),
     lasted_s: float = 0.0,
 ) -> Any:
-    """A span that is not made current. Call only if `is_on`.  lasted_s: how long ago it began."""
-    from opentelemetry import propagate, trace
+    """A span that is not made current. Call only if `is_on`.  lasted_s: how long ago it began.  None: it cannot be made."""
+    from opentelemetry import trace
 
-    linked = [trace.get_current_span(propagate.extract(each)).get_span_context() for each in links]
-    return trace.get_tracer(_TRACER).start_span(
-        name,
-        context=None if parent is None else propagate.extract(parent),
-        kind=trace.SpanKind[kind],
-        attributes=attributes,
-        links=[trace.Link(each) for each in linked if each.is_valid],
-        start_time=time.time_ns() - round(lasted_s * 1e9),
-    )
+    try:
+        linked = [trace.get_current_span(_extracted(each)).get_span_context() for each in links]
+        return trace.get_tracer(_TRACER).start_span(
+            name,
+            context=None if parent is None else _extracted(parent),
+            kind=trace.SpanKind[kind],
+            attributes=attributes,
+            links=[trace.Link(each) for each in linked if each.is_valid],
+            start_time=time.time_ns() - round(lasted_s * 1e9),
+        )
+    except Exception as exc:  # noqa: BLE001 - whatever a program has plugged in: messages go on without a span
+        _left_out(exc)
+        return None
 
 
 def headers_of(span: Any) -> dict[str, str]:
     """The context with this span as the current one, as headers."""
-    from opentelemetry import propagate, trace
+    from opentelemetry import trace
 
-    found: dict[str, str] = {}
-    propagate.inject(found, trace.set_span_in_context(span))
-    return found
+    return _injected(trace.set_span_in_context(span)) if span is not None else {}
+
+
+def note(span: Any, name: str, value: str | int) -> None:
+    """Add an attribute. span None: it could not be made."""
+    if span is not None:
+        span.set_attribute(name, value)
 
 
 def end(span: Any, error: str = "") -> None:
-    """error: why what it stands for failed."""
-    if error:
-        from opentelemetry.trace import Status, StatusCode
+    """error: why what it stands for failed.  span None: it could not be made."""
+    if span is None:
+        return
+    from opentelemetry.trace import Status, StatusCode
 
-        span.set_status(Status(StatusCode.ERROR, error))
-    span.end()
+    try:
+        if error:
+            span.set_status(Status(StatusCode.ERROR, error))
+        span.end()
+    except Exception as exc:  # noqa: BLE001 - as above
+        _left_out(exc)
+
+
+def _injected(context: Any) -> dict[str, str]:
+    found: dict[str, str] = {}
+    try:
+        from opentelemetry import propagate
+
+        propagate.inject(found, context)
+    except Exception as exc:  # noqa: BLE001 - also while the configured propagators are loaded
+        _left_out(exc)
+    return found
+
+
+def _extracted(headers: Mapping[str, str]) -> Any:
+    from opentelemetry import context
+
+    try:
+        from opentelemetry import propagate
+
+        return propagate.extract(_AnyCase({name.lower(): text for name, text in headers.items()}), context.Context())
+    except Exception as exc:  # noqa: BLE001 - as above
+        _left_out(exc)
+        return context.Context()
+
+
+class _AnyCase(dict[str, str]):
+    """Names of headers, whatever their case: propagators differ, and metadata of gRPC is in lower case."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return super().get(key.lower(), default)
+
+
+def _left_out(exc: Exception) -> None:
+    """A fault of telemetry is no fault of a message."""
+    global _is_said
+    if not _is_said:
+        _is_said = True
+        log.warning("tracing_failed", "OpenTelemetry failed, and spans are missing: %r", exc)
 
 
 def messaging(

@@ -25,7 +25,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from tmc_common.headers import CONTEXT_HEADERS, REPLAY_OF, REPLAY_TO
+from tmc_common.headers import CONTEXT_HEADERS, CONTEXT_PREFIX, REPLAY_OF, REPLAY_TO
 from tmc_pipeline.frames import CONSUMPTIONS, is_one_of
 from tmc_server.domain.consumption import CLOSED, ConsumptionState
 from tmc_server.domain.ids import EPOCH_MS
@@ -141,10 +141,15 @@ def _headers() -> Column:
     return f.from_json("headers", t.MapType(t.StringType(), t.StringType()))
 
 
+def _is_context(name: Column) -> Column:
+    """headers.is_context of a name in lower case."""
+    return name.isin(*sorted(CONTEXT_HEADERS)) | name.startswith(CONTEXT_PREFIX)
+
+
 def own_digest() -> Column:
     """Lower-case hexadecimal string: domain.message.digest_of over the columns of a row of MESSAGE."""
     entries = f.map_entries(_headers())
-    kept = f.filter(entries, lambda each: ~each["key"].isin(*sorted(CONTEXT_HEADERS)))
+    kept = f.filter(entries, lambda each: ~_is_context(f.lower(each["key"])))
     parts = f.transform(
         f.array_sort(kept),
         lambda each: f.concat(

@@ -111,8 +111,7 @@ def call_one(method: Any, request: bytes, target: CheckTarget, token: str, longe
 
 
 def _metadata(token: str) -> tuple[tuple[str, str], ...]:
-    context = tracing.carried()
-    return ((TOKEN_KEY, token), *((name.lower(), text) for name, text in context.items() if text.isascii()))
+    return ((TOKEN_KEY, token), *tracing.metadata())
 
 
 class Stamina:

@@ -234,7 +234,7 @@ def _request(
     about: Mapping[str, str],
 ) -> httpx.Request:
     headers = {"Host": endpoint.authority, "Accept": "application/json", "Accept-Encoding": "identity"}
-    headers |= {**tracing.carried(), "Tmc-Check-Token": token, **about}
+    headers |= {**dict(tracing.metadata()), "Tmc-Check-Token": token, **about}
     if body is not None:
         headers["Content-Type"] = "application/json"
     return httpx.Request(

@@ -467,7 +467,8 @@ class RabbitOutlet:
     def _failed(self, lane: Lane, destination: Destination, lost: list[Sent], why: str, silent: bool) -> None:
         """Handle copies that were not accepted. silent: the broker did not answer, so the attempt does not count."""
         METRICS.returned.inc(len(lost))
-        self._spans.published([sent.copy for sent in lost], time.monotonic() - lost[0].at, destination.name, why)
+        for sent in lost:
+            self._spans.published([sent.copy], time.monotonic() - sent.at, destination.name, why)
         failure = self._window.failed(destination)
         copies = [sent.copy for sent in lost]
         if lane.exchange and not silent:

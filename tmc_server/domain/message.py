@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import assert_never
 
-from tmc_common.headers import CONTEXT_HEADERS
+from tmc_common.headers import is_context
 from tmc_server.errors import AlreadyCommitted, AlreadyRolledBack, TmcError
 
 
@@ -120,6 +120,6 @@ def digest_of(body: bytes, content_type: str, headers: Mapping[str, str], delay_
     digest = hashlib.sha256(b"%d:%d:" % (delay_ms, len(body)))
     digest.update(body)
     digest.update(content_type.encode())
-    for name in sorted(set(headers) - CONTEXT_HEADERS):
+    for name in sorted(name for name in headers if not is_context(name)):
         digest.update(f"\0{len(name)}:{name}{len(headers[name])}:{headers[name]}".encode())
     return digest.digest()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 from joserfc import jwt
 from joserfc.errors import JoseError
-from joserfc.jwk import KeySet
+from joserfc.jwk import JWKRegistry, KeySet
 
 from tmc_common.eventlog import EventLog
 
@@ -25,6 +25,7 @@ _WAKE_AGAIN_S = 10.0
 _TIMEOUT_S = 10.0
 _LONGEST_TOKEN = 8_192
 _PARTS = 3
+_LEEWAY_S = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,23 +79,37 @@ class OidcTokens:
         provider = self._provider
         demanded = jwt.JWTClaimsRegistry(
             now=lambda: int(self._clock()),
+            leeway=_LEEWAY_S,  # the provider's clock may be ahead of ours
             iss={"essential": True, "value": provider.issuer},
             aud={"essential": True, "values": list(provider.audiences)},
             exp={"essential": True},
         )
         try:
-            claims = jwt.decode(token, keys, algorithms=_ALGORITHMS).claims
-            demanded.validate(claims)
-        except (JoseError, ValueError) as exc:
-            log.debug("oidc_token_refused", "an ID token is not valid: %s", exc)
+            found = jwt.decode(token, keys, algorithms=_ALGORITHMS)
+            demanded.validate(found.claims)
+        except Exception as exc:  # noqa: BLE001 - of a token that anyone can send, and of a library that may trip over it
+            log.debug("oidc_token_refused", "an ID token is not valid: %r", exc)
             self._ask_for_keys()
             return None
+        why = self._objection(found.header, found.claims)
+        if why:
+            log.info("oidc_token_refused", "an ID token of the provider is refused: %s", why)
+            return None
+        return found.claims[provider.claim], float(found.claims["exp"])
+
+    def _objection(self, header: Mapping[str, Any], claims: Mapping[str, Any]) -> str:
+        """What speaks against a token that the provider did sign; "": nothing."""
+        provider = self._provider
+        if str(header.get("typ", "JWT")).upper() != "JWT" or "events" in claims:
+            return "it is another kind of token"
+        if claims.get("azp", provider.audiences[0]) not in provider.audiences:
+            return f"it was made for {claims['azp']!r}"
         name = claims.get(provider.claim)
         if not isinstance(name, str) or not name:
-            return None
+            return f"it has no claim {provider.claim!r}"
         if provider.claim == "email" and claims.get("email_verified") is not True:
-            return None
-        return name, float(claims["exp"])
+            return f"the provider has not verified {name!r}"
+        return ""
 
     def _ask_for_keys(self) -> None:
         """Providers change their keys; a flood of bad tokens must not become a flood of requests."""
@@ -111,11 +126,19 @@ class OidcTokens:
             if described.get("issuer") != issuer:
                 raise ValueError(f"the provider calls itself {described.get('issuer')!r}: set [oidc] issuer to that")
             keys = _get(described["jwks_uri"])
-            usable = [key for key in keys["keys"] if key.get("kty") != "oct"]
-            self._keys = KeySet.import_key_set({"keys": usable})
-        except (httpx.HTTPError, KeyError, TypeError, JoseError) as exc:
-            raise OSError(f"the OpenID provider {issuer} does not tell its keys: {exc!r}") from exc
+            self._keys = KeySet([key for each in keys["keys"] if (key := _key(each)) is not None])
+        except (httpx.HTTPError, KeyError, TypeError) as exc:
+            raise OSError(f"the OpenID provider {issuer} does not publish its keys: {exc!r}") from exc
         return False
+
+
+def _key(published: Any) -> Any:
+    """None: it is a secret, or of a kind that we do not understand, which is to be ignored. Source: RFC 7517, 5."""
+    try:
+        return None if published["kty"] == "oct" else JWKRegistry.import_key(published)
+    except (JoseError, KeyError, TypeError, ValueError) as exc:
+        log.debug("oidc_key_ignored", "a key of the OpenID provider is not usable: %r", exc)
+        return None
 
 
 def _get(url: str) -> Any:

@@ -77,7 +77,7 @@ class BulkJobs:
         count, samples = self._desk.dry_run(selection, MOST, _SAMPLES)
         if count > MOST:
             raise InvalidField("filter", f"match at most {MOST} deliveries: narrow the time range")
-        return DryRun(id=_dry_run_id(wanted, as_of_ms, count), count=count, samples=samples)
+        return DryRun(id=dry_run_id(wanted, as_of_ms, count), count=count, samples=samples)
 
     async def start(
         self,
@@ -90,13 +90,15 @@ class BulkJobs:
         rate: int | None = None,
         hold_ms: int | None = None,
         before: Before = at_once,
+        counts_again: bool = False,
     ) -> BulkReport:
         """Store the job; started again from the same dry run, it is answered as it is.
 
+        counts_again: refuse a count that is too small: anyone can compute the id of a dry run that never took place.
         Raises InvalidField, and what `before` raises.
         """
         as_of_ms = _as_of(dry_run)
-        if dry_run != _dry_run_id(wanted, as_of_ms, count) or as_of_ms > await asyncio.to_thread(self._desk.now):
+        if dry_run != dry_run_id(wanted, as_of_ms, count) or as_of_ms > await asyncio.to_thread(self._desk.now):
             raise InvalidField(
                 "dry_run", "be the id of a dry run with this filter and count: copy the command it printed"
             )
@@ -112,8 +114,16 @@ class BulkJobs:
             actor=actor,
             reason=validation.reason(reason),
         )
+        if counts_again:
+            found, _ = await asyncio.to_thread(self._desk.dry_run, new.selection, count, 0)
+            if found > count:
+                raise InvalidField("count", "be what the dry run counted: make another one")
         await before()
         return await asyncio.to_thread(lambda: self._report(self._desk.start(new)))
+
+    def selection_of(self, wanted: BulkFilter, dry_run: str) -> Selection:
+        """What a job from this dry run would select. Raises InvalidField, TopicUnknown, AppUnknown."""
+        return self._selection(wanted, _as_of(dry_run))
 
     async def stop(self, actor: str, number: int, reason: str) -> BulkReport:
         """Begin nothing new; a page that is under way is finished. Raises BulkJobUnknown."""
@@ -202,7 +212,7 @@ class BulkJobs:
         ]
 
 
-def _dry_run_id(wanted: BulkFilter, as_of_ms: int, count: int) -> str:
+def dry_run_id(wanted: BulkFilter, as_of_ms: int, count: int) -> str:
     """Ties a job to what its operator has seen: this filter at this time, with this count."""
     seen = repr((astuple(wanted), as_of_ms, count)).encode()
     return f"{as_of_ms}-{blake2b(seen, digest_size=8).hexdigest()}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from tmc_server.domain.catalog import App, Catalog, Topic
 from tmc_server.domain.checks import CheckAnswer, CheckPolicy, CheckReason, CheckTarget, Question, Verdict
 from tmc_server.domain.ids import MessageId
-from tmc_server.domain.message import MessageState
+from tmc_server.domain.message import MessageEvent, MessageState, decide
 from tmc_server.domain.numbers import MessageNumber, Shard
 from tmc_server.domain.placement import shards_of
 from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, ChangeEverywhere, CheckChange
@@ -18,7 +18,7 @@ from tmc_server.domain.ports.checks import Asking, CheckDesk, Checked
 from tmc_server.domain.ports.reading import RowReader
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.domain.views import MessageView
-from tmc_server.errors import CheckRefused, InvalidField, MessageUnknown, TopicUnknown
+from tmc_server.errors import CheckRefused, InvalidField, MessageUnknown, TmcError, TopicUnknown
 from tmc_server.requests import validation
 from tmc_server.requests.proposals import Before, at_once
 
@@ -180,7 +180,10 @@ class DecidingByHand:
             raise InvalidField("verdict", "be COMMIT or ROLLBACK")
         wanted = validation.message_id(message_id)
         reason = validation.reason(reason)
-        await asyncio.to_thread(self._existing, wanted)
+        view = await asyncio.to_thread(self._existing, wanted)
+        outcome = decide(view.state, MessageEvent.SUBMIT if verdict == Verdict.COMMIT else MessageEvent.ROLLBACK)
+        if isinstance(outcome, TmcError):
+            raise outcome
         await before()
         commit = verdict == Verdict.COMMIT
         await asyncio.to_thread(self._desk.decide, actor, wanted.shard, wanted.number, commit, reason)
@@ -188,7 +191,7 @@ class DecidingByHand:
 
     def _existing(self, wanted: MessageId) -> MessageView:
         found = self._reader.message(wanted.shard, wanted.number)
-        if found is None or found.topic != wanted.topic:
+        if found is None or (found.topic, found.producer) != (wanted.topic, wanted.app):
             raise MessageUnknown(_NO_SUCH)
         return found
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from tmc_common.headers import ORDER_KEY, REPLAY_KEYS, context_of
+from tmc_common.headers import ORDER_KEY, REPLAY_KEYS, context_of, fitting
 from tmc_server.domain.ids import IdGenerator
 from tmc_server.domain.message import digest_of
 from tmc_server.domain.operations import Answer, Prepare, Stored
@@ -80,7 +80,7 @@ class Preparing:
             raise TopicNotAllowed
         headers = validation.headers(headers, may_replay=publish and operator is not None)
         if caller.context and not context_of(headers):
-            headers = {**headers, **caller.context}
+            headers = {**headers, **fitting(headers, caller.context)}
         if key.startswith(REPLAY_KEYS) and operator is None:
             raise InvalidField("key", f"not begin with {REPLAY_KEYS}: such keys are for replays by operators")
         ledger = validation.ledger_id(ledger_id)

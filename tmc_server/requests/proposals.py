@@ -13,6 +13,7 @@ from tmc_server.domain.proposals import (
     ApprovalRules,
     NewProposal,
     Proposal,
+    ProposalAction,
     ProposalNumber,
     ProposalState,
 )
@@ -38,15 +39,20 @@ class Proposals:
         self._rules = rules
         self._operators = operators
 
-    def before(self, new: NewProposal, count: int) -> Before:
-        """For a call about `count` deliveries or messages: it may need a second operator."""
-        if not self._rules.need(new.action, count):
+    @property
+    def counts_again(self) -> bool:
+        """Whether the count of a bulk job decides anything, so that a caller's word is not enough."""
+        return self._rules.bulk_over is not None
+
+    def before(self, action: ProposalAction, count: int, make: Callable[[], NewProposal]) -> Before:
+        """For a call about `count` deliveries or messages: it may need a second operator. make: the proposal, of a valid call."""
+        if not self._rules.need(action, count):
             return at_once
 
         async def propose() -> None:
             """Raises ApprovalRequired."""
-            reasoned = replace(new, reason=validation.reason(new.reason))
-            made = await asyncio.to_thread(self._desk.propose, reasoned)
+            new = make()
+            made = await asyncio.to_thread(self._desk.propose, replace(new, reason=validation.reason(new.reason)))
             if made.actor == new.actor:
                 raise ApprovalRequired(
                     f"This needs a second operator, and is proposal {made.number} now: another operator approves it with "
@@ -62,21 +68,26 @@ class Proposals:
         """Raises ProposalUnknown."""
         return await asyncio.to_thread(self._desk.proposal, ProposalNumber(number))
 
-    async def approve(self, operator: Operator, found: Proposal, reason: str) -> tuple[Proposal, str]:
-        """Approve it; approved already, it is done once more, which changes nothing.
+    async def approving(self, operator: Operator, found: Proposal, reason: str) -> tuple[Before, str]:
+        """For the call that was proposed. Approved already, it is made once more, which changes nothing.
 
-        Returns: the proposal as it is now, and the reason for the audit row of what it does. Raises ApprovalRequired: it is
-        the operator's own, ProposalClosed.
+        Returns: what stores the approval, and the reason for the audit row of the call. Raises ApprovalRequired: it is the
+        operator's own, ProposalClosed.
         """
         why = validation.reason(reason)
         if found.actor == operator.name:
             raise ApprovalRequired(f"Proposal {found.number} is your own: another operator has to approve it.")
         await asyncio.to_thread(self._demand_rights, found)
-        approved = await asyncio.to_thread(self._desk.decide, operator.name, found.number, ProposalState.APPROVED, why)
-        done_for = (
-            f"{found.reason} (proposal {found.number} of {found.actor}, approved by {approved.decided_by}: {why})"
-        )
-        return approved, done_for[:_LONGEST_REASON]
+        if found.state is not ProposalState.PENDING:  # closed, or approved: then the first approval stands
+            found = await asyncio.to_thread(self._desk.decide, operator.name, found.number, ProposalState.APPROVED, why)
+        by, because = (found.decided_by, found.decision_reason) if found.decided_by else (operator.name, why)
+
+        async def approve() -> None:
+            """Raises ProposalClosed."""
+            await asyncio.to_thread(self._desk.decide, operator.name, found.number, ProposalState.APPROVED, why)
+
+        text = f"proposal {found.number} of {found.actor}, approved by {by}: {because}; {found.reason}"
+        return approve, text[:_LONGEST_REASON]
 
     def _demand_rights(self, found: Proposal) -> None:
         """Raises ProposalClosed: who proposed it may no longer do so."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from tmc_common.addresses import HostPort
-from tmc_common.headers import REPLAY_OF
+from tmc_common.headers import CONTROL, HEADER_NAME, HEADERS, HEADERS_BYTES, REPLAY_OF
 from tmc_server.domain.catalog import FORWARD_KEY
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import MessageNumber, Shard
@@ -23,8 +23,6 @@ ERROR_CHARACTERS = 500
 _APP = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _TOPIC = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+", re.ASCII)
-_HEADER = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def app_id(value: str, field: str = "id") -> str:
@@ -66,14 +64,14 @@ def topic(value: str, field: str = "topic") -> str:
 
 
 def key(value: str, field: str = "key") -> str:
-    if not 1 <= len(value) <= 128 or value != value.strip() or _CONTROL.search(value):
+    if not 1 <= len(value) <= 128 or value != value.strip() or CONTROL.search(value):
         raise InvalidField(field, "be 1 to 128 characters without control characters and outer spaces")
     return value
 
 
 def line(value: str, field: str, most: int, least: int = 0) -> str:
     """One line of free text."""
-    if not least <= len(value) <= most or _CONTROL.search(value):
+    if not least <= len(value) <= most or CONTROL.search(value):
         raise InvalidField(field, f"be {least} to {most} characters without control characters")
     return value
 
@@ -96,19 +94,19 @@ def headers(value: Mapping[str, str], may_replay: bool = False) -> Mapping[str, 
     allowed = (FORWARD_KEY, REPLAY_OF) if may_replay else (FORWARD_KEY,)
     if not value:
         return {}
-    if len(value) > 64 or sum(len(name) + len(text.encode()) for name, text in value.items()) > 8192:
-        raise InvalidField("headers", "be at most 64 entries and 8192 bytes in all")
+    if len(value) > HEADERS or sum(len(name) + len(text.encode()) for name, text in value.items()) > HEADERS_BYTES:
+        raise InvalidField("headers", f"be at most {HEADERS} entries and {HEADERS_BYTES} bytes in all")
     for name, text in value.items():
         if name.lower().startswith("tmc-") and name not in allowed:
             only_operators = f"; {REPLAY_OF} is for replays by operators" if name == REPLAY_OF else ""
             raise InvalidField(
                 "headers", f"have names that do not begin with tmc-, other than {FORWARD_KEY}{only_operators}"
             )
-        if not _HEADER.fullmatch(name):
+        if not HEADER_NAME.fullmatch(name):
             raise InvalidField("headers", "have names of 1 to 64 characters of A-Z a-z 0-9 _ . -")
         if name == FORWARD_KEY and len(text.encode()) > ROUTING_KEY_BYTES:
             raise InvalidField("headers", f"have a {FORWARD_KEY} of at most {ROUTING_KEY_BYTES} bytes")
-        if _CONTROL.search(text):
+        if CONTROL.search(text):
             raise InvalidField("headers", "have values without control characters")
     return dict(value)
 

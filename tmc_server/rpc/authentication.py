@@ -232,6 +232,8 @@ class Authentication:
         vouched = self._oidc(key) if key and token is None else None
         operator = known.identities.get(identity(OIDC, vouched)) if vouched is not None else None
         if operator is None:
+            if vouched is not None:
+                log.info("identity_unknown", "no operator has the identity %s", identity(OIDC, vouched))
             raise AdminOnly
         return operator
 

@@ -109,7 +109,8 @@ def _item(item: BulkItem, catalog: Catalog) -> admin_pb2.BulkItem:
     )
 
 
-def _in_words(selection: Selection, catalog: Catalog) -> str:
+def in_words(selection: Selection, catalog: Catalog) -> str:
+    """What is selected, for people."""
     numbers = sorted({place.subscription for place in selection.places})
     topics = sorted({topic_name(catalog, place.topic) or f"topic {place.topic}" for place in selection.places})
     subscribers = sorted({_subscriber(catalog, number) for number in numbers})
@@ -150,5 +151,5 @@ def job_to(report: BulkReport, catalog: Catalog) -> admin_pb2.BulkJob:
         start_ms=job.start_ms,
         stopped_ms=job.stopped_ms or 0,
         finished_ms=job.finished_ms or 0,
-        selection=_in_words(job.selection, catalog),
+        selection=in_words(job.selection, catalog),
     )

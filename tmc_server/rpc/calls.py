@@ -227,9 +227,8 @@ def _traced(name: str, call: _Call) -> _Call:
         with tracing.span(f"tmc.v1.{name}", "SERVER", attributes, parent=metadata) as span:
             answer = await call(requests, context)
             code = context.code()
-            span.set_attribute(
-                "rpc.grpc.status_code", code.value[0] if isinstance(code, grpc.StatusCode) else code or 0
-            )
+            number = code.value[0] if isinstance(code, grpc.StatusCode) else code or 0
+            tracing.note(span, "rpc.grpc.status_code", number)
             return answer
 
     return traced

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from enum import IntEnum
 from typing import Any
 
 from tmc_common.protocol import admin_pb2
 from tmc_server.domain.bulk import BulkAction
+from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.checks import Verdict
-from tmc_server.domain.ids import MessageId
 from tmc_server.domain.operators import Operator
 from tmc_server.domain.proposals import NewProposal, Proposal, ProposalAction
+from tmc_server.requests import validation
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.bulk import BulkJobs
 from tmc_server.requests.deciding_by_hand import DecidingByHand
-from tmc_server.requests.proposals import Before, Proposals, at_once
+from tmc_server.requests.proposals import Before, Proposals
 from tmc_server.rpc import convert
-from tmc_server.rpc.bulk_service import filter_from, job_to
+from tmc_server.rpc.bulk_service import filter_from, in_words, job_to
 from tmc_server.rpc.permission import demand_topic
+
+_LONGEST_SUBJECT = 500
 
 
 class ProposalServicer:
@@ -28,34 +30,43 @@ class ProposalServicer:
         self, proposals: Proposals, by_hand: DecidingByHand, bulk: BulkJobs, administering: Administering
     ) -> None:
         self._proposals = proposals
-        self._deciding = by_hand
-        self._starting = bulk
-        self._catalog_of = administering
+        self._decisions = by_hand
+        self._jobs = bulk
+        self._catalogs = administering
+
+    @property
+    def _catalog(self) -> Catalog:
+        return self._catalogs.catalog
 
     async def DecideMessage(self, operator: Operator, request: admin_pb2.DecideMessageRequest) -> Any:
-        message = MessageId.parse(request.message_id)
-        topic = convert.topic_name(self._catalog_of.catalog, message.topic) if message is not None else ""
-        subject = f"{_name(Verdict, request.verdict)} message {request.message_id}"
-        new = _proposed(ProposalAction.DECIDE, operator, request, topic, subject)
-        return await self._decide(operator, request, self._proposals.before(new, 1))
+        def make() -> NewProposal:
+            message = validation.message_id(request.message_id)
+            same = admin_pb2.DecideMessageRequest()
+            same.CopyFrom(request)
+            same.message_id = str(message)  # an id can be written in several ways
+            topic = convert.topic_name(self._catalog, message.topic)
+            subject = f"{Verdict(request.verdict).name} message {message}"
+            return _proposed(ProposalAction.DECIDE, operator, same, topic, subject)
+
+        return await self._decide(operator, request, self._proposals.before(ProposalAction.DECIDE, 1, make))
 
     async def StartBulkJob(self, operator: Operator, request: admin_pb2.StartBulkJobRequest) -> Any:
-        wanted = request.filter
-        names = " ".join(filter(None, [wanted.topic, wanted.app, wanted.tag and f"({wanted.tag})"]))
-        action = _name(BulkAction, wanted.action)
-        new = _proposed(
-            ProposalAction.BULK, operator, request, wanted.topic, f"{action} {request.count} deliveries of {names}"
-        )
-        return await self._start(operator, request, self._proposals.before(new, request.count))
+        def make() -> NewProposal:
+            selection = self._jobs.selection_of(filter_from(request.filter), request.dry_run)
+            selected = in_words(selection, self._catalog)
+            subject = f"{BulkAction(request.filter.action).name} {request.count}: {selected}"[:_LONGEST_SUBJECT]
+            return _proposed(ProposalAction.BULK, operator, request, request.filter.topic, subject)
+
+        return await self._start(operator, request, self._proposals.before(ProposalAction.BULK, request.count, make))
 
     async def _decide(self, operator: Operator, request: admin_pb2.DecideMessageRequest, before: Before) -> Any:
-        message = await self._deciding.decide(
+        message = await self._decisions.decide(
             operator.name, request.message_id, request.verdict, request.reason, before
         )
-        return convert.message_to(message, self._catalog_of.catalog)
+        return convert.message_to(message, self._catalog)
 
     async def _start(self, operator: Operator, request: admin_pb2.StartBulkJobRequest, before: Before) -> Any:
-        report = await self._starting.start(
+        report = await self._jobs.start(
             operator.name,
             filter_from(request.filter),
             dry_run=request.dry_run,
@@ -64,8 +75,9 @@ class ProposalServicer:
             rate=request.rate if request.HasField("rate") else None,
             hold_ms=request.hold_ms if request.HasField("hold_ms") else None,
             before=before,
+            counts_again=self._proposals.counts_again,
         )
-        return job_to(report, self._catalog_of.catalog)
+        return job_to(report, self._catalog)
 
     async def ListProposals(self, operator: Operator, request: admin_pb2.ListProposalsRequest) -> Any:
         page = await self._proposals.proposals(request.page_size, request.page_token, pending_only=request.pending_only)
@@ -75,26 +87,22 @@ class ProposalServicer:
     async def ApproveProposal(self, operator: Operator, request: admin_pb2.ApproveProposalRequest) -> Any:
         found = await self._proposals.get(request.proposal)
         demand_topic(operator, found.topic)
-        approved, reason = await self._proposals.approve(operator, found, request.reason)
-        answer = admin_pb2.ApproveProposalResponse(proposal=_proposal_to(approved))
+        approve, reason = await self._proposals.approving(operator, found, request.reason)
+        answer = admin_pb2.ApproveProposalResponse()
         if found.action is ProposalAction.DECIDE:
             decision = admin_pb2.DecideMessageRequest.FromString(found.request)
             decision.reason = reason
-            answer.message.CopyFrom(await self._decide(operator, decision, at_once))
+            answer.message.CopyFrom(await self._decide(operator, decision, approve))
         else:
             start = admin_pb2.StartBulkJobRequest.FromString(found.request)
             start.reason = reason
-            answer.job.CopyFrom(await self._start(operator, start, at_once))
+            answer.job.CopyFrom(await self._start(operator, start, approve))
+        answer.proposal.CopyFrom(_proposal_to(await self._proposals.get(found.number)))
         return answer
 
     async def RejectProposal(self, operator: Operator, request: admin_pb2.RejectProposalRequest) -> Any:
         demand_topic(operator, (await self._proposals.get(request.proposal)).topic)
         return _proposal_to(await self._proposals.reject(operator, request.proposal, request.reason))
-
-
-def _name(kind: type[IntEnum], number: int) -> str:
-    """ "": it is none, and the request is refused for it."""
-    return next((each.name for each in kind if each == number), "")
 
 
 def _proposed(action: ProposalAction, operator: Operator, request: Any, topic: str, subject: str) -> NewProposal:

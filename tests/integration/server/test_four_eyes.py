@@ -17,6 +17,7 @@ from tests.support.console import browser
 from tests.support.eventually import eventually
 from tmc_common.protocol import admin_pb2, types_pb2
 from tmc_server.domain.proposals import VALID_MS
+from tmc_server.requests.bulk import BulkFilter, dry_run_id
 from tmc_server.store.tables import proposal
 
 TOPIC = "order.paid"
@@ -104,7 +105,7 @@ def test_a_decision_takes_effect_when_another_operator_approves_it(setting: Sett
     rows = [(row.actor, row.action, row.reason) for row in setting.audit()[:5]]
     assert ("ann", "propose", "the bank says so") in rows
     assert ("bob", "approve proposal", "seen it") in rows
-    decided = f"the bank says so (proposal {number} of ann, approved by bob: seen it)"
+    decided = f"proposal {number} of ann, approved by bob: seen it; the bank says so"
     assert ("bob", "decide submit", decided) in rows
 
 
@@ -150,6 +151,38 @@ def test_an_approval_that_is_repeated_does_nothing_twice(setting: Setting) -> No
     assert first.message.message_id == second.message.message_id == message
     assert len([row for row in setting.audit(message_id=message) if row.action == "decide submit"]) == 1
     assert setting.reject("ann", number) == CLOSED
+
+
+def test_an_approval_of_what_is_no_longer_possible_is_not_stored(setting: Setting) -> None:
+    message = setting.prepared()
+    setting.decide("ann", message, ROLLBACK)
+    number = setting.newest()
+    with tmc.connect(setting.center.address, app="orders", key=setting.center.keys["orders"]) as orders:
+        orders.submit(message)
+    assert setting.approve("bob", number)[1] == "ALREADY_COMMITTED"
+    assert setting.newest() == number
+    assert "approve proposal" not in {row.action for row in setting.audit(subject=f"proposal {number}")}
+    setting.reject("bob", number)
+
+
+def test_one_message_is_one_proposal_however_its_id_is_written(setting: Setting) -> None:
+    message = setting.prepared()
+    topic, app, shard, number = message.split("-")
+    setting.decide("ann", message)
+    assert setting.decide("ann", f"0{topic}-{app}-{shard}-{number}") == REQUIRED
+    assert setting.decide("ann", f"{topic}-{app}-{shard}-0{number}") == REQUIRED
+    assert setting.decide("ann", f"{topic}-771-{shard}-{number}") == ("NOT_FOUND", "MESSAGE_UNKNOWN", "")
+    (only,) = setting.pending()
+    setting.reject("ann", only.proposal)
+
+
+def test_a_long_reason_hides_no_approval(setting: Setting) -> None:
+    message = setting.prepared()
+    setting.decide("ann", message, reason="x" * 500)
+    number = setting.newest()
+    setting.approve("bob", number)
+    (row,) = [each for each in setting.audit(message_id=message) if each.action == "decide submit"]
+    assert row.reason.startswith(f"proposal {number} of ann, approved by bob: seen it; xxx")
 
 
 def test_a_bad_request_is_refused_and_not_proposed(setting: Setting) -> None:
@@ -199,10 +232,15 @@ def test_only_large_bulk_jobs_need_two(setting: Setting) -> None:
     start = admin_pb2.StartBulkJobRequest(filter=wanted, dry_run=seen.dry_run, count=seen.count, reason="stock")
     wrong = admin_pb2.StartBulkJobRequest(filter=wanted, dry_run=seen.dry_run, count=seen.count + 1, reason="stock")
     assert setting.call("ann", "StartBulkJob", wrong)[1] == "FIELD_INVALID"
+    as_of = int(seen.dry_run.partition("-")[0])
+    forged = dry_run_id(BulkFilter(action=2, topic=TOPIC, state=wanted.state), as_of, 1)
+    small = admin_pb2.StartBulkJobRequest(filter=wanted, dry_run=forged, count=1, reason="stock")
+    assert setting.call("ann", "StartBulkJob", small) == ("INVALID_ARGUMENT", "FIELD_INVALID", "count")
     assert setting.call("ann", "StartBulkJob", start) == REQUIRED
     assert list(setting.api("AdminService/ListBulkJobs", admin_pb2.ListBulkJobsRequest()).jobs) == []
     (found,) = setting.pending()
-    assert found.subject == f"CANCEL {seen.count} deliveries of {TOPIC}"
+    selected = f"CANCEL {seen.count}: SCHEDULED deliveries of {TOPIC} to coupons (default), since "
+    assert found.subject.startswith(selected)
     job = setting.approve("bob", found.proposal).job
     assert (job.count, job.actor) == (seen.count, "bob")
     eventually(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 import grpc
 import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
+from cryptography.hazmat.primitives.hashes import SHA256
 from joserfc import jwt
 from joserfc.jwk import OctKey, RSAKey
 
@@ -184,12 +188,48 @@ class TestVerification:
             {"email_verified": False},
             {"email_verified": None},
             {"nbf": 9_999_999_999},
+            {"azp": "another"},
+            {"events": {"http://schemas.openid.net/event/backchannel-logout": {}}},
         ],
         ids=str,
     )
     def test_what_is_missing_or_wrong_refuses_it(self, signed: Signed, claims: dict[str, Any]) -> None:
         assert signed.name_of() == ANN
         assert signed.name_of(**claims) is None
+
+    @pytest.mark.parametrize(
+        "header",
+        [
+            {"crit": 1},
+            {"crit": ["x"]},
+            {"kid": 7},
+            {"typ": "at+jwt"},
+            {"typ": "logout+jwt"},
+            {"alg": 5},
+            {"b64": False},
+        ],
+    )
+    def test_an_odd_header_refuses_it(self, signed: Signed, header: dict[str, Any]) -> None:
+        _, body, signature = signed.token().split(".")
+        whole = json.dumps({"alg": "RS256", "kid": "one"} | header).encode()
+        head = base64.urlsafe_b64encode(whole).rstrip(b"=")
+        message = head + b"." + body.encode()
+        made = signed.key.private_key.sign(message, PKCS1v15(), SHA256())
+        assert (
+            signed.tokens.name_of(f"{message.decode()}.{base64.urlsafe_b64encode(made).rstrip(b'=').decode()}") is None
+        )
+        assert signed.tokens.name_of(f"{head.decode()}.{body}.{signature}") is None
+
+    def test_the_clock_of_the_provider_may_be_ahead(self, signed: Signed) -> None:
+        ahead = int(signed.now) + 30
+        assert signed.name_of(iat=ahead, nbf=ahead) == ANN
+        assert signed.name_of(nbf=ahead + 600) is None
+
+    def test_keys_that_are_not_understood_are_ignored(self, signed: Signed) -> None:
+        odd = [{"kty": "EC", "crv": "P-999", "x": "", "y": ""}, {"kty": "OKP", "crv": "BLS"}, {"kty": "RSA"}, {}, "key"]
+        signed.published = [*odd, *signed.published]
+        signed.tokens.refresh()
+        assert signed.name_of() == ANN
 
     def test_one_of_several_audiences_is_enough(self, signed: Signed) -> None:
         assert signed.name_of(aud=["another", CLIENT]) == ANN
@@ -227,7 +267,7 @@ class TestVerification:
             raise httpx.ConnectError("gone")
 
         monkeypatch.setattr(httpx, "get", away)
-        with pytest.raises(OSError, match="does not tell its keys"):
+        with pytest.raises(OSError, match="does not publish its keys"):
             signed.tokens.refresh()
         assert signed.name_of() == ANN
 

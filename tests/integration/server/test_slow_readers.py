@@ -24,7 +24,7 @@ _LIMITS = StreamLimits(bytes=1 << 20, patience_s=1.0)
 def test_a_consumer_that_never_reads_is_cut_and_another_one_gets_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream.StreamOutlet.__init__, "__defaults__", (_LIMITS, None))
+    monkeypatch.setattr(stream.StreamOutlet.__init__, "__defaults__", (_LIMITS, None, None))
     ended = threading.Event()
 
     def greedy() -> Iterator[consumption_pb2.SubscribeRequest]:

@@ -15,8 +15,9 @@ from wsgiref.simple_server import make_server
 import grpc
 import pytest
 import sqlalchemy as sa
-from opentelemetry import baggage, context, trace
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry import baggage, context, propagate, trace
+from opentelemetry.propagators.textmap import TextMapPropagator, default_getter, default_setter
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.trace import SpanKind, StatusCode
 
 import tmc_client as tmc
@@ -176,7 +177,87 @@ def test_baggage_travels_as_far_as_it_fits(manual: ManualCenter) -> None:
     seen = {message.key: (found, set(message.headers)) for message, _, found in listening.seen}
     assert seen["1"] == ({"tenant": "acme"}, {"traceparent", "baggage"})
     assert seen["2"][1] == {"notes", "traceparent", "baggage"}
-    assert seen["3"][1] == {"notes", "traceparent", "baggage"}  # the center adds what the call's metadata says
+    assert seen["3"] == ({}, {"notes"})
+
+
+class XRay(TextMapPropagator):
+    """As AWS's: its header is not in lower case."""
+
+    def inject(self, carrier: Any, context: Any = None, setter: Any = default_setter) -> None:
+        span = trace.get_current_span(context).get_span_context()
+        if span.is_valid:
+            setter.set(carrier, "X-Amzn-Trace-Id", f"{span.trace_id:032x}:{span.span_id:016x}")
+
+    def extract(self, carrier: Any, context: Any = None, getter: Any = default_getter) -> Any:
+        found = getter.get(carrier, "X-Amzn-Trace-Id")
+        if not found:
+            return context
+        trace_id, span_id = (int(part, 16) for part in found[0].split(":"))
+        remote = trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(1))
+        return trace.set_span_in_context(trace.NonRecordingSpan(remote), context)
+
+    @property
+    def fields(self) -> set[str]:
+        return {"X-Amzn-Trace-Id"}
+
+
+@pytest.fixture
+def x_ray() -> Iterator[None]:
+    before = propagate.get_global_textmap()
+    propagate.set_global_textmap(XRay())
+    yield
+    propagate.set_global_textmap(before)
+
+
+@pytest.mark.usefixtures("x_ray")
+def test_configured_propagators_are_kept_whatever_the_case_of_their_names(manual: ManualCenter, spans: Spans) -> None:
+    orders, listening = manual.connect("orders"), Listening(manual.connect("coupons"))
+    manual.consume(listening.consumer)
+    attempt = tmc.new_attempt_id()
+    tracer = trace.get_tracer("test")
+    with tracer.start_as_current_span("order") as order:
+        prepared = orders.prepare(TOPIC, b"x", key="1", attempt_id=attempt)
+    with tracer.start_as_current_span("a repeat from elsewhere"):
+        assert orders.prepare(TOPIC, b"x", key="1", attempt_id=attempt).message_id == prepared.message_id
+    orders.submit(prepared)
+    manual.settle()
+    ((message, seen, _),) = listening.seen
+    assert set(message.headers) == {"X-Amzn-Trace-Id"}
+    assert seen == order.get_span_context().trace_id == trace_of(spans.only("submit"))
+    server = spans.only("tmc.v1.MessageService/SubmitMany", lambda span: span.kind is SpanKind.SERVER)
+    assert trace_of(server) == seen
+
+
+class Faulty(SpanProcessor):
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        raise RuntimeError("the exporter is broken")
+
+    def on_end(self, span: Any) -> None:
+        raise RuntimeError("the exporter is broken")
+
+
+def test_a_fault_of_telemetry_is_no_fault_of_a_message(manual: ManualCenter, monkeypatch: pytest.MonkeyPatch) -> None:
+    listening = Listening(manual.connect("coupons"))
+    manual.consume(listening.consumer)
+    broken = TracerProvider()
+    broken.add_span_processor(Faulty())
+    monkeypatch.setattr(trace, "get_tracer", broken.get_tracer)
+    orders = manual.connect("orders")
+    orders.submit(orders.prepare(TOPIC, b"x", key="1"))
+    manual.settle()
+    manual.assert_nothing_open()
+    assert [message.attempt for message, _, _ in listening.seen] == [1]
+
+
+def test_large_baggage_does_not_make_calls_too_large(manual: ManualCenter, spans: Spans) -> None:
+    token = context.attach(baggage.set_baggage("large", "b" * 7_700))
+    try:
+        orders = manual.connect("orders")
+        for number in range(5):
+            orders.submit(orders.prepare(TOPIC, b"x", key=str(number)))
+    finally:
+        context.detach(token)
+    assert len(spans.named("submit")) == 5
 
 
 def test_a_batch_links_to_the_traces_of_all_its_messages(manual: ManualCenter, spans: Spans) -> None:
@@ -268,8 +349,9 @@ def _call(center: RunningCenter, metadata: dict[str, str], headers: dict[str, st
         ({"traceparent": W3C, "baggage": "b=" + "x" * 600}, {}, {"traceparent": W3C}),
         ({"traceparent": "00-xyz", "baggage": "tenant=acme"}, {}, {}),
         ({"baggage": "tenant=acme"}, {}, {}),
+        ({"traceparent": W3C}, {"notes": "n" * 8_180}, {}),
     ],
-    ids=["kept", "the message's own", "too large", "malformed", "no trace"],
+    ids=["kept", "the message's own", "too large", "malformed", "no trace", "no room"],
 )
 def test_metadata_of_other_grpc_clients_is_honored(
     tmp_path: Path, metadata: dict[str, str], headers: dict[str, str], kept: dict[str, str]
@@ -282,7 +364,7 @@ def test_metadata_of_other_grpc_clients_is_honored(
                 _call(center, metadata, headers)
                 eventually(lambda: listening.seen)
     ((message, seen, found),) = listening.seen
-    assert dict(message.headers) == kept
+    assert {name: text for name, text in message.headers.items() if name != "notes"} == kept
     if "traceparent" in kept:
         assert f"{seen:032x}" == kept["traceparent"].split("-")[1]
     assert ("tenant" in found) is ("baggage" in kept)
