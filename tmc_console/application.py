@@ -213,10 +213,14 @@ async def _finish_sso(setting: Setting, request: Request) -> Response:
     except LoginFailed as exc:
         return _login_page(setting, request, "/", 403, str(exc))
     except Refused as exc:
-        sentence = "You are logged in, but no operator has this identity." if exc.status == 401 else exc.sentence
+        sentence = (
+            ("The center refuses this login: unknown identity, or a token for another program.")
+            if exc.status == 401
+            else exc.sentence
+        )
         return _login_page(setting, request, "/", exc.status, sentence)
     # A page of ours in between: after a redirect from another site, browsers would not send the session's cookie.
-    response = render(request, "onward.html", next=next_path)
+    response = render(request, "onward.html", next=local_path(next_path))
     response.delete_cookie(name, path="/", secure=setting.secure, httponly=True, samesite="lax")
     _begin_session(setting, request, response, token, operator)
     return response

@@ -12,39 +12,47 @@ import json
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 from urllib.parse import quote
 
 import httpx
 
-from tmc_console.sso_names import LOGIN_S, LoginFailed, Provider
+from tmc_console.sso_names import LoginFailed, Provider
 
-_MOST = 1_000
 _DESCRIBED_S = 300.0
 _TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Begun:
-    """A login that was sent to the provider. browser: what its cookie holds."""
+    """A login that was sent to the provider. The browser keeps it, in a cookie that no other site can read or set."""
 
-    browser: str
+    state: str
     nonce: str
     verifier: str
     back: str
     next_path: str
-    began: float
+
+    def cookie(self) -> str:
+        return base64.urlsafe_b64encode(json.dumps(asdict(self)).encode()).decode()
+
+    @classmethod
+    def from_cookie(cls, text: str) -> _Begun | None:
+        """None: there is none, or it is none of ours."""
+        try:
+            values = json.loads(base64.urlsafe_b64decode(text))
+            return cls(**{name: str(values[name]) for name in cls.__dataclass_fields__})
+        except (ValueError, KeyError, TypeError):
+            return None
 
 
 class SingleSignOn:
-    """Logins that are under way, in memory."""
+    """Keeps nothing of a login that is under way."""
 
     def __init__(self, provider: Provider, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._provider = provider
         self._monotonic = monotonic
-        self._begun: dict[str, _Begun] = {}
-        self._description: tuple[float, dict[str, Any]] = (float("-inf"), {})
+        self._description: tuple[float, dict[str, str]] = (float("-inf"), {})
 
     async def begin(self, back: str, next_path: str) -> tuple[str, str]:
         """back: the address that the provider sends the browser to. Returns: the provider's page, and a cookie.
@@ -52,15 +60,10 @@ class SingleSignOn:
         Raises LoginFailed.
         """
         described = await self._described()
+        state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         begun = _Begun(
-            browser=secrets.token_urlsafe(32),
-            nonce=secrets.token_urlsafe(32),
-            verifier=secrets.token_urlsafe(48),
-            back=back,
-            next_path=next_path,
-            began=self._monotonic(),
+            state=state, nonce=nonce, verifier=verifier + secrets.token_urlsafe(16), back=back, next_path=next_path
         )
-        state = secrets.token_urlsafe(32)
         challenge = base64.urlsafe_b64encode(hashlib.sha256(begun.verifier.encode()).digest()).rstrip(b"=").decode()
         asked = {
             "response_type": "code",
@@ -68,18 +71,16 @@ class SingleSignOn:
             "redirect_uri": back,
             "scope": self._provider.scope,
             "state": state,
-            "nonce": begun.nonce,
+            "nonce": nonce,
             "code_challenge": challenge,
             "code_challenge_method": "S256",
         }
-        self._forget_old()
-        self._begun[state] = begun
-        return str(httpx.URL(described["authorization_endpoint"]).copy_merge_params(asked)), begun.browser
+        return str(httpx.URL(described["authorization_endpoint"]).copy_merge_params(asked)), begun.cookie()
 
     async def finish(self, state: str, code: str, cookie: str) -> tuple[str, str]:
         """The provider sent the browser back. Returns: the ID token, and where to go next. Raises LoginFailed."""
-        begun = self._begun.pop(state, None)
-        if begun is None or self._is_over(begun) or not hmac.compare_digest(cookie.encode(), begun.browser.encode()):
+        begun = _Begun.from_cookie(cookie)
+        if begun is None or not hmac.compare_digest(state.encode(), begun.state.encode()):
             raise LoginFailed("This login was not begun in this browser, or has expired: log in again.")
         described = await self._described()
         token = await self._token(described["token_endpoint"], begun, code)
@@ -105,7 +106,7 @@ class SingleSignOn:
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as exc:
             raise LoginFailed("The identity provider refused the login: log in again.") from exc
 
-    async def _described(self) -> dict[str, Any]:
+    async def _described(self) -> dict[str, str]:
         """Raises LoginFailed."""
         read, known = self._description
         if self._monotonic() - read < _DESCRIBED_S:
@@ -114,21 +115,14 @@ class SingleSignOn:
         try:
             async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
                 answer = await client.get(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
-                described: dict[str, Any] = answer.raise_for_status().json()
-                if described["issuer"] != issuer:
-                    raise ValueError(f"it calls itself {described['issuer']!r}")
+                found = answer.raise_for_status().json()
+                if found["issuer"] != issuer:
+                    raise ValueError(f"it calls itself {found['issuer']!r}")
+                described = {name: str(found[name]) for name in ("authorization_endpoint", "token_endpoint")}
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as exc:
             raise LoginFailed("The identity provider cannot be reached: try again, or log in with a token.") from exc
         self._description = (self._monotonic(), described)
         return described
-
-    def _is_over(self, begun: _Begun) -> bool:
-        return self._monotonic() - begun.began > LOGIN_S
-
-    def _forget_old(self) -> None:
-        self._begun = {state: begun for state, begun in self._begun.items() if not self._is_over(begun)}
-        while len(self._begun) >= _MOST:
-            del self._begun[next(iter(self._begun))]
 
 
 def _nonce_in(token: str) -> str:

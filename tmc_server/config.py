@@ -315,7 +315,9 @@ class OidcConfig(Section):
             and not (url.scheme == "https" and url.hostname)
             and not (url.scheme == "http" and is_loopback(f"{url.hostname}:{url.port or 80}"))
         ):
-            raise ValueError("give an https:// URL: whoever can answer for it decides who is an operator")
+            raise ValueError(
+                "give an https:// URL, or http:// on loopback: what answers there decides who is an operator"
+            )
         return value
 
     @model_validator(mode="after")
@@ -326,7 +328,7 @@ class OidcConfig(Section):
 
 
 class ApprovalConfig(Section):
-    """[approval]: what needs two operators. Set it alike on all servers."""
+    """[approval]: what needs two operators. Set the same on all servers."""
 
     decide: bool = Field(False, description="decisions by hand need the approval of a second operator")
     bulk_over: int = Field(

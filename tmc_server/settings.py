@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class ConfigError(Exception):
@@ -66,12 +66,12 @@ def settings_of(config: Section) -> Iterator[Setting]:
         section = getattr(config, name)
         for key, field in type(section).model_fields.items():
             value = getattr(section, key)
-            is_secret = SecretStr in _types_of(field.annotation) or "SecretStr" in str(field.annotation)
+            is_secret = "SecretStr" in str(field.annotation)
             text = "" if is_secret and value else json.dumps(section.model_dump(mode="json", include={key})[key])
             yield Setting(
                 name=f"{name}.{key}",
                 value=text,
-                changed=value != field.default,
+                changed=value != field.get_default(call_default_factory=True),
                 secret=is_secret,
                 description=field.description or "",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 import typer
@@ -25,7 +26,7 @@ _Identities = Annotated[
     list[str] | None,
     typer.Option(
         "--identity",
-        help="What identifies the operator beside tokens: certificate:NAME or oidc:NAME; several are allowed.",
+        help="Besides tokens: certificate:NAME or oidc:NAME; several are allowed, and replace those before.",
     ),
 ]
 _Valid = Annotated[
@@ -77,6 +78,7 @@ def update_operator(
     reads_bodies: _ReadsBodies = None,
     identity: _Identities = None,
     no_identities: Annotated[bool, typer.Option("--no-identities", help="Tokens only.")] = False,
+    no_token: Annotated[bool, typer.Option("--no-token", help="End the tokens: the identities are enough.")] = False,
 ) -> None:
     """Change what an operator may do; what is not named stays."""
     if topic and all_topics:
@@ -84,7 +86,12 @@ def update_operator(
     if identity and no_identities:
         raise typer.BadParameter("give --identity or --no-identities")
     request = admin_pb2.UpdateOperatorRequest(
-        name=name, reason=reason, topics=topic or (), reads_bodies=bool(reads_bodies), identities=identity or ()
+        name=name,
+        reason=reason,
+        topics=topic or (),
+        reads_bodies=bool(reads_bodies),
+        identities=identity or (),
+        without_token=no_token,
     )
     if role:
         request.MergeFrom(admin_pb2.UpdateOperatorRequest(role=enum_value(admin_pb2.Role, "ROLE_", role)))
@@ -130,12 +137,19 @@ def list_operators(context: typer.Context, as_json: AsJson = False) -> None:
             admin_pb2.Role.Name(each.role).removeprefix("ROLE_").lower(),
             " ".join(each.topics) or "all",
             "yes" if each.reads_bodies else "no",
-            when(each.expires_ms) or "never",
+            _token_ends(each.expires_ms),
+            " ".join(each.identities),
         )
         for each in answer.operators
     ]
-    for line in table(("OPERATOR", "ROLE", "TOPICS", "BODIES", "TOKEN EXPIRES"), rows):
+    for line in table(("OPERATOR", "ROLE", "TOPICS", "BODIES", "TOKEN EXPIRES", "IDENTITIES"), rows):
         typer.echo(escaped(line))
+
+
+def _token_ends(ms: int) -> str:
+    if ms and ms <= time.time() * 1000:
+        return "expired"
+    return when(ms) or "never"
 
 
 def verify_audit(context: typer.Context, as_json: AsJson = False) -> None:

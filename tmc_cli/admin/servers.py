@@ -36,7 +36,7 @@ def get_configuration(
     answer: Any = ask(context, "GetConfiguration", request, response)
     if changed:
         kept = [each for each in answer.settings if each.changed]
-        answer = response(version=answer.version, settings=kept)
+        answer = response(version=answer.version, server=answer.server, settings=kept)
     show(answer)
 
 

@@ -52,10 +52,12 @@ def _is_used(field: Any, rows: Sequence[Any]) -> bool:
 
 def _cell(field: Any, value: Any) -> str:
     if field.is_repeated:
-        return _cut(" ".join(map(str, value)))
+        is_numbers = field.cpp_type == FieldDescriptor.CPPTYPE_INT32
+        return _cut(_ranges(value) if is_numbers else " ".join(map(str, value)))
     if field.enum_type is not None:
         prefix = _prefix(field.enum_type.name)
-        return str(field.enum_type.values_by_number[value].name).removeprefix(prefix).lower()
+        known = field.enum_type.values_by_number.get(value)  # a newer server may have others
+        return str(known.name).removeprefix(prefix).lower() if known is not None else str(value)
     if isinstance(value, bool):
         return "yes" if value else ""
     if field.name.endswith("_ms"):
@@ -75,6 +77,17 @@ def _moment(ms: int) -> str:
         return age(ms)
     past = round(time.time() * 1000) - ms
     return f"{age(past)} ago" if past >= 0 else f"{when(ms)}"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """0-3 7"""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return " ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
 def _cut(text: str) -> str:

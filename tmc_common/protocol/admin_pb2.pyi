@@ -1188,7 +1188,7 @@ class RegisterOperatorResponse(_message.Message):
     def __init__(self, operator: _Optional[_Union[Operator, _Mapping]] = ..., token: _Optional[str] = ...) -> None: ...
 
 class UpdateOperatorRequest(_message.Message):
-    __slots__ = ("name", "role", "topics", "reads_bodies", "update_mask", "reason", "identities")
+    __slots__ = ("name", "role", "topics", "reads_bodies", "update_mask", "reason", "identities", "without_token")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
@@ -1196,6 +1196,7 @@ class UpdateOperatorRequest(_message.Message):
     UPDATE_MASK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     IDENTITIES_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: Role
     topics: _containers.RepeatedScalarFieldContainer[str]
@@ -1203,7 +1204,8 @@ class UpdateOperatorRequest(_message.Message):
     update_mask: _field_mask_pb2.FieldMask
     reason: str
     identities: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., topics: _Optional[_Iterable[str]] = ..., reads_bodies: bool = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ..., reason: _Optional[str] = ..., identities: _Optional[_Iterable[str]] = ...) -> None: ...
+    without_token: bool
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., topics: _Optional[_Iterable[str]] = ..., reads_bodies: bool = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ..., reason: _Optional[str] = ..., identities: _Optional[_Iterable[str]] = ..., without_token: bool = ...) -> None: ...
 
 class RotateOperatorTokenRequest(_message.Message):
     __slots__ = ("name", "valid_ms", "overlap_ms", "reason")
@@ -1584,12 +1586,14 @@ class GetConfigurationRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetConfigurationResponse(_message.Message):
-    __slots__ = ("version", "settings")
+    __slots__ = ("version", "settings", "server")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
     version: str
     settings: _containers.RepeatedCompositeFieldContainer[Setting]
-    def __init__(self, version: _Optional[str] = ..., settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ...) -> None: ...
+    server: str
+    def __init__(self, version: _Optional[str] = ..., settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., server: _Optional[str] = ...) -> None: ...
 
 class Setting(_message.Message):
     __slots__ = ("name", "value", "changed", "secret", "description")

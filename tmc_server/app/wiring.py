@@ -386,6 +386,7 @@ def _serve(
             bulk=BulkJobs(SqlBulkDesk(store.shards), catalog),
             operators=Operators(operators, administering),
             proposals=Proposals(SqlProposals(store.shards.catalog), _approval_rules(config), operators),
+            server=store.nodes.name,
             settings=list(settings_of(config)),
             alerts=Alerts(
                 catalog,

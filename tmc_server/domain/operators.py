@@ -22,7 +22,7 @@ class Role(IntEnum):
 class Operator:
     """topics: prefixes that the rights are limited to; empty: none.  reads_bodies: a right of its own, for every role.
 
-    identities: what identifies the operator beside tokens, each KIND:NAME with a kind of IDENTITY_KINDS.
+    identities: what identifies the operator besides tokens, each KIND:NAME with a kind of IDENTITY_KINDS.
     expires_ms, previous_expires_ms: of the newest token and the one before; None: it does not expire, or there is none.
     """
 
@@ -62,7 +62,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownOperators:
-    """Who may call. tokens: by their SHA-256.  identities: operators by what identifies them beside tokens."""
+    """Who may call. tokens: by their SHA-256.  identities: operators by what identifies them besides tokens."""
 
     tokens: Mapping[bytes, Token] = field(default_factory=dict)
     identities: Mapping[str, Operator] = field(default_factory=dict)

@@ -54,13 +54,17 @@ class Operators:
         )
         return made
 
-    async def update(self, actor: str, wanted: Operator, fields: Collection[str], reason: str) -> Operator:
-        """fields: those of CHANGEABLE that change. Raises InvalidField, OperatorUnknown."""
+    async def update(
+        self, actor: str, wanted: Operator, fields: Collection[str], reason: str, *, end_tokens: bool = False
+    ) -> Operator:
+        """fields: those of CHANGEABLE that change.  end_tokens: also end the tokens. Raises InvalidField, OperatorUnknown."""
         validation.line(wanted.name, "name", 64, least=1)
-        if not fields or not set(fields) <= set(CHANGEABLE):
+        if not (fields or end_tokens) or not set(fields) <= set(CHANGEABLE):
             raise InvalidField("update_mask", f"name what is changed: {', '.join(CHANGEABLE)}")
         _check_rights(wanted, fields)
-        changed, _ = await self._change(self._editor.update, actor, wanted, fields, validation.reason(reason))
+        changed, _ = await self._change(
+            self._editor.update, actor, wanted, fields, validation.reason(reason), end_tokens=end_tokens
+        )
         return changed
 
     async def rotate_token(
@@ -74,7 +78,10 @@ class Operators:
             )
         valid = _valid(valid_ms)
         if whose == operator.name and operator.expires_ms is not None:
-            valid = _no_longer(operator.expires_ms - self._now_ms(), valid)
+            left_ms = operator.expires_ms - self._now_ms()
+            if left_ms <= 0:
+                raise RoleRequired("You have no valid token that could be replaced: ask an administrator for one.")
+            valid = _no_longer(left_ms, valid)
         overlap = validation.between(overlap_ms, "overlap_ms", 0, DAY_MS)
         made, _ = await self._change_with_key(
             self._editor.rotate_token, operator.name, whose, valid, overlap, validation.reason(reason)

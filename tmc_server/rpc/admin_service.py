@@ -46,6 +46,7 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServic
         alerts: Alerts,
         operators: Operators,
         proposals: Proposals,
+        server: str,
         settings: Sequence[Setting],
     ) -> None:
         BulkServicer.__init__(self, bulk, administering)
@@ -53,7 +54,7 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServic
         AlertServicer.__init__(self, alerts, administering)
         OperatorServicer.__init__(self, operators)
         ProposalServicer.__init__(self, proposals, by_hand, bulk, administering)
-        SettingServicer.__init__(self, settings)
+        SettingServicer.__init__(self, server, settings)
         self._admin = administering
         self._deliveries = deliveries
         self._signing = signing

@@ -30,7 +30,10 @@ class OperatorServicer:
     async def UpdateOperator(self, operator: Operator, request: admin_pb2.UpdateOperatorRequest) -> Any:
         fields = list(request.update_mask.paths)
         wanted = _operator_from(request, _role(request.role) if "role" in fields else Role.VIEWER)
-        return _operator_to(await self._operators.update(operator.name, wanted, fields, request.reason))
+        changed = await self._operators.update(
+            operator.name, wanted, fields, request.reason, end_tokens=request.without_token
+        )
+        return _operator_to(changed)
 
     async def RotateOperatorToken(self, operator: Operator, request: admin_pb2.RotateOperatorTokenRequest) -> Any:
         made, token = await self._operators.rotate_token(

@@ -14,7 +14,8 @@ from tmc_server.settings import Setting
 class SettingServicer:
     """The part of AdminService about settings."""
 
-    def __init__(self, settings: Sequence[Setting]) -> None:
+    def __init__(self, server: str, settings: Sequence[Setting]) -> None:
+        self._server = server
         self._settings = settings
 
     async def GetConfiguration(self, _operator: Operator, _request: Any) -> Any:
@@ -28,4 +29,4 @@ class SettingServicer:
             )
             for each in self._settings
         ]
-        return admin_pb2.GetConfigurationResponse(version=version("tmc-center"), settings=settings)
+        return admin_pb2.GetConfigurationResponse(version=version("tmc-center"), server=self._server, settings=settings)

@@ -85,6 +85,11 @@ class NodeSlots:
         self.alive: Sequence[ServerRun] = ()
         self.gone: Sequence[ServerRun] = ()
 
+    @property
+    def name(self) -> str:
+        """As ListServers names this server."""
+        return self._owner
+
     def incarnation(self) -> int | None:
         """This server run. None: its last heartbeat is so old that other servers may consider it dead."""
         lease = self.lease

@@ -67,15 +67,20 @@ class OperatorStore(CatalogChanges):
         return _operator(row)
 
     @repeating
-    def update(self, actor: str, wanted: Operator, fields: Collection[str], reason: str) -> Operator:
+    def update(
+        self, actor: str, wanted: Operator, fields: Collection[str], reason: str, *, end_tokens: bool = False
+    ) -> Operator:
         """See OperatorEditor."""
         changed: list[str] = []
-        with self._change(actor, "update operator", wanted.name, reason, changed) as (connection, _):
+        with self._change(actor, "update operator", wanted.name, reason, changed) as (connection, now):
             row = _find(connection, wanted.name)
             if row is None:
                 raise OperatorUnknown
             values = {name: value for name, value in _rights(wanted).items() if name in fields}
             changed += differences(row._mapping, values)
+            if end_tokens:
+                values |= {"expires_ms": now, "old_token_hash": None, "old_expires_ms": None}
+                changed.append("tokens: ended")
             if values:
                 connection.execute(operator.update().filter_by(name=wanted.name).values(values))
             if "identities" in fields:

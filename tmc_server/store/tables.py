@@ -66,7 +66,7 @@ operator = sa.Table(
     _ms("expires_ms", nullable=True),
     sa.Column("old_token_hash", binary(32)),
     _ms("old_expires_ms", nullable=True),
-    sa.Column("identities", _text(1000), nullable=False, server_default="[]"),  # JSON, what identifies beside tokens
+    sa.Column("identities", _text(1000), nullable=False, server_default="[]"),  # JSON, what identifies besides tokens
     **_OPTIONS,
 )
 

@@ -113,6 +113,25 @@ class TestOpenId:
         api("AdminService/UpdateOperator", update)
         assert _who(api, token) == "ann"
 
+    def test_the_tokens_of_an_operator_can_be_ended(self, api: Api) -> None:
+        token = _register(api, "tokens", "oidc:tokens@example.com", without_token=False).token
+        assert _who(api, token) == "tokens"
+        api(
+            "AdminService/UpdateOperator",
+            admin_pb2.UpdateOperatorRequest(name="tokens", without_token=True, reason="sso"),
+        )
+        assert _who(api, token) == REFUSED
+        rows = api("AdminService/ListAudit", admin_pb2.ListAuditRequest(action="update operator")).entries
+        assert rows[0].change == "tokens: ended"
+        last = admin_pb2.UpdateOperatorRequest(name="admin", without_token=True, reason="sso")
+        assert api("AdminService/UpdateOperator", last)[1] == "FIELD_INVALID"
+
+    def test_without_a_token_there_is_none_to_replace(self, api: Api, issuer: str) -> None:
+        eventually(lambda: _who(api, id_token(issuer, ANN)) == "ann")
+        proof = [("authorization", f"Bearer {id_token(issuer, ANN)}")]
+        own = admin_pb2.RotateOperatorTokenRequest(reason="mine")
+        assert api("AdminService/RotateOperatorToken", own, proof) == ("PERMISSION_DENIED", "ROLE_REQUIRED", "")
+
     def test_a_name_is_no_token(self, api: Api) -> None:
         for text in (f"oidc:{ANN}", ANN, "a.b.c", ""):
             assert _who(api, text) == REFUSED
@@ -359,7 +378,7 @@ class TestConsole:
 
     def test_a_stranger_gets_no_session(self, guest: Browser) -> None:
         answer = guest.get(self._to_the_provider(guest, STRANGER))
-        assert (answer.status_code, "no operator has this identity" in answer.text) == (401, True)
+        assert (answer.status_code, "unknown identity" in answer.text) == (401, True)
         assert guest.get("/topics", follow_redirects=False).status_code == 303
 
     def test_a_login_that_another_browser_began_is_refused(self, guest: Browser) -> None:

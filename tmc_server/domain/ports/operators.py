@@ -22,8 +22,10 @@ class OperatorEditor(Protocol):
         Raises NameTaken: it was there with other rights, or one of the identities is another operator's.
         """
 
-    def update(self, actor: str, wanted: Operator, fields: Collection[str], reason: str) -> Operator:
-        """fields: of role, topics, reads_bodies, identities.
+    def update(
+        self, actor: str, wanted: Operator, fields: Collection[str], reason: str, *, end_tokens: bool
+    ) -> Operator:
+        """end_tokens: refuse the tokens from now on.  fields: of role, topics, reads_bodies, identities.
 
         Raises OperatorUnknown, NameTaken: an identity is another operator's, InvalidField: it is the last administrator.
         """

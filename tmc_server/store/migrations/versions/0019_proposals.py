@@ -1,4 +1,4 @@
-"""Calls that wait for a second operator; what identifies operators beside tokens; which programs the tables serve."""
+"""Calls that wait for a second operator; what identifies operators besides tokens; which programs the tables serve."""
 
 import sqlalchemy as sa
 from alembic import context, op
