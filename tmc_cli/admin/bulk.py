@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from tmc_cli import say
-from tmc_cli.admin.calling import Reason, Watch, ask, call, enum_value, show, watched
+from tmc_cli.admin.calling import Reason, Watch, ask, call, enum_value, for_people, show, watched
+from tmc_cli.admin.text import bar
 from tmc_common.protocol import admin_pb2, types_pb2
 from tmc_server.printable import escaped
 
@@ -75,9 +76,21 @@ def bulk(
 
 
 def get_bulk(context: typer.Context, job: int, watch: Watch = 0) -> None:
-    """Show a bulk job and how far it has come."""
+    """Show a bulk job and how far it has come; with --watch on a terminal, as a bar until it has ended."""
     request = admin_pb2.GetBulkJobRequest(job=job)
-    watched(watch, lambda: call(context, "GetBulkJob", request, admin_pb2.BulkJob))
+
+    def show_progress() -> bool:
+        found: Any = ask(context, "GetBulkJob", request, admin_pb2.BulkJob)
+        if not (watch and for_people()):
+            show(found)
+            return False
+        state = admin_pb2.BulkState.Name(found.state).removeprefix("BULK_STATE_").lower()
+        outcomes = f"{found.done} done, {found.unchanged} unchanged, {found.refused} refused"
+        typer.echo(escaped(f"Job {found.job}, {state}: {found.selection}"))
+        typer.echo(f"{bar(found.done + found.unchanged + found.refused, found.count)} {outcomes}")
+        return bool(found.finished_ms or found.stopped_ms)
+
+    watched(watch, show_progress)
 
 
 def stop_bulk(context: typer.Context, job: int, reason: Reason) -> None:

@@ -74,13 +74,12 @@ def list_all(context: typer.Context, method: str, request: Any, response_class: 
 
 
 def watched(seconds: float, show_once: Callable[[], object]) -> None:
-    """Show something once, or repeatedly at this interval until Ctrl-C; a terminal is cleared first."""
+    """Show something once, or repeatedly at this interval until it returns True, or Ctrl-C; a terminal is cleared first."""
     try:
         while True:
             if seconds and sys.stdout.isatty():
                 typer.echo("\033[H\033[2J", nl=False)
-            show_once()
-            if not seconds:
+            if show_once() is True or not seconds:
                 return
             sys.stdout.flush()
             time.sleep(seconds)
@@ -110,9 +109,14 @@ def with_json(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def for_people() -> bool:
+    """Is standard output a terminal, and JSON not asked for?"""
+    return sys.stdout.isatty() and not _WANTS_JSON.get()
+
+
 def show(answer: Message) -> None:
     """Print a listing as a table on a terminal, everything else as JSON."""
-    lines = listing(answer) if sys.stdout.isatty() and not _WANTS_JSON.get() else None
+    lines = listing(answer) if for_people() else None
     if lines is not None:
         for line in lines:
             typer.echo(escaped(line))

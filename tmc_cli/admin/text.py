@@ -34,6 +34,12 @@ def duration_ms(text: str) -> int:
     return int(match[1]) * _UNITS_MS[match[2]]
 
 
+def bar(done: int, total: int, width: int = 30) -> str:
+    """How far something has come."""
+    filled = width * min(done, total) // total if total else width
+    return f"[{'#' * filled}{'-' * (width - filled)}] {done}/{total}"
+
+
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines with aligned columns."""
     widths = [max(len(cell) for cell in column) for column in zip(titles, *rows, strict=True)]

@@ -103,6 +103,24 @@ def test_one_command_shows_what_is_stuck(center: RunningCenter) -> None:
     assert [each["key"] for each in found["undecided"]["messages"]] == ["open"]
 
 
+def test_a_bulk_job_is_watched_as_a_bar_until_it_ends(center: RunningCenter) -> None:
+    matched = json.loads(center.run_admin("bulk", "reactivate", "--topic", "order.paid").stdout)
+    start = [
+        "--dry-run",
+        matched["dry_run"],
+        "--count",
+        matched["count"],
+        "--hold-ms",
+        "0",
+        "--reason",
+        "stock is back",
+    ]
+    job = json.loads(center.run_admin("bulk", "reactivate", "--topic", "order.paid", *start).stdout)["job"]
+    shown = _on_a_terminal(center, "get-bulk", job, "--watch", "0.2")
+    assert f"Job {job}, finished: FAILED deliveries of order.paid" in shown
+    assert f"[{'#' * 30}] 1/1 1 done, 0 unchanged, 0 refused" in shown
+
+
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
