@@ -102,7 +102,7 @@ def begin(
     """A span that is not made current. Call only if `is_on`.  lasted_s: how long ago it began.  None: it cannot be made."""
     from opentelemetry import trace
 
-    try:
+    with _shield():
         linked = [trace.get_current_span(_extracted(each)).get_span_context() for each in links]
         return trace.get_tracer(_TRACER).start_span(
             name,
@@ -112,9 +112,7 @@ def begin(
             links=[trace.Link(each) for each in linked if each.is_valid],
             start_time=time.time_ns() - round(lasted_s * 1e9),
         )
-    except Exception as exc:  # noqa: BLE001 - whatever a program has plugged in: messages go on without a span
-        _left_out(exc)
-        return None
+    return None
 
 
 def headers_of(span: Any) -> dict[str, str]:
@@ -136,35 +134,29 @@ def end(span: Any, error: str = "") -> None:
         return
     from opentelemetry.trace import Status, StatusCode
 
-    try:
+    with _shield():
         if error:
             span.set_status(Status(StatusCode.ERROR, error))
         span.end()
-    except Exception as exc:  # noqa: BLE001 - as above
-        _left_out(exc)
 
 
 def _injected(context: Any) -> dict[str, str]:
     found: dict[str, str] = {}
-    try:
+    with _shield():  # loading the configured propagators may fail, too
         from opentelemetry import propagate
 
         propagate.inject(found, context)
-    except Exception as exc:  # noqa: BLE001 - also while the configured propagators are loaded
-        _left_out(exc)
     return found
 
 
 def _extracted(headers: Mapping[str, str]) -> Any:
     from opentelemetry import context
 
-    try:
+    with _shield():
         from opentelemetry import propagate
 
         return propagate.extract(_AnyCase({name.lower(): text for name, text in headers.items()}), context.Context())
-    except Exception as exc:  # noqa: BLE001 - as above
-        _left_out(exc)
-        return context.Context()
+    return context.Context()
 
 
 class _AnyCase(dict[str, str]):
@@ -174,12 +166,16 @@ class _AnyCase(dict[str, str]):
         return super().get(key.lower(), default)
 
 
-def _left_out(exc: Exception) -> None:
-    """A fault of telemetry is no fault of a message."""
+@contextmanager
+def _shield() -> Iterator[None]:
+    """A fault of telemetry, whatever a program has plugged in, costs spans and no messages; the log says so once."""
     global _is_said
-    if not _is_said:
-        _is_said = True
-        log.warning("tracing_failed", "OpenTelemetry failed, and spans are missing: %r", exc)
+    try:
+        yield
+    except Exception:
+        if not _is_said:
+            _is_said = True
+            log.exception("tracing_failed", "OpenTelemetry failed, and spans are missing")
 
 
 def messaging(

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import grpc
 import typer
@@ -104,7 +104,7 @@ def with_json(command: Callable[..., None]) -> Callable[..., None]:
         return run
     option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
     parameters = [*signature.parameters.values(), option]
-    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    cast("Any", run).__signature__ = signature.replace(parameters=parameters)
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
 

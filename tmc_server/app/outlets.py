@@ -161,7 +161,7 @@ class Outlets:
         if self.queues is not None:
             try:
                 self.queues.run_once()
-            except Exception as exc:  # noqa: BLE001 - the broker may come later; the duty goes on trying
+            except Exception as exc:  # noqa: BLE001 - the broker may come later; the duty tries again
                 log.warning("queues_delayed", "queues are declared later: %r", exc)
             self._rabbit.start()
         for forwarder in self._forwarders.values():

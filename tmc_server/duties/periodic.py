@@ -75,7 +75,7 @@ class Periodic:
                 self._on_stuck()
             if self.failures_in_a_row == 1:
                 log.warning(
-                    "duty_failing", "%s fails and goes on trying: %s", self.name, exc, exc_info=None if known else exc
+                    "duty_failing", "%s fails, and tries again: %s", self.name, exc, exc_info=None if known else exc
                 )
             return False
         if self.failures_in_a_row:

@@ -129,19 +129,24 @@ def test_a_message_is_one_trace_from_prepare_to_ack_hours_later(manual: ManualCe
     assert _attributes(ack)["messaging.message.id"] == listening.seen[0][0].id
 
 
-def test_the_span_of_the_program_is_the_parent(manual: ManualCenter, spans: Spans) -> None:
-    orders, listening = manual.connect("orders"), Listening(manual.connect("coupons"))
-    manual.consume(listening.consumer)
+def _prepared_twice(orders: tmc.Center) -> tuple[tmc.Prepared, trace.SpanContext]:
+    """In a span, and the same attempt again from another one. Returns: the message, and the first span."""
     attempt = tmc.new_attempt_id()
     tracer = trace.get_tracer("test")
     with tracer.start_as_current_span("order") as order:
         prepared = orders.prepare(TOPIC, b"x", key="1", attempt_id=attempt)
     with tracer.start_as_current_span("a repeat from elsewhere"):
         assert orders.prepare(TOPIC, b"x", key="1", attempt_id=attempt).message_id == prepared.message_id
-    with tracer.start_as_current_span("later") as later:
+    return prepared, order.get_span_context()
+
+
+def test_the_span_of_the_program_is_the_parent(manual: ManualCenter, spans: Spans) -> None:
+    orders, listening = manual.connect("orders"), Listening(manual.connect("coupons"))
+    manual.consume(listening.consumer)
+    prepared, wanted = _prepared_twice(orders)
+    with trace.get_tracer("test").start_as_current_span("later") as later:
         orders.submit(prepared)
     manual.settle()
-    wanted = order.get_span_context()
     ((message, seen, _),) = listening.seen
     assert seen == wanted.trace_id
     assert message.headers["traceparent"].split("-")[1] == f"{wanted.trace_id:032x}"
@@ -213,17 +218,12 @@ def x_ray() -> Iterator[None]:
 def test_configured_propagators_are_kept_whatever_the_case_of_their_names(manual: ManualCenter, spans: Spans) -> None:
     orders, listening = manual.connect("orders"), Listening(manual.connect("coupons"))
     manual.consume(listening.consumer)
-    attempt = tmc.new_attempt_id()
-    tracer = trace.get_tracer("test")
-    with tracer.start_as_current_span("order") as order:
-        prepared = orders.prepare(TOPIC, b"x", key="1", attempt_id=attempt)
-    with tracer.start_as_current_span("a repeat from elsewhere"):
-        assert orders.prepare(TOPIC, b"x", key="1", attempt_id=attempt).message_id == prepared.message_id
+    prepared, wanted = _prepared_twice(orders)
     orders.submit(prepared)
     manual.settle()
     ((message, seen, _),) = listening.seen
     assert set(message.headers) == {"X-Amzn-Trace-Id"}
-    assert seen == order.get_span_context().trace_id == trace_of(spans.only("submit"))
+    assert seen == wanted.trace_id == trace_of(spans.only("submit"))
     server = spans.only("tmc.v1.MessageService/SubmitMany", lambda span: span.kind is SpanKind.SERVER)
     assert trace_of(server) == seen
 

@@ -136,7 +136,7 @@ class TestPeriodic:
             duty.stop()
         texts = [record.getMessage() for record in caplog.records]
         assert [text.split(":")[0] for text in texts] == [
-            "testing fails and goes on trying",
+            "testing fails, and tries again",
             "testing works again after 2 failures",
         ]
 
