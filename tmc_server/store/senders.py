@@ -8,12 +8,15 @@ room from another.
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import sqlalchemy as sa
 
 from tmc_server.domain.catalog import App
+from tmc_server.errors import Retryable
 from tmc_server.store.engines import Database, repeated
 from tmc_server.store.tables import sender
 
@@ -31,23 +34,41 @@ class SqlSeenSenders:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._lock = threading.Lock()  # calls note places while the duty writes others down
         self._waiting: dict[int, dict[tuple[str, str], None]] = {}  # by app; places in the order they were seen in
 
     def saw(self, app: App, tag: str, address: str) -> None:
         if len(tag) > _LONGEST_TAG or len(address) > _LONGEST_ADDRESS:
             return
-        if app.number not in self._waiting and len(self._waiting) >= _MOST_APPS:
-            return
-        places = self._waiting.setdefault(app.number, {})
-        if len(places) < MOST_WAITING:
-            places[tag, address] = None
+        with self._lock:
+            if app.number not in self._waiting and len(self._waiting) >= _MOST_APPS:
+                return
+            places = self._waiting.setdefault(app.number, {})
+            if len(places) < MOST_WAITING:
+                places[tag, address] = None
 
     def run_once(self) -> bool:
-        """Store the places seen since the last run, delete those not seen for an hour. Once a second."""
-        waiting, self._waiting = self._waiting, {}
-        for app, places in sorted(waiting.items()):
-            repeated(lambda app=app, places=list(places): self._write(app, places))  # type: ignore[misc]
+        """Store the places seen since the last run, delete those not seen for an hour. Once a second.
+
+        What could not be written waits for the next run: services that send nothing say only every ten minutes
+        where they are.
+        """
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        while waiting:
+            app, places = waiting.popitem()
+            try:
+                repeated(lambda app=app, places=list(places): self._write(app, places))  # type: ignore[misc]
+            except Retryable:
+                self._put_back({**waiting, app: places})
+                raise
         return False
+
+    def _put_back(self, waiting: dict[int, dict[tuple[str, str], None]]) -> None:
+        with self._lock:
+            for app, places in waiting.items():
+                both = places | self._waiting.get(app, {})
+                self._waiting[app] = dict.fromkeys(itertools.islice(both, MOST_WAITING))
 
     def _write(self, app: int, places: Sequence[tuple[str, str]]) -> None:
         """One transaction per app: a flood of one is no burden of another."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import requests
@@ -24,8 +26,8 @@ from tmc_server.discovery.consul import ConsulInstances
 from tmc_server.discovery.static import RecordedInstances, StaticInstances
 from tmc_server.domain.catalog import App
 from tmc_server.domain.ports.checks import Instances
-from tmc_server.errors import DiscoveryUnavailable
-from tmc_server.store.senders import MOST_ADDRESSES, MOST_TAGS, SEEN_FOR_MS, SqlSeenSenders
+from tmc_server.errors import DiscoveryUnavailable, StoreUnavailable
+from tmc_server.store.senders import MOST_ADDRESSES, MOST_TAGS, MOST_WAITING, SEEN_FOR_MS, SqlSeenSenders
 
 ORDERS = App(
     number=1, id="orders", service_name="order-service", biz_id="orders", alert_email="", alert_phone="", key_hashes=()
@@ -221,6 +223,33 @@ def test_an_address_that_the_table_cannot_hold_spoils_no_other(store: StoreUnder
     senders.saw(ORDERS, "prod", "10.0.0.1:80")
     senders.run_once()
     assert senders.seen_at(ORDERS.number, "prod") == ["10.0.0.1:80"]
+
+
+def test_addresses_wait_for_a_database_that_does_not_answer(
+    store: StoreUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are known after its return, within the bound of one second's places."""
+    senders = SqlSeenSenders(store.database)
+    mail = App(number=2, id="mail", service_name="mail", biz_id="mail", alert_email="", alert_phone="", key_hashes=())
+    senders.saw(ORDERS, "prod", "10.0.0.1:80")
+    senders.saw(mail, "prod", "10.0.0.2:80")
+    numbers = itertools.count()
+
+    def unavailable() -> NoReturn:
+        for number in itertools.islice(numbers, MOST_WAITING):
+            senders.saw(ORDERS, f"env-{number % MOST_WAITING}", f"10.1.0.{number}:80")
+        raise StoreUnavailable
+
+    with monkeypatch.context() as away:
+        away.setattr(store.database, "transaction", unavailable)
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable):
+                senders.run_once()
+    senders.run_once()
+    assert senders.seen_at(ORDERS.number, "prod") == ["10.0.0.1:80"]
+    assert senders.seen_at(mail.number, "prod") == ["10.0.0.2:80"]
+    with store.database.reading() as connection:
+        assert len(connection.exec_driver_sql("SELECT address FROM tmc_sender").fetchall()) <= MOST_WAITING + 1
 
 
 def test_consul_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
