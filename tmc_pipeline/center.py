@@ -6,9 +6,9 @@ itself. Two rows may show different moments; jobs use only what has been final f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import Any
 
@@ -22,11 +22,15 @@ from tmc_pipeline.frames import ATTEMPT, ATTEMPTS, CONSUMPTION, CONSUMPTIONS, ME
 from tmc_pipeline.session import SLICE, rows_at_a_time
 from tmc_pipeline.settings import BODY_BYTES
 from tmc_server.config import StoreConfig
+from tmc_server.domain.ids import first_number
 from tmc_server.domain.placement import SHARDS
 
 SCHEMA = "0011"  # the revision whose columns are read here; newer ones only add
 
 _SAMPLES = 50  # sampled rows per slice: its size is then accurate to about a seventh
+
+_LISTED = 1_000  # numbers of one query
+_NO_END = (1 << 63) - 1
 
 # JSON with names of one letter: half as long to make, send and parse.
 _BRIEF = StructType([StructField("c", ArrayType(brief(CONSUMPTION))), StructField("a", ArrayType(brief(ATTEMPT)))])
@@ -58,21 +62,47 @@ class Names:
     lives: Mapping[int, Life]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Among:
+    """Which messages are read: those prepared in [from_ms, to_ms), and those in `numbers` (by shard), whatever their age.
+
+    Numbers begin with the time, so both are ranges of the primary key: nothing else is looked at.
+    """
+
+    from_ms: int = 0
+    to_ms: int | None = None
+    numbers: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The range of numbers, the end excluded."""
+        return first_number(self.from_ms), _NO_END if self.to_ms is None else first_number(self.to_ms)
+
+    def beyond(self, shard: int) -> list[int]:
+        """Numbers of that shard outside the range."""
+        low, high = self.bounds
+        return sorted({each for each in self.numbers.get(shard, ()) if not low <= each < high})
+
+
+EVERYTHING = Among()
+
+
 @dataclass(frozen=True)
 class Span:
-    """Size of a shard. sample: some of its message numbers, chosen at random, sorted; empty: one task reads all."""
+    """Rows of a range. sample: some of its message numbers, chosen at random, sorted; empty: one task reads all."""
 
     rows: int
     sample: Sequence[int] = ()
 
-    def slices(self, size: int) -> list[tuple[int, int]]:
-        """Ranges (from, before) of about `size` rows that cover every number, also those that are added meanwhile.
+    def slices(self, size: int, bounds: tuple[int, int]) -> list[tuple[int, int]]:
+        """Ranges (from, before) of about `size` rows that cover the range, also what is added meanwhile.
 
         Numbers encode times, and traffic comes in bursts: with equal ranges, one of them would get most of the work.
         """
         count = -(-self.rows // size)
         edges = sorted({self.sample[len(self.sample) * n // count] for n in range(1, count)}) if self.sample else []
-        return list(zip([0, *edges], [*edges, (1 << 63) - 1], strict=True))
+        low, high = bounds
+        return list(zip([low, *edges], [*edges, high], strict=True))
 
 
 class CenterTables:
@@ -148,53 +178,78 @@ class CenterTables:
             },
         )
 
+    def worked_off(self) -> Callable[[int, str], bool]:
+        """Whether the retention duty has worked off the list of an archive run in a shard: a function of shard and run."""
+        query = "(SELECT shard, run, position FROM tmc_retention) q"
+        rows = [
+            row
+            for place in self._databases.each
+            for row in self._rows(place, query, "shard INT, run STRING, position BIGINT")
+        ]
+        at = {int(row.shard): (str(row.run), int(row.position)) for row in rows}
+
+        def is_done(shard: int, run: str) -> bool:
+            reached, position = at.get(shard, ("", 0))
+            return reached > run or (reached == run and position < 0)
+
+        return is_done
+
     def horizon_ms(self) -> int:
         """Messages closed earlier may have been removed by the retention duty."""
         query = "(SELECT MAX(horizon_ms) AS horizon FROM tmc_retention) q"
         rows = [row for place in self._databases.each for row in self._rows(place, query, "horizon BIGINT")]
         return max((int(row.horizon) for row in rows if row.horizon is not None), default=0)
 
-    def messages(self, changed_since_ms: int = 0, decided_before_ms: int | None = None, body: bool = True) -> DataFrame:
+    def messages(self, among: Among = EVERYTHING, changed_since_ms: int = 0, body: bool = True) -> DataFrame:
         """One row per message: MESSAGE of frames.py. No order.
 
-        changed_since_ms: omit messages decided and closed earlier.  decided_before_ms: only messages decided earlier.
-        body: False gives null bodies, which are then not read.
+        changed_since_ms: omit messages decided and closed earlier.  body: False gives null bodies, which are then not read.
         """
-        spans = self._spans()
+        spans = self._spans(among)
         fetch = self._fetch_bodies if body else self._fetch
 
         def opened(shard: int) -> DataFrame:
             place = self._databases.shards[shard]
             return self._spark.read.jdbc(
                 place.url,
-                _messages_of(place, shard, changed_since_ms, decided_before_ms, body),
-                predicates=[f"id >= {low} AND id < {high}" for low, high in spans[shard].slices(self._slice)],
+                messages_of(place, shard, changed_since_ms, body),
+                predicates=self._predicates(among, shard, spans[shard]),
                 properties=place.options(fetch) | {"customSchema": _READ},
             )
 
+        wanted = [shard for shard in range(SHARDS) if spans[shard].rows or among.beyond(shard)]
         with ThreadPoolExecutor(
             self._opening
         ) as pool:  # each asks its database for the columns before anything is read
-            parts = list(pool.map(opened, (shard for shard in range(SHARDS) if spans[shard].rows)))
+            parts = list(pool.map(opened, wanted))
         return _parsed(reduce(DataFrame.unionByName, parts)) if parts else self._spark.createDataFrame([], MESSAGE)
 
-    def _spans(self) -> dict[int, Span]:
+    def _predicates(self, among: Among, shard: int, span: Span) -> list[str]:
+        """One per task; no row matches two."""
+        beyond = among.beyond(shard)
+        slices = span.slices(self._slice, among.bounds) if span.rows else []
+        lists = [beyond[start : start + _LISTED] for start in range(0, len(beyond), _LISTED)]
+        return [f"id >= {low} AND id < {high}" for low, high in slices] + [
+            f"id IN ({', '.join(map(str, each))})" for each in lists
+        ]
+
+    def _spans(self, among: Among) -> dict[int, Span]:
         """Of every shard, with one query per database, and one more for each shard that several tasks read."""
         found: dict[int, Span] = {}
         for place in self._databases.each:
             mine = [shard for shard, holder in enumerate(self._databases.shards) if holder == place]
-            parts = [f"SELECT {shard} AS shard, COUNT(*) AS found FROM tmc_message_{shard:02d}" for shard in mine]
+            parts = [f"SELECT {shard} AS shard, COUNT(*) AS found FROM {in_range(shard, among)}" for shard in mine]
             if parts:
                 rows = self._rows(place, f"({' UNION ALL '.join(parts)}) q", "shard INT, found BIGINT")
-                found |= {row.shard: Span(row.found, self._sample(place, row.shard, row.found)) for row in rows}
+                found |= {row.shard: Span(row.found, self._sample(place, row.shard, row.found, among)) for row in rows}
         return found
 
-    def _sample(self, place: Database, shard: int, rows: int) -> Sequence[int]:
+    def _sample(self, place: Database, shard: int, rows: int, among: Among) -> Sequence[int]:
         """Message numbers at which to cut. The database reads an index for them, as it does to count."""
         if rows <= self._slice:
             return ()
         chance = place.chance(min(1.0, _SAMPLES / self._slice))
-        chosen = self._rows(place, f"(SELECT id FROM tmc_message_{shard:02d} WHERE {chance}) q", "id BIGINT")
+        chosen = self._rows(place, f"(SELECT id FROM {in_range(shard, among)} AND {chance}) q", "id BIGINT")
         return sorted(int(row.id) for row in chosen)
 
     def _rows(self, place: Database, query: str, schema: str) -> Sequence[Any]:
@@ -227,7 +282,13 @@ def databases_of(store: StoreConfig) -> StoreDatabases:
     return StoreDatabases(catalog, shards)
 
 
-def _messages_of(place: Database, shard: int, since_ms: int, before_ms: int | None, body: bool) -> str:
+def in_range(shard: int, among: Among) -> str:
+    """Table and condition of a query over the range, without its listed numbers."""
+    low, high = among.bounds
+    return f"tmc_message_{shard:02d} WHERE id >= {low} AND id < {high}"
+
+
+def messages_of(place: Database, shard: int, since_ms: int, body: bool) -> str:
     """A query of one shard; Spark adds the range of ids, and the database carries it into the primary key."""
     consumption, attempt = f"tmc_consumption_{shard:02d}", f"tmc_attempt_{shard:02d}"
     wanted = [f"m.{name}" if body or name != "body" else "NULL AS body" for name in names(STORED)]
@@ -235,8 +296,6 @@ def _messages_of(place: Database, shard: int, since_ms: int, before_ms: int | No
     attempts = place.rows_as_json(attempt, "a", "a.message_id = m.id", named(ATTEMPT))
     belongings = place.json_object(c=consumptions, a=attempts)
     conditions = ["1 = 1"]
-    if before_ms is not None:
-        conditions.append(f"m.decided_ms < {int(before_ms)}")
     if since_ms > 0:
         later = f"(l.closed_ms IS NULL OR l.closed_ms >= {int(since_ms)})"
         late = f"EXISTS (SELECT 1 FROM {consumption} l WHERE l.message_id = m.id AND {later})"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tmc_pipeline.archive.contents import Archive
+    from tmc_pipeline.archive.rewriting import Rewriting
     from tmc_pipeline.center import CenterTables
 
 app = typer.Typer(
@@ -70,6 +71,13 @@ class Job:
                 "No archive is configured: set [archive] path to a folder or URL that every worker reaches."
             )
         return Archive(self.spark, self.settings.archive.path)
+
+    @property
+    def rewriting(self) -> Rewriting:
+        """Raises CannotRun: no archive is configured."""
+        from tmc_pipeline.archive.rewriting import Rewriting
+
+        return Rewriting(self.spark, self.center, self.archive)
 
 
 @contextmanager
@@ -157,7 +165,9 @@ def _families(settings: Settings) -> set[str]:
     }
 
 
-archiving = typer.Typer(invoke_without_command=True, help="Copy closed messages to Parquet, and verify the copies.")
+archiving = typer.Typer(
+    invoke_without_command=True, help="Copy closed messages to Parquet; verify, compact, expire, erase."
+)
 app.add_typer(archiving, name="archive")
 
 
@@ -166,7 +176,7 @@ def archive(
     context: typer.Context,
     config: ConfigFile = "",
     everything: Annotated[
-        bool, typer.Option("--everything", help="look at all closing times, not only recent ones")
+        bool, typer.Option("--everything", help="look at all messages, not only at recent and open ones")
     ] = False,
     master: Master = "",
     profile: Profile = "",
@@ -192,8 +202,8 @@ def archive(
 @archiving.command()
 def verify(
     config: ConfigFile,
-    since: Annotated[str, typer.Option(help="runs that ended at or after this time, UTC: 2026-11-21; empty: all")] = "",
-    until: Annotated[str, typer.Option(help="and before this time")] = "",
+    since: Annotated[str, typer.Option(help="messages closed on this day or later, UTC: 2026-11-21; empty: all")] = "",
+    until: Annotated[str, typer.Option(help="and before this day")] = "",
     master: Master = "",
     profile: Profile = "",
 ) -> None:
@@ -211,6 +221,41 @@ def verify(
         typer.echo(f"{found.runs} runs, {found.folders} folders, {found.messages} messages are as they were archived")
     if found.problems:
         raise typer.Exit(1)
+
+
+@archiving.command()
+def compact(config: ConfigFile, master: Master = "", profile: Profile = "") -> None:
+    """Merge the files of finished days, one per day, topic and archive.file_megabytes, and many manifests into one."""
+    with _job("archive_compact", config, master, profile) as job:
+        done = job.rewriting.compact(job.settings.archive.file_megabytes << 20)
+        typer.echo(f"{done.before} folders became {done.after}, with {done.messages} messages")
+
+
+@archiving.command()
+def expire(config: ConfigFile, master: Master = "", profile: Profile = "") -> None:
+    """Remove days that are older than archive.keep_days or archive.keep_days_of."""
+    with _job("archive_expire", config, master, profile) as job:
+        rules = job.settings.archive
+        if not rules.keep_days and not any(rules.keep_days_of.values()):
+            raise CannotRun("No rule says what expires: set archive.keep_days or archive.keep_days_of.")
+        done = job.rewriting.expire(rules.keep_days, rules.keep_days_of)
+        typer.echo(f"{done.before} folders expired, with {done.messages} messages")
+
+
+@archiving.command()
+def erase(
+    config: ConfigFile,
+    ids: Annotated[list[str], typer.Argument(help="message ids")],
+    reason: Annotated[str, typer.Option(help="kept in the archive, for the record")],
+    master: Master = "",
+    profile: Profile = "",
+) -> None:
+    """Delete key, body, headers and error texts of messages for good; their numbers, times and states stay."""
+    with _job("archive_erase", config, master, profile) as job:
+        from tmc_pipeline.archive.restore import wanted_ids
+
+        done = job.rewriting.erase(wanted_ids(ids), reason)
+        typer.echo(f"erased the content of {done.messages} messages, in {done.before} folders")
 
 
 @app.command()
@@ -253,11 +298,21 @@ def restore(
 @app.command()
 def reconcile(
     config: ConfigFile,
+    since: Annotated[
+        str,
+        typer.Option(
+            help="messages prepared at or after this time, UTC, and what the last run left open; last: where that one "
+            "ended; empty: everything"
+        ),
+    ] = "",
+    until: Annotated[str, typer.Option(help="messages prepared before this time; empty: all")] = "",
     skip_missing: SkipMissing = False,
     master: Master = "",
     profile: Profile = "",
 ) -> None:
     """Compare ledgers, center and inboxes; exit code 1 when they do not agree. Writes details and a summary."""
+    with _refusals("reconcile"):
+        from_ms, to_ms = since if since == "last" else _moment("--since", since), _moment("--until", until)
     with _job("reconcile", config, master, profile) as job:
         from tmc_pipeline.files import HadoopFolder
         from tmc_pipeline.reconcile.job import Reconciliation
@@ -273,7 +328,7 @@ def reconcile(
             folder=HadoopFolder(job.spark, settings.reconcile.path),
             tolerance_ms=round(settings.reconcile.tolerance_minutes * 60_000),
             skip_missing=skip_missing,
-        ).run(settings.producers, settings.consumers)
+        ).run(settings.producers, settings.consumers, from_ms, to_ms)
         for verdict, count in summary.verdicts.items():
             job.figures.set("messages", "messages of the last reconciliation", count, verdict=verdict)
             typer.echo(f"{verdict:18}{count:12}")
@@ -299,7 +354,7 @@ def report(
     master: Master = "",
     profile: Profile = "",
 ) -> None:
-    """Write one HTML page and Parquet tables: volumes, latencies, attempts, failures, what is open, skew."""
+    """Write one HTML page and Parquet tables: volumes, latencies, attempts, failures, what is open, verdicts, skew."""
     with _refusals("report"):
         from_ms, to_ms = _moment("--since", since), _moment("--until", until)
     with _job("report", config, master, profile) as job:
@@ -310,9 +365,11 @@ def report(
         made = Report(
             job.spark,
             job.center,
-            job.archive if settings.archive.path else None,
-            HadoopFolder(job.spark, settings.report.path),
-            skip_missing,
+            archive=job.archive if settings.archive.path else None,
+            folder=HadoopFolder(job.spark, settings.report.path),
+            skip_missing=skip_missing,
+            reconciled=HadoopFolder(job.spark, settings.reconcile.path),
+            console=settings.report.console,
         ).run(from_ms if from_ms is not None else job.center.now_ms() - _WEEK_MS, to_ms)
         job.figures.set("reported_messages", "messages of the last report", made.messages)
         typer.echo(f"{made.path}/report.html")

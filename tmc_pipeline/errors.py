@@ -44,6 +44,11 @@ _TOLD: tuple[tuple[str, type[PipelineError], str], ...] = (
     ),
     (r"Unknown database '([^']+)'", CannotRun, "There is no database {}: check the URL, or run tmc init first."),
     (
+        r"(Class org\.apache\.hadoop\.fs\.\S+ not found|No FileSystem for scheme \S+)",
+        CannotRun,
+        "{}: add the jars of the object store to spark.drivers (for S3, scripts/install-s3 gets them).",
+    ),
+    (
         r"(?:ClassNotFoundException|No suitable driver)[: ]*(\S*)",
         CannotRun,
         "The JDBC driver {} was not found: set spark.drivers, or apt-get install libmariadb-java libxerial-sqlite-jdbc-java.",

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,16 @@ from urllib.parse import urlsplit
 from pyspark.sql import SparkSession
 
 from tmc_pipeline.errors import AnotherRun, JobFailed, translated
+
+_CONDITIONAL = "fs.option.create.conditional.overwrite"  # a capability of object stores, and the option to use it
+_EXISTS = re.compile(r"FileAlreadyExistsException|RemoteFileChangedException|PreconditionFailed|\b412\b")
+_RENAMES = ("file", "hdfs", "viewfs")  # where a rename is one step, and fails if the name exists
+_MOVES_AT_ONCE = 8
+
+
+def configuration_of(spark: SparkSession) -> Any:
+    """Hadoop's configuration in the JVM, with addresses and credentials of object stores."""
+    return spark.sparkContext._jsc.hadoopConfiguration()
 
 
 class HadoopFolder:
@@ -24,8 +38,7 @@ class HadoopFolder:
         self._jvm: Any = spark.sparkContext._jvm
         self._root = root.rstrip("/") or "/"
         with translated():
-            configuration = spark.sparkContext._jsc.hadoopConfiguration()
-            self._files = self._path("").getFileSystem(configuration)
+            self._files = self._path("").getFileSystem(configuration_of(spark))
 
     def path(self, name: str = "") -> str:
         """The path of an entry of this folder, as Spark reads and writes it."""
@@ -55,6 +68,26 @@ class HadoopFolder:
         with translated():
             return bool(self._files.exists(self._path(name)))
 
+    def files(self, name: str = "") -> dict[str, int]:
+        """Every file in a folder and its folders, by its name relative to that folder, with its bytes."""
+        with translated():
+            path = self._path(name)
+            if not self._files.exists(path):
+                return {}
+            start = len(str(self._files.getFileStatus(path).getPath())) + 1
+            found, every = {}, self._files.listFiles(path, True)
+            while every.hasNext():
+                status = every.next()
+                found[str(status.getPath())[start:]] = int(status.getLen())
+            return found
+
+    def folders(self, pattern: str) -> list[str]:
+        """Names of the folders that match, in order; each * stands for one folder's name."""
+        with translated():
+            start = len(str(self._path("").makeQualified(self._files.getUri(), self._files.getWorkingDirectory()))) + 1
+            found = self._files.globStatus(self._path(pattern)) or ()
+            return sorted(str(each.getPath())[start:] for each in found if each.isDirectory())
+
     def read(self, name: str) -> str:
         with translated():
             stream = self._files.open(self._path(name))
@@ -64,18 +97,71 @@ class HadoopFolder:
                 stream.close()
 
     def write(self, name: str, text: str) -> None:
-        """Write a file atomically. The name must be new."""
-        unfinished = f"_{name.replace('/', '_')}.unfinished"
-        with translated():
-            stream = self._files.create(self._path(unfinished), True)
-            try:
-                stream.write(bytearray(text.encode()))
-            finally:
-                stream.close()
-        self.move(unfinished, name)
+        """Write a file, whole or not at all. The name must be new."""
+        if not self.create(name, text):
+            raise JobFailed(f"{self.path(name)} exists already: was it copied there?")
 
-    def move(self, source: str, target: str) -> None:
-        """Give something its final name, in one step."""
+    def create(self, name: str, text: str) -> bool:
+        """Write a new file, whole or not at all. Returns: False if there is one already, perhaps that of another run.
+
+        Where files can be renamed in one step, it is written under another name first. An object store is asked to
+        refuse an existing name in the request that writes it, so of two runs, only one succeeds.
+        """
+        with translated():
+            path = self._path(name)
+            if self._files.exists(path):
+                return False
+            if self._files.getUri().getScheme() not in _RENAMES:
+                return self._put(path, text)
+            unfinished = f"_{name.replace('/', '_')}.{secrets.token_hex(4)}.unfinished"  # several runs may try
+            self._written(self._files.create(self._path(unfinished), True), text)
+            self._files.mkdirs(path.getParent())
+            return not self._files.exists(path) and bool(self._files.rename(self._path(unfinished), path))
+
+    def _put(self, path: Any, text: str) -> bool:
+        from py4j.protocol import Py4JJavaError
+
+        builder = self._files.createFile(path).overwrite(False)
+        if self._files.hasPathCapability(path, _CONDITIONAL):
+            builder = builder.must(_CONDITIONAL, True)  # others refuse existing names anyway
+        try:
+            self._written(builder.build(), text)
+        except Py4JJavaError as exc:
+            if _EXISTS.search(str(exc)):
+                return False
+            raise
+        return True
+
+    def _written(self, stream: Any, text: str) -> None:
+        """An object store writes the file when it is closed, so a stream that got only a part is left open."""
+        stream.write(bytearray(text.encode()))
+        stream.close()
+
+    def move(self, moves: Mapping[str, str]) -> None:
+        """Give files their final names. moves: source -> target. A repetition finishes what an interrupted call began.
+
+        File by file, because an object store cannot rename a folder in one step.
+        """
+        with translated():
+            for parent in {target.rpartition("/")[0] for target in moves.values()}:
+                self._files.mkdirs(self._path(parent))
+        with ThreadPoolExecutor(_MOVES_AT_ONCE) as pool:
+            list(pool.map(self._move_file, moves, moves.values()))
+
+    def _move_file(self, source: str, target: str) -> None:
+        with translated():
+            path, old = self._path(target), self._path(source)
+            if self._files.exists(path):
+                # An object store copies, then deletes: of an interrupted move both may be left.
+                if self._files.exists(old):
+                    if self._files.getFileStatus(old).getLen() != self._files.getFileStatus(path).getLen():
+                        raise JobFailed(f"{self.path(source)} cannot be moved: {self.path(target)} is another file.")
+                    self._files.delete(old, False)
+            elif not self._files.rename(old, path):
+                raise JobFailed(f"{self.path(source)} cannot be moved to {self.path(target)}: check its permissions.")
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a folder another name; in one step, unless this is an object store. The name must be new."""
         with translated():
             path = self._path(target)
             self._files.mkdirs(path.getParent())
@@ -89,44 +175,50 @@ class HadoopFolder:
         with translated():
             self._files.delete(self._path(name), True)
 
-    @contextmanager
-    def alone(self, who: str) -> Iterator[None]:
-        """Lock this folder against other runs. Raises AnotherRun.
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on a disk of this machine."""
+        with translated():
+            return bool(self._files.getUri().getScheme() == "file")
 
-        On a local disk the lock is released when the process ends, for whatever reason. Elsewhere it is a file that a
-        killed run leaves behind.
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Lock this folder against other runs, if it is on a local disk. Raises AnotherRun.
+
+        The lock is released when the process ends, for whatever reason. Elsewhere there is no lock: of several runs,
+        only one publishes.
         """
-        with translated():
-            local = self._files.getUri().getScheme() == "file"
-        if local:
-            with self._locked(Path(urlsplit(self._root).path)):
-                yield
-            return
-        marker = self._path("_lock")
-        with translated():
-            if self._files.exists(marker):
-                owner, path = self.read("_lock"), self.path("_lock")
-                raise AnotherRun(f"Run {owner} writes to {self._root}: wait for it; if it is gone, delete {path}.")
-            stream = self._files.create(marker, False)
-            stream.write(bytearray(who.encode()))
-            stream.close()
-        try:
+        if not self.is_local:
             yield
-        finally:
-            self.remove("_lock")
+            return
+        with self._locked(Path(urlsplit(self._root).path), "_lock", fcntl.LOCK_EX):
+            yield
 
     @contextmanager
-    def _locked(self, root: Path) -> Iterator[None]:
+    def read_by(self, *, rewriting: bool = False) -> Iterator[None]:
+        """Keep the files that are being read from being replaced, if they are on a local disk. Raises AnotherRun.
+
+        rewriting: this run replaces files: no other may read them meanwhile.
+        """
+        root = Path(urlsplit(self._root).path)
+        if not self.is_local or not root.is_dir() or not os.access(root, os.W_OK):
+            yield
+            return
+        with self._locked(root, "_readers", fcntl.LOCK_EX if rewriting else fcntl.LOCK_SH):
+            yield
+
+    @contextmanager
+    def _locked(self, root: Path, name: str, kind: int) -> Iterator[None]:
         try:
             root.mkdir(parents=True, exist_ok=True)
-            handle = (root / "_lock").open("w")
+            handle = (root / name).open("a")
         except OSError as exc:
             raise JobFailed(
                 f"{root} cannot be written: {exc.strerror}. Choose another path, or fix its permissions."
             ) from exc
         with handle:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, kind | fcntl.LOCK_NB)
             except OSError as exc:
-                raise AnotherRun(f"Another run writes to {root}: wait for it to end, then repeat.") from exc
+                raise AnotherRun(f"Another run uses {root}: wait for it to end, then repeat.") from exc
             yield

@@ -71,12 +71,15 @@ MESSAGE = t.StructType(
     ]
 )
 # As MESSAGE; closed_ms: when the last thing about it was closed. fingerprint: xxhash64 over all columns before it, as they were
-# read from the database. day, topic: what the files are partitioned by.
+# read from the database. erased_ms, erased_reason: null, unless the content was erased. day, topic: what the files are
+# partitioned by.
 ARCHIVED = t.StructType(
     [
         *MESSAGE.fields,
         t.StructField("closed_ms", t.LongType()),
         t.StructField("fingerprint", t.LongType()),
+        t.StructField("erased_ms", t.LongType()),
+        t.StructField("erased_reason", t.StringType()),
         t.StructField("day", t.StringType()),
         t.StructField("topic", t.StringType()),
     ]

@@ -38,7 +38,10 @@ class SparkSettings(Section):
         le=8 << 20,
         description="maximum size of a message body, as the center's limits.body_bytes; it bounds the rows held in memory",
     )
-    drivers: tuple[str, ...] = Field((), description="paths of JDBC driver jars; empty: where Debian puts them")
+    drivers: tuple[str, ...] = Field(
+        (),
+        description="paths of jars, of JDBC drivers and object stores, with * or without; empty: Debian's JDBC drivers",
+    )
     options: Mapping[str, str] = Field({}, description="further Spark settings, spark.* = value")
 
 
@@ -50,11 +53,14 @@ class ArchiveSettings(Section):
         15, ge=1, le=10_080, description="minutes; messages that closed more recently wait for the next run"
     )
     lookback_hours: float = Field(
-        24,
+        1,
         ge=0,
         le=8760,
-        description="how far before the last run to look again, for late commits and clocks that were set back",
+        description="how long before the last run messages were prepared that are looked at again, for late commits",
     )
+    file_megabytes: int = Field(128, ge=1, le=4096, description="compaction: maximum size of a file, about")
+    keep_days: int = Field(0, ge=0, le=36_500, description="expiry: days are kept this long; 0: forever")
+    keep_days_of: Mapping[str, int] = Field({}, description="expiry: topic = days, instead of keep_days")
 
 
 class ReconcileSettings(Section):
@@ -70,6 +76,7 @@ class ReportSettings(Section):
     """[report]"""
 
     path: str = Field("report", description="folder for pages and tables; each run makes a folder in it")
+    console: str = Field("", description="address of the console, for links: https://console.example.com; empty: none")
 
 
 class MetricsSettings(Section):

@@ -280,7 +280,9 @@ class RetentionConfig(Section):
     kind: Literal["none", "archive", "age"] = Field(
         "none", description="which closed messages are removed: none, archived ones, or all that are old enough"
     )
-    archive: str = Field("", description="folder of the archive that `tmc pipeline archive` writes, for kind archive")
+    archive: str = Field(
+        "", description="folder or URL of the archive that `tmc pipeline archive` writes, for kind archive"
+    )
     keep_hours: float = Field(
         168, ge=1, le=87_600, description="closed messages are kept at least this long: the replay window"
     )
@@ -441,7 +443,9 @@ class Config(Section):
         if self.server.workers > 1 and self.delivery.kind == "builtin":
             raise ValueError("built-in delivery is for one process: set server.workers to 1, or delivery.kind rabbitmq")
         if self.retention.kind == "archive" and not self.retention.archive:
-            raise ValueError("retention.kind archive needs [retention] archive, the folder that the pipeline writes")
+            raise ValueError(
+                "retention.kind archive needs [retention] archive, the folder or URL that the pipeline writes to"
+            )
         return self
 
 

@@ -10,7 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.filled import START_MS, FilledCenter
-from tests.support.mariadb import MariaDB
+from tests.support.mariadb import CACHE, MariaDB
+from tmc_pipeline.dialects import JARS
 from tmc_pipeline.session import session
 from tmc_pipeline.settings import SparkSettings
 
@@ -26,6 +27,7 @@ def spark() -> Iterator[SparkSession]:
     settings = SparkSettings(
         master="local[2]",
         profile="fast",
+        drivers=(f"/usr/share/java/{JARS['mysql']}", f"/usr/share/java/{JARS['sqlite']}", f"{CACHE}/s3/*.jar"),
         options={
             "spark.sql.shuffle.partitions": "2",
             "spark.default.parallelism": "2",

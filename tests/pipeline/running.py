@@ -29,16 +29,22 @@ class Jobs:
         self.center = center
         self.settings = Settings.model_validate(center.settings(folder, **more))
         self.tables = CenterTables(spark, databases_of(self.settings.store), FETCH)
-        self.archive = Archive(spark, f"{folder}/archive")
+        self.archive = Archive(spark, self.settings.archive.path)
 
     def run_archive(self, lag_ms: int = 60_000, lookback_ms: int = HOUR_MS, everything: bool = False) -> Manifest:
         tables = CenterTables(self.spark, databases_of(self.settings.store), FETCH)  # names as of now
         return Archiving(self.spark, tables, self.archive, lag_ms, lookback_ms).run(everything)
 
     def archived(self) -> DataFrame:
-        return self.archive.messages(self.archive.manifests())
+        return self.archive.messages(self.archive.chain().partitions)
 
-    def run_reconcile(self, tolerance_ms: int = 60_000) -> Summary:
+    def run_reconcile(
+        self,
+        tolerance_ms: int = 60_000,
+        skip_missing: bool = False,
+        since: str | int | None = None,
+        until_ms: int | None = None,
+    ) -> Summary:
         return Reconciliation(
             spark=self.spark,
             center=self.tables,
@@ -46,7 +52,8 @@ class Jobs:
             ledgers=Ledgers(self.spark, FETCH),
             folder=HadoopFolder(self.spark, self.settings.reconcile.path),
             tolerance_ms=tolerance_ms,
-        ).run(self.settings.producers, self.settings.consumers)
+            skip_missing=skip_missing,
+        ).run(self.settings.producers, self.settings.consumers, since, until_ms)
 
     def details(self, summary: Summary) -> list[Any]:
         return self.spark.read.parquet(f"{summary.path}/details.parquet").collect()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,12 +22,13 @@ from tests.support.mariadb import MariaDB
 from tmc_pipeline.archive import job as archiving
 from tmc_pipeline.archive.restore import Restoring
 from tmc_pipeline.archive.verify import Verifying
-from tmc_pipeline.center import CenterTables, databases_of
+from tmc_pipeline.center import Among, CenterTables, databases_of, in_range, messages_of
 from tmc_pipeline.errors import AnotherRun, ArchiveDamaged, CannotRun, JobFailed
 from tmc_pipeline.files import HadoopFolder
-from tmc_server.archives.local import LocalArchive
+from tmc_server.archives.folder import ArchiveFolder
 from tmc_server.config import StoreConfig
 from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.ids import first_number
 from tmc_server.domain.manifest import Manifest
 from tmc_server.domain.message import MessageState
 from tmc_server.store.engines import Database
@@ -42,11 +43,11 @@ _COLUMNS = (
     " delay_ms, due_ms, created_ms, {decided}, check_target, check_attempt, checked, unreached_ms, check_answer"
 )
 _CONSUMPTIONS = "UPDATE tmc_consumption_{nn} c JOIN tmc_message_{nn} m ON m.id = message_id"
-# A rolled-back twin of the first message.
+# A rolled-back twin of the first message, prepared later.
 _COPY = (
     "INSERT INTO tmc_message_{nn} (id, "
     + _COLUMNS.format(key="message_key", state="state", decided="decided_ms")
-    + ") SELECT id + 1, "
+    + ") SELECT %(id)d, "
     + _COLUMNS.format(key="CONCAT(message_key, 'x')", state="3", decided="%(decided_ms)d")
     + " FROM tmc_message_{nn} WHERE id = (SELECT MIN(id) FROM tmc_message_{nn})"
 )
@@ -54,15 +55,8 @@ _COPY = (
 
 def _folder(jobs: Jobs, folder: Path) -> Path:
     """The files of the topic orders.paid of the only run."""
-    (manifest,) = jobs.archive.manifests()
-    return (
-        folder
-        / "archive"
-        / "messages"
-        / f"run={manifest.run}"
-        / f"day={manifest.partitions[0].day}"
-        / "topic=orders.paid"
-    )
+    (part,) = [each for each in jobs.archive.chain().partitions if each.place.topic == "orders.paid"]
+    return folder / "archive" / part.place.folder
 
 
 def _rewritten(path: Path, spark: SparkSession, change: Callable[[DataFrame], DataFrame]) -> None:
@@ -115,13 +109,24 @@ def _replaced(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def _as_format_1(path: Path) -> None:
-    """As the first version wrote it."""
-    values = json.loads(path.read_text())
-    del values["checksum"]
+def _as_format_1(archive: Path, manifest: Manifest) -> None:
+    """As the first version wrote it: runs before days, and manifests named by their runs."""
+    values = json.loads((archive / manifest.name).read_text())
+    for name in ("checksum", "number", "checkpoint", "retired", "open", "erased", "pending"):
+        del values[name]
     for part in values["partitions"]:
-        del part["digest"], part["files"], part["bytes"]
-    _replaced(path, json.dumps(values | {"format": 1}))
+        del part["digest"], part["files"], part["bytes"], part["run"], part["by_run"]
+    old = archive / "manifests" / f"{manifest.run}.json"
+    old.write_text(json.dumps(values | {"format": 1}))
+    for path in (archive / manifest.name, (archive / manifest.name).with_name(f".{Path(manifest.name).name}.crc")):
+        path.unlink()
+    for part in manifest.partitions:
+        source = archive / part.place.folder
+        target = archive / replace(part.place, by_run=True).folder
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(source, target)
+    for day in (archive / "messages").glob("day=*"):
+        shutil.rmtree(day)
 
 
 def _as_stored(center: FilledCenter) -> list[tuple[Any, ...]]:
@@ -181,7 +186,7 @@ class TestWhatGoesIn:
         assert _as_archived(jobs) == _as_stored(jobs.center)
         assert (manifest.messages, manifest.consumptions) == (32 * 6, 32 * (6 + 2 + 2))
         assert [part.shard for part in manifest.shards] == list(range(32))
-        assert {part.topic for part in manifest.partitions} == {"orders.paid", "orders.shipped", "stock.moved"}
+        assert {part.place.topic for part in manifest.partitions} == {"orders.paid", "orders.shipped", "stock.moved"}
         row = jobs.archived().where("shard = 3 and topic_no = 1").first()
         assert row is not None
         assert sorted((c.subscription_no, c.state, c.attempt) for c in row.consumptions) == [(1, 2, 1), (4, 2, 1)]
@@ -192,9 +197,10 @@ class TestWhatGoesIn:
         first = jobs.run_archive()
         assert jobs.run_archive().messages == 0
         now = jobs.tables.now_ms()
-        jobs.center.change(4, _COPY % {"decided_ms": now - 120_000})
+        jobs.center.change(4, _COPY % {"id": first_number(now - 121_000), "decided_ms": now - 120_000})
         third = jobs.run_archive()
         assert [(part.shard, part.messages) for part in third.shards] == [(4, 1)]
+        assert jobs.run_archive().messages == 0, "it is looked at again, and known"
         assert jobs.archived().count() == first.messages + 1
 
     def test_what_is_open_failed_undecided_or_too_young_stays_out(
@@ -234,7 +240,7 @@ class TestWhatGoesIn:
         assert jobs.run_archive(lag_ms=0, lookback_ms=0).messages == 1
 
     def test_a_clock_that_was_set_back(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
-        """Closed before the last run by its own time, stored after it: inside the look back the next run finds it."""
+        """Closed before the last run by its own time, stored after it: the next run looks at what was open, whatever the time."""
         jobs = Jobs(spark, filled(4), folder)
         now = jobs.tables.now_ms()
         hidden = {"k07-1": now - 30 * 60_000, "k07-2": now - 3 * archiving.HOUR_MS}
@@ -249,15 +255,14 @@ class TestWhatGoesIn:
                 7,
                 f"{_CONSUMPTIONS} SET closed_ms = {at} WHERE message_key = '{key}'",
             )
-        assert [part.messages for part in jobs.run_archive(lookback_ms=archiving.HOUR_MS).shards] == [1]
+        assert [part.messages for part in jobs.run_archive(lookback_ms=archiving.HOUR_MS).shards] == [2]
         assert jobs.run_archive(lookback_ms=archiving.HOUR_MS).messages == 0
-        assert [part.messages for part in jobs.run_archive(everything=True).shards] == [1]
         assert keys(jobs.archived().where("shard = 7").collect()) == ["k07-1", "k07-2", "k07-3", "k07-4"]
 
     def test_json_is_parsed_once(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
         """A filter that Spark moved below the parsing would do it again for every row."""
         jobs = Jobs(spark, filled(2), folder)
-        chosen = archiving.closed(jobs.tables.messages(), 0, START_MS)
+        chosen = archiving.dated(jobs.tables.messages().withColumn("topic", f.lit("t")), START_MS, START_MS)
         plan = chosen._jdf.queryExecution().optimizedPlan().toString()
         assert plan.count("from_json(") == 4, "once for each shard that has rows"
 
@@ -276,6 +281,42 @@ class TestWhatGoesIn:
         (plan,) = center.rows("EXPLAIN SELECT id FROM tmc_message_{nn} WHERE RAND() < 0.2", [7])
         assert "Using index" in plan.Extra, "no bodies are read to find where to cut"
 
+    def test_a_run_does_not_scan_the_tables(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
+        """Whatever is in them: it finds what is new, and what was open, by primary key."""
+        center = filled(20_000, [7])
+        now = Jobs(spark, center, folder).tables.now_ms()
+        low, high = Among(from_ms=now - 3 * archiving.HOUR_MS).bounds
+        query = messages_of(databases_of(StoreConfig.model_validate(center.store)).shards[7], 7, 0, body=True)
+        for condition in (f"id >= {low} AND id < {high}", "id IN (5, 6, 7)"):
+            plan = center.rows(f"EXPLAIN SELECT * FROM {query} WHERE {condition}".replace("{", "{{"), [7])
+            of_messages = [row for row in plan if row.table == "m"]
+            assert [(row.type, row.key) for row in of_messages] == [("range", "PRIMARY")], plan
+            assert {row.type for row in plan if row.table == "c"} == {"ref"}
+            assert sum(int(row.rows) for row in of_messages) <= 3
+        (plan,) = center.rows(f"EXPLAIN SELECT COUNT(*) FROM {in_range(7, Among(from_ms=now))}", [7])
+        assert (plan.type, plan.key) == ("range", "PRIMARY")
+
+    def test_an_hourly_run_reads_what_is_new_and_what_was_open(
+        self, spark: SparkSession, filled: Fill, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        jobs = Jobs(spark, filled(200), folder)
+        jobs.center.change(7, "UPDATE tmc_message_{nn} SET state = 4, decided_ms = NULL WHERE message_key = 'k07-9'")
+        jobs.run_archive()
+        asked: list[Among] = []
+        messages = CenterTables.messages
+
+        def noting(self: CenterTables, among: Among, *rest: Any) -> DataFrame:
+            asked.append(among)
+            return messages(self, among, *rest)
+
+        monkeypatch.setattr(CenterTables, "messages", noting)
+        manifest = jobs.run_archive()
+        assert (manifest.messages, manifest.open and dict(manifest.open.counts)) == (0, {7: 1})
+        (among,) = asked
+        assert {shard: len(numbers) for shard, numbers in among.numbers.items()} == {7: 1}
+        assert jobs.tables.now_ms() - among.from_ms < 2 * archiving.HOUR_MS
+        assert messages(jobs.tables, among).count() == 1
+
     def test_names_grow_whatever_the_clock_says(
         self, spark: SparkSession, filled: Fill, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -287,7 +328,7 @@ class TestWhatGoesIn:
             monkeypatch.setattr(CenterTables, "now_ms", lambda _tables, at=at: at)
             names.append(jobs.run_archive().run)
         assert names == sorted(names)
-        assert [run.run for run in LocalArchive(folder / "archive").runs()] == names
+        assert [run.run for run in ArchiveFolder(f"{folder}/archive").removals()] == names[:1]
 
     def test_days_are_those_of_closing_in_utc(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
         midnight = START_MS - START_MS % DAY_MS + DAY_MS
@@ -311,7 +352,7 @@ class TestWhatGoesIn:
         jobs = Jobs(spark, filled(3), folder)
         with jobs.center.sql() as run:
             run.exec_driver_sql("DELETE FROM tmc_topic WHERE topic_no = 2")
-        assert {part.topic for part in jobs.run_archive().partitions} == {"orders.paid", "topic-2", "stock.moved"}
+        assert {part.place.topic for part in jobs.run_archive().partitions} == {"orders.paid", "topic-2", "stock.moved"}
 
     def test_text_that_json_has_to_escape_comes_through(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
         jobs = Jobs(spark, filled(3), folder)
@@ -377,8 +418,8 @@ class TestRetention:
         jobs.center.change(
             7, "UPDATE tmc_consumption_{nn} SET state = 1 WHERE message_id = (SELECT MIN(id) FROM tmc_message_{nn})"
         )
-        lists = LocalArchive(folder / "archive")
-        assert [run.run for run in lists.runs()] == [manifest.run]
+        lists = ArchiveFolder(f"{folder}/archive")
+        assert [run.run for run in lists.removals()] == [manifest.run]
         for url, shards in zip(jobs.center.urls, (range(16), range(16, 32)), strict=True):
             database = Database(url)
             work = ClosedMessages(database, ShardLeases(database, list(shards), lambda: 1, lambda: [1], 1 << 40))
@@ -406,12 +447,12 @@ class TestDamage:
     ) -> None:
         """A backup or a mount that lacks `manifests`, of messages that the center has removed since."""
         jobs = Jobs(spark, filled(0), folder)
-        run = published.archive.manifests()[0].run
+        run = published.archive.chain().manifests[0].run
         for path in folder.glob(f"archive/{gone}"):
             shutil.move(path, folder / path.name)
         before = sorted(path for path in (folder / "archive").rglob("*") if path.is_file())
         with pytest.raises(
-            ArchiveDamaged, match=rf"run={run} belongs to a run without a manifest .* bring back .*{run}\.json"
+            ArchiveDamaged, match=rf"{run} belongs to a run without a manifest .* bring back the folder manifests"
         ):
             jobs.run_archive()
         assert sorted(path for path in (folder / "archive").rglob("*") if path.is_file()) == before
@@ -421,27 +462,26 @@ class TestDamage:
         assert jobs.archived().count() == 12
         assert jobs.run_archive().messages == 0
 
-    @pytest.mark.parametrize("moved", [0, 1, 2])
+    @pytest.mark.parametrize("moved", [0, 1, 5, 99])
     def test_a_run_killed_while_it_published_is_finished_by_the_next_one(
         self, unarchived: Jobs, folder: Path, monkeypatch: pytest.MonkeyPatch, moved: int
     ) -> None:
-        """After the intent, with so many of its two folders moved."""
-        move, moves = HadoopFolder.move, iter(range(9))
+        """After the intent, with so many of its files moved."""
+        move = HadoopFolder.move
 
-        def dying(self: HadoopFolder, source: str, target: str) -> None:
-            if source.startswith(("_staging", "intents")) and next(moves) == moved:
-                raise OSError("the power failed")
-            move(self, source, target)
+        def dying(self: HadoopFolder, moves: Mapping[str, str]) -> None:
+            move(self, dict(list(moves.items())[:moved]))
+            raise OSError("the power failed")
 
         monkeypatch.setattr(HadoopFolder, "move", dying)
         with pytest.raises(OSError, match="power"):
             unarchived.run_archive()
         monkeypatch.setattr(HadoopFolder, "move", move)
-        assert unarchived.archive.manifests() == []
+        assert unarchived.archive.chain().manifests == ()
         (kept,) = (folder / "archive" / "intents").glob("*.json")
         assert unarchived.run_archive().messages == 0
-        assert [manifest.messages for manifest in unarchived.archive.manifests()] == [12, 0]
-        assert kept.stem == unarchived.archive.manifests()[0].run
+        assert [manifest.messages for manifest in unarchived.archive.chain().manifests] == [12, 0]
+        assert kept.stem == unarchived.archive.chain().manifests[0].run
         assert _as_archived(unarchived) == _as_stored(unarchived.center)
         assert not list((folder / "archive" / "intents").glob("*.json"))
 
@@ -449,25 +489,24 @@ class TestDamage:
         """It would hide all that closes until then: no messages and exit code 0, for a year."""
         now = unarchived.tables.now_ms()
         made = Manifest(
+            number=1,
             run="20260101T000000-abc",
             since_ms=0,
             before_ms=now + 365 * DAY_MS,
             written_ms=now,
-            shards=(),
-            partitions=(),
             names={},
         )
-        path = folder / "archive" / "manifests" / f"{made.run}.json"
+        path = folder / "archive" / made.name
         path.parent.mkdir(parents=True)
         path.write_text(made.to_json())
-        with pytest.raises(ArchiveDamaged, match=rf"{made.run}\.json says .* which is in the future"):
+        with pytest.raises(ArchiveDamaged, match=r"00000001\.json says .* which is in the future"):
             unarchived.run_archive()
         assert len(list(path.parent.iterdir())) == 1
 
     def test_one_run_at_a_time(self, unarchived: Jobs, folder: Path) -> None:
-        with unarchived.archive.folder.alone("another"), pytest.raises(AnotherRun, match="Another run writes to"):
+        with unarchived.archive.folder.alone(), pytest.raises(AnotherRun, match="Another run uses"):
             unarchived.run_archive()
-        assert unarchived.archive.manifests() == []
+        assert unarchived.archive.chain().manifests == ()
         assert unarchived.run_archive().messages == 12
 
     def test_files_that_differ_from_what_was_read_are_not_published(
@@ -483,16 +522,16 @@ class TestDamage:
         monkeypatch.setattr(archiving.Archiving, "_write", losing_a_file)
         with pytest.raises(JobFailed, match="differ from what was written"):
             unarchived.run_archive()
-        assert unarchived.archive.manifests() == []
+        assert unarchived.archive.chain().manifests == ()
         assert not list((folder / "archive").rglob("*.parquet"))
 
     def test_a_folder_that_disappeared_is_named(self, published: Jobs, folder: Path) -> None:
-        (manifest,) = published.archive.manifests()
-        day = manifest.partitions[0].day
+        (manifest,) = published.archive.chain().manifests
+        day = manifest.partitions[0].place.day
         shutil.rmtree(_folder(published, folder))
         with pytest.raises(ArchiveDamaged, match=rf"{day} orders.paid of run {manifest.run} with 4 messages is gone"):
             published.archived()
-        left = published.archive.messages(published.archive.manifests(), skip_missing=True)
+        left = published.archive.messages(published.archive.chain().partitions, skip_missing=True)
         assert left.count() == 8
 
     def test_other_tools_read_the_files_as_a_table(self, published: Jobs, spark: SparkSession) -> None:
@@ -504,7 +543,7 @@ class TestDamage:
     def test_damage_is_named_and_blocks_nothing_else(
         self, published: Jobs, spark: SparkSession, folder: Path, damage: str
     ) -> None:
-        run = published.archive.manifests()[0].run
+        run = published.archive.chain().manifests[0].run
         assert Verifying(published.archive).run().problems == ()
         DAMAGES[damage][0](_folder(published, folder), spark)
         with pytest.raises(ArchiveDamaged, match=f"orders.paid of run {run} with 4 messages {DAMAGES[damage][1]}"):
@@ -512,7 +551,7 @@ class TestDamage:
         found = Verifying(published.archive).run()
         assert [("orders.paid" in each, run in each) for each in found.problems] == [(True, True)]
         assert (found.folders, found.messages) == (2, 8)
-        assert published.archive.messages(published.archive.manifests(), skip_missing=True).count() == 8
+        assert published.archive.messages(published.archive.chain().partitions, skip_missing=True).count() == 8
         restoring = Restoring(published.archive)
         assert len(list(restoring.by_key("orders.shipped", "k04-1"))) == 1
         with pytest.raises(ArchiveDamaged, match=r"orders.paid"):
@@ -521,25 +560,23 @@ class TestDamage:
     def test_rows_with_honest_fingerprints_of_forged_columns_are_found_by_verify(
         self, published: Jobs, spark: SparkSession, folder: Path
     ) -> None:
-        (manifest,) = published.archive.manifests()
+        (manifest,) = published.archive.chain().manifests
         _rewritten(_folder(published, folder), spark, lambda rows: rows.withColumn("body", f.lit(b"forged")))
-        size = published.archive.folder.size(
-            f"messages/run={manifest.run}/day={manifest.partitions[0].day}/topic=orders.paid"
-        )
+        (paid,) = [each for each in manifest.partitions if each.place.topic == "orders.paid"]
+        size = published.archive.folder.size(paid.place.folder)
         assert size is not None
         forged = replace(
             manifest,
             partitions=tuple(
-                replace(each, files=size[0], bytes=size[1]) if each.topic == "orders.paid" else each
-                for each in manifest.partitions
+                replace(each, files=size[0], bytes=size[1]) if each == paid else each for each in manifest.partitions
             ),
         )
-        _replaced(folder / "archive" / "manifests" / f"{manifest.run}.json", forged.to_json())
+        _replaced(folder / "archive" / manifest.name, forged.to_json())
         (problem,) = Verifying(published.archive).run().problems
         assert "has 4 rows that differ from their fingerprints" in problem
 
     def test_a_short_removal_list_is_found_by_verify(self, published: Jobs, folder: Path) -> None:
-        run = published.archive.manifests()[0].run
+        run = published.archive.chain().manifests[0].run
         shutil.rmtree(folder / "archive" / "removal" / run / "shard=7")
         (problem,) = Verifying(published.archive).run().problems
         assert "shard=7 has 0 numbers instead of 3" in problem
@@ -548,8 +585,8 @@ class TestDamage:
         ("edit", "said"),
         [
             (lambda path: path.write_text(path.read_text() + " "), "was edited"),
-            (lambda path: _replaced(path, path.read_text().replace('"messages": 4', '"messages": 3', 1)), "was edited"),
-            (lambda path: path.rename(path.with_name("20990101T000000-copy.json")), "copied under another name"),
+            (lambda path: _replaced(path, path.read_text().replace('"messages":4', '"messages":3', 1)), "was edited"),
+            (lambda path: path.rename(path.with_name("00000002.json")), "copied under another name"),
             (lambda path: _replaced(path, path.read_text()[:-100]), "This is no manifest"),
         ],
         ids=["a blank more", "edited", "renamed", "truncated"],
@@ -557,10 +594,9 @@ class TestDamage:
     def test_a_manifest_that_is_not_as_published_is_named(
         self, published: Jobs, folder: Path, edit: Callable[[Path], object], said: str
     ) -> None:
-        run = published.archive.manifests()[0].run
-        edit(folder / "archive" / "manifests" / f"{run}.json")
+        edit(folder / "archive" / published.archive.chain().manifests[0].name)
         for read in (
-            published.archive.manifests,
+            published.archive.chain,
             published.run_archive,
             lambda: Restoring(published.archive).by_key("orders.paid", "k04-3"),
         ):
@@ -569,25 +605,34 @@ class TestDamage:
         assert said in Verifying(published.archive).run().problems[0]
 
     def test_a_manifest_that_cannot_be_read_is_named(self, published: Jobs, folder: Path) -> None:
-        (manifest,) = published.archive.manifests()
-        (folder / "archive" / "manifests" / f"{manifest.run}.json").unlink()
+        (manifest,) = published.archive.chain().manifests
+        (folder / "archive" / manifest.name).unlink()
         (folder / "archive" / "manifests" / ".crc").touch()
         (folder / "archive" / "manifests" / "broken.json").write_text("{")
         with pytest.raises(ArchiveDamaged, match=r"broken\.json"):
             published.run_archive()
 
     def test_files_of_an_older_version_lack_columns(self, published: Jobs, spark: SparkSession, folder: Path) -> None:
-        (manifest,) = published.archive.manifests()
-        path = f"{folder}/archive/messages/run={manifest.run}"
-        older = spark.read.parquet(path).drop("check_answer", "attempts")
-        older.write.partitionBy("day", "topic").parquet(f"{folder}/older")
-        shutil.rmtree(path)
-        shutil.move(f"{folder}/older", path)
-        _as_format_1(folder / "archive" / "manifests" / f"{manifest.run}.json")
+        (manifest,) = published.archive.chain().manifests
+        for part in manifest.partitions:
+            path = folder / "archive" / part.place.folder
+            _rewritten(path, spark, lambda rows: rows.drop("check_answer", "attempts"))
+        _as_format_1(folder / "archive", manifest)
         row = published.archived().first()
         assert row is not None
         assert (row.check_answer, row.attempts) == (None, None)
         assert row.message_key
+
+    def test_runs_follow_those_of_an_older_version(self, published: Jobs, folder: Path) -> None:
+        """Which did not say what they left open, and put the run first in the paths."""
+        _as_format_1(folder / "archive", published.archive.chain().manifests[0])
+        assert published.run_archive().number == 2
+        assert _as_archived(published) == _as_stored(published.center)
+        assert published.run_archive().messages == 0
+        assert Verifying(published.archive).run().problems == ()
+        (folder / "archive" / "manifests" / "00000002.json").unlink()
+        with pytest.raises(ArchiveDamaged, match=r"manifests/00000002\.json is missing"):
+            published.archived()
 
     def test_a_schema_that_is_too_old_is_refused(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
         jobs = Jobs(spark, filled(1), folder)

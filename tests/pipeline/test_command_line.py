@@ -132,7 +132,7 @@ class TestBeforeSparkStarts:
 
     def test_a_driver_that_is_missing(self, tmp_path: Path) -> None:
         settings = SparkSettings(drivers=(str(tmp_path / "no.jar"),))
-        with pytest.raises(CannotRun, match=r"The JDBC driver .*no\.jar is missing: apt-get install libmariadb-java"):
+        with pytest.raises(CannotRun, match=r"The driver .*no\.jar is missing: apt-get install libmariadb-java"):
             driver_jars(settings, ["mysql"])
 
     @pytest.mark.parametrize(
@@ -241,6 +241,7 @@ def test_a_replay_is_a_new_message_and_only_one(tmp_path: Path) -> None:
     message = {
         "id": "1-1-04-5",
         "state": "COMMITTED",
+        "erased": None,
         "topic": "order.paid",
         "content_type": "text/plain",
         "headers": {"color": "red"},
@@ -271,6 +272,7 @@ def test_a_replay_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     message = {
         "id": "1-1-04-5",
         "state": "COMMITTED",
+        "erased": None,
         "topic": "order.paid",
         "content_type": "text/plain",
         "headers": {},
@@ -316,7 +318,7 @@ def test_what_spark_says_becomes_one_line(text: str, kind: type[Exception], said
 
 @pytest.mark.timeout(900)
 def test_a_day_at_the_command_line(tmp_path: Path, center: FilledCenter, note: Callable[[str], None]) -> None:
-    """Archive, restore, reconcile, report, with figures for Prometheus after each."""
+    """Archive, restore, reconcile, compact, erase, report, with figures for Prometheus after each."""
     settings = center.settings(tmp_path, metrics={"textfile": str(tmp_path)})
     archived = run(tmp_path, "archive", settings=settings)
     assert archived.returncode == 0, archived.stderr
@@ -332,6 +334,16 @@ def test_a_day_at_the_command_line(tmp_path: Path, center: FilledCenter, note: C
     assert reconciled.returncode == 1
     assert "ghost                        1" in reconciled.stdout
     assert 'tmc_pipeline_messages{verdict="ghost"} 1.0' in (tmp_path / "tmc_pipeline_reconcile.prom").read_text()
+    again = run(tmp_path, "reconcile", "--since", "last", settings=settings)
+    assert again.returncode == 1, "the ghost is reported until it is repaired"
+    assert "agreed                       0" in again.stdout
+    assert "ended before --since" in refusal(run(tmp_path, "reconcile", "--since", "2090-01-01", settings=settings))
+    config = ("--config", str(tmp_path / "pipeline.toml"))
+    compacted = run(tmp_path, "archive", "compact", *config)
+    assert (compacted.returncode, compacted.stdout) == (0, "3 folders became 3, with 12 messages\n"), compacted.stderr
+    assert "No rule says what expires" in refusal(run(tmp_path, "archive", "expire", *config))
+    erased = run(tmp_path, "archive", "erase", message["id"], "--reason", "request 4711", *config)
+    assert (erased.returncode, erased.stdout) == (0, "erased the content of 1 messages, in 1 folders\n"), erased.stderr
     reported = run(tmp_path, "report", "--since", "2026-09-01", settings=settings)
     assert reported.returncode == 0, reported.stderr
     assert Path(reported.stdout.strip()).read_text().startswith("<!doctype html>")

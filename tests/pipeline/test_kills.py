@@ -24,7 +24,7 @@ from tests.support.eventually import eventually
 from tests.support.filled import FilledCenter
 from tests.support.mariadb import MariaDB
 from tests.support.ports import free_port
-from tmc_server.archives.local import LocalArchive
+from tmc_server.archives.folder import ArchiveFolder
 from tmc_server.domain.ports.retention import ListUnreadable
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(600)]
@@ -36,11 +36,11 @@ MOMENTS: dict[str, str] = {
     "staging": "archive/_staging/*",
     "the first file": "archive/_staging/*/messages/**/*.parquet",
     "all messages": "archive/_staging/*/messages/_SUCCESS",
-    "the first list": "archive/_staging/*/removal/**/part-*",
-    "all lists": "archive/_staging/*/removal/_SUCCESS",
+    "the first list": "archive/_staging/*/lists/**/part-*",
+    "all lists": "archive/_staging/*/lists/_SUCCESS",
     "an intent begun": "archive/_intents_*",
     "an intent": "archive/intents/*.json",
-    "messages moved": "archive/messages/run=*",
+    "messages moved": "archive/messages/*/*/run=*/part-*",
     "lists moved": "archive/removal/*",
     "published": "archive/manifests/*.json",
 }
@@ -84,9 +84,9 @@ def _numbers_that_may_go(folder: Path) -> int:
     """As the center would read it: nothing of a run that has no manifest."""
     if not Path(folder, "archive", "manifests").exists():
         return 0  # the center says that nothing is there, and removes nothing
-    lists = LocalArchive(folder / "archive")
+    lists = ArchiveFolder(f"{folder}/archive")
     try:
-        return sum(len(lists.numbers(run.run, shard.shard)) for run in lists.runs() for shard in run.shards)
+        return sum(len(lists.numbers(run.run, shard)) for run in lists.removals() for shard in run.counts)
     except ListUnreadable as exc:
         raise AssertionError("a manifest that is there promises what is not") from exc
 
@@ -104,7 +104,7 @@ def test_a_driver_that_is_killed(
         _kill(process)
     allowed = _numbers_that_may_go(tmp_path)
     assert allowed == len(jobs.archived().collect())  # all of it or nothing
-    staged = {path.relative_to(tmp_path) for path in (tmp_path / "archive").glob("messages/run=*/**/*.parquet")}
+    staged = {path.relative_to(tmp_path) for path in (tmp_path / "archive").glob("messages/**/*.parquet")}
     jobs.run_archive()
     assert _rows(jobs) == clean
     assert all((tmp_path / path).exists() for path in staged), "what has its final name is finished, not thrown away"

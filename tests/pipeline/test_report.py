@@ -139,8 +139,74 @@ def test_failures_open_and_skew(messages: Any, subscribers: Any) -> None:
     assert [tuple(row) for row in figures.skew(messages).collect()] == [(1, 7, 6), (9, 1, 0)]
 
 
-def _report(jobs: Jobs) -> Report:
-    return Report(jobs.spark, jobs.tables, jobs.archive, HadoopFolder(jobs.spark, jobs.settings.report.path))
+def test_latencies_by_step(messages: Any, subscribers: Any) -> None:
+    rows = figures.latencies(figures.deliveries(messages, subscribers)).collect()
+    assert [(row.topic, row.subscriber, figures.LATENCY_STEPS[row.step], row.deliveries) for row in rows] == [
+        ("order.paid", "coupons.default", 100, 1),
+        ("order.paid", "coupons.default", 300, 1),
+        ("stock.moved", "coupons.default", 1000, 1),
+    ]
+
+
+def test_shards_by_time(messages: Any) -> None:
+    assert [tuple(row) for row in figures.heat(messages, HOUR_MS).collect()] == [
+        (1, TEN, 6),
+        (1, TEN + HOUR_MS, 1),
+        (9, TEN, 1),
+    ]
+    hours = [page.heat_step_ms(0, days * 24 * HOUR_MS) // HOUR_MS for days in (1, 7, 14, 28, 90)]
+    assert hours == [1, 3, 6, 12, 24]
+
+
+def test_the_heat_map_has_a_column_for_each_step_of_time() -> None:
+    axes = Figure().add_subplot()
+    page.heat_map(axes, [{"shard": 1, "at_ms": TEN + n * HOUR_MS, "messages": n + 1} for n in (0, 2, 5)])
+    (mesh,) = axes.collections
+    assert [n for n, value in enumerate(mesh.get_array()[1]) if value] == [0, 2, 5]
+
+
+def test_two_periods_are_compared(messages: Any, subscribers: Any) -> None:
+    before, now = figures.compared(messages, subscribers, TEN + HOUR_MS - 1).collect()
+    assert (before.messages, before.committed, before.rolled_back, before.deliveries, before.failed) == (6, 5, 1, 6, 1)
+    assert (before.acked, before.first_attempt, before.deliver_max) == (3, 2, 1000)
+    assert (now.messages, now.undecided, now.deliveries) == (2, 2, None)
+    assert [page.changed(*each) for each in ((6, 3), (3, 6), (5, 0), (0, 0), (None, 4))] == [
+        "+100 %",
+        "-50 %",
+        "new",
+        "",
+        "",
+    ]
+
+
+def _report(jobs: Jobs, console: str = "") -> Report:
+    return Report(
+        jobs.spark,
+        jobs.tables,
+        jobs.archive,
+        HadoopFolder(jobs.spark, jobs.settings.report.path),
+        reconciled=HadoopFolder(jobs.spark, jobs.settings.reconcile.path),
+        console=console,
+    )
+
+
+def test_verdicts_of_the_last_reconciliation_are_on_the_page(spark: SparkSession, filled: Any, folder: Path) -> None:
+    center = filled(6)
+    center.fill_ledgers()
+    jobs = Jobs(spark, center, folder)
+    jobs.run_reconcile()
+    assert "Yes: the last reconciliation found no discrepancy." in _page_at(_report(jobs).run(START_MS).path)
+    center.change(7, "UPDATE tmc_message_{nn} SET body = 'forged' WHERE message_key = 'k07-1'")
+    jobs.run_reconcile()
+    text = _page_at(_report(jobs, "https://console.example.com/").run(START_MS).path)
+    assert "reconciliation found 1 discrepancy." in " ".join(text.split())
+    (link,) = re.findall(r'href="(https://console.example.com/messages/[^"]+)">', text)
+    assert link.rpartition("/")[2].startswith("2-2-07-")
+    assert 'href="https://console.example.com/topics?topic=orders.paid"' in text
+
+
+def _page_at(path: str) -> str:
+    return Path(path, "report.html").read_text()
 
 
 def test_each_message_counts_once_wherever_it_is(spark: SparkSession, filled: Any, folder: Path) -> None:
@@ -165,10 +231,12 @@ def test_each_message_counts_once_wherever_it_is(spark: SparkSession, filled: An
 def test_the_page_is_whole_and_loads_nothing(spark: SparkSession, filled: Any, folder: Path) -> None:
     jobs = Jobs(spark, filled(3), folder)
     text = Path(_report(jobs).run(START_MS).path, "report.html").read_text()
-    assert text.count("<svg") == 4
-    assert not re.findall(r'(?:src|href)="(?!#)', text)
+    assert text.count("<svg") == 6
+    assert not re.findall(r'(?:src|href)="(?!#|data:)', text)
+    assert "There is no result of a reconciliation yet" in text
     assert "orders.shipped" in text
     assert "c5.default" in text
+    assert "mathdefault" not in text, "labels of axes are text"
 
 
 def test_an_empty_time_has_a_page_too(spark: SparkSession, filled: Any, folder: Path) -> None:
@@ -201,7 +269,17 @@ def test_a_share_does_not_round_to_everything() -> None:
 
 def _page_of(reason: str, subscriber: str = "s") -> str:
     """The page of a time in which one try failed."""
-    names = ("production", "production_by_hour", "consumption", "consumption_by_hour", "skew", "oldest_open")
+    names = (
+        "production",
+        "production_by_hour",
+        "consumption",
+        "consumption_by_hour",
+        "skew",
+        "oldest_open",
+        "comparison",
+        "latencies",
+        "heat",
+    )
     tables: dict[str, Any] = {name: [] for name in names}
     failed = {"topic": "t", "subscriber": subscriber, "reason": reason, "attempts": 1}
     return page.page("t", {}, {**tables, "failures": [failed]})

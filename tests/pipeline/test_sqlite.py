@@ -45,7 +45,7 @@ def test_a_center_on_sqlite(spark: SparkSession, tmp_path: Path) -> None:
     ahead_ms = tables.now_ms() - store.clock() - 1000  # the store's clock is a manual one
     manifest = Archiving(spark, tables, archive, lag_ms=ahead_ms, lookback_ms=0).run()
     assert (manifest.messages, manifest.consumptions) == (3, 3)
-    row = archive.messages([manifest]).orderBy("id").first()
+    row = archive.messages(manifest.partitions).orderBy("id").first()
     assert row is not None
     assert (row.id, bytes(row.body), row.topic, len(row.attempts)) == (acked[0], b"\x00\xff" * 5, "order.paid", 1)
     source = LedgerSource.model_validate({"app": "coupons", "url": effects})

@@ -117,6 +117,7 @@ LIBRARIES = {
     "confluent_kafka": {"tmc_client", "tmc_server.delivery"},
     "consul": {"tmc_common", "tmc_client", "tmc_server.discovery"},
     "django": {"tmc_client"},
+    "fsspec": {"tmc_server.archives"},
     "google": {"tmc_common", "tmc_client", "tmc_cli", "tmc_console", "tmc_server.checks", "tmc_server.rpc"},
     "grpc": {
         "tmc_common",

@@ -1,24 +1,20 @@
-"""The archive: Parquet files of closed messages, by run, day and topic, and the manifests that say which runs count.
+"""The archive: Parquet files of closed messages, by day of closing, topic and run, and the manifests that say which count.
 
-messages/run=RUN/day=2026-11-21/topic=order.paid/part-*.parquet
+messages/day=2026-11-21/topic=order.paid/run=RUN/part-*.parquet
 removal/RUN/shard=7/part-*                numbers of the messages, for the center's retention duty
-intents/RUN.json                          the manifest while the files get their final names: the run was not published yet
-manifests/RUN.json                        the same file, moved there last: without it a run does not exist
-_staging/RUN/                             a run in progress, or the remains of a killed one
-
-Files are never deleted once they have their final names. An intent is moved, never copied, so it proves that its run
-was not published, and the next run finishes what a killed one began. Files with neither an intent nor a manifest may
-be the last copies of messages that the center has removed: a run refuses to write while there are any.
+open/RUN/shard=7/part-*                   numbers of messages that were not closed yet, for the next run
+manifests/00000042.json                   what run 42 published, or a checkpoint of all runs before
+intents/RUN.json, _staging/RUN/           a run that publishes, or works; publishing.py
+_retired/RUN/                             files that a later run replaced or that expired; rewriting.py
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import reduce
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -27,13 +23,12 @@ from pyspark.sql import functions as f
 from tmc_pipeline.errors import ArchiveDamaged, translated
 from tmc_pipeline.files import HadoopFolder
 from tmc_pipeline.frames import ARCHIVED, MESSAGE
-from tmc_server.domain.manifest import Manifest, ManifestUnreadable, Partition, intent_name, manifest_name
+from tmc_server.domain.ids import MessageId
+from tmc_server.domain.manifest import Chain, Manifest, ManifestUnreadable, Partition, Place, current_names
 
 log = logging.getLogger("tmc.pipeline")
 
-_STAGING = "_staging"
-PLACES = {"messages": "messages/run={run}", "removal": "removal/{run}"}  # in staging -> its final name
-_CLOCKS_APART_MS = 3_600_000  # a database's clock may have been set back by so much since the last run
+_CLOCKS_APART_MS = 3_600_000  # of servers and databases
 
 
 def fingerprint() -> Column:
@@ -48,16 +43,16 @@ def hexadecimal(digest: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """The files of one partition of one run. problem: why they cannot be trusted; empty: no problem is known."""
+    """The files of one partition. problem: why they cannot be trusted; empty: no problem is known."""
 
-    run: str
     part: Partition
     path: str
     problem: str = ""
 
     @property
     def complaint(self) -> str:
-        return f"{self.part.day} {self.part.topic} of run {self.run} with {self.part.messages} messages {self.problem}"
+        place = self.part.place
+        return f"{place.day} {place.topic} of run {place.run} with {self.part.messages} messages {self.problem}"
 
 
 class Archive:
@@ -67,82 +62,84 @@ class Archive:
         self._spark = spark
         self.folder = HadoopFolder(spark, path)
 
-    # -- reading --------------------------------------------------------------------------------------------------
-
-    def manifests(self) -> list[Manifest]:
-        """Every published run, oldest first. Raises ArchiveDamaged."""
+    def chain(self) -> Chain:
+        """Everything that was published. Raises ArchiveDamaged."""
         found, unreadable = self.readable()
         if unreadable:
             raise ArchiveDamaged(unreadable[0])
         return found
 
-    def readable(self) -> tuple[list[Manifest], list[str]]:
-        """Published runs, oldest first, and what is wrong with manifests that cannot be read."""
+    def readable(self) -> tuple[Chain, list[str]]:
+        """What was published, and what is wrong with manifests that cannot be read."""
         found, unreadable = [], []
-        for name in self.folder.names("manifests"):
-            if name.endswith(".json"):
-                try:
-                    text = self.folder.read(f"manifests/{name}")
-                    found.append(Manifest.from_json(text, name.removesuffix(".json")))
-                except ArchiveDamaged as exc:
-                    unreadable.append(str(exc))
-                except (ManifestUnreadable, UnicodeError) as exc:
-                    unreadable.append(f"{self.folder.path(f'manifests/{name}')}: {exc} Bring it back from a backup.")
-        return sorted(found, key=lambda manifest: manifest.before_ms), unreadable
+        for name in current_names(self.folder.names("manifests")):
+            try:
+                found.append(Manifest.from_json(self.folder.read(f"manifests/{name}"), name))
+            except ArchiveDamaged as exc:
+                unreadable.append(str(exc))
+            except (ManifestUnreadable, UnicodeError) as exc:
+                unreadable.append(f"{self.folder.path(f'manifests/{name}')}: {exc} Bring it back from a backup.")
+        try:
+            return Chain.of(found), unreadable
+        except ManifestUnreadable as exc:
+            unreadable.append(f"{self.folder.path()}: {exc}")
+            return Chain(manifests=tuple(sorted(found, key=lambda each: each.written_ms))), unreadable
 
-    def messages(
-        self, manifests: Sequence[Manifest], skip_missing: bool = False, topics: Mapping[str, set[str]] | None = None
-    ) -> DataFrame:
-        """The messages of these runs: ARCHIVED, no order; each message once. Columns that old files lack are null.
+    def messages(self, partitions: Sequence[Partition], skip_missing: bool = False) -> DataFrame:
+        """The messages of these partitions: ARCHIVED, no order; each message once. Columns that old files lack are null.
 
         Counts and digests of what is read are compared with the manifests first.
         skip_missing: leave out folders that are gone or damaged instead of raising ArchiveDamaged.
-        topics: by run, the only ones whose files are looked at.
         """
-        wanted = [folder for manifest in manifests for folder in self._folders(manifest, topics)]
+        wanted = [self._folder(each) for each in partitions]
         return self._rows(_sound(self._counted(wanted), skip_missing)).select(*ARCHIVED.names)
 
-    def numbers(self, manifests: Sequence[Manifest]) -> DataFrame:
-        """shard smallint, id bigint of the messages of these runs, as far as their files are there."""
-        wanted = [folder for manifest in manifests for folder in self._folders(manifest)]
-        return self._rows(_sound(wanted, skip_missing=True)).select("shard", "id")
+    def placed(self, partitions: Sequence[Partition]) -> DataFrame:
+        """ARCHIVED with run string: rows of these partitions; missing folders are left out."""
+        return self._rows(_sound([self._folder(each) for each in partitions], skip_missing=True))
 
-    def verify(self, manifests: Sequence[Manifest]) -> Sequence[Folder]:
-        """Every partition of these runs, after reading all columns of all rows, with what is wrong with it."""
-        return self._counted([each for manifest in manifests for each in self._folders(manifest)], completely=True)
+    def numbers(self, partitions: Sequence[Partition]) -> DataFrame:
+        """shard smallint, id bigint of the messages of these partitions; missing folders are left out."""
+        return self.placed(partitions).select("shard", "id")
 
-    def listed(self, run: str) -> Mapping[int, int]:
-        """How many numbers a run lists for the center to remove, by shard."""
-        if not self.folder.exists(f"removal/{run}"):
-            return {}
+    def verify(self, partitions: Sequence[Partition]) -> Sequence[Folder]:
+        """These partitions, after reading all columns of all rows, with what is wrong with each."""
+        return self._counted([self._folder(each) for each in partitions], completely=True)
+
+    def listed(self, name: str) -> DataFrame:
+        """Message numbers of a removal or open list: shard int, id bigint."""
         with translated():
-            read = self._spark.read.text(self.folder.path(f"removal/{run}"))
-            return {int(row["shard"]): row["count"] for row in read.groupBy("shard").count().collect()}
+            read = self._spark.read.text(self.folder.path(name))
+            return read.select(f.col("shard").cast("int").alias("shard"), f.col("value").cast("bigint").alias("id"))
 
-    def unlisted(self, known: Iterable[str]) -> Sequence[str]:
-        """Folders under final names of runs that are not among `known`."""
-        runs = set(known)
-        messages = [f"messages/{name}" for name in self.folder.names("messages") if name.startswith("run=")]
-        lists = [f"removal/{name}" for name in self.folder.names("removal")]
-        return [name for name in (*messages, *lists) if _run_of(name) not in runs]
+    def unlisted(self, chain: Chain) -> Sequence[str]:
+        """Folders of messages and lists under final names that no manifest explains. Looks at every folder."""
+        explained = {part.place.folder for each in chain.manifests for part in each.partitions}
+        explained |= {place.folder for each in chain.manifests for place in each.retired}
+        found = self.folder.folders("messages/day=*/topic=*/run=*") + self.folder.folders(
+            "messages/run=*/day=*/topic=*"
+        )
+        return [name for name in found if name not in explained] + self.unlisted_runs(chain)
 
-    def _folders(self, manifest: Manifest, topics: Mapping[str, set[str]] | None = None) -> list[Folder]:
-        """Of one run, compared with its manifest in numbers of files and bytes."""
-        return [
-            self._folder(manifest.run, part)
-            for part in manifest.partitions
-            if topics is None or part.topic in topics.get(manifest.run, ())
-        ]
+    def unlisted_runs(self, chain: Chain) -> list[str]:
+        """The same with a few listings: lists, folders of old runs, retired files, and days if there is no manifest at all."""
+        known = {each.run for each in chain.manifests}
+        covered = max((each.run for each in chain.manifests if each.checkpoint), default="")
+        found = [f"messages/{name}" for name in self.folder.names("messages") if name.startswith("run=")]
+        found += [f"{each}/{name}" for each in ("removal", "open", "_retired") for name in self.folder.names(each)]
+        left = [name for name in found if run_of(name) not in known and run_of(name) > covered]
+        if not chain.manifests:
+            left += [f"messages/{name}" for name in self.folder.names("messages") if name.startswith("day=")]
+        return left
 
-    def _folder(self, run: str, part: Partition) -> Folder:
-        name = f"messages/run={run}/day={part.day}/topic={part.topic}"
-        path, size = self.folder.path(name), self.folder.size(name)
-        problem = ""
+    def _folder(self, part: Partition) -> Folder:
+        """Compared with its manifest in numbers of files and bytes."""
+        size, problem = self.folder.size(part.place.folder), ""
         if size is None:
             problem = "is gone"
         elif part.digest and size != (part.files, part.bytes):
             problem = f"has {size[0]} files with {size[1]} bytes instead of {part.files} with {part.bytes}"
-        return Folder(run=run, part=part, path=path, problem=problem)
+        return Folder(part=part, path=self.folder.path(part.place.folder), problem=problem)
 
     def _counted(self, folders: Sequence[Folder], completely: bool = False) -> list[Folder]:
         """The same folders, with problems of their rows. completely: every column is read, not only fingerprints."""
@@ -156,7 +153,7 @@ class Archive:
                     sums |= self._sums([each], completely)
                 except ArchiveDamaged as exc:
                     log.debug("%s", exc)
-                    sums[each.run, each.part.day, each.part.topic] = None
+                    sums[_key(each.part.place)] = None
         return [each if each.problem else _compared(each, sums) for each in folders]
 
     def _sums(self, folders: Sequence[Folder], completely: bool) -> dict[tuple[str, str, str], Any]:
@@ -169,140 +166,31 @@ class Archive:
             return {(row.run, row.day, row.topic): row for row in found.collect()} if folders else {}
 
     def _rows(self, folders: Sequence[Folder]) -> DataFrame:
-        """ARCHIVED with run string."""
-        if not folders:
-            return self._spark.createDataFrame([], ARCHIVED).withColumn("run", f.lit(""))
+        """ARCHIVED with run string. One read per layout of paths: Spark refuses to mix them."""
         read = self._spark.read.schema(ARCHIVED).option("basePath", self.folder.path("messages"))
+        parts = []
         with translated():
-            return read.parquet(*[each.path for each in folders])
-
-    # -- writing --------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def writing(self, now_ms: int) -> Iterator[Staging]:
-        """Clean up after earlier runs and start the only run that writes. Raises AnotherRun.
-
-        Its time and name are later than those of all earlier runs, whatever the clock says: the center processes runs
-        in the order of their names.
-        """
-        with self.folder.alone(moment(now_ms)):
-            self._sweep()
-            earlier = self.manifests()
-            self._refuse_the_future(earlier, now_ms)
-            at_ms = max([now_ms, *(manifest.written_ms + 1000 for manifest in earlier)])
-            staging = Staging(self.folder, f"{moment(at_ms)}-{secrets.token_hex(3)}", at_ms, earlier)
-            try:
-                yield staging
-            except Exception:  # a signal leaves cleaning up to the next run: the JVM may give it another call's answer
-                self._clean(staging)
-                raise
-            self._clean(staging)
-
-    def _clean(self, staging: Staging) -> None:
-        if not self.folder.exists(intent_name(staging.run)):  # else the next run finishes it
-            self.folder.remove(f"{_STAGING}/{staging.run}")
-
-    def _refuse_the_future(self, earlier: Sequence[Manifest], now_ms: int) -> None:
-        """Raise ArchiveDamaged if a run ends in the future: later runs would skip messages closed until then."""
-        for manifest in earlier:
-            if manifest.before_ms > now_ms + _CLOCKS_APART_MS:
-                raise ArchiveDamaged(
-                    f"{self.folder.path(manifest_name(manifest.run))} says that closing times before "
-                    f"{moment(manifest.before_ms)} are archived, which is in the future: bring it back from a backup, or "
-                    "correct the clocks of the databases."
-                )
-
-    def _sweep(self) -> None:
-        """Publish runs that were killed while publishing; delete other unpublished files. Raises ArchiveDamaged."""
-        known = {manifest.run for manifest in self.manifests()}
-        for name in self.folder.names("intents"):
-            self._finish(name.removesuffix(".json"), known)
-        left = self.unlisted({manifest.run for manifest in self.manifests()})
-        if left:
-            raise ArchiveDamaged(
-                f"{self.folder.path(left[0])} belongs to a run without a manifest ({len(left)} such folders), and may be all "
-                f"that is left of its messages: bring back {self.folder.path(manifest_name(_run_of(left[0])))} from a backup. "
-                "Nothing was written or deleted."
-            )
-        self.folder.remove(_STAGING)
-        for name in self.folder.names():
-            if name.endswith(".unfinished"):
-                self.folder.remove(name)
-
-    def _finish(self, run: str, known: set[str]) -> None:
-        """Publish a run whose files were complete when it was killed. Raises ArchiveDamaged: they are not there any more."""
-        intent = intent_name(run)
-        if run in known:  # somebody copied instead of moving
-            self.folder.remove(intent)
-            return
-        try:
-            manifest = Manifest.from_json(self.folder.read(intent), run)
-        except ManifestUnreadable as exc:
-            raise ArchiveDamaged(f"{self.folder.path(intent)}: {exc}") from exc
-        staging = Staging(self.folder, run, manifest.written_ms, ())
-        missing = staging.move() if manifest.messages else []
-        if len(missing) == len(PLACES):
-            self.folder.remove(intent)  # nothing of it has its final name
-            return
-        bad = [each.complaint for each in self._folders(manifest) if each.problem]
-        bad += [f"{name} is gone" for name in missing]
-        if bad:
-            raise ArchiveDamaged(f"Run {run} was killed while it published, and {bad[0]}: bring it back from a backup.")
-        self.folder.move(intent, manifest_name(run))
-        log.warning("published run %s, which was killed while it did so: %d messages", run, manifest.messages)
+            for by_run in (False, True):
+                paths = [each.path for each in folders if each.part.place.by_run is by_run]
+                if paths:
+                    parts.append(read.parquet(*paths).select(*ARCHIVED.names, "run"))
+        if not parts:
+            return self._spark.createDataFrame([], ARCHIVED).withColumn("run", f.lit(""))
+        return reduce(DataFrame.unionByName, parts)
 
 
-class Staging:
-    """The unpublished files of one run. earlier: the manifests of the runs before it, oldest first."""
-
-    def __init__(self, folder: HadoopFolder, run: str, at_ms: int, earlier: Sequence[Manifest]) -> None:
-        self._folder = folder
-        self.run = run
-        self.at_ms = at_ms
-        self.earlier = earlier
-
-    @property
-    def messages(self) -> str:
-        """Where Spark writes the messages."""
-        return self._folder.path(f"{_STAGING}/{self.run}/messages")
-
-    @property
-    def removal(self) -> str:
-        """Where Spark writes the numbers."""
-        return self._folder.path(f"{_STAGING}/{self.run}/removal")
-
-    def size(self, day: str, topic: str) -> tuple[int, int]:
-        """Files and bytes of one partition."""
-        return self._folder.size(f"{_STAGING}/{self.run}/messages/day={day}/topic={topic}") or (0, 0)
-
-    def publish(self, manifest: Manifest) -> None:
-        """Write the manifest as an intent, move the files, then the intent: until then the run is invisible."""
-        self._folder.write(intent_name(self.run), manifest.to_json())
-        if manifest.messages:
-            self.move()
-        self._folder.move(intent_name(self.run), manifest_name(self.run))
-
-    def move(self) -> Sequence[str]:
-        """Move files and lists from staging to their final names. Returns: those found in neither place."""
-        missing = []
-        for name, final in PLACES.items():
-            place, staged = final.format(run=self.run), f"{_STAGING}/{self.run}/{name}"
-            if not self._folder.exists(place):
-                if self._folder.exists(staged):
-                    self._folder.move(staged, place)
-                else:
-                    missing.append(place)
-        return missing
+def _key(place: Place) -> tuple[str, str, str]:
+    return place.run, place.day, place.topic
 
 
-def _run_of(name: str) -> str:
+def run_of(name: str) -> str:
     """Of messages/run=RUN and removal/RUN."""
     return name.rpartition("/")[2].removeprefix("run=")
 
 
 def _compared(folder: Folder, sums: Mapping[tuple[str, str, str], Any]) -> Folder:
     part = folder.part
-    sum_ = sums.get((folder.run, part.day, part.topic))
+    sum_ = sums.get(_key(part.place))
     if sum_ is None:
         problem = "cannot be read"
     elif sum_.messages != part.messages:
@@ -313,7 +201,7 @@ def _compared(folder: Folder, sums: Mapping[tuple[str, str, str], Any]) -> Folde
         problem = "has other rows than were archived: their digest differs"
     else:
         problem = ""
-    return Folder(run=folder.run, part=part, path=folder.path, problem=problem)
+    return replace(folder, problem=problem)
 
 
 def _sound(folders: Sequence[Folder], skip_missing: bool) -> list[Folder]:
@@ -329,14 +217,39 @@ def _sound(folders: Sequence[Folder], skip_missing: bool) -> list[Folder]:
     return [each for each in folders if not each.problem]
 
 
+def is_among(ids: Sequence[MessageId]) -> Column:
+    """Whether shard and id of a row are those of one of these messages."""
+    by_shard = {shard: [each.number for each in ids if each.shard == shard] for shard in {each.shard for each in ids}}
+    some = f.lit(False)
+    for shard, numbers in by_shard.items():
+        some = some | ((f.col("shard") == shard) & f.col("id").isin(numbers))
+    return some
+
+
+def closed_since(ms: int) -> Callable[[Partition], bool]:
+    """A filter of partitions: those with days that may contain messages closed, or prepared, at or after this time (epoch ms).
+
+    Message numbers have a server's clock, days a database's.
+    """
+    first = day_of(ms - _CLOCKS_APART_MS)
+    return lambda part: part.place.day >= first
+
+
+def day_of(ms: int) -> str:
+    """The UTC day of a time, as folders are named."""
+    return f"{datetime.fromtimestamp(max(0, ms) / 1000, UTC):%Y-%m-%d}"
+
+
+def end_of_day_ms(day: str) -> int:
+    """Epoch milliseconds when a UTC day ends."""
+    return round(datetime.fromisoformat(f"{day}T00:00:00+00:00").timestamp() * 1000) + 86_400_000
+
+
 def moment(ms: int) -> str:
     """A time as runs are named: 20261121T053000, UTC."""
     return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y%m%dT%H%M%S}"
 
 
-def subscriber_names(manifests: Sequence[Manifest]) -> dict[int, tuple[str, str]]:
-    """(topic, subscriber) by subscription number; newer runs take precedence."""
-    found: dict[int, tuple[str, str]] = {}
-    for manifest in manifests:
-        found |= {int(number): (name[0], name[1]) for number, name in manifest.names["subscriptions"].items()}
-    return found
+def subscriber_names(chain: Chain) -> dict[int, tuple[str, str]]:
+    """(topic, subscriber) by subscription number."""
+    return {int(number): (name[0], name[1]) for number, name in chain.names["subscriptions"].items()}

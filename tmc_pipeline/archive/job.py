@@ -1,9 +1,10 @@
 """Archive closed messages: read, write, read back, compare, publish. Spark removes nothing.
 
 A message is closed when it was rolled back, or committed with every consumption acked or cancelled. Closed messages
-do not change, so a row that was closed before the run began is the same whenever it is read. New messages are found
-by closing time, not by message number: a message decided days late is archived days late. Because of late commits and
-clocks that were set back, a run starts some time before the end of the last one and omits what earlier runs have.
+do not change, so a row that was closed before the run began is the same whenever it is read.
+
+A run does not scan the tables. It reads messages prepared since shortly before the last run, and those that the last
+run listed as still open: both are ranges of the primary key. A message decided days late is archived days late.
 """
 
 from __future__ import annotations
@@ -17,22 +18,26 @@ from functools import reduce
 from operator import xor
 from typing import Any
 
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
-from tmc_pipeline.archive.contents import Archive, Staging, fingerprint, hexadecimal
-from tmc_pipeline.center import CenterTables, Names
+from tmc_pipeline.archive.contents import Archive, closed_since, fingerprint, hexadecimal, is_among
+from tmc_pipeline.archive.publishing import Publishing, Staging
+from tmc_pipeline.center import EVERYTHING, Among, CenterTables, Names
 from tmc_pipeline.errors import JobFailed, translated
 from tmc_pipeline.frames import ARCHIVED, is_one_of, small_table, with_topic, without
 from tmc_server.domain import consumption, message
-from tmc_server.domain.manifest import ArchivedShard, Manifest, Partition
+from tmc_server.domain.ids import MessageId, first_number
+from tmc_server.domain.manifest import ArchivedShard, Chain, Manifest, OpenMessages, Partition, Place
+from tmc_server.domain.numbers import Shard
 
 log = logging.getLogger("tmc.pipeline")
 
 HOUR_MS = 3_600_000
-_DAY_MS = 24 * HOUR_MS
+OPEN = "open"  # instead of a day, in staging only: messages that are not closed yet
+DAY_MS = 24 * HOUR_MS
 # Columns whose values hardly repeat: looking for repetitions costs more than it saves.
-_PLAIN = {
+PLAIN = {
     f"parquet.enable.dictionary#{name}": "false"
     for name in (
         "id",
@@ -52,22 +57,27 @@ _PLAIN = {
 # -- pure: DataFrame -> DataFrame ---------------------------------------------------------------------------------
 
 
-def closed(messages: DataFrame, since_ms: int, before_ms: int) -> DataFrame:
-    """MESSAGE -> MESSAGE with closed_ms bigint, day string: those closed in [since_ms, before_ms).
+def dated(messages: DataFrame, before_ms: int, open_before_ms: int) -> DataFrame:
+    """MESSAGE with topic -> with closed_ms bigint, day string: when everything about it was closed.
 
-    A committed message nobody subscribed to is closed when it is decided.
+    A committed message nobody subscribed to is closed when it is decided. Of messages that were not closed before
+    `before_ms`, those prepared before `open_before_ms` are kept with OPEN as day and topic, without bodies; the rest is
+    dropped.
     """
     state = f.col("state")
     closed_states = f.array(*[f.lit(int(each)).cast("smallint") for each in consumption.CLOSED])
     done = f.size(f.array_except("consumptions.state", closed_states)) == 0  # no lambda: those are not compiled
-    last = f.array_max("consumptions.closed_ms")
+    finished = is_one_of(state, message.CLOSED_ITSELF) | (is_one_of(state, message.CLOSED_WITH_DELIVERIES) & done)
+    last = f.greatest("decided_ms", f.array_max("consumptions.closed_ms"))
     # Unused, but without it Spark would push the filter below the JSON parsing, which would then run twice.
-    read = messages.observe("read", f.count(f.lit(1)).alias("messages"))
+    read = messages.observe("read", f.count(f.lit(1)).alias("messages")).withColumn("closed_ms", last)
+    closed = f.coalesce(finished & (f.col("closed_ms") < before_ms), f.lit(False))
+    day = f.date_from_unix_date(f.floor(f.col("closed_ms") / DAY_MS).cast("int")).cast("string")
     return (
-        read.where(is_one_of(state, message.CLOSED_ITSELF) | (is_one_of(state, message.CLOSED_WITH_DELIVERIES) & done))
-        .withColumn("closed_ms", f.greatest("decided_ms", last))
-        .where((f.col("closed_ms") >= since_ms) & (f.col("closed_ms") < before_ms))
-        .withColumn("day", f.date_from_unix_date(f.floor(f.col("closed_ms") / _DAY_MS).cast("int")).cast("string"))
+        read.withColumn("day", f.when(closed, day).otherwise(OPEN))
+        .where((f.col("day") != OPEN) | (f.col("id") < first_number(open_before_ms)))
+        .withColumn("topic", f.when(f.col("day") != OPEN, f.col("topic")).otherwise(OPEN))
+        .withColumn("body", f.when(f.col("day") != OPEN, f.col("body")))
     )
 
 
@@ -102,76 +112,128 @@ class Archiving:
         self._lookback_ms = lookback_ms
 
     def run(self, everything: bool = False) -> Manifest:
-        """Run once. everything: look at all closing times, not only recent ones. Raises PipelineError."""
+        """Run once. everything: look at all messages, not only at recent and open ones. Raises PipelineError."""
         with translated():
             self._center.check()
             now = self._center.now_ms()
             before = now - self._lag_ms
-            with self._archive.writing(now) as staging:
-                newest = min(before, max((manifest.before_ms for manifest in staging.earlier), default=0))
-                since = 0 if everything else max(0, newest - self._lookback_ms)
+            with Publishing(self._archive).run(now) as staging:
+                among = EVERYTHING if everything else self._unseen(staging.chain, before)
+                open_before = max(0, before - self._lookback_ms)
                 log.info("run %s: messages closed before %s", staging.run, _shown(before))
-                written = self._write(self._chosen(staging.earlier, since, before), staging.messages)
-                manifest = self._verified(staging, since, before, written)
-                staging.publish(manifest)
+                written = self._write(self._chosen(staging.chain, among, before, open_before), staging.messages)
+                shards, partitions, still_open = self._read_back(staging, written)
+                names = _by_number(self._center.names)
+                manifest = staging.publish(
+                    Manifest(
+                        run=staging.run,
+                        since_ms=among.from_ms,
+                        before_ms=before,
+                        written_ms=staging.at_ms,
+                        names=names,
+                        shards=tuple(shards),
+                        partitions=tuple(partitions),
+                        open=OpenMessages(run=staging.run, before_ms=open_before, counts=still_open),
+                    )
+                )
         log.info(
             "published run %s: %d messages, %d consumptions", manifest.run, manifest.messages, manifest.consumptions
         )
         return manifest
 
-    def _chosen(self, earlier: Sequence[Manifest], since_ms: int, before_ms: int) -> DataFrame:
-        named = with_topic(
-            closed(self._center.messages(since_ms, before_ms), since_ms, before_ms),
-            small_table(self._spark, self._center.names.topics.items(), "topic_no int, topic string"),
+    def _unseen(self, chain: Chain, before_ms: int) -> Among:
+        """What earlier runs may have left: messages prepared recently, and those that the last run listed as open."""
+        left = chain.open
+        if left is None:  # the first run, or the last one wrote an older format
+            return EVERYTHING
+        from_ms = max(0, min(left.before_ms, min(before_ms, chain.before_ms) - self._lookback_ms))
+        if not left.counts:
+            return Among(from_ms=from_ms)
+        with translated():
+            listed = self._archive.folder.exists(f"open/{left.run}")
+            rows = self._archive.listed(f"open/{left.run}").collect() if listed else []
+        numbers: dict[int, list[int]] = {
+            shard: [int(row.id) for row in rows if row.shard == shard] for shard in left.counts
+        }
+        if any(len(numbers[shard]) != count for shard, count in left.counts.items()):
+            log.warning("the list of open messages of run %s is incomplete: all messages are read", left.run)
+            return EVERYTHING
+        return Among(from_ms=from_ms, numbers=numbers)
+
+    def _chosen(self, chain: Chain, among: Among, before_ms: int, open_before_ms: int) -> DataFrame:
+        """ARCHIVED: what the archive lacks, and with OPEN as day, what the next run has to look at again."""
+        topics = small_table(self._spark, self._center.names.topics.items(), "topic_no int, topic string")
+        named = dated(with_topic(self._center.messages(among), topics), before_ms, open_before_ms)
+        # A number on the list of open messages can be in the archive only if the run that wrote the list put it there.
+        recent, last = closed_since(among.from_ms), chain.open.run if chain.open else ""
+        known = [part for part in chain.partitions if recent(part) or part.place.run == last]
+        if known:
+            named = without(named, self._archive.numbers(known))
+        named = named.where(~_was_removed(chain))
+        whole = named.withColumns({name: f.lit(None) for name in ("erased_ms", "erased_reason")})
+        return whole.withColumn("fingerprint", fingerprint()).select(
+            *[f.col(each.name).cast(each.dataType) for each in ARCHIVED.fields]
         )
-        overlapping = [manifest for manifest in earlier if manifest.before_ms > since_ms and manifest.messages]
-        if overlapping:
-            named = without(named, self._archive.numbers(overlapping))
-        return named.withColumn("fingerprint", fingerprint()).select(*ARCHIVED.names)
 
     def _write(self, chosen: DataFrame, path: str) -> int:
-        """Write the files. Returns: the number of messages written."""
+        """Write the files. Returns: the number of rows written."""
         seen = Observation("written")
         started = time.monotonic()
         chosen.observe(seen, f.count(f.lit(1)).alias("messages")).write.partitionBy("day", "topic").options(
-            **_PLAIN
+            **PLAIN
         ).parquet(path)
         written = int(seen.get["messages"])
         log.info("%d messages written in %.1f s", written, time.monotonic() - started)
         return written
 
-    def _verified(self, staging: Staging, since_ms: int, before_ms: int, written: int) -> Manifest:
-        """Read the files back, compare them with what was read from the databases, list what may be removed."""
-        shards, partitions = self._read_back(staging, written) if written else ([], [])
-        names = _by_number(self._center.names)
-        return Manifest(
-            run=staging.run,
-            since_ms=since_ms,
-            before_ms=before_ms,
-            written_ms=staging.at_ms,
-            shards=tuple(shards),
-            partitions=tuple(partitions),
-            names=names,
-        )
+    def _read_back(
+        self, staging: Staging, written: int
+    ) -> tuple[list[ArchivedShard], list[Partition], dict[Shard, int]]:
+        """Read the files back, compare them with what was read from the databases, list their numbers.
 
-    def _read_back(self, staging: Staging, written: int) -> tuple[list[ArchivedShard], list[Partition]]:
+        Returns: what was archived by shard and by folder, and how many messages are open by shard.
+        """
+        if not written:
+            return [], [], {}
         files = self._spark.read.schema(ARCHIVED).parquet(staging.messages)
-        sums = summed(files).collect()
-        found, damaged = sum(row.messages for row in sums), sum(row.damaged for row in sums)
-        if found != written or damaged:
-            raise JobFailed(
-                f"The files read back differ from what was written: {found} messages instead of {written}, {damaged} damaged. "
-                "Nothing was published: run it again."
-            )
-        numbers = files.select(f.col("id").cast("string"), "shard", f.col("id").alias("number"))
+        sums = verified(files, written)
+        which = f.when(f.col("day") == OPEN, "open").otherwise("removal")
+        numbers = files.select(f.col("id").cast("string"), which.alias("list"), "shard", f.col("id").alias("number"))
         (
             numbers.repartition("shard")
-            .sortWithinPartitions("shard", "number")
+            .sortWithinPartitions("list", "shard", "number")
             .drop("number")
-            .write.partitionBy("shard")
-            .text(staging.removal)
+            .write.partitionBy("list", "shard")
+            .text(staging.lists)
         )
-        return _by_shard(sums), _by_folder(sums, staging)
+        closed = [row for row in sums if row.day != OPEN]
+        still_open: Counter[Shard] = Counter()
+        for row in sums:
+            if row.day == OPEN:
+                still_open[Shard(row.shard)] += row.messages
+        staging.drop(OPEN)
+        return _by_shard(closed), by_folder(closed, staging), dict(still_open)
+
+
+def _was_removed(chain: Chain) -> Column:
+    """Whether a row with day and topic was erased, or is of a day that expired: it must not come back from the tables."""
+    ids = [found for each in chain.erased if (found := MessageId.parse(each.message_id)) is not None]
+    gone = is_among(ids)
+    for topic, day in chain.expired.items():
+        gone = gone | ((f.col("topic") == topic) & (f.col("day") <= day))
+    return gone
+
+
+def verified(files: DataFrame, written: int) -> Sequence[Any]:
+    """Rows of `summed` over files that were just written. Raises JobFailed: they are not what was written."""
+    sums: Sequence[Any] = summed(files).collect()
+    found, damaged = sum(row.messages for row in sums), sum(row.damaged for row in sums)
+    if found != written or damaged:
+        raise JobFailed(
+            f"The files read back differ from what was written: {found} messages instead of {written}, {damaged} damaged. "
+            "Nothing was published: run it again."
+        )
+    return sums
 
 
 def _by_shard(sums: Sequence[Any]) -> list[ArchivedShard]:
@@ -195,19 +257,25 @@ def _by_shard(sums: Sequence[Any]) -> list[ArchivedShard]:
     return shards
 
 
-def _by_folder(sums: Sequence[Any], staging: Staging) -> list[Partition]:
+def by_folder(sums: Sequence[Any], staging: Staging) -> list[Partition]:
     """Rows of `summed`, added up, with the sizes of the files."""
     messages: Counter[tuple[str, str]] = Counter()
     digests: Counter[tuple[str, str]] = Counter()
     for row in sums:
         messages[row.day, row.topic] += row.messages
         digests[row.day, row.topic] ^= row.digest
-    found = []
+    sizes, found = staging.sizes(), []
     for day, topic in sorted(messages):
-        files, size = staging.size(day, topic)
-        digest = hexadecimal(digests[day, topic])
-        part = Partition(day=day, topic=topic, messages=messages[day, topic], digest=digest, files=files, bytes=size)
-        found.append(part)
+        files, size = sizes.get((day, topic), (0, 0))
+        found.append(
+            Partition(
+                place=Place(run=staging.run, day=day, topic=topic),
+                messages=messages[day, topic],
+                digest=hexadecimal(digests[day, topic]),
+                files=files,
+                bytes=size,
+            )
+        )
     return found
 
 

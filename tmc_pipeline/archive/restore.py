@@ -15,11 +15,11 @@ from pyspark.sql import functions as f
 from tmc_client import Center
 from tmc_client.producer import publish_request, wait
 from tmc_common.headers import ORDER_KEY, REPLAY_KEYS, REPLAY_OF, REPLAY_TO
-from tmc_pipeline.archive.contents import Archive, subscriber_names
+from tmc_pipeline.archive.contents import Archive, closed_since, is_among, subscriber_names
 from tmc_pipeline.errors import ArchiveDamaged, CannotRun, translated
 from tmc_server.domain.consumption import ConsumptionState
-from tmc_server.domain.ids import MessageId
-from tmc_server.domain.manifest import Manifest
+from tmc_server.domain.ids import MessageId, created_ms
+from tmc_server.domain.manifest import Chain
 from tmc_server.domain.message import MessageState
 
 _PATIENCE = timedelta(seconds=20)
@@ -34,13 +34,16 @@ def wanted_ids(texts: Sequence[str]) -> list[MessageId]:
     return [parsed for _, parsed in found if parsed is not None]
 
 
+def topic_names(chain: Chain, ids: Sequence[MessageId]) -> set[str]:
+    """Names that the folders of their topics may have: a topic that was removed from the catalog lost its name."""
+    numbers = {each.topic for each in ids}
+    names = chain.names["topics"]
+    return {f"topic-{number}" for number in numbers} | {str(names.get(str(number), "")) for number in numbers}
+
+
 def with_ids(messages: DataFrame, ids: Sequence[MessageId]) -> DataFrame:
     """Rows of ARCHIVED whose shard and id are among these."""
-    by_shard = {shard: [each.number for each in ids if each.shard == shard] for shard in {each.shard for each in ids}}
-    some = f.lit(False)
-    for shard, numbers in by_shard.items():
-        some = some | ((f.col("shard") == shard) & f.col("id").isin(numbers))
-    return messages.where(some)
+    return messages.where(is_among(ids))
 
 
 def with_key(messages: DataFrame, topic: str, key: str) -> DataFrame:
@@ -49,7 +52,7 @@ def with_key(messages: DataFrame, topic: str, key: str) -> DataFrame:
 
 
 class Restoring:
-    """Searches every run that may contain the wanted messages, and there reads only the files of their topics.
+    """Reads only folders that may contain the wanted messages: of their topics, and of days since they were prepared.
 
     Damage elsewhere is ignored; if not everything was found, an unreadable manifest is reported as the reason.
     """
@@ -60,18 +63,20 @@ class Restoring:
 
     def by_id(self, ids: Sequence[MessageId]) -> Iterator[dict[str, Any]]:
         """Messages as JSON values; the body in base64, and as text if it is text."""
-        every, unreadable = self._archive.readable()
-        runs = [manifest for manifest in every if _may_hold(manifest, ids)]
-        topics = {run.run: {_topic_of(run, each) for each in ids} for run in runs}
-        found = list(self._shown(with_ids(self._archive.messages(runs, self._skip_missing, topics), ids), runs))
+        with self._archive.folder.read_by():
+            chain, unreadable = self._archive.readable()
+            recent = closed_since(min((created_ms(each.number) for each in ids), default=0))
+            wanted = topic_names(chain, ids)
+            places = [part for part in chain.partitions if part.place.topic in wanted and recent(part)]
+            found = list(self._shown(with_ids(self._archive.messages(places, self._skip_missing), ids), chain))
         return self._complete(found, len({each["id"] for each in found}) == len(set(ids)), unreadable)
 
     def by_key(self, topic: str, key: str) -> Iterator[dict[str, Any]]:
         """As by_id."""
-        every, unreadable = self._archive.readable()
-        runs = [each for each in every if any(part.topic == topic for part in each.partitions)]
-        messages = self._archive.messages(runs, self._skip_missing, {run.run: {topic} for run in runs})
-        found = list(self._shown(with_key(messages, topic, key), runs))
+        with self._archive.folder.read_by():
+            chain, unreadable = self._archive.readable()
+            places = [part for part in chain.partitions if part.place.topic == topic]
+            found = list(self._shown(with_key(self._archive.messages(places, self._skip_missing), topic, key), chain))
         return self._complete(found, bool(found), unreadable)
 
     def _complete(
@@ -81,24 +86,13 @@ class Restoring:
             raise ArchiveDamaged(f"Not everything was found, and {unreadable[0]}")
         return iter(found)
 
-    def _shown(self, messages: DataFrame, runs: Sequence[Manifest]) -> Iterator[dict[str, Any]]:
-        subscribers = subscriber_names(runs)
-        apps = {int(number): str(name) for run in runs for number, name in run.names["apps"].items()}
+    def _shown(self, messages: DataFrame, chain: Chain) -> Iterator[dict[str, Any]]:
+        subscribers = subscriber_names(chain)
+        apps = {int(number): str(name) for number, name in chain.names["apps"].items()}
         with translated():
             rows = messages.orderBy("id").collect()
         for row in rows:
             yield _as_values(row, subscribers, apps)
-
-
-def _topic_of(manifest: Manifest, wanted: MessageId) -> str:
-    """The name of its folders in that run."""
-    return str(manifest.names["topics"].get(str(wanted.topic), f"topic-{wanted.topic}"))
-
-
-def _may_hold(manifest: Manifest, ids: Sequence[MessageId]) -> bool:
-    return any(
-        part.shard == each.shard and part.low <= each.number <= part.high for part in manifest.shards for each in ids
-    )
 
 
 def _as_values(row: Any, subscribers: dict[int, tuple[str, str]], apps: dict[int, str]) -> dict[str, Any]:
@@ -115,6 +109,7 @@ def _as_values(row: Any, subscribers: dict[int, tuple[str, str]], apps: dict[int
         "created_ms": row.created_ms,
         "decided_ms": row.decided_ms,
         "closed_ms": row.closed_ms,
+        "erased": None if row.erased_ms is None else {"at_ms": row.erased_ms, "reason": row.erased_reason},
         "consumptions": [
             {
                 "subscriber": subscribers.get(each.subscription_no, ("", f"subscription-{each.subscription_no}"))[1],
@@ -149,6 +144,8 @@ def replay(message: dict[str, Any], center: Center) -> str:
     old = message["id"]
     if message["state"] != MessageState.COMMITTED.name:
         raise CannotRun(f"{old} was rolled back: nobody may see it.")
+    if message["erased"]:
+        raise CannotRun(f"{old} cannot be sent again: its content was erased ({message['erased']['reason']}).")
     headers = {**message["headers"], REPLAY_OF: old}
     order_key = headers.pop(ORDER_KEY, "")
     headers.pop(REPLAY_TO, None)  # this one is for all subscribers

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tmc_pipeline.archive.contents import Archive
+from tmc_pipeline.archive.contents import Archive, day_of
+from tmc_pipeline.archive.job import DAY_MS
 from tmc_pipeline.errors import translated
-from tmc_server.domain.manifest import Manifest, removal_folder
+from tmc_server.domain.manifest import Chain, removal_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,30 +27,40 @@ class Verifying:
         self._archive = archive
 
     def run(self, from_ms: int = 0, to_ms: int | None = None) -> Verified:
-        """Verify the runs whose closing times end in [from_ms, to_ms). Raises PipelineError: the archive cannot be read."""
-        with translated():
-            every, problems = self._archive.readable()
-            chosen = [each for each in every if each.before_ms >= from_ms and (to_ms is None or each.before_ms < to_ms)]
+        """Verify messages closed on the days of [from_ms, to_ms). Raises PipelineError: the archive cannot be read."""
+        first, end = day_of(from_ms), "9999" if to_ms is None else day_of(to_ms + DAY_MS - 1)
+        with translated(), self._archive.folder.read_by():
+            chain, problems = self._archive.readable()
+            chosen = [each for each in chain.partitions if first <= each.place.day < end]
             folders = self._archive.verify(chosen)
             problems += [each.complaint for each in folders if each.problem]
-            problems += [problem for manifest in chosen for problem in self._lists(manifest)]
+            problems += self._lists(chain)
             if not problems:  # else a manifest that cannot be read is why its folders are not listed
-                unlisted = self._archive.unlisted(each.run for each in every)
                 problems += [
-                    f"{self._archive.folder.path(name)} belongs to a run without a manifest" for name in unlisted
+                    f"{self._archive.folder.path(name)} belongs to a run without a manifest"
+                    for name in self._archive.unlisted(chain)
                 ]
         sound = [each for each in folders if not each.problem]
         messages = sum(each.part.messages for each in sound)
-        return Verified(runs=len(chosen), folders=len(sound), messages=messages, problems=tuple(problems))
+        return Verified(
+            runs=len({each.place.run for each in chosen}),
+            folders=len(sound),
+            messages=messages,
+            problems=tuple(problems),
+        )
 
-    def _lists(self, manifest: Manifest) -> list[str]:
+    def _lists(self, chain: Chain) -> list[str]:
         """What is wrong with the numbers that the center may remove."""
-        if not manifest.messages:
-            return []
-        found = self._archive.listed(manifest.run)
-        return [
-            f"{self._archive.folder.path(removal_folder(manifest.run, each.shard))} has {found.get(each.shard, 0)} numbers "
-            f"instead of {each.messages}"
-            for each in manifest.shards
-            if found.get(each.shard, 0) != each.messages
-        ]
+        folder, problems = self._archive.folder, []
+        for each in chain.removals:
+            if not folder.exists(f"removal/{each.run}"):
+                problems.append(f"{folder.path(f'removal/{each.run}')} is gone")
+                continue
+            rows = self._archive.listed(f"removal/{each.run}").groupBy("shard").count().collect()
+            found = {int(row["shard"]): int(row["count"]) for row in rows}
+            problems += [
+                f"{folder.path(removal_folder(each.run, shard))} has {found.get(shard, 0)} numbers instead of {count}"
+                for shard, count in each.counts.items()
+                if found.get(shard, 0) != count
+            ]
+        return problems

@@ -9,38 +9,43 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from tmc_pipeline.archive.contents import Archive, moment, subscriber_names
-from tmc_pipeline.center import CenterTables
+from tmc_pipeline.archive.contents import Archive, closed_since, end_of_day_ms, moment, subscriber_names
+from tmc_pipeline.center import Among, CenterTables
 from tmc_pipeline.errors import translated
 from tmc_pipeline.files import HadoopFolder
 from tmc_pipeline.frames import on_disk, small_table
 from tmc_pipeline.reconcile.ledgers import Ledgers
+from tmc_pipeline.reconcile.scope import SERVERS_CLOCKS_APART_MS, Scope, State, scope_of
 from tmc_pipeline.reconcile.verdicts import (
     AGREED,
     CLOCKS_APART_MS,
     PENDING,
+    REPLAY,
     VERDICTS,
     Audited,
     by_message,
     center_claims,
     judged,
     noted_claims,
+    number_of,
     outlined,
     relations,
 )
 from tmc_pipeline.settings import LedgerSource
 from tmc_server.domain.consumption import ConsumptionState
-from tmc_server.domain.manifest import Manifest
+from tmc_server.domain.ids import created_ms
+from tmc_server.domain.manifest import Chain
 from tmc_server.domain.message import MessageState
+from tmc_server.domain.numbers import MessageNumber
 
 log = logging.getLogger("tmc.pipeline")
 
@@ -54,6 +59,9 @@ class Summary:
     """What a run found. verdicts: messages by verdict.  well: no discrepancy, and every relation holds.
 
     bad_clocks: messages and deliveries with a time in the future, which excuses nothing.
+    span: since_ms: messages prepared earlier were compared only if the last run left them open, `left` of them;
+    until_ms: all that were prepared earlier have been compared by this run or one before; read_ms: when it began;
+    open: how many messages it left open.
     """
 
     run: str
@@ -63,6 +71,7 @@ class Summary:
     relations: Sequence[Mapping[str, Any]]
     sources: Sequence[Mapping[str, Any]]
     bad_clocks: int
+    span: Mapping[str, int | None]
 
     @property
     def discrepancies(self) -> int:
@@ -82,6 +91,7 @@ class Summary:
             "relations": self.relations,
             "sources": self.sources,
             "bad_clocks": self.bad_clocks,
+            **self.span,
         }
         return json.dumps(values, indent=1, ensure_ascii=False)
 
@@ -107,42 +117,118 @@ class Reconciliation:
         self._tolerance_ms = tolerance_ms
         self._skip_missing = skip_missing
 
-    def run(self, producers: Sequence[LedgerSource], consumers: Sequence[LedgerSource]) -> Summary:
-        """Raises PipelineError."""
+    def run(
+        self,
+        producers: Sequence[LedgerSource],
+        consumers: Sequence[LedgerSource],
+        since: str | int | None = None,
+        until_ms: int | None = None,
+    ) -> Summary:
+        """since, until_ms: as in scope.py. Raises PipelineError."""
         with translated(), ExitStack() as kept:
             self._center.check()
+            if self._archive is not None:
+                kept.enter_context(self._archive.folder.read_by())
             now = self._center.now_ms()
             run = f"{moment(now)}-{secrets.token_hex(3)}"
-            notes = [(source, self._ledgers.produced(source, producers)) for source in producers]
-            notes += [(source, self._ledgers.consumed(source, consumers)) for source in consumers]
-            # Numbered: Spark would cache identical frames once, and fill that cache twice at the same time.
-            noted = [
-                kept.enter_context(on_disk(frame.withColumn("source", f.lit(number))))
-                for number, (_, frame) in enumerate(notes)
-            ]
-            # This reads the ledgers, before their horizons are read.
-            sources = _counted([source for source, _ in notes], noted, self._center.now_ms() + CLOCKS_APART_MS)
-            bodies = any("body_sha256" in source.columns for source, _ in notes)
-            hot = kept.enter_context(on_disk(outlined(self._center.messages(), bodies)))
+            state = State(spark=self._spark, folder=self._folder)
+            scope = scope_of(state, since, until_ms)
+            noted, scope = self._noted(kept, producers, consumers, scope, now)
+            every_source = [*producers, *consumers]
+            sources = _counted(every_source, noted, self._center.now_ms() + CLOCKS_APART_MS)
+            compared = [scope.within(frame, number_of("message_id")).drop("source") for frame in noted]
+            compared += state.notes(scope)
+            bodies = any("body_sha256" in source.columns for source in every_source)
+            hot = kept.enter_context(on_disk(outlined(self._center.messages(scope.among), bodies)))
             messages = hot.count()  # Reads them: before the manifests are listed.
             log.info("run %s: %d messages in the center's tables", run, messages)
-            center, archived = [hot], list[Manifest]()
-            if self._archive is not None:
-                archived = self._archive.manifests()
-                center.append(outlined(self._archive.messages(archived, self._skip_missing), bodies))
+            archived = self._archive.chain() if self._archive is not None else Chain(manifests=())
+            center = [hot, *self._archived(archived, scope, bodies)]
             audited = self._audited(producers, consumers, archived)
-            claims = [self._claims(_all(center), archived), *map(noted_claims, noted)]
+            originals = self._originals(kept, center, archived, scope)
+            claims = [self._claims(_all([*center, *originals]), archived), *map(noted_claims, compared)]
             read_ms = self._center.now_ms()
-            rows_in_all = messages + sum(each.messages for each in archived) + sum(each["rows"] for each in sources)
+            in_archive = sum(each.messages for each in archived.partitions if scope.may_have(each))
+            rows_in_all = messages + in_archive + sum(each["rows"] for each in sources)
             partitions = partitions_of(rows_in_all, self._spark.sparkContext.defaultParallelism)
             judgement = judged(_all(claims), audited, now, self._tolerance_ms, partitions, read_ms)
+            if originals:  # compared only to verify their replays
+                replay = f.col("subscriber").startswith(REPLAY)
+                judgement = judgement.where(replay).unionByName(scope.within(judgement.where(~replay), f.col("number")))
             rows = kept.enter_context(on_disk(judgement))
-            summary = self._summary(run, rows, audited, sources)
-            self._write(run, rows, summary)
+            far_ms = now - max(self._tolerance_ms, SERVERS_CLOCKS_APART_MS)
+            far_ms = far_ms if until_ms is None else min(until_ms, far_ms)
+            span = {"since_ms": scope.from_ms, "until_ms": far_ms, "read_ms": now, "left": scope.left}
+            summary = self._summary(run, rows, audited, sources, span)
+            self._write(run, rows, summary, lambda staging: state.write(staging, rows, compared, far_ms))
         return summary
 
-    def _claims(self, outlines: DataFrame, archived: Sequence[Manifest]) -> DataFrame:
-        """Claims of the center. archived: manifests whose names are used where the catalog no longer has them."""
+    def _noted(
+        self,
+        kept: ExitStack,
+        producers: Sequence[LedgerSource],
+        consumers: Sequence[LedgerSource],
+        scope: Scope,
+        now_ms: int,
+    ) -> tuple[list[DataFrame], Scope]:
+        """NOTED with source int, of each source, kept on disk; and the scope, wider if old messages had news."""
+        from_ms = scope.notes_from_ms
+        frames = [self._ledgers.produced(source, producers, from_ms) for source in producers]
+        frames += [self._ledgers.consumed(source, consumers, from_ms) for source in consumers]
+        # Numbered: Spark would cache identical frames once, and fill that cache twice at the same time.
+        noted = [
+            kept.enter_context(on_disk(frame.withColumn("source", f.lit(number))))
+            for number, frame in enumerate(frames)
+        ]
+        oldest_ms = scope.surprises(_all(noted), now_ms) if noted else None
+        if oldest_ms is None:
+            return noted, scope
+        log.warning("messages that were settled have new notes: comparing from %s on", moment(oldest_ms))
+        return self._noted(kept, producers, consumers, replace(scope, from_ms=oldest_ms), now_ms)
+
+    def _archived(self, chain: Chain, scope: Scope, bodies: bool) -> list[DataFrame]:
+        """OUTLINE of archived messages of the scope."""
+        if self._archive is None:
+            return []
+        number = f.format_string("%02d-%d", "shard", "id")
+        parts = [part for part in chain.partitions if scope.may_have(part)]
+        found = [scope.within(self._archive.messages(parts, self._skip_missing), number)]
+        older = [part for part in chain.partitions if scope.may_differ(part)]
+        if older and scope.last is not None:
+            ids = [number for numbers in scope.last.differing.values() for number in numbers]
+            near = f.col("id").between(min(ids), max(ids))  # lets the reader skip files
+            found.append(scope.within(self._archive.placed(older).where(near).drop("run"), number))
+        return [outlined(each, bodies) for each in found]
+
+    def _originals(
+        self, kept: ExitStack, center: Sequence[DataFrame], archived: Chain, scope: Scope
+    ) -> list[DataFrame]:
+        """OUTLINE of messages before the scope that were sent again within it: a replay is verified against them."""
+        if scope.is_everything:
+            return []
+        replays = _all(center).where(f.col("replay_of").isNotNull()).select(number_of("replay_of").alias("number"))
+        own = scope.within(replays, f.col("number")).select("number")
+        wanted = replays.join(own, "number", "left_anti").distinct().collect()
+        numbers: dict[int, list[int]] = {}
+        for row in wanted:
+            if row.number is not None:
+                shard, _, number = row.number.partition("-")
+                numbers.setdefault(int(shard), []).append(int(number))
+        if not numbers:
+            return []
+        every = [number for each in numbers.values() for number in each]
+        in_span = Among(from_ms=scope.from_ms, to_ms=scope.from_ms, numbers=numbers)  # nothing but the numbers
+        found = [kept.enter_context(on_disk(outlined(self._center.messages(in_span), bodies=False)))]
+        found[0].count()
+        if self._archive is not None:
+            recent = closed_since(created_ms(MessageNumber(min(every))))
+            parts = [part for part in archived.partitions if recent(part)]
+            rows = self._archive.placed(parts).where(f.col("id").isin(every)).drop("run")
+            found.append(outlined(rows, bodies=False))
+        return found
+
+    def _claims(self, outlines: DataFrame, archived: Chain) -> DataFrame:
+        """Claims of the center. archived: its names are used where the catalog no longer has them."""
         names = self._center.names
         due: dict[int, list[dict[str, int]]] = {number: [] for number in names.topics}
         live: dict[int, int] = {}
@@ -173,10 +259,10 @@ class Reconciliation:
         return center_claims(outlines, topics, apps, subscribed)
 
     def _audited(
-        self, producers: Sequence[LedgerSource], consumers: Sequence[LedgerSource], archived: Sequence[Manifest]
+        self, producers: Sequence[LedgerSource], consumers: Sequence[LedgerSource], archived: Chain
     ) -> Audited:
         removed_ms = self._center.horizon_ms()
-        by_list = removed_ms <= max((manifest.before_ms for manifest in archived), default=0)
+        by_list = removed_ms <= archived.before_ms
         return Audited(
             producers=_since(
                 (source.app, max(source.since_ms, self._ledgers.horizon_ms(source))) for source in producers
@@ -184,9 +270,28 @@ class Reconciliation:
             subscribers=_since((f"{source.app}.{source.tag}", source.since_ms) for source in consumers),
             sdk_ledgers=frozenset(source.app for source in producers if source.is_sdk),
             center_ms=0 if by_list else removed_ms,  # removed by age: what became of those is unknown
+            expired=self._expired(archived),
         )
 
-    def _summary(self, run: str, rows: DataFrame, audited: Audited, sources: Sequence[Mapping[str, Any]]) -> Summary:
+    def _expired(self, archived: Chain) -> dict[int, int]:
+        """By number of a topic, the end of the last day that was taken out of the archive."""
+        days = archived.expired
+        names = {int(number): str(name) for number, name in archived.names["topics"].items()}
+        ends = {topic: end_of_day_ms(day) for topic, day in days.items()}
+        return {number: ends[name] for number, name in names.items() if name in ends} | {
+            int(topic.removeprefix("topic-")): end
+            for topic, end in ends.items()
+            if topic.removeprefix("topic-").isdigit()
+        }
+
+    def _summary(
+        self,
+        run: str,
+        rows: DataFrame,
+        audited: Audited,
+        sources: Sequence[Mapping[str, Any]],
+        span: Mapping[str, int | None],
+    ) -> Summary:
         counted = by_message(rows).groupBy("topic", "verdict").count().orderBy("topic", "verdict").collect()
         totals = {verdict: sum(row["count"] for row in counted if row.verdict == verdict) for verdict in VERDICTS}
         related = relations(rows).where(f.col("subscriber").isin(list(audited.subscribers)))
@@ -198,10 +303,11 @@ class Reconciliation:
             relations=[_relation(row.asDict()) for row in related.orderBy("topic", "subscriber").collect()],
             sources=sources,
             bad_clocks=rows.where("bad_clock").count(),
+            span=span,
         )
 
-    def _write(self, run: str, rows: DataFrame, summary: Summary) -> None:
-        """Details of whatever is not agreed as Parquet, of discrepancies as CSV too; the summary last, under its final name."""
+    def _write(self, run: str, rows: DataFrame, summary: Summary, still_open: Callable[[str], int]) -> None:
+        """Details of what is not agreed as Parquet, of discrepancies as CSV too; then what is open; the summary last."""
         staging = f"_staging/{run}"
         found = rows.where(f.col("verdict") != AGREED).orderBy("verdict", "message_id", "subscriber")
         try:
@@ -211,8 +317,9 @@ class Reconciliation:
                 header="true", escape='"', quoteAll="true", lineSep="\r\n"
             )
             written.csv(self._folder.path(f"{staging}/details.csv"))
+            summary = replace(summary, span={**summary.span, "open": still_open(staging)})
             self._folder.write(f"{staging}/summary.json", summary.to_json())
-            self._folder.move(staging, run)
+            self._folder.rename(staging, run)
         finally:
             self._folder.remove(staging)
 

@@ -12,7 +12,10 @@ null where they are not kept; noted_app string: whose ledger it is, null: severa
 from __future__ import annotations
 
 import difflib
+import re
+import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -20,7 +23,9 @@ from pyspark.sql import types as t
 
 from tmc_pipeline.dialects import Database, database
 from tmc_pipeline.errors import CannotRun, translated
+from tmc_pipeline.session import SLICE
 from tmc_pipeline.settings import LedgerSource
+from tmc_server.domain.ids import EPOCH_MS
 
 _PRODUCERS = {"message_id": "message_id", "state": "state", "at_ms": "created_ms"}
 _IDENTITY = {"topic": "topic", "message_key": "message_key", "attempt_id": "attempt_id"}  # of the SDK's ledger
@@ -31,24 +36,27 @@ _OPTIONAL = {"body_sha256", "at_ms", "subscriber", *_IDENTITY}
 # As RFC 4180 has it: a quote inside quotes is doubled.
 _CSV = {"header": "true", "escape": '"', "encoding": "UTF-8"}
 PRODUCERS_TABLE, CONSUMERS_TABLE = "tmc_ledger", "tmc_inbox"
+_KEYS = {PRODUCERS_TABLE: ("message_id",), CONSUMERS_TABLE: ("subscriber", "message_id")}  # their primary keys
+_SAMPLES = 50  # sampled keys per slice
+_PLAIN = re.compile(r"[\w.-]+")  # keys that need no escaping
 
 
 class Ledgers:
-    """Reads the configured sources. fetch: rows per round trip."""
+    """Reads the configured sources. fetch: rows per round trip.  slice_rows: approximate number of rows per task."""
 
-    def __init__(self, spark: SparkSession, fetch: int) -> None:
+    def __init__(self, spark: SparkSession, fetch: int, slice_rows: int = SLICE) -> None:
         self._spark = spark
         self._fetch = fetch
-        self._places: dict[tuple[str, ...], int] = {}
+        self._slice = slice_rows
 
-    def produced(self, source: LedgerSource, among: Sequence[LedgerSource] = ()) -> DataFrame:
+    def produced(self, source: LedgerSource, among: Sequence[LedgerSource] = (), from_ms: int = 0) -> DataFrame:
         """NOTED of one producer. A state that the mapping does not name counts as neither. Raises CannotRun.
 
-        among: all producers: those that share a place share its rows.
+        among: all producers: those that share a place share its rows.  from_ms: omit rows with earlier times.
         """
         table = source.table or PRODUCERS_TABLE
         usual = _PRODUCERS | (_IDENTITY if source.is_sdk else {})
-        rows, columns = self._opened(source, table, usual, {"body_sha256", *_IDENTITY})
+        rows, columns = self._opened(source, table, usual, {"body_sha256", *_IDENTITY}, from_ms)
         shared = any(each.app != source.app and _place(each) == _place(source) for each in among)
         state = f.col(columns["state"]).cast("string")
 
@@ -61,19 +69,20 @@ class Ledgers:
             "rolled_back": meaning("ROLLED_BACK"),
             "unknown": f.coalesce(~state.isin(list(source.states)), f.lit(True)).cast("int"),
             "noted_app": f.lit(None if shared else source.app),
-            "ledger": f.lit(self._places.setdefault(_place(source), len(self._places))),
+            "ledger": f.lit(_number_of(source)),
             "sdk": f.lit(int(source.is_sdk)),
         }
         return _shaped(rows, columns, f.lit(""), values)
 
-    def consumed(self, source: LedgerSource, among: Sequence[LedgerSource] = ()) -> DataFrame:
+    def consumed(self, source: LedgerSource, among: Sequence[LedgerSource] = (), from_ms: int = 0) -> DataFrame:
         """NOTED of one consumer, one row per effect. Raises CannotRun.
 
         among: all consumers. Rows of other subscribers go to the first consumer at this place: none is dropped.
+        from_ms: omit rows with earlier times.
         """
         table = source.table or CONSUMERS_TABLE
         here = [each for each in among or [source] if _place(each) == _place(source)]
-        rows, columns = self._opened(source, table, _CONSUMERS, {"body_sha256", "subscriber"})
+        rows, columns = self._opened(source, table, _CONSUMERS, {"body_sha256", "subscriber"}, from_ms)
         own = f.lit(f"{source.app}.{source.tag}")
         if "subscriber" in columns:  # one inbox may serve several
             named = f.col(columns["subscriber"]).cast("string")
@@ -96,7 +105,7 @@ class Ledgers:
         return horizon + _CLOCKS_APART_MS if horizon else 0
 
     def _opened(
-        self, source: LedgerSource, table: str, usual: Mapping[str, str], free: set[str]
+        self, source: LedgerSource, table: str, usual: Mapping[str, str], free: set[str], from_ms: int
     ) -> tuple[DataFrame, dict[str, str]]:
         """The rows, and which of their columns is which. free: may be missing when the mapping does not name them."""
         unknown = sorted(set(source.columns) - set(usual) - free)
@@ -104,12 +113,15 @@ class Ledgers:
             near = difflib.get_close_matches(unknown[0], [*usual, *free], n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted({*usual, *free}))}."
             raise CannotRun(f"{source.app}: there is no such column to map, {unknown[0]}: {hint}")
-        where, rows = self._rows(source, table)
         wanted = {**usual, **source.columns}
+        where, rows = self._rows(source, table)
         columns = {name: column for name, column in wanted.items() if column in rows.columns}
         for name, column in wanted.items():
             if name not in columns and (name in source.columns or name not in _OPTIONAL):
                 raise CannotRun(f"{where} has no column {column} for {name}: it has {', '.join(rows.columns)}. Map it.")
+        if "at_ms" in columns and from_ms:
+            at = _milliseconds(rows, columns["at_ms"])
+            rows = rows.where(at.isNull() | (at < EPOCH_MS) | (at >= from_ms))  # in seconds, or 0: no time at all
         return rows, columns
 
     def _rows(self, source: LedgerSource, table: str) -> tuple[str, DataFrame]:
@@ -124,7 +136,62 @@ class Ledgers:
     def _table(self, place: Database, table: str) -> DataFrame:
         if not table.replace("_", "").replace(".", "").isalnum():
             raise CannotRun(f"{table!r} is no table name: letters, digits, _ and one dot.")
-        return self._spark.read.format("jdbc").options(**place.options(self._fetch), dbtable=table).load()
+        options = place.options(self._fetch)
+        if table not in _KEYS:
+            return self._spark.read.format("jdbc").options(**options, dbtable=table).load()
+        conditions = ranges(_KEYS[table], self._edges(place, table)) or ["1 = 1"]
+        return self._spark.read.jdbc(place.url, table, predicates=conditions, properties=options)
+
+    def _edges(self, place: Database, table: str) -> list[tuple[str, ...]]:
+        """Keys that divide a table into slices of about as many rows each, in the database's own order."""
+        (counted,) = self._small(place, f"SELECT COUNT(*) AS n FROM {table}", "n BIGINT")
+        slices = -(-int(counted.n) // self._slice)
+        if slices < 2:
+            return []
+        keys, chance = ", ".join(_KEYS[table]), place.chance(min(1.0, slices * _SAMPLES / counted.n))
+        query = f"SELECT {keys} FROM {table} WHERE {chance} ORDER BY {keys} LIMIT {slices * _SAMPLES * 2}"
+        rows = self._small(place, query, ", ".join(f"{name} STRING" for name in _KEYS[table]))
+        found = [tuple(rows[len(rows) * n // slices]) for n in range(1, slices)] if rows else []
+        return [key for key in dict.fromkeys(found) if all(_PLAIN.fullmatch(text) for text in key)]
+
+    def _small(self, place: Database, query: str, schema: str) -> Sequence[Any]:
+        """A small result, here in the driver."""
+        options = {**place.options(self._fetch), "dbtable": f"({query}) q", "customSchema": schema}
+        found: Sequence[Any] = self._spark.read.format("jdbc").options(**options).load().collect()
+        return found
+
+
+def ranges(columns: Sequence[str], edges: Sequence[tuple[str, ...]]) -> list[str]:
+    """Conditions that divide all rows at these keys, one per task; the database finds each by its primary key."""
+
+    def beside(edge: tuple[str, ...], comparison: str) -> str:
+        """Rows before (<) an edge, or from it on (>=)."""
+        *first, last = zip(columns, edge, strict=True)
+        condition = f"{last[0]} {comparison} '{last[1]}'"
+        for column, text in reversed(first):
+            condition = f"({column} {comparison[0]} '{text}' OR ({column} = '{text}' AND {condition}))"
+        return condition
+
+    starts = [None, *edges]
+    ends = [*edges, None]
+    return [
+        " AND ".join([*([beside(low, ">=")] if low else []), *([beside(high, "<")] if high else [])]) or "1 = 1"
+        for low, high in zip(starts, ends, strict=True)
+    ]
+
+
+def _number_of(source: LedgerSource) -> int:
+    """The same for a place in every run, also when its password changes."""
+    url, *rest = _place(source)
+    return zlib.crc32(repr([url.rpartition("@")[2], *rest]).encode()) >> 1
+
+
+def _milliseconds(rows: DataFrame, column: str) -> Column:
+    """A time of a ledger as bigint; null: it is none."""
+    if isinstance(rows.schema[column].dataType, t.LongType):
+        return f.col(column)  # a database can filter by it
+    at = f.col(column)
+    return (f.unix_millis(at) if isinstance(rows.schema[column].dataType, t.TimestampType) else at).try_cast("bigint")
 
 
 def _place(source: LedgerSource) -> tuple[str, ...]:
@@ -150,9 +217,7 @@ def _shaped(rows: DataFrame, columns: Mapping[str, str], subscriber: Column, val
     attempt = named("attempt_id")
     if "attempt_id" in columns and isinstance(rows.schema[columns["attempt_id"]].dataType, t.StringType):
         attempt = f.unhex(attempt)
-    at = named("at_ms")
-    if "at_ms" in columns and isinstance(rows.schema[columns["at_ms"]].dataType, t.TimestampType):
-        at = f.unix_millis(at)
+    at = _milliseconds(rows, columns["at_ms"]) if "at_ms" in columns else f.lit(None).cast("bigint")
     return rows.select(
         f.when(text.rlike(_ID), text).alias("message_id"),
         subscriber.alias("subscriber"),
@@ -168,6 +233,6 @@ def _shaped(rows: DataFrame, columns: Mapping[str, str], subscriber: Column, val
                 ("attempt_id", attempt, "binary"),
             )
         ],
-        at.try_cast("bigint").alias("at_ms"),
+        at.alias("at_ms"),
         f.lower(digest.cast("string")).alias("body_sha256"),
     )

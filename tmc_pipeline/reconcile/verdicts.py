@@ -46,7 +46,7 @@ VERDICTS = (
 """In ascending order: the verdict of a message is the last of these that any of its rows has."""
 
 CLOCKS_APART_MS = 300_000  # a time further ahead than this comes from a wrong clock and excuses nothing
-_REPLAY = "replay "  # prefix of the subscriber in rows that check a replay; real names contain no blank
+REPLAY = "replay "  # prefix of the subscriber in rows that check a replay; real names contain no blank
 
 _DELIVERY = t.StructType(
     [
@@ -125,12 +125,14 @@ class Audited:
 
     sdk_ledgers: the producers whose records are the SDK's ledger, which has only messages sent in transactions.
     center_ms: since when (epoch ms) the center's rows are complete; older ones may have been removed unarchived.
+    expired: the same by number of a topic, because of days that were taken out of the archive by rule.
     """
 
     producers: Mapping[str, int] = field(default_factory=dict)
     subscribers: Mapping[str, int] = field(default_factory=dict)
     sdk_ledgers: frozenset[str] = frozenset()
     center_ms: int = 0
+    expired: Mapping[int, int] = field(default_factory=dict)
 
 
 # -- claims -------------------------------------------------------------------------------------------------------
@@ -168,10 +170,10 @@ def own_digest() -> Column:
 
 
 def outlined(messages: DataFrame, bodies: bool) -> DataFrame:
-    """MESSAGE -> OUTLINE, one row per message with no more than is compared. bodies: with their SHA-256.
+    """MESSAGE or ARCHIVED -> OUTLINE, one row per message with no more than is compared. bodies: with their SHA-256.
 
-    OUTLINE: shard, id, topic_no, producer_no, message_key, attempt_id, state, decided_ms as in MESSAGE; ledgered boolean;
-    replay_of string, replay_to int: the headers, or null; altered boolean: the center's digest is of something else;
+    OUTLINE: shard, id, topic_no, producer_no, message_key, attempt_id, state, decided_ms as in MESSAGE; ledgered, erased
+    boolean; replay_of string, replay_to int: the headers, or null; altered boolean: the center's digest is of something else;
     content bigint; center_body string (SHA-256, hexadecimal) or null; at_ms bigint, when the message moved last;
     deliveries array of _DELIVERY, never null.
     """
@@ -185,6 +187,7 @@ def outlined(messages: DataFrame, bodies: bool) -> DataFrame:
             f.lit(0).alias("expected"),
         ),
     )
+    erased = f.col("erased_ms").isNotNull() if "erased_ms" in messages.columns else f.lit(False)
     return messages.select(
         "shard",
         "id",
@@ -195,16 +198,18 @@ def outlined(messages: DataFrame, bodies: bool) -> DataFrame:
         "state",
         "decided_ms",
         f.col("ledger_id").isNotNull().alias("ledgered"),
+        erased.alias("erased"),
         f.get_json_object("headers", f"$['{REPLAY_OF}']").alias("replay_of"),
         f.when(
             f.get_json_object("headers", f"$['{REPLAY_OF}']").isNotNull(),
             f.get_json_object("headers", f"$['{REPLAY_TO}']").try_cast("int"),
         ).alias("replay_to"),
-        ((own_digest() != f.lower(f.hex("digest"))) | (f.col("headers").isNotNull() & _headers().isNull())).alias(
-            "altered"
-        ),
-        f.xxhash64("body", "content_type").alias("content"),
-        (f.sha2("body", 256) if bodies else f.lit(None).cast("string")).alias("center_body"),
+        (
+            ~erased
+            & ((own_digest() != f.lower(f.hex("digest"))) | (f.col("headers").isNotNull() & _headers().isNull()))
+        ).alias("altered"),
+        f.when(~erased, f.xxhash64("body", "content_type")).alias("content"),
+        (f.when(~erased, f.sha2("body", 256)) if bodies else f.lit(None).cast("string")).alias("center_body"),
         f.greatest("created_ms", "decided_ms").alias("at_ms"),
         last_moved.alias("deliveries"),
     )
@@ -252,10 +257,10 @@ def center_claims(outlines: DataFrame, topics: DataFrame, apps: DataFrame, subsc
     )
     return _as_claims(
         named.select(
-            f.when(original, f.coalesce(_number_of("replay_of"), number)).otherwise(number).alias("number"),
+            f.when(original, f.coalesce(number_of("replay_of"), number)).otherwise(number).alias("number"),
             own_id.alias("message_id"),
             f.when(itself, "")
-            .when(original, f.concat(f.lit(_REPLAY), own_id))
+            .when(original, f.concat(f.lit(REPLAY), own_id))
             .otherwise(subscriber)
             .alias("subscriber"),
             topic.alias("topic"),
@@ -273,7 +278,9 @@ def center_claims(outlines: DataFrame, topics: DataFrame, apps: DataFrame, subsc
             f.when(original, f.coalesce(proper, f.lit(False))).alias("proper"),
             "altered",
             "content",
-            f.when(itself, _identity(topic, f.col("message_key"), f.col("attempt_id"))).alias("identity"),
+            f.when(itself & ~f.col("erased"), _identity(topic, f.col("message_key"), f.col("attempt_id"))).alias(
+                "identity"
+            ),
             "center_body",
             f.when(of_message, f.col("at_ms")).otherwise(f.greatest("at_ms", "each.at_ms")).alias("at_ms"),
         )
@@ -308,7 +315,7 @@ def _missing() -> Column:
     return f.coalesce(rows, f.array()).cast(_ROWS)
 
 
-def _number_of(column: str) -> Column:
+def number_of(column: str) -> Column:
     """SHARD-NUMBER of a message id; null: it is none."""
     return f.nullif(f.regexp_extract(column, r"^\d+-\d+-(\d\d-\d+)$", 1), f.lit(""))
 
@@ -323,7 +330,7 @@ def noted_claims(noted: DataFrame) -> DataFrame:
     identity = f.when(
         f.col("attempt_id").isNotNull(), _identity(f.col("noted_topic"), f.col("noted_key"), f.col("attempt_id"))
     )
-    return _as_claims(rows.withColumn("number", _number_of("message_id")).withColumn("identity", identity))
+    return _as_claims(rows.withColumn("number", number_of("message_id")).withColumn("identity", identity))
 
 
 def _as_claims(rows: DataFrame) -> DataFrame:
@@ -368,8 +375,8 @@ def judged(
         )
     )
     rows = sums.select("*", *[_of_its_message(condition).alias(name) for name, condition in _ABOUT_ITS_MESSAGE.items()])
-    of_message, of_replay = f.col("subscriber") == "", f.col("subscriber").startswith(_REPLAY)
-    made = _made(f.col("number"))
+    of_message, of_replay = f.col("subscriber") == "", f.col("subscriber").startswith(REPLAY)
+    made = made_ms(f.col("number"))
     verdict = (
         f.when(of_message, _of_message(audited, made))
         .when(of_replay, _of_replay(audited, made))
@@ -392,7 +399,7 @@ def judged(
     ).drop("moved_ms")
 
 
-def _made(number: Column) -> Column:
+def made_ms(number: Column) -> Column:
     """Epoch milliseconds inside SHARD-NUMBER."""
     return f.shiftright(f.try_element_at(f.split(number, "-"), f.lit(2)).try_cast("bigint"), 22) + f.lit(EPOCH_MS)
 
@@ -418,6 +425,16 @@ def _complete(names: Mapping[str, int], column: str, made: Column) -> Column:
     for name, since_ms in names.items():
         known = known | ((f.col(column) == name) & (made >= since_ms))
     return f.coalesce(known, f.lit(False))
+
+
+def _is_forgotten(audited: Audited, made: Column) -> Column:
+    """Whether the center and the archive may have removed this message by rule."""
+    gone = made < audited.center_ms
+    if audited.expired:
+        ends = f.create_map(*[f.lit(each) for pair in audited.expired.items() for each in pair])
+        topic = f.split("message_id", "-")[0].try_cast("int")
+        gone = gone | f.coalesce(made < f.try_element_at(ends, topic), f.lit(False))
+    return gone
 
 
 def _differ(name: str) -> Column:
@@ -454,7 +471,7 @@ def _of_message(audited: Audited, made: Column) -> Column:
     undecided = is_one_of(state, UNDECIDED)
     return (
         f.when(state.isNull() & (f.col("unknown") > 0), "unknown state")
-        .when(state.isNull() & committed & (made < audited.center_ms), AGREED)  # removed long ago
+        .when(state.isNull() & committed & _is_forgotten(audited, made), AGREED)  # removed long ago
         .when(state.isNull() & committed, "lost")
         .when(state.isNull(), AGREED)  # a rollback of something the center never stored, or has forgotten
         .when(_unknown("state", MessageState) | (f.col("unknown") > 0), "unknown state")
@@ -480,7 +497,7 @@ def _of_delivery(audited: Audited, made: Column) -> Column:
         f.when(effects > 1, "duplicate effect")
         .when(f.coalesce(renamed, f.lit(False)), AGREED)  # the row about the message itself reports the differing ids
         .when(state.isNull() & (f.col("expected") > 0), "lost")
-        .when(state.isNull() & (made < audited.center_ms), AGREED)
+        .when(state.isNull() & _is_forgotten(audited, made), AGREED)
         .when(state.isNull() & of_its_message.isNull() & (f.col("m_committed") > 0), "lost")
         .when(state.isNull(), "ghost")
         .when(_unknown("state", ConsumptionState), "unknown state")
@@ -504,10 +521,10 @@ def _of_replay(audited: Audited, made: Column) -> Column:
     """Verdict of a replay: proven if its original was committed and has the same body, topic, producer and key."""
     proven = (
         (f.col("m_state") == int(MessageState.COMMITTED))
-        & (f.col("content") == f.col("m_content"))
+        & (f.col("m_content").isNull() | (f.col("content") == f.col("m_content")))  # null: it was erased
         & (f.col("proper") == 1)
     )
-    forgotten = f.col("m_state").isNull() & (made < audited.center_ms) & (f.col("proper") == 1)
+    forgotten = f.col("m_state").isNull() & _is_forgotten(audited, made) & (f.col("proper") == 1)
     return f.when(f.coalesce(proven | forgotten, f.lit(False)), AGREED).otherwise("ghost")
 
 
@@ -525,7 +542,7 @@ def _waiting() -> Column:
 def by_message(rows: DataFrame) -> DataFrame:
     """Judged rows -> message_id string, topic string, verdict string; one row per message, its worst verdict."""
     verdicts = f.array(*[f.lit(each) for each in VERDICTS])
-    of_replay = f.col("subscriber").startswith(_REPLAY)
+    of_replay = f.col("subscriber").startswith(REPLAY)
     worst = (
         rows.where(~of_replay)
         .groupBy("number")
@@ -562,7 +579,7 @@ def relations(rows: DataFrame) -> DataFrame:
     taken_back = f.coalesce(f.col("state") == int(ConsumptionState.CANCELLED), f.lit(False))
     underway = ~is_one_of(f.col("state"), CLOSED)
     return (
-        here.where((f.col("subscriber") != "") & ~f.col("subscriber").startswith(_REPLAY))
+        here.where((f.col("subscriber") != "") & ~f.col("subscriber").startswith(REPLAY))
         .groupBy("topic", "subscriber")
         .agg(
             f.count(f.when(done, 1)).alias("committed"),

@@ -159,6 +159,55 @@ def oldest_open(messages: DataFrame, subscribers: DataFrame) -> DataFrame:
     )
 
 
+def compared(messages: DataFrame, subscribers: DataFrame, from_ms: int) -> DataFrame:
+    """MESSAGE with topic, of two periods of one length -> one row per period: current boolean, and the figures below.
+
+    messages, committed, rolled_back, undecided, deliveries, acked, first_attempt, failed, attempts bigint; deliver_p50 ...
+    from_ms: when the current period begins.
+    """
+    sums = production(messages.withColumn("topic", _current("created_ms", from_ms)))
+    delivered = deliveries(messages, subscribers).withColumns(
+        {"topic": _current("prepared_ms", from_ms), "subscriber": f.lit("")}
+    )
+    columns = ("topic", "messages", "committed", "rolled_back", "undecided")
+    both = sums.select(*columns).join(consumption(delivered), "topic", "left").drop("subscriber")
+    return both.withColumn("current", f.col("topic") == _CURRENT).drop("topic").orderBy("current")
+
+
+_CURRENT = "current"
+
+
+def _current(column: str, from_ms: int) -> Column:
+    return f.when(f.col(column) >= from_ms, _CURRENT).otherwise("before")
+
+
+def latencies(delivered: DataFrame) -> DataFrame:
+    """Rows of `deliveries` -> topic, subscriber string, step int, deliveries bigint; acked ones, by how long they took.
+
+    step n: from LATENCY_STEPS[n] milliseconds on; the last one has no end.
+    """
+    took = f.col("closed_ms") - f.col("decided_ms") - f.col("delay_ms")
+    step = f.lit(0)
+    for number, limit in enumerate(LATENCY_STEPS):
+        step = f.when(took >= limit, number).otherwise(step)
+    acked = delivered.where(f.col("state") == int(ConsumptionState.ACKED))
+    return (
+        acked.groupBy("topic", "subscriber", step.alias("step"))
+        .agg(f.count(f.lit(1)).alias("deliveries"))
+        .orderBy("topic", "subscriber", "step")
+    )
+
+
+LATENCY_STEPS = (0, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000, 600_000, 3_600_000, 86_400_000)
+
+
+def heat(messages: DataFrame, step_ms: int) -> DataFrame:
+    """MESSAGE -> shard smallint, at_ms bigint, messages bigint: by shard and the `step_ms` in which they were prepared."""
+    at = f.col("created_ms") - f.pmod(f.col("created_ms"), f.lit(step_ms))
+    counted = messages.groupBy("shard", at.alias("at_ms")).agg(f.count(f.lit(1)).alias("messages"))
+    return counted.orderBy("shard", "at_ms")
+
+
 def skew(messages: DataFrame) -> DataFrame:
     """MESSAGE -> shard smallint, messages bigint, consumptions bigint; by shard."""
     sums = (f.count(f.lit(1)).alias("messages"), f.sum(f.size("consumptions")).alias("consumptions"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 from collections.abc import Mapping
@@ -11,14 +12,17 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from tmc_pipeline.archive.contents import Archive, moment, subscriber_names
+from tmc_pipeline.archive.contents import Archive, closed_since, moment, subscriber_names
 from tmc_pipeline.center import CenterTables
 from tmc_pipeline.errors import translated
 from tmc_pipeline.files import HadoopFolder
 from tmc_pipeline.frames import MESSAGE, on_disk, small_table, with_topic, without
+from tmc_pipeline.reconcile.verdicts import PENDING
 from tmc_pipeline.report import figures, page
 
 log = logging.getLogger("tmc.pipeline")
+
+_EXAMPLES = 20  # discrepancies on the page; all are in the details of the reconciliation
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,10 @@ class Reported:
 
 
 class Report:
-    """archive: None: the hot tables alone."""
+    """archive: None: the hot tables alone.  reconciled: folder of reconciliation results; None: there is none.
+
+    console: address of the console that the page links to; empty: no links.
+    """
 
     def __init__(
         self,
@@ -40,23 +47,30 @@ class Report:
         archive: Archive | None,
         folder: HadoopFolder,
         skip_missing: bool = False,
+        reconciled: HadoopFolder | None = None,
+        console: str = "",
     ) -> None:
         self._spark = spark
         self._center = center
         self._archive = archive
         self._folder = folder
         self._skip_missing = skip_missing
+        self._reconciled = reconciled
+        self._console = console.rstrip("/")
 
     def run(self, from_ms: int, to_ms: int | None = None) -> Reported:
         """Messages prepared in [from_ms, to_ms), None: now. Raises PipelineError."""
         with translated(), ExitStack() as kept:
             self._center.check()
+            if self._archive is not None:
+                kept.enter_context(self._archive.folder.read_by())
             now = self._center.now_ms()
             to_ms = now if to_ms is None else to_ms
             run = f"{moment(now)}-{secrets.token_hex(3)}"
-            hot = self._hot(kept, from_ms)
-            messages = kept.enter_context(on_disk(self._messages(hot, from_ms, to_ms)))
-            frames = self._frames(messages, hot)
+            before_ms = max(0, 2 * from_ms - to_ms)  # where a period of the same length before this one begins
+            hot = self._hot(kept, before_ms)
+            both = kept.enter_context(on_disk(self._messages(hot, before_ms, to_ms)))
+            frames = self._frames(both, hot, from_ms, to_ms)
             staging = f"_staging/{run}"
             try:
                 tables = {name: self._kept(frame, f"{staging}/{name}.parquet") for name, frame in frames.items()}
@@ -66,8 +80,10 @@ class Report:
                     "messages": f"{seen:,}",
                     "run": run,
                 }
-                self._folder.write(f"{staging}/report.html", page.page("Transaction messages", facts, tables))
-                self._folder.move(staging, run)
+                verdicts = self._verdicts()
+                text = page.page("Transaction messages", facts, tables, verdicts, self._console)
+                self._folder.write(f"{staging}/report.html", text)
+                self._folder.rename(staging, run)
             finally:
                 self._folder.remove(staging)
         log.info("report about %d messages: %s/report.html", seen, self._folder.path(run))
@@ -86,16 +102,34 @@ class Report:
         wanted = [*MESSAGE.names, "topic"]
         every = hot.select(*wanted)
         if self._archive is not None:
-            runs = [manifest for manifest in self._archive.manifests() if manifest.before_ms > from_ms]
-            cold = self._archive.messages(runs, self._skip_missing).withColumn("body", f.lit(None).cast("binary"))
+            recent = closed_since(from_ms)  # nothing closes before it was prepared
+            parts = [part for part in self._archive.chain().partitions if recent(part)]
+            cold = self._archive.messages(parts, self._skip_missing).withColumn("body", f.lit(None).cast("binary"))
             cold = cold.withColumn("attempts", f.coalesce("attempts", f.array().cast(MESSAGE["attempts"].dataType)))
             every = every.unionByName(without(cold, hot).select(*wanted))
         return every.where((f.col("created_ms") >= from_ms) & (f.col("created_ms") < to_ms))
 
-    def _frames(self, messages: DataFrame, hot: DataFrame) -> Mapping[str, DataFrame]:
-        """The tables of the report. hot: also holds open messages that were prepared before the reported period."""
+    def _verdicts(self) -> page.Verdicts | None:
+        """Of the last reconciliation, with some of its discrepancies."""
+        for run in reversed(self._reconciled.names() if self._reconciled is not None else []):
+            if self._reconciled is not None and self._reconciled.exists(f"{run}/summary.json"):
+                summary = json.loads(self._reconciled.read(f"{run}/summary.json"))
+                details = self._spark.read.parquet(self._reconciled.path(f"{run}/details.parquet"))
+                found = details.where(f.col("verdict") != PENDING).select(
+                    "verdict", "message_id", "subscriber", "topic"
+                )
+                rows = [row.asDict() for row in found.orderBy("verdict", "message_id", "subscriber").take(_EXAMPLES)]
+                return page.Verdicts(run=run, summary=summary, examples=rows)
+        return None
+
+    def _frames(self, both: DataFrame, hot: DataFrame, from_ms: int, to_ms: int) -> Mapping[str, DataFrame]:
+        """The tables of the report. both: messages of the reported period and of the one before.
+
+        hot: also holds open messages that were prepared before the reported period.
+        """
+        messages = both.where(f.col("created_ms") >= from_ms)
         names = (
-            {number: name for number, (_, name) in subscriber_names(self._archive.manifests()).items()}
+            {number: name for number, (_, name) in subscriber_names(self._archive.chain()).items()}
             if self._archive
             else {}
         )
@@ -110,6 +144,9 @@ class Report:
             "failures": figures.failures(messages, subscribers),
             "oldest_open": figures.oldest_open(hot, subscribers),
             "skew": figures.skew(messages),
+            "comparison": figures.compared(both, subscribers, from_ms),
+            "latencies": figures.latencies(delivered),
+            "heat": figures.heat(messages, page.heat_step_ms(from_ms, to_ms)),
         }
 
     def _kept(self, frame: DataFrame, name: str) -> page.Rows:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,9 +18,16 @@ mpl.use("svg")  # no screen
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tmc_pipeline.report.figures import LATENCY_STEPS
+
 Rows = Sequence[Mapping[str, Any]]
 _HOUR_MS = 3_600_000
+_DAY_MS = 24 * _HOUR_MS
+_MOST_COLUMNS = 96  # of the heat map
+_SHARDS = 32
+_HEAT = "YlGnBu"  # empty cells stay transparent, so it reads on light and dark paper
 _MOST_LINES = 8  # in one picture; the rest is added up or left to the tables
+_INK, _FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"  # the page's style sheet replaces them in the dark
 _COLOURS = ("#2f6fab", "#d9822b", "#3f8f5b", "#b8433f", "#7a5aa6", "#8c6d46", "#c2679f", "#6b7280")
 _STYLE = {
     "axes.axisbelow": True,
@@ -25,7 +35,15 @@ _STYLE = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "font.size": 9,
-    "grid.color": "#e5e7eb",
+    "axes.edgecolor": _FAINT,
+    "axes.labelcolor": _FAINT,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "text.color": _INK,
+    "xtick.color": _FAINT,
+    "ytick.color": _FAINT,
+    "grid.color": _GRID,
     "svg.fonttype": "none",
     "svg.hashsalt": "tmc",
     "text.parse_math": False,  # names and error texts come from users: a $ in them is not a formula
@@ -60,15 +78,44 @@ def share(part: int, whole: int) -> str:
     return f"{value:.0f} %" if value in (0, 100) else f"{value:.2f} %"
 
 
-def page(title: str, facts: Mapping[str, str], tables: Mapping[str, Rows]) -> str:
-    """facts: of the run, by name.  tables: as made by figures.py, by name."""
+@dataclass(frozen=True, kw_only=True)
+class Verdicts:
+    """What the last reconciliation found. summary: its summary.json.  examples: verdict, message_id, subscriber, topic."""
+
+    run: str
+    summary: Mapping[str, Any]
+    examples: Rows
+
+
+def page(
+    title: str,
+    facts: Mapping[str, str],
+    tables: Mapping[str, Rows],
+    verdicts: Verdicts | None = None,
+    console: str = "",
+) -> str:
+    """facts: of the run, by name.  tables: as made by figures.py, by name.  console: address for links; empty: none."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("tmc_pipeline.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"at": at, "span": span, "grouped": lambda number: "" if number is None else f"{number:,}"}
-    environment.globals |= {"share": share}
+    environment.globals |= {"share": share, "changed": changed}
     return environment.get_template("report.html").render(
-        title=title, facts=facts, pictures=_pictures(tables), **tables
+        title=title, facts=facts, pictures=_pictures(tables), verdicts=verdicts, console=console, **tables
+    )
+
+
+def changed(now: float | None, before: float | None) -> str:
+    """The difference to the period before: +12 %, -3 %, new; nothing where it cannot be said."""
+    if now is None or before is None or (not now and not before):
+        return ""
+    return f"{100 * (now - before) / before:+.0f} %" if before else "new"
+
+
+def heat_step_ms(from_ms: int, to_ms: int) -> int:
+    """How much time one column of the heat map stands for: an hour, or more if there would be too many of them."""
+    return next(
+        (step * _HOUR_MS for step in (1, 3, 6, 12) if (to_ms - from_ms) / _HOUR_MS / step <= _MOST_COLUMNS), _DAY_MS
     )
 
 
@@ -76,7 +123,9 @@ def _pictures(tables: Mapping[str, Rows]) -> Mapping[str, str]:
     return {
         "volume": _svg(lambda axes: _volume(axes, tables["production_by_hour"])),
         "latency": _svg(lambda axes: _latency(axes, tables["consumption_by_hour"])),
-        "skew": _svg(lambda axes: _skew(axes, tables["skew"])),
+        "first_try": _svg(lambda axes: _first_try(axes, tables["consumption_by_hour"])),
+        "spread": _svg(lambda axes: _spread(axes, tables["latencies"])),
+        "heat": _svg(lambda axes: heat_map(axes, tables["heat"])),
         "failures": _svg(lambda axes: _failures(axes, tables["failures"])),
     }
 
@@ -115,7 +164,7 @@ def _limit_to(axes: Axes, hours: Sequence[int]) -> None:
 
 def _empty(axes: Axes, text: str = "nothing in this time") -> None:
     axes.set_axis_off()
-    axes.text(0.5, 0.5, text, ha="center", va="center", color="#6b7280", transform=axes.transAxes)
+    axes.text(0.5, 0.5, text, ha="center", va="center", color=_FAINT, transform=axes.transAxes)
 
 
 def _volume(axes: Axes, rows: Rows) -> None:
@@ -156,19 +205,74 @@ def _latency(axes: Axes, rows: Rows) -> None:
         axes.plot(_moments(hours), values, marker="o", markersize=3, label=name, color=color)
     _limit_to(axes, hours)
     axes.set_yscale("symlog", linthresh=1)  # some take less than a millisecond
-    axes.set_ylabel("decision to ack, ms\n(worst subscription)")
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(lambda value, _: span(value))  # powers of ten would be formulas
+    axes.set_ylabel("decision to ack\n(worst subscription)")
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     axes.tick_params(axis="x", rotation=20)
 
 
-def _skew(axes: Axes, rows: Rows) -> None:
+def _first_try(axes: Axes, rows: Rows) -> None:
+    """Of each hour's acked deliveries, the share that needed one attempt: of all, and of the worst subscription."""
+    acked = [row for row in rows if row["acked"]]
+    hours = _hours(acked)
+    if not hours:
+        _empty(axes, "nothing was delivered in this time")
+        return
+    every, worst = dict.fromkeys(hours, float("nan")), dict.fromkeys(hours, float("nan"))
+    for hour in {row["hour_ms"] for row in acked}:
+        mine = [row for row in acked if row["hour_ms"] == hour]
+        every[hour] = 100 * sum(row["first_attempt"] for row in mine) / sum(row["acked"] for row in mine)
+        worst[hour] = min(100 * row["first_attempt"] / row["acked"] for row in mine)
+    for name, line, color in (("all", every, _COLOURS[2]), ("worst\nsubscription", worst, _COLOURS[1])):
+        axes.plot(_moments(hours), list(line.values()), marker="o", markersize=3, label=name, color=color)
+    _limit_to(axes, hours)
+    axes.set_ylim(0, 103)
+    axes.set_ylabel("first try, %")
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.tick_params(axis="x", rotation=20)
+
+
+def _spread(axes: Axes, rows: Rows) -> None:
+    """One line of squares per subscription: how many of its deliveries took how long."""
+    totals: dict[tuple[str, str], int] = {}
+    for row in rows:
+        totals[row["topic"], row["subscriber"]] = totals.get((row["topic"], row["subscriber"]), 0) + row["deliveries"]
+    if not totals:
+        _empty(axes, "nothing was delivered in this time")
+        return
+    first = sorted(totals, key=lambda each: -totals[each])[:_MOST_LINES][::-1]
+    steps = len(LATENCY_STEPS)
+    shares = [[float("nan")] * steps for _ in first]
+    for row in rows:
+        name = (row["topic"], row["subscriber"])
+        if name in first:
+            shares[first.index(name)][row["step"]] = 100 * row["deliveries"] / totals[name]
+    mesh = axes.pcolormesh(range(steps + 1), range(len(first) + 1), shares, cmap=_HEAT, vmin=0, vmax=100)
+    axes.figure.colorbar(mesh, ax=axes, label="% of its deliveries")
+    axes.set_xticks(range(steps), [span(limit) for limit in LATENCY_STEPS], rotation=45, ha="right")
+    axes.set_yticks([n + 0.5 for n in range(len(first))], [_label(f"{topic}: {name}") for topic, name in first])
+    axes.grid(visible=False)
+
+
+def heat_map(axes: Axes, rows: Rows) -> None:
+    """Shards by time: a dark line is a shard with more messages than others, a dark column a time with more."""
     if not rows:
         _empty(axes)
         return
-    axes.bar([row["shard"] for row in rows], [row["messages"] for row in rows], color=_COLOURS[0])
-    axes.set_xlim(-0.6, 31.6)
-    axes.set_xlabel("shard")
-    axes.set_ylabel("messages")
+    times = sorted({row["at_ms"] for row in rows})
+    step = math.gcd(*(b - a for a, b in itertools.pairwise(times))) or _HOUR_MS
+    columns = list(range(times[0], times[-1] + 1, step))
+    cells = [[float("nan")] * len(columns) for _ in range(_SHARDS)]
+    for row in rows:
+        cells[row["shard"]][(row["at_ms"] - times[0]) // step] = row["messages"]
+    edges = mpl.dates.date2num(_moments([*columns, columns[-1] + step]))
+    mesh = axes.pcolormesh(edges, range(_SHARDS + 1), cells, cmap=_HEAT, vmin=0)
+    axes.figure.colorbar(mesh, ax=axes, label="messages")
+    axes.xaxis_date()
+    axes.set_ylabel("shard")
+    axes.tick_params(axis="x", rotation=20)
+    axes.grid(visible=False)
 
 
 def _failures(axes: Axes, rows: Rows) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from tmc_common.eventlog import EventLog
@@ -21,7 +20,7 @@ from tmc_server.app.outlets import Outlets
 from tmc_server.app.sso import SingleSignOn
 from tmc_server.app.surroundings import Surroundings
 from tmc_server.app.upkeep import Beating, Bell, CatalogFollowing, NotingLogins, ShardKeeping, StayingAlone
-from tmc_server.archives.local import LocalArchive
+from tmc_server.archives.folder import ArchiveFolder
 from tmc_server.config import Config
 from tmc_server.delivery.window import UNCERTAIN_MS
 from tmc_server.domain.numbers import Shard, SubscriptionNumber
@@ -68,7 +67,7 @@ from tmc_server.rpc.doorkeeper import Doorkeeper
 from tmc_server.rpc.message_service import MessageServicer
 from tmc_server.rpc.reading_service import Readings
 from tmc_server.rpc.server import GrpcServer, build
-from tmc_server.settings import settings_of
+from tmc_server.settings import ConfigError, settings_of
 from tmc_server.store.alert_outbox import SqlAlertOutbox
 from tmc_server.store.audit_seals import AuditSeals
 from tmc_server.store.audit_trail import SqlAuditTrail
@@ -596,13 +595,20 @@ def _retaining(config: Config, parts: Sequence[_Part]) -> list[Periodic]:
     retention = config.retention
     if retention.kind == "none":
         return []
-    lists = LocalArchive(Path(retention.archive)) if retention.kind == "archive" else None
+    lists = _archive_of(retention.archive) if retention.kind == "archive" else None
     keep_ms = round(retention.keep_hours * 3_600_000)
     duties = [
         Retention([ClosedMessages(part.database, part.leases)], lists, keep_ms, retention.rows_per_second)
         for part in parts
     ]
     return [Periodic("retention", duty.run_once, _RETENTION_S) for duty in duties]
+
+
+def _archive_of(url: str) -> ArchiveFolder:
+    try:
+        return ArchiveFolder(url)
+    except ValueError as exc:
+        raise ConfigError(f"{exc}. For S3: pip install s3fs.") from exc
 
 
 def _staying_alone(store: OpenStore, die: Callable[[], None]) -> list[Periodic]:

@@ -1,23 +1,29 @@
-"""What one archive run published: the contract between the pipeline, which writes it last, and the retention duty.
+"""What the archive contains: the contract between the pipeline, which writes it, and the retention duty.
 
-A manifest appears under its final name only when everything it lists was written, read back and compared. Beside it lie lists of
-message numbers, one folder per shard, which say exactly what may be removed.
+Every run that changes the archive publishes one manifest, numbered in sequence. It appears under its final name only when
+everything it lists was written, read back and compared, and two runs cannot publish the same number. A checkpoint stands for
+all manifests up to its number. Beside them lie lists of message numbers, one folder per run and shard, which say exactly
+what the center may remove.
 
-Format 2 added the digests, files and bytes of partitions, and a checksum over the whole text; format 1 is still read.
+Format 3 numbers the manifests, puts the day first in the paths, and records what a run replaced, left open, and erased.
+Format 2 added digests, files and bytes of partitions, and a checksum over the whole text. Older formats are still read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 
 from tmc_server.domain.numbers import Shard
 
-FORMAT = 2
+FORMAT = 3
 _CHECKED_SINCE = 2  # manifests of format 1 have no checksum
+_NUMBERED_SINCE = 3
 _NEWER = "This manifest was written by a newer version: update this one."
+_CHECKPOINT = ".checkpoint"
 
 
 class ManifestUnreadable(Exception):
@@ -37,14 +43,29 @@ class ArchivedShard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
-    """One folder of files. digest: over all columns of its rows, hexadecimal.  files, bytes: of its Parquet files.
+class Place:
+    """A folder of message files. day: of closing.  by_run: paths begin with the run, as in formats 1 and 2."""
 
-    An empty digest: format 1, which knew none of the three.
-    """
-
+    run: str
     day: str
     topic: str
+    by_run: bool = False
+
+    @property
+    def folder(self) -> str:
+        """Its path inside an archive."""
+        run, rest = f"run={self.run}", f"day={self.day}/topic={self.topic}"
+        return f"messages/{run}/{rest}" if self.by_run else f"messages/{rest}/{run}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """What one folder contains. digest: over all columns of its rows, hexadecimal.  files, bytes: of its Parquet files.
+
+    An empty digest: format 1, which had none of the three.
+    """
+
+    place: Place
     messages: int
     digest: str = ""
     files: int = 0
@@ -52,16 +73,62 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Erasure:
+    """A message whose content was erased, by request. message_id: its public id.  at_ms: when."""
+
+    message_id: str
+    at_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """Which messages the center may remove because this run archived them: counts by shard; the numbers are in lists."""
+
+    run: str
+    before_ms: int
+    counts: Mapping[Shard, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenMessages:
+    """What a run saw and did not archive yet: counts by shard; the numbers are in lists, one folder per shard.
+
+    before_ms: messages that were prepared later are not in the lists; the next run looks at all of those anyway.
+    """
+
+    run: str
+    before_ms: int
+    counts: Mapping[Shard, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """since_ms <= closing time < before_ms, but for what earlier runs had. names: topics, apps, subscriptions by number."""
+    """What one run published, or, as a checkpoint, what all runs up to this number did.
+
+    number: in sequence, from 1; 0: formats 1 and 2.  since_ms <= time of preparing, or earlier and open till now.
+    before_ms: every message closed before this time is archived.  written_ms: when.
+    partitions: folders of this run; in a checkpoint, of all runs, without the retired ones.
+    retired: folders of earlier runs that are no longer part of the archive: compacted, expired, or rewritten.
+    expired: by topic, the last day whose messages are no longer part of the archive.
+    pending: of a checkpoint: removals that the retention duty had not worked off.
+    names: topics, apps, subscriptions by number.
+    """
 
     run: str
     since_ms: int
     before_ms: int
     written_ms: int
-    shards: tuple[ArchivedShard, ...]
-    partitions: tuple[Partition, ...]
     names: Mapping[str, Mapping[str, Sequence[str] | str]]
+    shards: tuple[ArchivedShard, ...] = ()
+    partitions: tuple[Partition, ...] = ()
+    number: int = 0
+    checkpoint: bool = False
+    retired: tuple[Place, ...] = ()
+    open: OpenMessages | None = None
+    erased: tuple[Erasure, ...] = ()
+    expired: Mapping[str, str] = field(default_factory=dict)
+    pending: tuple[Removal, ...] = ()
 
     @property
     def messages(self) -> int:
@@ -71,28 +138,72 @@ class Manifest:
     def consumptions(self) -> int:
         return sum(each.consumptions for each in self.shards)
 
+    @property
+    def removals(self) -> tuple[Removal, ...]:
+        if self.checkpoint:
+            return self.pending
+        counts = {each.shard: each.messages for each in self.shards}
+        return (Removal(run=self.run, before_ms=self.before_ms, counts=counts),) if counts else ()
+
+    @property
+    def name(self) -> str:
+        """The path of its file inside an archive."""
+        return manifest_name(self.number, self.checkpoint) if self.number else f"manifests/{self.run}.json"
+
     def to_json(self) -> str:
         values = {"format": FORMAT, **asdict(self)}
-        return json.dumps({**values, "checksum": _checksum(values)}, indent=1, ensure_ascii=False)
+        values["partitions"] = [{**part.pop("place"), **part} for part in values["partitions"]]
+        values = json.loads(json.dumps(values))  # keys of mappings are text, as they will be read
+        return json.dumps({**values, "checksum": _checksum(values)}, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str, run: str) -> Manifest:
-        """Read the manifest of `run`. Raises ManifestUnreadable: also when it was edited, or is another run's."""
+    def from_json(cls, text: str, name: str) -> Manifest:
+        """Read a manifest. name: of its file, without its folder. Raises ManifestUnreadable: also when it was edited, or is
+        that of another file."""
         try:
             values = json.loads(text)
-            checksum = values.pop("checksum", None)
-            if values["format"] > FORMAT:
+            checksum, version = values.pop("checksum", None), values["format"]
+            if version > FORMAT:
                 raise ManifestUnreadable(_NEWER)
-            if values["format"] >= _CHECKED_SINCE and checksum != _checksum(values):
+            if version >= _CHECKED_SINCE and checksum != _checksum(values):
                 raise ManifestUnreadable("It was edited or damaged after it was published: its checksum differs.")
-            if values["run"] != run:
-                raise ManifestUnreadable(f"It is the manifest of run {values['run']}, copied under another name.")
             del values["format"]
-            shards = tuple(ArchivedShard(**each) for each in values.pop("shards"))
-            partitions = tuple(Partition(**each) for each in values.pop("partitions"))
-            return cls(shards=shards, partitions=partitions, **values)
+            by_run, run, listed = version < _NUMBERED_SINCE, values["run"], values.pop("open", None)
+            partitions = tuple(
+                Partition(
+                    place=Place(
+                        run=part.pop("run", run),
+                        day=part.pop("day"),
+                        topic=part.pop("topic"),
+                        by_run=part.pop("by_run", by_run),
+                    ),
+                    **part,
+                )
+                for part in values.pop("partitions")
+            )
+            found = cls(
+                shards=tuple(ArchivedShard(**each) for each in values.pop("shards")),
+                partitions=partitions,
+                retired=tuple(Place(**each) for each in values.pop("retired", ())),
+                open=OpenMessages(**{**listed, "counts": _by_shard(listed["counts"])}) if listed else None,
+                erased=tuple(Erasure(**each) for each in values.pop("erased", ())),
+                pending=tuple(
+                    Removal(**{**each, "counts": _by_shard(each["counts"])}) for each in values.pop("pending", ())
+                ),
+                **values,
+            )
+            if found.name.rpartition("/")[2] != name and intent_name(found.run).rpartition("/")[2] != name:
+                raise ManifestUnreadable(f"It is the manifest of run {found.run}, copied under another name.")
+            return found
         except (ValueError, TypeError, KeyError, AttributeError) as exc:
             raise ManifestUnreadable(f"This is no manifest: {exc}.") from exc
+
+    def numbered(self, number: int) -> Manifest:
+        return replace(self, number=number)
+
+
+def _by_shard(counts: Mapping[str, int]) -> dict[Shard, int]:
+    return {Shard(int(shard)): count for shard, count in counts.items()}
 
 
 def _checksum(values: Mapping[str, object]) -> str:
@@ -100,16 +211,105 @@ def _checksum(values: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def manifest_name(run: str) -> str:
+def manifest_name(number: int, checkpoint: bool = False) -> str:
     """Path of a manifest inside an archive."""
-    return f"manifests/{run}.json"
+    return f"manifests/{number:08d}{_CHECKPOINT if checkpoint else ''}.json"
+
+
+def current_names(names: Sequence[str]) -> list[str]:
+    """Names of manifest files that count: the newest checkpoint, and what it does not stand for. Others may be deleted."""
+    files = sorted(name for name in names if name.endswith(".json"))
+    checkpoint = max((name for name in files if _CHECKPOINT in name), default="")
+    if not checkpoint:
+        return files
+    number = checkpoint.partition(".")[0]
+    after = [name for name in files if re.fullmatch(r"\d{8}\.json", name) and name > f"{number}.json"]
+    return [checkpoint, *after]
 
 
 def intent_name(run: str) -> str:
-    """Path of a manifest before it is published: publishing renames it, so while it exists the run is unpublished."""
+    """Path of a manifest before it is published."""
     return f"intents/{run}.json"
 
 
 def removal_folder(run: str, shard: Shard) -> str:
     """Path of the folder with the message numbers of one shard, one in a line, inside an archive."""
     return f"removal/{run}/shard={shard}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """All manifests of an archive, oldest first: formats 1 and 2, then a checkpoint or none, then one number after another."""
+
+    manifests: tuple[Manifest, ...]
+
+    @classmethod
+    def of(cls, found: Sequence[Manifest]) -> Chain:
+        """Drop what a checkpoint stands for, and sort. Raises ManifestUnreadable: one is missing."""
+        newest = max((each for each in found if each.checkpoint), key=lambda each: each.number, default=None)
+        first = newest.number if newest is not None else 0
+        old = (
+            [] if newest is not None else sorted((each for each in found if not each.number), key=lambda each: each.run)
+        )
+        numbered = sorted(
+            (each for each in found if each.number > first and not each.checkpoint), key=lambda each: each.number
+        )
+        expected = first or len(old)
+        for each in numbered:
+            expected += 1
+            if each.number != expected:
+                raise ManifestUnreadable(f"{manifest_name(expected)} is missing: bring it back from a backup.")
+        return cls(manifests=(*old, *((newest,) if newest is not None else ()), *numbered))
+
+    @property
+    def next_number(self) -> int:
+        return max(len(self.manifests), max((each.number for each in self.manifests), default=0)) + 1
+
+    @property
+    def removals(self) -> list[Removal]:
+        """In the order of their runs."""
+        return sorted((each for manifest in self.manifests for each in manifest.removals), key=lambda each: each.run)
+
+    @property
+    def before_ms(self) -> int:
+        """Every message closed earlier is archived; 0: nothing is."""
+        return max((each.before_ms for each in self.manifests), default=0)
+
+    @property
+    def written_ms(self) -> int:
+        return max((each.written_ms for each in self.manifests), default=0)
+
+    @property
+    def open(self) -> OpenMessages | None:
+        """What the newest archive run left; None: it did not say."""
+        ran = [each for each in self.manifests if each.before_ms]
+        return ran[-1].open if ran else None
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """The folders that make up the archive now."""
+        retired = {place for each in self.manifests for place in each.retired}
+        return [part for each in self.manifests for part in each.partitions if part.place not in retired]
+
+    @property
+    def names(self) -> Mapping[str, Mapping[str, Sequence[str] | str]]:
+        """Topics, apps and subscriptions by number; newer runs take precedence."""
+        merged: dict[str, dict[str, Sequence[str] | str]] = {"topics": {}, "apps": {}, "subscriptions": {}}
+        for manifest in self.manifests:
+            for kind, names in manifest.names.items():
+                merged.setdefault(kind, {}).update(names)
+        return merged
+
+    @property
+    def expired(self) -> dict[str, str]:
+        """By topic, the last day that was taken out."""
+        merged: dict[str, str] = {}
+        for manifest in self.manifests:
+            for topic, day in manifest.expired.items():
+                merged[topic] = max(day, merged.get(topic, ""))
+        return merged
+
+    @property
+    def erased(self) -> list[Erasure]:
+        """Every erasure, oldest first."""
+        return [each for manifest in self.manifests for each in manifest.erased]

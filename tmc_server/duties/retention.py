@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from tmc_common.eventlog import EventLog
-from tmc_server.domain.manifest import Manifest
+from tmc_server.domain.manifest import Removal
 from tmc_server.domain.numbers import NO_MESSAGE, MessageNumber, Shard
 from tmc_server.domain.ports.retention import ClosedWork, ListUnreadable, Position, RemovalLists
 from tmc_server.metrics import METRICS
@@ -62,11 +62,11 @@ class Retention:
         self._busy = more
         return more
 
-    def _runs(self) -> Sequence[Manifest]:
+    def _runs(self) -> Sequence[Removal]:
         if self._lists is None:
             return ()
         try:
-            runs, wrong = self._lists.runs(), ""
+            runs, wrong = self._lists.removals(), ""
         except ListUnreadable as exc:
             runs, wrong = (), str(exc)
         if wrong and wrong != self._wrong:  # said once
@@ -74,7 +74,7 @@ class Retention:
         self._wrong = wrong
         return runs
 
-    def _warn_of_the_future(self, run: Manifest, now_ms: int) -> None:
+    def _warn_of_the_future(self, run: Removal, now_ms: int) -> None:
         """Log, once, that the cutoff of a run is in the future, which holds up all later runs."""
         if run.before_ms > now_ms + _CLOCKS_APART_MS and run.run not in self._future:
             self._future.add(run.run)
@@ -88,7 +88,7 @@ class Retention:
         """Finish the list that was read before reading another one."""
         return [self._open] if self._open is not None and self._open in held else held
 
-    def _turn(self, work: ClosedWork, shard: Shard, before_ms: int, runs: Sequence[Manifest]) -> bool:
+    def _turn(self, work: ClosedWork, shard: Shard, before_ms: int, runs: Sequence[Removal]) -> bool:
         if self._lists is None:
             return self._by_age(work, shard, before_ms)
         at = work.position(shard)
@@ -112,9 +112,9 @@ class Retention:
             self._count(work.remove(shard, numbers, before_ms))
         return bool(numbers)
 
-    def _by_list(self, work: ClosedWork, shard: Shard, run: Manifest, after: int) -> bool:
+    def _by_list(self, work: ClosedWork, shard: Shard, run: Removal, after: int) -> bool:
         """Removes one batch of a run's list."""
-        if all(each.shard != shard for each in run.shards):
+        if shard not in run.counts:
             work.remove(shard, (), 0, Position(run.run, _DONE))
             return True
         listed = self._listed(run.run, shard)

@@ -12,10 +12,11 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.store import DONE, POLICY, StoreUnderTest
-from tmc_server.archives.local import LocalArchive
+from tmc_server.archives.folder import ArchiveFolder
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.manifest import ArchivedShard, Manifest, manifest_name, removal_folder
 from tmc_server.domain.message import MessageState
+from tmc_server.domain.numbers import Shard
 from tmc_server.domain.operations import Stored
 from tmc_server.domain.ports.catalog import NewApp, NewSubscription
 from tmc_server.domain.ports.retention import Position
@@ -38,32 +39,31 @@ class Kept:
         self.work = ClosedMessages(store.database, store.leases)
 
     def archive(self, run: str, numbers: Sequence[int], before_ms: int | None = None) -> None:
-        """Publish a list of these, whatever they are."""
-        shard = self.store.shard
-        listed = (
-            [
-                ArchivedShard(
-                    shard=shard, low=min(numbers), high=max(numbers), messages=len(numbers), consumptions=0, digest="00"
-                )
-            ]
-            if numbers
-            else []
-        )
+        """Publish a list of these, whatever they are; of none: a run that archived messages of another shard."""
+        shard = self.store.shard if numbers else Shard((self.store.shard + 1) % 32)
+        low, high = (min(numbers), max(numbers)) if numbers else (1, 1)
+        listed = ArchivedShard(shard=shard, low=low, high=high, messages=len(numbers) or 1, consumptions=0, digest="00")
         before = self.store.clock() if before_ms is None else before_ms
         manifest = Manifest(
-            run=run, since_ms=0, before_ms=before, written_ms=before, shards=tuple(listed), partitions=(), names={}
+            number=int(run[1:]),
+            run=run,
+            since_ms=0,
+            before_ms=before,
+            written_ms=before,
+            shards=(listed,),
+            names={},
         )
         if numbers:
             folder = self.folder / removal_folder(run, shard)
             folder.mkdir(parents=True)
             (folder / "part-0").write_text("\n".join(map(str, numbers)) + "\n")
-        path = self.folder / manifest_name(run)
+        path = self.folder / manifest.name
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(manifest.to_json())
 
     def sweep(self, by_age: bool = False, work: Any = None) -> int:
         """Run until nothing moves. Returns: passes."""
-        lists = None if by_age else LocalArchive(self.folder)
+        lists = None if by_age else ArchiveFolder(str(self.folder))
         duty = Retention([work or self.work], lists, self.keep_ms, rate=1000, sleep=self.slept.append)
         passes = 1
         while duty.run_once():
@@ -223,7 +223,7 @@ def test_the_next_server_continues_where_the_last_one_stopped(kept: Kept, monkey
     kept.archive("r1", numbers)
     kept.archive("r2", [])  # of other shards only
     kept.store.clock.advance(2 * DAY_MS / 1000)
-    Retention([kept.work], LocalArchive(kept.folder), DAY_MS, 1000, kept.slept.append).run_once()
+    Retention([kept.work], ArchiveFolder(str(kept.folder)), DAY_MS, 1000, kept.slept.append).run_once()
     assert kept.left() == numbers[2:]
     assert kept.work.position(kept.store.shard) == Position("r1", numbers[1])
     assert kept.sweep() == 4  # two batches, the second run, and one that finds nothing
@@ -240,7 +240,7 @@ def test_an_archive_that_is_not_there_is_named_once(
     kept.store.clock.advance(2 * DAY_MS / 1000)
     forgotten: list[int] = []
     monkeypatch.setattr(kept.work, "forget", lambda before_ms, _limit: forgotten.append(before_ms))
-    duty = Retention([kept.work], LocalArchive(kept.folder / "typo"), DAY_MS, 1000, kept.slept.append)
+    duty = Retention([kept.work], ArchiveFolder(f"{kept.folder}/typo"), DAY_MS, 1000, kept.slept.append)
     assert [duty.run_once() for _ in range(2)] == [False, False]
     assert [record.getMessage() for record in caplog.records] == [
         f"nothing is removed: {kept.folder / 'typo' / 'manifests'} cannot be read: No such file or directory. "
@@ -284,7 +284,7 @@ def test_a_damaged_list_removes_nothing(kept: Kept, damage: str, caplog: pytest.
         case "words":
             part.write_text("one\ntwo\n")
         case "no manifest":
-            (kept.folder / manifest_name("r1")).write_text(json.dumps({"format": 99}))
+            (kept.folder / manifest_name(1)).write_text(json.dumps({"format": 99}))
     kept.store.clock.advance(2 * DAY_MS / 1000)
     assert kept.sweep() == 1
     said = "nothing is removed: " if damage == "no manifest" else "waits: The list of run r1"  # the other shards go on
@@ -296,7 +296,7 @@ def test_a_run_that_ends_in_the_future_is_named_once(kept: Kept, caplog: pytest.
     number = _acked(kept.store)
     kept.archive("r1", [number], before_ms=kept.store.clock() + 365 * DAY_MS)
     kept.store.clock.advance(2 * DAY_MS / 1000)
-    duty = Retention([kept.work], LocalArchive(kept.folder), DAY_MS, 1000, kept.slept.append)
+    duty = Retention([kept.work], ArchiveFolder(str(kept.folder)), DAY_MS, 1000, kept.slept.append)
     assert not duty.run_once()
     assert not duty.run_once()
     assert caplog.text.count("run r1 ends in the future") == 1
@@ -309,11 +309,11 @@ def test_a_manifest_that_is_not_as_published_removes_nothing(
 ) -> None:
     numbers = [_acked(kept.store) for _ in range(2)]
     kept.archive("r1", numbers)
-    path = kept.folder / manifest_name("r1")
+    path = kept.folder / manifest_name(1)
     if damage == "edited":
-        path.write_text(path.read_text().replace('"before_ms": ', '"before_ms": 1'))
+        path.write_text(path.read_text().replace('"before_ms":', '"before_ms":1'))
     else:
-        path.rename(kept.folder / manifest_name("r2"))
+        path.rename(kept.folder / manifest_name(2))
     kept.store.clock.advance(2 * DAY_MS / 1000)
     assert kept.sweep() == 1
     assert damage in caplog.text

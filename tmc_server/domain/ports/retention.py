@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tmc_server.domain.manifest import Manifest
+from tmc_server.domain.manifest import Removal
 from tmc_server.domain.numbers import MessageNumber, Shard
 
 
@@ -44,11 +44,11 @@ class ClosedWork(Protocol):
 class RemovalLists(Protocol):
     """What archive runs say may be removed. Blocks; raises ListUnreadable."""
 
-    def runs(self) -> Sequence[Manifest]:
-        """Published runs in the order of their names."""
+    def removals(self) -> Sequence[Removal]:
+        """Of every published run, in the order of their names."""
 
     def numbers(self, run: str, shard: Shard) -> Sequence[MessageNumber]:
-        """Of one run and shard, ascending."""
+        """Of one run that `removals` gave, and one shard, ascending."""
 
 
 class ListUnreadable(Exception):

@@ -1,0 +1,331 @@
+"""Runs that rewrite what is archived: compact many small files, expire old days, erase the content of single messages.
+
+Each publishes one manifest that lists the new folders and retires the old ones. Retired files move out of sight at once and
+are deleted a day later, so that a job that reads them can finish; those of erased messages are deleted at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from operator import xor
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from tmc_common.headers import REPLAY_OF, REPLAY_TO
+from tmc_pipeline.archive.contents import Archive, closed_since, day_of, fingerprint
+from tmc_pipeline.archive.job import DAY_MS, PLAIN, by_folder, verified
+from tmc_pipeline.archive.publishing import Publishing, Staging, retired_before
+from tmc_pipeline.archive.restore import topic_names, with_ids
+from tmc_pipeline.center import CenterTables
+from tmc_pipeline.errors import ArchiveDamaged, CannotRun, JobFailed, translated
+from tmc_pipeline.frames import ARCHIVED, small_table
+from tmc_server.domain.ids import MessageId, created_ms
+from tmc_server.domain.manifest import Chain, Erasure, Manifest, Partition, Removal
+
+log = logging.getLogger("tmc.pipeline")
+
+FILE_BYTES = 128 << 20
+_ROOM = 1.1  # files are planned a tenth smaller, since no two of them come out alike
+_KEPT_RETIRED_MS = DAY_MS
+_MANIFESTS = 24  # with more of them, a checkpoint is written
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewritten:
+    """What a run did. folders: how many there were before and are now, of those that it touched."""
+
+    before: int
+    after: int
+    messages: int
+
+
+class Rewriting:
+    """center: for its clock, and for how far the retention duty has come."""
+
+    def __init__(self, spark: SparkSession, center: CenterTables, archive: Archive) -> None:
+        self._spark = spark
+        self._center = center
+        self._archive = archive
+        self._publishing = Publishing(archive, rewriting=True)
+
+    def compact(self, file_bytes: int = FILE_BYTES) -> Rewritten:
+        """Merge files of finished days: one per day, topic and `file_bytes`. Merge manifests. Raises PipelineError."""
+        now = self._now()
+        before = after = messages = 0
+        groups: Mapping[tuple[str, str], Sequence[Partition]] = {}
+        with translated(), self._archive.folder.read_by(rewriting=True):
+            while True:
+                done = max((day for day, _ in groups), default="")
+                with self._publishing.run(now) as staging:
+                    self._purge(now)
+                    groups = scattered(staging.chain, done, day_of(now), file_bytes)
+                    if groups:
+                        old = [part for parts in groups.values() for part in parts]
+                        new = self._merged(staging, groups, file_bytes)
+                        before, after = before + len(old), after + len(new)
+                        messages += sum(each.messages for each in new)
+                        log.info("%s: %d folders became %d", old[0].place.day, len(old), len(new))
+                    else:
+                        self._checkpoint(staging.chain)
+                if not groups:
+                    break
+        return Rewritten(before=before, after=after, messages=messages)
+
+    def expire(self, keep_days: int, of_topics: Mapping[str, int]) -> Rewritten:
+        """Take days out of the archive that are older than `keep_days`, or as given for a topic; 0: they are kept forever."""
+        now = self._now()
+        with translated(), self._archive.folder.read_by(rewriting=True), self._publishing.run(now) as staging:
+            self._purge(now)
+            unknown = sorted(set(of_topics) - set(self._center.names.topics.values()) - _topics(staging.chain))
+            if unknown:
+                raise CannotRun(f"archive.keep_days_of: no topic is called {unknown[0]}. Nothing was removed.")
+            old = [
+                part
+                for part in staging.chain.partitions
+                if _is_expired(part, now, of_topics.get(part.place.topic, keep_days))
+            ]
+            if old:
+                topics = {part.place.topic for part in old}
+                last = {name: max(part.place.day for part in old if part.place.topic == name) for name in topics}
+                staging.publish(_manifest(staging, retired=old, expired=last))
+        return Rewritten(before=len(old), after=0, messages=sum(part.messages for part in old))
+
+    def erase(self, ids: Sequence[MessageId], reason: str) -> Rewritten:
+        """Remove key, body, headers and error texts of these messages for good; what remains is needed to reconcile.
+
+        Raises CannotRun: one of them is not in the archive.
+        """
+        now = self._now()
+        with translated(), self._archive.folder.read_by(rewriting=True), self._publishing.run(now) as staging:
+            parts = self._holding(staging.chain, ids)
+            sound = self._sound(parts)
+            rows = self._archive.placed(sound)
+            wanted = with_ids(rows, ids).select("shard", "id", "fingerprint").collect()
+            missing = [
+                str(each) for each in ids if (each.shard, each.number) not in {(row.shard, row.id) for row in wanted}
+            ]
+            if missing:
+                raise CannotRun(
+                    f"{missing[0]} is not in the archive: nothing was erased. A run archives it once it has closed."
+                )
+            counts: dict[tuple[str, str], int] = defaultdict(int)
+            for part in parts:
+                counts[part.place.day, part.place.topic] += max(1, part.files)
+            self._write(staging, erased(rows, ids, now, reason), counts)
+            files = self._spark.read.schema(ARCHIVED).parquet(staging.messages)
+            sums = verified(files, sum(part.messages for part in parts))
+            blanked = [int(row.fingerprint) for row in with_ids(files, ids).select("fingerprint").collect()]
+            changes = reduce(xor, [*blanked, *(int(row.fingerprint) for row in wanted)])
+            new = by_folder(sums, staging)
+            if all(part.digest for part in parts) and _digest(new) != _digest(parts) ^ changes & (1 << 64) - 1:
+                raise JobFailed("Other rows than those to be erased changed. Nothing was published: run it again.")
+            records = tuple(Erasure(message_id=str(each), at_ms=now, reason=reason) for each in ids)
+            staging.publish(_manifest(staging, partitions=new, retired=parts, erased=records))
+            for path in retired_before(self._archive.folder, now + DAY_MS):  # also what was compacted just before
+                self._archive.folder.remove(path)
+        return Rewritten(before=len(parts), after=len(new), messages=len(ids))
+
+    def _now(self) -> int:
+        with translated():
+            self._center.check()
+            return self._center.now_ms()
+
+    def _sound(self, parts: Sequence[Partition]) -> Sequence[Partition]:
+        """The same, after reading all of them. Raises ArchiveDamaged: damage must not get a new digest."""
+        for folder in self._archive.verify(parts):
+            if folder.problem:
+                raise ArchiveDamaged(f"{folder.complaint}: bring it back from a backup. Nothing was changed.")
+        return parts
+
+    def _merged(
+        self, staging: Staging, groups: Mapping[tuple[str, str], Sequence[Partition]], file_bytes: int
+    ) -> Sequence[Partition]:
+        """Rewrite and publish the folders of one day."""
+        old = self._sound([part for parts in groups.values() for part in parts])
+        counts = {key: planned_files(sum(part.bytes for part in parts), file_bytes) for key, parts in groups.items()}
+        self._write(staging, self._archive.placed(old), counts)  # verified above, and counted below
+        files = self._spark.read.schema(ARCHIVED).parquet(staging.messages)
+        new = by_folder(verified(files, sum(part.messages for part in old)), staging)
+        if all(part.digest for part in old) and _digest(new) != _digest(old):
+            raise JobFailed("The merged files have other rows than before. Nothing was published: run it again.")
+        staging.publish(_manifest(staging, partitions=new, retired=old))
+        return new
+
+    def _write(self, staging: Staging, rows: DataFrame, counts: Mapping[tuple[str, str], int]) -> None:
+        """Write rows, sorted by number so that readers can skip files. counts: number of files by day and topic."""
+        plan, first = [], 0
+        for (day, topic), files in counts.items():
+            plan.append((day, topic, first, files))
+            first += files
+        table = small_table(self._spark, plan, "day string, topic string, first int, files int")
+        place = (f.col("first") + f.pmod(f.xxhash64("shard", "id"), f.col("files"))).cast("int")
+        (
+            rows.join(f.broadcast(table), ["day", "topic"])
+            .repartitionById(first, place)
+            .select(*ARCHIVED.names)
+            .sortWithinPartitions("day", "topic", "id")
+            .write.partitionBy("day", "topic")
+            .options(**PLAIN)
+            .parquet(staging.messages)
+        )
+
+    def _holding(self, chain: Chain, ids: Sequence[MessageId]) -> list[Partition]:
+        """The partitions that have one of these messages."""
+        recent, topics = closed_since(min(created_ms(each.number) for each in ids)), topic_names(chain, ids)
+        parts = [part for part in chain.partitions if part.place.topic in topics and recent(part)]
+        found = with_ids(self._archive.placed(parts), ids).select("run", "day", "topic").distinct().collect()
+        keys = {(row.run, row.day, row.topic) for row in found}
+        return [part for part in parts if (part.place.run, part.place.day, part.place.topic) in keys]
+
+    def _purge(self, now_ms: int) -> None:
+        for path in retired_before(self._archive.folder, now_ms - _KEPT_RETIRED_MS):
+            self._archive.folder.remove(path)
+
+    def _checkpoint(self, chain: Chain) -> None:
+        """Write a checkpoint if there are many manifests; delete what the checkpoint before it stands for.
+
+        Not what this one stands for: servers may be reading that.
+        """
+        if len(chain.manifests) <= _MANIFESTS:
+            return
+        last = chain.manifests[-1]
+        done = self._center.worked_off()
+        pending = [each for each in chain.removals if not _is_worked_off(each, done)]
+        made = Manifest(
+            number=last.number or len(chain.manifests),
+            checkpoint=True,
+            run=max(each.run for each in chain.manifests),
+            since_ms=0,
+            before_ms=chain.before_ms,
+            written_ms=chain.written_ms,
+            names=chain.names,
+            partitions=tuple(chain.partitions),
+            open=chain.open,
+            erased=tuple(chain.erased),
+            expired=chain.expired,
+            pending=tuple(pending),
+        )
+        folder = self._archive.folder
+        if not folder.create(made.name, made.to_json()):
+            return  # another compaction was faster
+        log.info("checkpoint %d stands for %d manifests", made.number, len(chain.manifests))
+        before = next((each for each in chain.manifests if each.checkpoint), None)
+        if before is None:
+            return
+        kept = {each.run for each in pending}
+        for name in folder.names("manifests"):
+            if name.endswith(".json") and _stands_for(name, before.number):
+                folder.remove(f"manifests/{name}")
+        for run in folder.names("removal"):
+            if run <= before.run and run not in kept:
+                folder.remove(f"removal/{run}")
+
+
+def scattered(chain: Chain, after: str, today: str, file_bytes: int) -> dict[tuple[str, str], list[Partition]]:
+    """Partitions by day and topic, of the first finished day later than `after` that has more files than it needs.
+
+    Empty: there is none.
+    """
+    groups: dict[tuple[str, str], list[Partition]] = defaultdict(list)
+    for part in chain.partitions:
+        if after < part.place.day < today:
+            groups[part.place.day, part.place.topic].append(part)
+    wanted = {
+        key: parts
+        for key, parts in groups.items()
+        if len(parts) > 1
+        or parts[0].place.by_run
+        or parts[0].files > planned_files(sum(part.bytes for part in parts), file_bytes)
+    }
+    oldest = min((day for day, _ in wanted), default="")
+    return {key: parts for key, parts in wanted.items() if key[0] == oldest}
+
+
+def planned_files(size: int, file_bytes: int) -> int:
+    """The number of files of at most `file_bytes` that `size` bytes need."""
+    return max(1, -(-round(size * _ROOM) // file_bytes)) if size > file_bytes else 1
+
+
+def erased(rows: DataFrame, ids: Sequence[MessageId], at_ms: int, reason: str) -> DataFrame:
+    """ARCHIVED -> ARCHIVED without the content of these messages, with new fingerprints for them.
+
+    What the services wrote goes: key, body, digest, headers, content type, error texts. Numbers, times and states stay. So does
+    the proof of a replay: its headers, and its key, which the center made.
+    """
+    gone = with_ids(rows, ids).select("shard", "id").distinct().withColumn("gone", f.lit(True))
+    replay = {name: f.get_json_object("headers", f"$['{name}']") for name in (REPLAY_OF, REPLAY_TO)}
+    headers = f.to_json(f.struct(*[value.alias(name) for name, value in replay.items()]))
+    is_replay = replay[REPLAY_OF].isNotNull()
+    blanks = {
+        "message_key": f.when(is_replay, f.col("message_key")).otherwise(""),
+        "headers": f.when(is_replay, headers),
+        "body": f.lit(b""),
+        "digest": f.lit(None).cast("binary"),
+        "content_type": f.lit(""),
+        "attempts": f.transform("attempts", lambda each: each.withField("error", f.lit(""))),
+        "erased_ms": f.lit(at_ms).cast("bigint"),
+        "erased_reason": f.lit(reason),
+    }
+    marked = rows.join(f.broadcast(gone), ["shard", "id"], "left")
+    blanked = marked.select(
+        *[
+            (f.when(f.col("gone"), blanks[name]).otherwise(f.col(name)) if name in blanks else f.col(name)).alias(name)
+            for name in ARCHIVED.names
+        ],
+        "gone",
+    )
+    return blanked.withColumn(
+        "fingerprint", f.when(f.col("gone"), fingerprint()).otherwise(f.col("fingerprint"))
+    ).select(*ARCHIVED.names)
+
+
+def _topics(chain: Chain) -> set[str]:
+    return {part.place.topic for part in chain.partitions}
+
+
+def _is_expired(part: Partition, now_ms: int, keep_days: int) -> bool:
+    last = datetime.fromtimestamp(now_ms / 1000, UTC) - timedelta(days=keep_days)
+    return keep_days > 0 and part.place.day < f"{last:%Y-%m-%d}"
+
+
+def _is_worked_off(removal: Removal, done: Callable[[int, str], bool]) -> bool:
+    """Whether the center has removed what it could of this run."""
+    return all(done(shard, removal.run) for shard in removal.counts)
+
+
+def _stands_for(name: str, number: int) -> bool:
+    """Whether a checkpoint of that number stands for a manifest with this name."""
+    text = name.partition(".")[0]
+    return not text.isdigit() or int(text) < number or (int(text) == number and "checkpoint" not in name)
+
+
+def _digest(parts: Sequence[Partition]) -> int:
+    return reduce(xor, (int(part.digest or "0", 16) for part in parts), 0)
+
+
+def _manifest(
+    staging: Staging,
+    *,
+    retired: Sequence[Partition],
+    partitions: Sequence[Partition] = (),
+    erased: tuple[Erasure, ...] = (),
+    expired: Mapping[str, str] | None = None,
+) -> Manifest:
+    """Of a run that archived nothing."""
+    return Manifest(
+        run=staging.run,
+        since_ms=0,
+        before_ms=0,
+        written_ms=staging.at_ms,
+        names={},
+        partitions=tuple(partitions),
+        retired=tuple(part.place for part in retired),
+        erased=erased,
+        expired=expired or {},
+    )

@@ -1,0 +1,79 @@
+"""Removal lists where the pipeline wrote them: a folder of this machine, or an object store through fsspec."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+from fsspec.core import url_to_fs
+
+from tmc_server.domain.manifest import Chain, Manifest, ManifestUnreadable, Removal, current_names, removal_folder
+from tmc_server.domain.numbers import MessageNumber, Shard
+from tmc_server.domain.ports.retention import ListUnreadable
+
+_HADOOP_SCHEMES = {"s3a": "s3", "s3n": "s3", "wasbs": "abfs"}  # as the pipeline spells them -> as fsspec does
+
+
+class ArchiveFolder:
+    """domain.ports.retention.RemovalLists. The same format as tmc_pipeline writes; nothing here needs Spark or Parquet.
+
+    url: a path, or a URL as in pipeline.toml. Raises ValueError: no installed package knows its scheme.
+    """
+
+    def __init__(self, url: str) -> None:
+        scheme, separator, rest = url.partition("://")
+        if separator:
+            url = f"{_HADOOP_SCHEMES.get(scheme, scheme)}://{rest}"
+        try:
+            # Listings are cached otherwise, and new runs would not be seen.
+            self._files, self._root = url_to_fs(url, use_listings_cache=False)
+        except (ImportError, ValueError) as exc:
+            raise ValueError(f"retention.archive {url}: {exc}") from exc
+        self._known: dict[str, Manifest] = {}
+        self._removals: Mapping[str, Removal] = {}
+
+    def removals(self) -> Sequence[Removal]:
+        folder = f"{self._root}/manifests"
+        with self._reading(folder, "Is the archive mounted, and has a run published there?"):
+            names = [path.rpartition("/")[2] for path in self._files.ls(folder, detail=False)]
+        paths = [f"{folder}/{name}" for name in current_names(names)]
+        self._known = {path: self._known.get(path) or self._manifest(path) for path in paths}  # they never change
+        try:
+            found = Chain.of(list(self._known.values())).removals
+        except ManifestUnreadable as exc:
+            raise ListUnreadable(f"{folder}: {exc}") from exc
+        self._removals = {each.run: each for each in found}
+        return found
+
+    def numbers(self, run: str, shard: Shard) -> Sequence[MessageNumber]:
+        found = array("q")  # eight bytes each, where a list of ints has forty
+        folder = f"{self._root}/{removal_folder(run, shard)}"
+        with self._reading(f"The list of run {run}, shard {shard}"):
+            for path in sorted(self._files.glob(f"{folder}/part-*")):
+                found.extend(int(line) for line in self._text(path).split())
+        known = self._removals.get(run)
+        expected = known.counts.get(shard, 0) if known is not None else 0
+        if len(found) != expected:
+            raise ListUnreadable(
+                f"The list of run {run}, shard {shard} has {len(found)} numbers instead of {expected}."
+            )
+        return cast("Sequence[MessageNumber]", array("q", sorted(found)))
+
+    def _manifest(self, path: str) -> Manifest:
+        with self._reading(path):
+            return Manifest.from_json(self._text(path), path.rpartition("/")[2])
+
+    def _text(self, path: str) -> str:
+        content: Any = self._files.cat_file(path)
+        return str(content.decode())
+
+    @contextmanager
+    def _reading(self, what: str, hint: str = "") -> Iterator[None]:
+        """Every backend of fsspec has errors of its own: all mean that nothing of this may be removed."""
+        try:
+            yield
+        except Exception as exc:
+            reason = getattr(exc, "strerror", None) or " ".join(f"{exc or type(exc).__name__}".split())
+            raise ListUnreadable(f"{what} cannot be read: {reason.rstrip('.')}. {hint}".rstrip()) from exc
