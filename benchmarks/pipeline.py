@@ -1,9 +1,11 @@
 """The pipeline on tables filled by MariaDB's SEQUENCE engine: 256-byte bodies, one consumption per message, two databases.
 
-archive_*: read, write, read back, compare, publish, with the session up; rows are messages and consumptions. export: the same
-rows by one connection and Arrow, unverified, in turn with the archive. reconcile_s: ledgers of three producers, center, three
-inboxes. peak_memory_mb: the job's whole process tree. traffic_loss_share: open-loop full lives at half of what the center can
-do, with the polite archive beside it, in turn with none.
+archive_*: read, write, read back, compare, publish, from the start of the process; rows are messages and consumptions.
+export: the same rows by one connection and Arrow, unverified, in turn with the archive. archive_again_s: the next run, with
+nothing new in the tables. reconcile_s: ledgers of three producers, center, three inboxes. reconcile_increment_share: time for
+the last 30th of the messages against everything, at the largest size; both from the start of the process. peak_memory_mb: the
+job's whole process tree; bodies: of 256 KiB, in thousands of messages. traffic_loss_share: open-loop full lives at half of
+what the center can do, with the polite archive beside it, in turn with none.
 """
 
 from __future__ import annotations
@@ -53,13 +55,13 @@ def tree_mb(root: int) -> float:
 
 
 @contextlib.contextmanager
-def job(name: str, settings: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+def job(name: str, settings: dict[str, Any], *more: str) -> Iterator[subprocess.Popen[str]]:
     """A job whose session is up when this begins."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         file.write(json.dumps(settings))
         file.flush()
         process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.pipeline_job", name, file.name],
+            [sys.executable, "-m", "benchmarks.pipeline_job", name, file.name, *more],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -73,10 +75,10 @@ def job(name: str, settings: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
             process.wait()
 
 
-def measured(name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Run one job. Returns: what it told, and peak_mb."""
-    peak = 0.0
-    with job(name, settings) as process:
+def measured(name: str, settings: dict[str, Any], *more: str) -> dict[str, Any]:
+    """Run one job. Returns: its figures, peak_mb, and total_s: with the start of the process."""
+    peak, began = 0.0, time.monotonic()
+    with job(name, settings, *more) as process:
         ended = threading.Event()
 
         def watch() -> None:
@@ -91,17 +93,20 @@ def measured(name: str, settings: dict[str, Any]) -> dict[str, Any]:
         watcher.start()
         assert process.stdout is not None
         line = process.stdout.readline()
+        total = time.monotonic() - began
         ended.set()
         watcher.join()
-    return {**json.loads(line), "peak_mb": peak}
+    return {**json.loads(line), "peak_mb": peak, "total_s": total}
 
 
 class Side:
     """One size of tables."""
 
-    def __init__(self, server: MariaDB, messages: int, folder: Path) -> None:
+    def __init__(self, server: MariaDB, messages: int, folder: Path, body_bytes: int = 256) -> None:
         self.center = FilledCenter(server, prefix=f"bench{messages}")
-        self.center.fill(messages // 32, subscribers=False)
+        with self.center.sql() as run:  # c4 and c5 would be owed deliveries
+            run.exec_driver_sql("DELETE FROM tmc_subscription WHERE subscription_no > 3")
+        self.center.fill(messages // 32, body_bytes=body_bytes, subscribers=False)
         self.messages = messages // 32 * 32
         self.folder = folder / str(messages)
 
@@ -110,11 +115,23 @@ class Side:
         values["consumers"] = values["consumers"][:3]
         return {**values, "spark": {"profile": profile, "master": f"local[{cores}]"}}
 
+    def drop(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with self.center.sql() as run:
+            for name in [*self.center.urls, *PRODUCERS, *CONSUMERS]:
+                database = name.rsplit("/", 1)[-1] if "/" in name else self.center.ledger(name)
+                run.exec_driver_sql(f"DROP DATABASE IF EXISTS {database}")
+
     def archive(self, cores: int = 2) -> dict[str, Any]:
         shutil.rmtree(self.folder, ignore_errors=True)
-        told = measured("archive", self.settings(cores=cores))
-        assert told["messages"] == told["consumptions"] == self.messages, told
-        return {**told, "rows_per_s": 2 * self.messages / told["seconds"]}
+        figures = measured("archive", self.settings(cores=cores))
+        assert figures["messages"] == figures["consumptions"] == self.messages, figures
+        return {**figures, "rows_per_s": 2 * self.messages / figures["total_s"]}
+
+    def archive_again(self) -> dict[str, Any]:
+        figures = measured("archive", self.settings())
+        assert figures["messages"] == 0, figures
+        return figures
 
     def export(self) -> float:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -123,9 +140,17 @@ class Side:
 
     def reconcile(self, cores: int = 2) -> dict[str, Any]:
         shutil.rmtree(self.folder, ignore_errors=True)
-        told = measured("reconcile", self.settings(cores=cores, ledgers=True))
-        assert told["agreed"] == self.messages, told
-        return told
+        figures = measured("reconcile", self.settings(cores=cores, ledgers=True))
+        assert figures["agreed"] == self.messages, figures
+        return figures
+
+    def reconcile_increment(self) -> dict[str, Any]:
+        """The last 30th, after `reconcile` compared everything."""
+        each = self.messages // 32
+        since = self.center.start_ms + (each - each // 30) * 1000 + 500
+        figures = measured("reconcile", self.settings(ledgers=True), str(since))
+        assert figures["agreed"] == each // 30 * 32, figures
+        return figures
 
 
 def traffic_loss(server: MariaDB, side: Side, seconds: float, rounds: int) -> dict[str, float]:
@@ -133,10 +158,10 @@ def traffic_loss(server: MariaDB, side: Side, seconds: float, rounds: int) -> di
 
     def steady(served: Any, rate: float) -> dict[str, float]:
         command = [sys.executable, "-m", "benchmarks.steady", served.address, served.orders_key, served.coupons_key]
-        told = subprocess.run(
+        figures = subprocess.run(
             [*command, str(rate), str(seconds)], check=True, capture_output=True, text=True, cwd=HERE.parent
         )
-        found: dict[str, float] = json.loads(told.stdout)
+        found: dict[str, float] = json.loads(figures.stdout)
         return found
 
     losses, p99 = [], []
@@ -164,9 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument(
-        "--sizes", default="0.5,1,2,4", help="millions of messages; the archive's figures are those of 2"
-    )
+    parser.add_argument("--sizes", default="1,2,8", help="millions of messages; the archive's figures are those of 2")
     parser.add_argument("--seconds", type=float, default=15)
     options = parser.parse_args()
     sizes = [round(float(size) * MILLION) for size in options.sizes.split(",")]
@@ -180,31 +203,36 @@ def main() -> None:
             side = Side(server, size, folder)
             if size == main_size:
                 pairs = [(side.archive(), side.export()) for _ in range(options.rounds)]
-                peaks += [told["peak_mb"] for told, _ in pairs]
-                archive = statistics.median(told["rows_per_s"] for told, _ in pairs)
+                peaks += [figures["peak_mb"] for figures, _ in pairs]
+                archive = statistics.median(figures["rows_per_s"] for figures, _ in pairs)
                 exported = statistics.median(rate for _, rate in pairs)
                 result["archive_ratio_to_export"] = round(
-                    statistics.median(told["rows_per_s"] / rate for told, rate in pairs), 3
+                    statistics.median(figures["rows_per_s"] / rate for figures, rate in pairs), 3
                 )
                 result |= {"archive_rows_per_s": round(archive), "python_export_rows_per_s": round(exported)}
                 result["archive_rows_per_s_1_core"] = round(side.archive(cores=1)["rows_per_s"])
                 result |= traffic_loss(server, side, options.seconds, options.rounds)
             else:
-                told = side.archive()
-                peaks.append(told["peak_mb"])
-                result[f"archive_rows_per_s_{size / MILLION:g}m"] = round(told["rows_per_s"])
+                figures = side.archive()
+                peaks.append(figures["peak_mb"])
+                result[f"archive_rows_per_s_{size / MILLION:g}m"] = round(figures["rows_per_s"])
+            result[f"archive_again_s_{size / MILLION:g}m"] = round(side.archive_again()["seconds"], 1)
             side.center.fill_ledgers()
-            told = side.reconcile()
-            peaks.append(told["peak_mb"])
-            result[f"reconcile_s_{size / MILLION:g}m"] = round(told["seconds"], 1)
+            figures = side.reconcile()
+            peaks.append(figures["peak_mb"])
+            result[f"reconcile_s_{size / MILLION:g}m"] = round(figures["seconds"], 1)
             if size == main_size:
-                result["reconcile_s"] = round(told["seconds"], 1)
+                result["reconcile_s"] = round(figures["seconds"], 1)
                 result["reconcile_s_1_core"] = round(side.reconcile(cores=1)["seconds"], 1)
             result[f"peak_memory_mb_{size / MILLION:g}m"] = round(max(peaks[-2:]))
-            with side.center.sql() as run:
-                for name in [*side.center.urls, *PRODUCERS, *CONSUMERS]:
-                    database = name.rsplit("/", 1)[-1] if "/" in name else side.center.ledger(name)
-                    run.exec_driver_sql(f"DROP DATABASE IF EXISTS {database}")
+            if size == max(sizes):
+                share = side.reconcile_increment()["total_s"] / figures["total_s"]
+                result["reconcile_increment_share"] = round(share, 3)
+            side.drop()
+        for thousands in (1, 8):
+            side = Side(server, thousands * 1000, folder, body_bytes=256 << 10)
+            result[f"peak_memory_mb_bodies_{thousands}k"] = round(side.archive()["peak_mb"])
+            side.drop()
         result["peak_memory_mb"] = round(max(peaks))
     finally:
         server.stop()
