@@ -35,7 +35,7 @@ def main(job: str, path: str, since_ms: str = "") -> None:
             manifest = Archiving(spark, center, archive, 60_000, HOUR_MS).run()
             figures = {"messages": manifest.messages, "consumptions": manifest.consumptions}
         else:
-            ledgers = Ledgers(spark, FETCH[settings.spark.profile])
+            ledgers = Ledgers(spark, FETCH[profile], OPENING[profile])
             folder = HadoopFolder(spark, settings.reconcile.path)
             found = Reconciliation(
                 spark=spark, center=center, archive=archive, ledgers=ledgers, folder=folder, tolerance_ms=60_000

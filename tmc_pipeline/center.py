@@ -200,10 +200,13 @@ class CenterTables:
         rows = [row for place in self._databases.each for row in self._rows(place, query, "horizon BIGINT")]
         return max((int(row.horizon) for row in rows if row.horizon is not None), default=0)
 
-    def messages(self, among: Among = EVERYTHING, changed_since_ms: int = 0, body: bool = True) -> DataFrame:
+    def messages(
+        self, among: Among = EVERYTHING, changed_since_ms: int = 0, body: bool = True, attempts: bool = True
+    ) -> DataFrame:
         """One row per message: MESSAGE of frames.py. No order.
 
-        changed_since_ms: omit messages decided and closed earlier.  body: False gives null bodies, which are then not read.
+        changed_since_ms: omit messages decided and closed earlier.  body, attempts: False gives null bodies, or no attempts,
+        and does not read them.
         """
         spans = self._spans(among)
         fetch = self._fetch_bodies if body else self._fetch
@@ -212,7 +215,7 @@ class CenterTables:
             place = self._databases.shards[shard]
             return self._spark.read.jdbc(
                 place.url,
-                messages_of(place, shard, changed_since_ms, body),
+                messages_of(place, shard, changed_since_ms, body, attempts),
                 predicates=self._predicates(among, shard, spans[shard]),
                 properties=place.options(fetch) | {"customSchema": _READ},
             )
@@ -235,14 +238,15 @@ class CenterTables:
 
     def _spans(self, among: Among) -> dict[int, Span]:
         """Of every shard, with one query per database, and one more for each shard that several tasks read."""
-        found: dict[int, Span] = {}
-        for place in self._databases.each:
+
+        def spans(place: Database) -> dict[int, Span]:
             mine = [shard for shard, holder in enumerate(self._databases.shards) if holder == place]
             parts = [f"SELECT {shard} AS shard, COUNT(*) AS found FROM {in_range(shard, among)}" for shard in mine]
-            if parts:
-                rows = self._rows(place, f"({' UNION ALL '.join(parts)}) q", "shard INT, found BIGINT")
-                found |= {row.shard: Span(row.found, self._sample(place, row.shard, row.found, among)) for row in rows}
-        return found
+            rows = self._rows(place, f"({' UNION ALL '.join(parts)}) q", "shard INT, found BIGINT") if parts else []
+            return {row.shard: Span(row.found, self._sample(place, row.shard, row.found, among)) for row in rows}
+
+        with ThreadPoolExecutor(self._opening) as pool:
+            return {shard: span for found in pool.map(spans, self._databases.each) for shard, span in found.items()}
 
     def _sample(self, place: Database, shard: int, rows: int, among: Among) -> Sequence[int]:
         """Message numbers at which to cut. The database reads an index for them, as it does to count."""
@@ -288,13 +292,13 @@ def in_range(shard: int, among: Among) -> str:
     return f"tmc_message_{shard:02d} WHERE id >= {low} AND id < {high}"
 
 
-def messages_of(place: Database, shard: int, since_ms: int, body: bool) -> str:
+def messages_of(place: Database, shard: int, since_ms: int, body: bool = True, attempts: bool = True) -> str:
     """A query of one shard; Spark adds the range of ids, and the database carries it into the primary key."""
     consumption, attempt = f"tmc_consumption_{shard:02d}", f"tmc_attempt_{shard:02d}"
     wanted = [f"m.{name}" if body or name != "body" else "NULL AS body" for name in names(STORED)]
     consumptions = place.rows_as_json(consumption, "c", "c.message_id = m.id", named(CONSUMPTION))
-    attempts = place.rows_as_json(attempt, "a", "a.message_id = m.id", named(ATTEMPT))
-    belongings = place.json_object(c=consumptions, a=attempts)
+    failed = place.rows_as_json(attempt, "a", "a.message_id = m.id", named(ATTEMPT), texts=("error",))
+    belongings = place.json_object(c=consumptions, **({"a": failed} if attempts else {}))
     conditions = ["1 = 1"]
     if since_ms > 0:
         later = f"(l.closed_ms IS NULL OR l.closed_ms >= {int(since_ms)})"
@@ -308,10 +312,10 @@ def messages_of(place: Database, shard: int, since_ms: int, body: bool) -> str:
 
 def _parsed(stored: DataFrame) -> DataFrame:
     """STORED with shard and belongings -> MESSAGE. JSON that cannot be read fails the job: a row must not lose parts."""
-    read = stored.withColumn("belongings", f.from_json("belongings", _BRIEF, {"mode": "FAILFAST"}))
-    none = f.array()
-    return read.select(
+    belongings, none = f.from_json("belongings", _BRIEF, {"mode": "FAILFAST"}), f.array()
+    # In one step, which parses once: two would copy every row with its body once more.
+    return stored.select(
         *names(MESSAGE, but=("consumptions", "attempts")),
-        f.coalesce(f.col("belongings.c").cast(CONSUMPTIONS), none.cast(CONSUMPTIONS)).alias("consumptions"),
-        f.coalesce(f.col("belongings.a").cast(ATTEMPTS), none.cast(ATTEMPTS)).alias("attempts"),
+        f.coalesce(belongings["c"].cast(CONSUMPTIONS), none.cast(CONSUMPTIONS)).alias("consumptions"),
+        f.coalesce(belongings["a"].cast(ATTEMPTS), none.cast(ATTEMPTS)).alias("attempts"),
     )

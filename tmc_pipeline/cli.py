@@ -317,14 +317,14 @@ def reconcile(
         from tmc_pipeline.files import HadoopFolder
         from tmc_pipeline.reconcile.job import Reconciliation
         from tmc_pipeline.reconcile.ledgers import Ledgers
-        from tmc_pipeline.session import FETCH
+        from tmc_pipeline.session import FETCH, OPENING
 
         settings = job.settings
         summary = Reconciliation(
             spark=job.spark,
             center=job.center,
             archive=job.archive if settings.archive.path else None,
-            ledgers=Ledgers(job.spark, FETCH[settings.spark.profile]),
+            ledgers=Ledgers(job.spark, FETCH[settings.spark.profile], OPENING[settings.spark.profile]),
             folder=HadoopFolder(job.spark, settings.reconcile.path),
             tolerance_ms=round(settings.reconcile.tolerance_minutes * 60_000),
             skip_missing=skip_missing,

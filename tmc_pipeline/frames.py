@@ -86,6 +86,9 @@ ARCHIVED = t.StructType(
 )
 
 
+WHOLE_STAGE = "spark.sql.codegen.wholeStage"
+
+
 def named(schema: t.StructType) -> dict[str, str]:
     """Column names by one-letter aliases."""
     return {chr(ord("a") + number): field.name for number, field in enumerate(schema.fields)}
@@ -125,6 +128,16 @@ def on_disk(frame: DataFrame) -> Iterator[DataFrame]:
         yield kept
     finally:
         kept.unpersist()
+
+
+@contextmanager
+def compiled(spark: SparkSession) -> Iterator[None]:
+    """Generate code for whole stages of what is first run in the block; see session.py for why that is off elsewhere."""
+    spark.conf.set(WHOLE_STAGE, "true")
+    try:
+        yield
+    finally:
+        spark.conf.set(WHOLE_STAGE, "false")
 
 
 def with_topic(messages: DataFrame, topics: DataFrame) -> DataFrame:

@@ -119,9 +119,13 @@ def session(settings: SparkSettings, families: Iterable[str], name: str) -> Iter
         "spark.hadoop.parquet.page.size.row.check.min": str(rows_at_a_time(10, settings.body_bytes)),
         "spark.hadoop.parquet.page.size.row.check.max": str(rows_at_a_time(10_000, settings.body_bytes)),
         "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
+        # Else nine calls to the JVM note where each expression was written, for error messages that are not shown.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.shuffle.partitions": "16",
-        # A union of 32 reads makes pieces of generated code that are too large to be worth compiling.
+        # A union of 32 reads makes pieces of generated code that are too large to be worth compiling. Where it is on, pieces
+        # with methods that the JVM would only interpret are left out.
         "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.hugeMethodLimit": "8000",
         # Frames kept on disk: trying encodings on each of their columns took a quarter of a reconcile run.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
         "spark.rdd.compress": "true",

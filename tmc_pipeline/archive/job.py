@@ -57,9 +57,10 @@ PLAIN = {
 # -- pure: DataFrame -> DataFrame ---------------------------------------------------------------------------------
 
 
-def dated(messages: DataFrame, before_ms: int, open_before_ms: int) -> DataFrame:
-    """MESSAGE with topic -> with closed_ms bigint, day string: when everything about it was closed.
+def dated(messages: DataFrame, topics: DataFrame, before_ms: int, open_before_ms: int) -> DataFrame:
+    """MESSAGE -> with topic string, closed_ms bigint, day string: when everything about it was closed.
 
+    topics: as in `with_topic`.
     A committed message nobody subscribed to is closed when it is decided. Of messages that were not closed before
     `before_ms`, those prepared before `open_before_ms` are kept with OPEN as day and topic, without bodies; the rest is
     dropped.
@@ -69,15 +70,18 @@ def dated(messages: DataFrame, before_ms: int, open_before_ms: int) -> DataFrame
     done = f.size(f.array_except("consumptions.state", closed_states)) == 0  # no lambda: those are not compiled
     finished = is_one_of(state, message.CLOSED_ITSELF) | (is_one_of(state, message.CLOSED_WITH_DELIVERIES) & done)
     last = f.greatest("decided_ms", f.array_max("consumptions.closed_ms"))
+    closed = f.coalesce(finished & (last < before_ms), f.lit(False))
+    day = f.date_from_unix_date(f.floor(last / DAY_MS).cast("int")).cast("string")
     # Unused, but without it Spark would push the filter below the JSON parsing, which would then run twice.
-    read = messages.observe("read", f.count(f.lit(1)).alias("messages")).withColumn("closed_ms", last)
-    closed = f.coalesce(finished & (f.col("closed_ms") < before_ms), f.lit(False))
-    day = f.date_from_unix_date(f.floor(f.col("closed_ms") / DAY_MS).cast("int")).cast("string")
-    return (
-        read.withColumn("day", f.when(closed, day).otherwise(OPEN))
-        .where((f.col("day") != OPEN) | (f.col("id") < first_number(open_before_ms)))
-        .withColumn("topic", f.when(f.col("day") != OPEN, f.col("topic")).otherwise(OPEN))
-        .withColumn("body", f.when(f.col("day") != OPEN, f.col("body")))
+    read = messages.observe("read", f.count(f.lit(1)).alias("messages"))
+    # All columns at once: each further step would copy every row with its body.
+    return with_topic(read.where(closed | (f.col("id") < first_number(open_before_ms))), topics).withColumns(
+        {
+            "closed_ms": last,
+            "day": f.when(closed, day).otherwise(OPEN),
+            "topic": f.when(closed, f.col("topic")).otherwise(OPEN),
+            "body": f.when(closed, f.col("body")),
+        }
     )
 
 
@@ -163,7 +167,7 @@ class Archiving:
     def _chosen(self, chain: Chain, among: Among, before_ms: int, open_before_ms: int) -> DataFrame:
         """ARCHIVED: what the archive lacks, and with OPEN as day, what the next run has to look at again."""
         topics = small_table(self._spark, self._center.names.topics.items(), "topic_no int, topic string")
-        named = dated(with_topic(self._center.messages(among), topics), before_ms, open_before_ms)
+        named = dated(self._center.messages(among), topics, before_ms, open_before_ms)
         # A number on the list of open messages can be in the archive only if the run that wrote the list put it there.
         recent, last = closed_since(among.from_ms), chain.open.run if chain.open else ""
         known = [part for part in chain.partitions if recent(part) or part.place.run == last]

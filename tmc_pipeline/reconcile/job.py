@@ -22,7 +22,7 @@ from tmc_pipeline.archive.contents import Archive, closed_since, end_of_day_ms, 
 from tmc_pipeline.center import Among, CenterTables
 from tmc_pipeline.errors import translated
 from tmc_pipeline.files import HadoopFolder
-from tmc_pipeline.frames import on_disk, small_table
+from tmc_pipeline.frames import compiled, on_disk, small_table
 from tmc_pipeline.reconcile.ledgers import Ledgers
 from tmc_pipeline.reconcile.scope import SERVERS_CLOCKS_APART_MS, Scope, State, scope_of
 from tmc_pipeline.reconcile.verdicts import (
@@ -36,6 +36,7 @@ from tmc_pipeline.reconcile.verdicts import (
     center_claims,
     judged,
     noted_claims,
+    noted_number,
     number_of,
     outlined,
     relations,
@@ -136,17 +137,19 @@ class Reconciliation:
             noted, scope = self._noted(kept, producers, consumers, scope, now)
             every_source = [*producers, *consumers]
             sources = _counted(every_source, noted, self._center.now_ms() + CLOCKS_APART_MS)
-            compared = [scope.within(frame, number_of("message_id")).drop("source") for frame in noted]
+            compared = [scope.within(frame, noted_number("message_id")).drop("source") for frame in noted]
             compared += state.notes(scope)
             bodies = any("body_sha256" in source.columns for source in every_source)
-            hot = kept.enter_context(on_disk(outlined(self._center.messages(scope.among), bodies)))
+            hot = kept.enter_context(on_disk(outlined(self._center.messages(scope.among, attempts=False), bodies)))
             messages = hot.count()  # Reads them: before the manifests are listed.
             log.info("run %s: %d messages in the center's tables", run, messages)
             archived = self._archive.chain() if self._archive is not None else Chain(manifests=())
             center = [hot, *self._archived(archived, scope, bodies)]
             audited = self._audited(producers, consumers, archived)
             originals = self._originals(kept, center, archived, scope)
-            claims = [self._claims(_all([*center, *originals]), archived), *map(noted_claims, compared)]
+            claims = [self._claims(_all([*center, *originals]), archived)]
+            if compared:
+                claims.append(noted_claims(_all(compared)))
             read_ms = self._center.now_ms()
             in_archive = sum(each.messages for each in archived.partitions if scope.may_have(each))
             rows_in_all = messages + in_archive + sum(each["rows"] for each in sources)
@@ -155,12 +158,14 @@ class Reconciliation:
             if originals:  # compared only to verify their replays
                 replay = f.col("subscriber").startswith(REPLAY)
                 judgement = judgement.where(replay).unionByName(scope.within(judgement.where(~replay), f.col("number")))
-            rows = kept.enter_context(on_disk(judgement))
             far_ms = now - max(self._tolerance_ms, SERVERS_CLOCKS_APART_MS)
             far_ms = far_ms if until_ms is None else min(until_ms, far_ms)
             span = {"since_ms": scope.from_ms, "until_ms": far_ms, "read_ms": now, "left": scope.left}
-            summary = self._summary(run, rows, audited, sources, span)
-            self._write(run, rows, summary, lambda staging: state.write(staging, rows, compared, far_ms))
+            with compiled(self._spark):  # twice as fast until the rows are shuffled: fewer copies of each
+                rows = kept.enter_context(on_disk(judgement))
+                summary = self._summary(run, rows, audited, sources, span)
+            found = kept.enter_context(on_disk(rows.where(f.col("verdict") != AGREED)))
+            self._write(run, found, summary, lambda staging: state.write(staging, found, compared, far_ms))
         return summary
 
     def _noted(
@@ -172,9 +177,7 @@ class Reconciliation:
         now_ms: int,
     ) -> tuple[list[DataFrame], Scope]:
         """NOTED with source int, of each source, kept on disk; and the scope, wider if old messages had news."""
-        from_ms = scope.notes_from_ms
-        frames = [self._ledgers.produced(source, producers, from_ms) for source in producers]
-        frames += [self._ledgers.consumed(source, consumers, from_ms) for source in consumers]
+        frames = self._ledgers.noted(producers, consumers, scope.notes_from_ms)
         # Numbered: Spark would cache identical frames once, and fill that cache twice at the same time.
         noted = [
             kept.enter_context(on_disk(frame.withColumn("source", f.lit(number))))
@@ -218,7 +221,7 @@ class Reconciliation:
             return []
         every = [number for each in numbers.values() for number in each]
         in_span = Among(from_ms=scope.from_ms, to_ms=scope.from_ms, numbers=numbers)  # nothing but the numbers
-        found = [kept.enter_context(on_disk(outlined(self._center.messages(in_span), bodies=False)))]
+        found = [kept.enter_context(on_disk(outlined(self._center.messages(in_span, attempts=False), bodies=False)))]
         found[0].count()
         if self._archive is not None:
             recent = closed_since(created_ms(MessageNumber(min(every))))
@@ -306,13 +309,13 @@ class Reconciliation:
             span=span,
         )
 
-    def _write(self, run: str, rows: DataFrame, summary: Summary, still_open: Callable[[str], int]) -> None:
+    def _write(self, run: str, found: DataFrame, summary: Summary, still_open: Callable[[str], int]) -> None:
         """Details of what is not agreed as Parquet, of discrepancies as CSV too; then what is open; the summary last."""
         staging = f"_staging/{run}"
-        found = rows.where(f.col("verdict") != AGREED).orderBy("verdict", "message_id", "subscriber")
+        details = found.orderBy("verdict", "message_id", "subscriber")
         try:
-            found.write.parquet(self._folder.path(f"{staging}/details.parquet"))
-            plain = found.where(f.col("verdict") != PENDING).coalesce(1)
+            details.write.parquet(self._folder.path(f"{staging}/details.parquet"))
+            plain = details.where(f.col("verdict") != PENDING).coalesce(1)
             written = plain.select(*_for_people()).write.options(
                 header="true", escape='"', quoteAll="true", lineSep="\r\n"
             )

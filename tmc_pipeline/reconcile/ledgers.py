@@ -15,6 +15,7 @@ import difflib
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -30,7 +31,8 @@ from tmc_server.domain.ids import EPOCH_MS
 _PRODUCERS = {"message_id": "message_id", "state": "state", "at_ms": "created_ms"}
 _IDENTITY = {"topic": "topic", "message_key": "message_key", "attempt_id": "attempt_id"}  # of the SDK's ledger
 _CONSUMERS = {"message_id": "message_id", "subscriber": "subscriber", "at_ms": "received_ms"}
-_ID = r"^\d+-\d+-\d\d-\d+$"
+_ID = r"^\d+-\d+-\d\d-\d+\z"  # with $, a line break could follow
+_BLANKS = " \t\r\n"
 _CLOCKS_APART_MS = 3_600_000  # the ledger is cleaned by its app's clock, messages are dated by the center's
 _OPTIONAL = {"body_sha256", "at_ms", "subscriber", *_IDENTITY}
 # As RFC 4180 has it: a quote inside quotes is doubled.
@@ -42,12 +44,25 @@ _PLAIN = re.compile(r"[\w.-]+")  # keys that need no escaping
 
 
 class Ledgers:
-    """Reads the configured sources. fetch: rows per round trip.  slice_rows: approximate number of rows per task."""
+    """Reads the configured sources. fetch: rows per round trip.  slice_rows: approximate number of rows per task.
 
-    def __init__(self, spark: SparkSession, fetch: int, slice_rows: int = SLICE) -> None:
+    opening: concurrent connections while reads are prepared.
+    """
+
+    def __init__(self, spark: SparkSession, fetch: int, opening: int = 1, slice_rows: int = SLICE) -> None:
         self._spark = spark
         self._fetch = fetch
+        self._opening = opening
         self._slice = slice_rows
+
+    def noted(
+        self, producers: Sequence[LedgerSource], consumers: Sequence[LedgerSource], from_ms: int = 0
+    ) -> list[DataFrame]:
+        """NOTED of each source, producers first. from_ms: omit rows with earlier times. Raises CannotRun."""
+        with ThreadPoolExecutor(self._opening) as pool:
+            produced = [pool.submit(self.produced, source, producers, from_ms) for source in producers]
+            consumed = [pool.submit(self.consumed, source, consumers, from_ms) for source in consumers]
+            return [each.result() for each in (*produced, *consumed)]
 
     def produced(self, source: LedgerSource, among: Sequence[LedgerSource] = (), from_ms: int = 0) -> DataFrame:
         """NOTED of one producer. A state that the mapping does not name counts as neither. Raises CannotRun.
@@ -210,7 +225,7 @@ def _shaped(rows: DataFrame, columns: Mapping[str, str], subscriber: Column, val
     def named(name: str) -> Column:
         return f.col(columns[name]) if name in columns else f.lit(None)
 
-    text = f.trim(named("message_id").cast("string"))
+    text = f.btrim(named("message_id").cast("string"), f.lit(_BLANKS))
     digest = named("body_sha256")
     if "body_sha256" in columns and isinstance(rows.schema[columns["body_sha256"]].dataType, t.BinaryType):
         digest = f.hex(digest)

@@ -20,7 +20,7 @@ from tmc_pipeline.archive.contents import closed_since
 from tmc_pipeline.center import Among
 from tmc_pipeline.errors import CannotRun
 from tmc_pipeline.files import HadoopFolder
-from tmc_pipeline.reconcile.verdicts import AGREED, CLOCKS_APART_MS, PENDING, REPLAY, made_ms, number_of
+from tmc_pipeline.reconcile.verdicts import CLOCKS_APART_MS, PENDING, REPLAY, made_ms, noted_number
 from tmc_server.domain.ids import EPOCH_MS, created_ms
 from tmc_server.domain.manifest import Partition
 from tmc_server.domain.numbers import MessageNumber
@@ -110,7 +110,7 @@ class Scope:
         """
         if self.last is None:
             return None
-        number = number_of("message_id")
+        number = noted_number("message_id")
         at = f.col("at_ms")
         new = (at >= self.last.read_ms - CLOCKS_APART_MS) & (at <= now_ms + CLOCKS_APART_MS)
         old = noted.where((made_ms(number) < self.from_ms) & new).select(number.alias("left_number"))
@@ -138,24 +138,24 @@ class State:
         return None
 
     def notes(self, scope: Scope) -> list[DataFrame]:
-        """NOTED: what was noted about open messages earlier than the notes that are read now; none for a first run."""
+        """NOTED: what was noted about open messages earlier than the notes that are read now; none if it left nothing open."""
         if scope.last is None or not self.folder.exists(f"{scope.last.run}/{_NOTES}"):
             return []
         rows = self.spark.read.parquet(self.folder.path(f"{scope.last.run}/{_NOTES}"))
         return [rows.where((f.col("at_ms") < scope.notes_from_ms) & (f.col("at_ms") >= EPOCH_MS))]
 
-    def write(self, staging: str, rows: DataFrame, noted: Sequence[DataFrame], until_ms: int) -> int:
-        """Keep what is open among judged rows and was prepared before until_ms. noted: NOTED of each source.
+    def write(self, staging: str, found: DataFrame, noted: Sequence[DataFrame], until_ms: int) -> int:
+        """Keep what is open and was prepared before until_ms. found: judged rows not agreed.  noted: NOTED of each source.
 
         Returns: how many messages these are.
         """
         is_replay = f.col("subscriber").startswith(REPLAY)
-        itself = rows.where((f.col("verdict") != AGREED) & ~is_replay).select(
+        itself = found.where(~is_replay).select(
             "number", ((f.col("verdict") != PENDING) | f.col("until_ms").isNotNull()).alias("differs")
         )
         # The verdict on a replay is in a row about its original.
-        replays = rows.where((f.col("verdict") != AGREED) & is_replay).select(
-            number_of("message_id").alias("number"), f.lit(True).alias("differs")
+        replays = found.where(is_replay).select(
+            noted_number("message_id").alias("number"), f.lit(True).alias("differs")
         )
         found = itself.unionByName(replays).where(made_ms(f.col("number")) < until_ms)
         left = found.groupBy("number").agg(f.max("differs").alias("differs"))
@@ -163,11 +163,13 @@ class State:
         left.select(parts[0].cast("int").alias("shard"), parts[1].cast("bigint").alias("id"), "differs").coalesce(
             1
         ).write.parquet(self.folder.path(f"{staging}/{_OPEN}"))
-        if noted:
-            every = reduce(DataFrame.unionByName, noted).withColumn("number", number_of("message_id"))
-            kept = every.join(left.select("number"), "number", "left_semi").drop("number")
+        written = self.spark.read.schema(_NUMBER).parquet(self.folder.path(f"{staging}/{_OPEN}"))
+        count = int(written.count())
+        if noted and count:  # joined as a file, whose size Spark knows: the notes are then not shuffled
+            every = reduce(DataFrame.unionByName, noted).withColumn("left_number", noted_number("message_id"))
+            kept = every.join(_listed(written), "left_number", "left_semi").drop("left_number")
             kept.write.parquet(self.folder.path(f"{staging}/{_NOTES}"))
-        return int(self.spark.read.parquet(self.folder.path(f"{staging}/{_OPEN}")).count())
+        return count
 
     def _left(self, run: str, summary: Mapping[str, Any]) -> Left:
         read = self.spark.read.schema(_NUMBER).parquet(self.folder.path(f"{run}/{_OPEN}"))
@@ -178,8 +180,13 @@ class State:
             read_ms=summary["read_ms"],
             numbers=_by_shard(rows),
             differing=_by_shard([row for row in rows if row.differs]),
-            listed=read.select(f.format_string("%02d-%d", "shard", "id").alias("left_number")),
+            listed=_listed(read),
         )
+
+
+def _listed(numbers: DataFrame) -> DataFrame:
+    """left_number string, SHARD-NUMBER, of shard int, id bigint."""
+    return numbers.select(f.format_string("%02d-%d", "shard", "id").alias("left_number"))
 
 
 def _by_shard(rows: Sequence[Any]) -> dict[int, list[int]]:

@@ -206,7 +206,7 @@ def outlined(messages: DataFrame, bodies: bool) -> DataFrame:
         ).alias("replay_to"),
         (
             ~erased
-            & ((own_digest() != f.lower(f.hex("digest"))) | (f.col("headers").isNotNull() & _headers().isNull()))
+            & ((f.unhex(own_digest()) != f.col("digest")) | (f.col("headers").isNotNull() & _headers().isNull()))
         ).alias("altered"),
         f.when(~erased, f.xxhash64("body", "content_type")).alias("content"),
         (f.when(~erased, f.sha2("body", 256)) if bodies else f.lit(None).cast("string")).alias("center_body"),
@@ -320,6 +320,11 @@ def number_of(column: str) -> Column:
     return f.nullif(f.regexp_extract(column, r"^\d+-\d+-(\d\d-\d+)$", 1), f.lit(""))
 
 
+def noted_number(column: str) -> Column:
+    """SHARD-NUMBER of what is known to be a message id, or null, as in NOTED: many times faster."""
+    return f.substring_index(column, "-", -2)
+
+
 def _identity(topic: Column, key: Column, attempt: Column) -> Column:
     return f.xxhash64(topic, key, attempt)
 
@@ -330,18 +335,19 @@ def noted_claims(noted: DataFrame) -> DataFrame:
     identity = f.when(
         f.col("attempt_id").isNotNull(), _identity(f.col("noted_topic"), f.col("noted_key"), f.col("attempt_id"))
     )
-    return _as_claims(rows.withColumn("number", number_of("message_id")).withColumn("identity", identity))
+    return _as_claims(rows.withColumns({"number": noted_number("message_id"), "identity": identity}))
 
 
 def _as_claims(rows: DataFrame) -> DataFrame:
     """Columns that are missing become null, or 0 where they are counted."""
+    present = set(rows.columns)
 
-    def column(name: str) -> Column:
-        if name in _COUNTED:
-            return f.coalesce(f.col(name), f.lit(0)) if name in rows.columns else f.lit(0)
-        return f.col(name) if name in rows.columns else f.lit(None)
+    def column(name: str, kind: str) -> str:
+        value = name if name in present else "NULL"
+        value = f"coalesce({value}, 0)" if name in _COUNTED else value
+        return f"CAST({value} AS {kind}) AS {name}"
 
-    return rows.select(*[column(each.name).cast(each.dataType).alias(each.name) for each in CLAIM.fields])
+    return rows.selectExpr(*[column(each.name, each.dataType.simpleString()) for each in CLAIM.fields])
 
 
 # -- verdicts -----------------------------------------------------------------------------------------------------
@@ -401,7 +407,7 @@ def judged(
 
 def made_ms(number: Column) -> Column:
     """Epoch milliseconds inside SHARD-NUMBER."""
-    return f.shiftright(f.try_element_at(f.split(number, "-"), f.lit(2)).try_cast("bigint"), 22) + f.lit(EPOCH_MS)
+    return f.shiftright(f.substring(number, 4, 20).try_cast("bigint"), 22) + f.lit(EPOCH_MS)
 
 
 # What a delivery has to know of its message: the value of the row about the message itself.
