@@ -8,10 +8,11 @@ if and only if its inbox row is. A transaction can end early in several ways, ea
     a deadlock, DDL, COMMIT sent as text        by a savepoint, which does not outlive its transaction, and by drivers
                                                 that know at no cost whether a transaction is open
 
-The savepoint costs two statements: SAVEPOINT when the transaction begins, RELEASE SAVEPOINT before it is committed. It
-is not used with SQLite and psycopg, whose drivers know everything. On PostgreSQL an error that was swallowed is detected
-too: a commit would then roll back without a word. asyncpg would commit what comes after a COMMIT or ROLLBACK sent as text
-statement by statement, so the next statement is refused.
+The savepoint costs two statements: SAVEPOINT when the transaction begins, RELEASE SAVEPOINT before it is committed. If
+the first statement is ours and the driver takes several at once, SAVEPOINT is sent with it. It is not used with SQLite and
+psycopg, whose drivers know everything. On PostgreSQL an error that was swallowed is detected too: a commit would then roll
+back without a word. asyncpg would commit what comes after a COMMIT or ROLLBACK sent as text statement by statement, so the
+next statement is refused.
 Events are registered only once, on the Session class and on each engine: SQLAlchemy takes half a millisecond for it,
 and no thread may do it while another runs the same event.
 """
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -29,15 +30,19 @@ from sqlalchemy.sql.elements import RollbackToSavepointClause, SavepointClause
 
 from tmc_client import errors
 from tmc_client.local import Recorder
+from tmc_client.local.driver_level import execute
 
 _KEY = "tmc_one_transaction"
 _PSYCOPG = ("psycopg", "psycopg_async", "psycopg2")
 _IDLE, _IN_ERROR = 0, 3  # libpq's PQTRANS_IDLE, PQTRANS_INERROR
 _BY_CONNECTION: WeakKeyDictionary[sa.Connection, OneTransaction] = WeakKeyDictionary()
+_ENGINES: WeakSet[sa.Engine] = WeakSet()  # with our listeners
 
 
 class _Witness(Protocol):
-    """Detects whether one connection has left its transaction."""
+    """Detects whether one connection has left its transaction. first: a statement that it needs before the next one; "": none."""
+
+    first: str
 
     def look(self) -> bool:
         """Whether it may still be the same transaction. Called before and after each statement; must not send one itself."""
@@ -51,17 +56,14 @@ class _Savepoint:
 
     def __init__(self, connection: sa.Connection, name: str) -> None:
         self._connection, self._name = connection, name
-        if not _said(connection, f"SAVEPOINT {name}"):
-            connection.dialect.do_savepoint(connection, name)
+        self.first = f"SAVEPOINT {name}"
 
     def look(self) -> bool:
         return in_transaction(self._connection) is not False
 
     def holds(self) -> bool:
-        if _said(self._connection, f"RELEASE SAVEPOINT {self._name}"):
-            return True
         try:
-            self._connection.dialect.do_release_savepoint(self._connection, self._name)
+            execute(self._connection, f"RELEASE SAVEPOINT {self._name}")
         except sa.exc.DBAPIError as exc:
             if exc.connection_invalidated:
                 raise
@@ -69,21 +71,10 @@ class _Savepoint:
         return True
 
 
-def _said(connection: sa.Connection, text: str) -> bool:
-    """Past SQLAlchemy, which needs longer for them than the database. Returns False: it failed; its error is the right one."""
-    try:
-        cursor = connection.connection.cursor()
-        try:
-            cursor.execute(text)
-        finally:
-            cursor.close()
-    except connection.dialect.loaded_dbapi.Error:
-        return False
-    return True
-
-
 class _Nothing:
     """For a connection that is refused, or that is first used after verification."""
+
+    first = ""
 
     def look(self) -> bool:
         return True
@@ -94,6 +85,8 @@ class _Nothing:
 
 class _DriverSays:
     """SQLite and psycopg: the driver knows at no cost whether a transaction is open, and is asked after every statement."""
+
+    first = ""
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
@@ -172,6 +165,8 @@ class OneTransaction:
         self._refused = ""
         self._verified = False
         self._finishing = False
+        self._ours_is_next = False
+        self._unsent = ""
         self.committed = False
 
     def begin(self) -> None:
@@ -255,6 +250,18 @@ class OneTransaction:
             knows = connection.dialect.name == "sqlite" or connection.dialect.driver in _PSYCOPG
             name = f"tmc_{self._place.replace(' ', '_')}"
             self._witnesses[connection] = _DriverSays(connection) if knows else _Savepoint(connection, name)
+            self._unsent = self._witnesses[connection].first
+            if self._unsent and not self._ours_is_next:
+                self._unsent = ""
+                execute(connection, self._witnesses[connection].first)
+
+    def connection(self) -> tuple[sa.Connection, str]:
+        """The session's connection, for a statement of ours. With it: what has to be sent before that statement, or ""."""
+        self._unsent, self._ours_is_next = "", True
+        try:
+            return self._session.connection(), self._unsent
+        finally:
+            self._ours_is_next = False
 
     def permit(self) -> None:
         """Called before a statement. Raises InvalidRequest again if the program swallowed the first one."""
@@ -345,6 +352,8 @@ def _after_transaction_end(session: Session, transaction: SessionTransaction) ->
 
 def _watch_engine(engine: sa.Engine) -> None:
     """Register the listeners once per engine; if two threads race, the second changes nothing."""
+    if engine in _ENGINES:
+        return
     listeners: dict[str, Callable[..., None]] = {
         "commit": _commit,
         "rollback": _rollback,
@@ -355,6 +364,7 @@ def _watch_engine(engine: sa.Engine) -> None:
     for name, listener in listeners.items():
         if not event.contains(engine, name, listener):
             event.listen(engine, name, listener)
+    _ENGINES.add(engine)
 
 
 def _commit(connection: sa.Connection) -> None:

@@ -190,4 +190,5 @@ def _driver(vendor: str) -> Driver:
         text=Text(kind(dbapi=module, paramstyle="format")),
         in_transaction=lambda _connection: None,
         autocommit=lambda _connection: False,
+        takes_several=lambda _connection: False,
     )

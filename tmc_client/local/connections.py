@@ -17,11 +17,11 @@ import sqlalchemy as sa
 from tmc_client import errors
 from tmc_client.local import Recorder, Rows
 from tmc_client.local.drivers import Driver, driver_of, unwrapped
+from tmc_client.local.statements import Found, pages
 from tmc_client.tables import no_column, no_table, outbox
 
 log = logging.getLogger("tmc_client.transaction")
 
-_PAGE, _PAGE_BYTES = 500, 1 << 20
 _names = itertools.count(1)
 
 
@@ -192,30 +192,26 @@ class ConnectionTransaction:
         self._say(f"RELEASE SAVEPOINT {name}")
 
     def run(self, statement: sa.Executable, parameters: Mapping[str, Any]) -> Rows:
-        text, values = self._driver.text.of(statement, parameters)
-        cursor: Any = self._connection.cursor()
-        cursor.execute(text, values)
-        return _Found(cursor)
+        return self._execute(*self._driver.text.of(statement, parameters))
 
     def insert(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        for page in _pages(rows):
-            self._insert(table, page, "")
+        for text, values in self._driver.text.inserts(table, rows):
+            self._execute(text, values)
 
     def insert_outbox(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
         found: list[int] = []
-        for page in _pages(rows):
+        for page in pages(rows):
             if self._driver.dialect.name == "mysql" and (len(page) == 1 or not self._returns()):
-                found += [self._insert(outbox, [row], "").lastrowid for row in page]
+                found += [self._execute(*self._driver.text.insert(outbox, [row])).lastrowid for row in page]
             else:
-                found += sorted(number for (number,) in self._insert(outbox, page, " RETURNING id").fetchall())
+                text, values = self._driver.text.insert(outbox, page)
+                found += sorted(number for (number,) in self._execute(f"{text} RETURNING id", values).fetchall())
         return found
 
-    def _insert(self, table: sa.Table, rows: Sequence[Mapping[str, Any]], suffix: str) -> _Found:
-        columns = list(rows[0])
+    def _execute(self, text: str, values: Sequence[Any]) -> Found:
         cursor: Any = self._connection.cursor()
-        text = self._driver.text.insert(table, columns, len(rows)) + suffix
-        cursor.execute(text, [row[column] for row in rows for column in columns])
-        return _Found(cursor)
+        cursor.execute(text, values)
+        return Found(cursor)
 
     def is_duplicate(self, exc: BaseException) -> bool:
         return isinstance(exc, self._driver.module.IntegrityError | self._driver.module.OperationalError)
@@ -248,38 +244,6 @@ class ConnectionTransaction:
             return self.run(statement, parameters).fetchall()
         finally:
             self.roll_back()
-
-
-def _pages(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
-    """Few enough for one statement: of parameters, and of bytes."""
-    page: list[Mapping[str, Any]] = []
-    size = 0
-    for row in rows:
-        length = sum(len(value) for value in row.values() if isinstance(value, bytes | str))
-        if page and (len(page) == _PAGE or size + length > _PAGE_BYTES):
-            yield page
-            page, size = [], 0
-        page.append(row)
-        size += length
-    if page:
-        yield page
-
-
-class _Found:
-    """What a cursor found, as tuples, whatever the program's connection makes of rows."""
-
-    def __init__(self, cursor: Any) -> None:
-        self.rowcount: int = cursor.rowcount
-        self.lastrowid: int = getattr(cursor, "lastrowid", 0)
-        found = cursor.fetchall() if cursor.description else []
-        self._rows: list[Any] = [tuple(row.values()) if isinstance(row, Mapping) else tuple(row) for row in found]
-        cursor.close()
-
-    def fetchone(self) -> Any:
-        return self._rows[0] if self._rows else None
-
-    def fetchall(self) -> Sequence[Any]:
-        return self._rows
 
 
 _OPEN: dict[int, ConnectionTransaction] = {}

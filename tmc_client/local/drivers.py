@@ -21,17 +21,22 @@ _DIALECTS = {
     "psycopg": "postgresql.psycopg",
 }
 _PSYCOPG_IDLE = 0  # libpq's PQTRANS_IDLE
+_MULTI_STATEMENTS = 1 << 16  # MySQL's CLIENT_MULTI_STATEMENTS
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Driver:
-    """name: of its module.  in_transaction: None: the driver does not know.  autocommit_off: how to turn it off."""
+    """name: of its module.  in_transaction: None: the driver does not know.  autocommit_off: how to turn it off.
+
+    takes_several: whether one call may contain several statements; `nextset` then goes to the result of the next one.
+    """
 
     name: str
     module: Any
     text: Text
     in_transaction: Callable[[Any], bool | None]
     autocommit: Callable[[Any], bool]
+    takes_several: Callable[[Any], bool]
 
     @property
     def autocommit_off(self) -> str:
@@ -82,7 +87,15 @@ def _driver(name: str) -> Driver:
     kind: Any = registry.load(_DIALECTS[name])
     dialect: sa.Dialect = kind(dbapi=module, paramstyle="qmark" if name == "sqlite3" else "format")
     in_transaction, autocommit = _SAYS[name]
-    return Driver(name=name, module=module, text=Text(dialect), in_transaction=in_transaction, autocommit=autocommit)
+    several = _mysqlclient_takes_several if name == "MySQLdb" else _no
+    return Driver(
+        name=name,
+        module=module,
+        text=Text(dialect),
+        in_transaction=in_transaction,
+        autocommit=autocommit,
+        takes_several=several,
+    )
 
 
 def plain(connection: Any) -> Any:
@@ -111,6 +124,14 @@ def _sqlite_autocommit(connection: Any) -> bool:
 
 def _psycopg_in_transaction(connection: Any) -> bool:
     return int(connection.info.transaction_status) != _PSYCOPG_IDLE
+
+
+def _mysqlclient_takes_several(connection: Any) -> bool:
+    return bool(connection.client_flag & _MULTI_STATEMENTS)
+
+
+def _no(_connection: Any) -> bool:
+    return False
 
 
 _SAYS: dict[str, tuple[Callable[[Any], bool | None], Callable[[Any], bool]]] = {

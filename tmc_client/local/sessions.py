@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from tmc_client import errors
 from tmc_client.local import Recorder, Rows
+from tmc_client.local.driver_level import driver_behind, execute
 from tmc_client.one_transaction import OneTransaction, watched
 from tmc_client.tables import outbox, raise_if_lacking
 
@@ -81,11 +82,36 @@ class SessionTransaction:
             yield self.handle
 
     def run(self, statement: sa.Executable, parameters: Mapping[str, Any]) -> Rows:
-        found: Rows = self._session.connection().execute(statement, dict(parameters))
+        connection, first = self._watched.connection()
+        driver = driver_behind(connection)
+        if driver is not None:
+            return self._execute(connection, *driver.text.of(statement, parameters), first)
+        self._send(connection, first)
+        found: Rows = connection.execute(statement, dict(parameters))
         return found
 
     def insert(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._session.connection().execute(table.insert(), list(rows))
+        connection, first = self._watched.connection()
+        driver = driver_behind(connection)
+        if driver is None:
+            self._send(connection, first)
+            connection.execute(table.insert(), list(rows))
+            return
+        for text, values in driver.text.inserts(table, rows):
+            self._execute(connection, text, values, first)
+            first = ""
+
+    def _send(self, connection: sa.Connection, first: str) -> None:
+        if first:
+            execute(connection, first)
+
+    def _execute(self, connection: sa.Connection, text: str, values: Sequence[Any], first: str) -> Rows:
+        """The watch sees it as it sees the program's statements by their events."""
+        self._watched.look(connection)
+        self._watched.permit()
+        found = execute(connection, text, values, first=first)
+        self._watched.look(connection)
+        return found
 
     def insert_outbox(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
         connection = self._session.connection()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
+
+_PAGE, _PAGE_BYTES = 500, 1 << 20
 
 
 class Text:
@@ -21,10 +23,48 @@ class Text:
         values = compiled.construct_params(dict(parameters))
         return str(compiled), [values[name] for name in compiled.positiontup or ()]
 
-    def insert(self, table: sa.Table, columns: Sequence[str], count: int) -> str:
-        """An INSERT of `count` rows."""
-        begin, row = _insert(table, tuple(columns), self.dialect)
-        return begin + ", ".join([row] * count)
+    def inserts(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
+        """INSERTs that together write all rows. Each: text and parameters."""
+        for page in pages(rows):
+            yield self.insert(table, page)
+
+    def insert(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> tuple[str, list[Any]]:
+        """One INSERT of these rows: text and parameters."""
+        columns = tuple(rows[0])
+        begin, row = _insert(table, columns, self.dialect)
+        return begin + ", ".join([row] * len(rows)), [each[column] for each in rows for column in columns]
+
+
+def pages(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Few enough for one statement: of parameters, and of bytes."""
+    page: list[Mapping[str, Any]] = []
+    size = 0
+    for row in rows:
+        length = sum(len(value) for value in row.values() if isinstance(value, bytes | str))
+        if page and (len(page) == _PAGE or size + length > _PAGE_BYTES):
+            yield page
+            page, size = [], 0
+        page.append(row)
+        size += length
+    if page:
+        yield page
+
+
+class Found:
+    """What a cursor found, as tuples, whatever the program's connection makes of rows."""
+
+    def __init__(self, cursor: Any) -> None:
+        self.rowcount: int = cursor.rowcount
+        self.lastrowid: int = getattr(cursor, "lastrowid", 0)
+        found = cursor.fetchall() if cursor.description else []
+        self._rows: list[Any] = [tuple(row.values()) if isinstance(row, Mapping) else tuple(row) for row in found]
+        cursor.close()
+
+    def fetchone(self) -> Any:
+        return self._rows[0] if self._rows else None
+
+    def fetchall(self) -> Sequence[Any]:
+        return self._rows
 
 
 @lru_cache(maxsize=256)

@@ -18,6 +18,7 @@ _PAGE = 500
 _ROOM = 10_000  # what comes on top waits for the relay
 _ROOM_BYTES = 64 << 20
 _PAGE_BYTES = 4 << 20
+_PAGE_S = 0.005  # under load, pages form for that long: each costs as much as ten of its messages
 _MARK_S = 0.02
 
 
@@ -31,7 +32,12 @@ class DirectSending:
         watch_forks(self)
 
     def _reset(self) -> None:
-        self._condition = threading.Condition()
+        # Each thread is woken for its own sake only: a program's thread would wait for the interpreter behind the others.
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
+        self._answered = threading.Condition(self._lock)
+        self._idle = threading.Condition(self._lock)
+        self._ended = threading.Condition(self._lock)
         self._waiting: deque[Draft | Entry] = deque()
         self._bytes = 0
         self._in_flight = 0
@@ -46,7 +52,7 @@ class DirectSending:
 
     def send(self, messages: Sequence[Draft] | Sequence[Entry]) -> None:
         """Returns at once. See Outbox.committed."""
-        with self._condition:
+        with self._lock:
             if self._closed:
                 return
             if not self._threads:
@@ -62,7 +68,7 @@ class DirectSending:
                     break
                 self._waiting.append(message)
                 self._bytes += _size(message)
-            self._condition.notify_all()
+            self._arrived.notify()
 
     def _run(self) -> None:
         while taken := self._take():
@@ -71,10 +77,12 @@ class DirectSending:
                 sent = self._send_page(taken)
             except Exception as exc:  # the relay sends them
                 log.warning("%d messages are left to the relay: %s", len(taken), exc, exc_info=True)
-            with self._condition:
+            with self._lock:
                 self._in_flight = 0
                 self._sent += sent
-                self._condition.notify_all()
+                self._answered.notify()
+                self._idle.notify_all()
+                self._ended.wait_for(lambda: self._closed, _PAGE_S)
 
     def _run_marks(self) -> None:
         """Mark what was sent while the next page is on its way: in groups, and soon, or a relay would send it again."""
@@ -85,14 +93,14 @@ class DirectSending:
                 log.warning(
                     "%d messages were sent and not marked: a relay repeats them: %s", len(sent), exc, exc_info=True
                 )
-            with self._condition:
+            with self._lock:
                 self._marking = 0
-                self._condition.notify_all()
-                self._condition.wait_for(lambda: self._closed, _MARK_S)
+                self._idle.notify_all()
+                self._ended.wait_for(lambda: self._closed, _MARK_S)
 
     def _take_sent(self) -> list[int]:
-        with self._condition:
-            self._condition.wait_for(lambda: self._sent or self._closed)
+        with self._lock:
+            self._answered.wait_for(lambda: self._sent or self._closed)
             sent, self._sent = self._sent, []
             self._marking = len(sent)
             return sent
@@ -106,9 +114,8 @@ class DirectSending:
         return [entry.id for entry, failure in zip(page, failures, strict=True) if failure is None]
 
     def _take(self) -> list[Draft | Entry]:
-        with self._condition:
-            while not self._waiting and not self._closed:
-                self._condition.wait()
+        with self._lock:
+            self._arrived.wait_for(lambda: self._waiting or self._closed)
             page: list[Draft | Entry] = []
             size = 0
             while self._waiting and len(page) < _PAGE and size < _PAGE_BYTES:
@@ -121,8 +128,8 @@ class DirectSending:
     def flush(self, seconds: float) -> bool:
         """Wait until nothing is on its way. Returns False on timeout."""
         end = time.monotonic() + seconds
-        with self._condition:
-            return self._condition.wait_for(
+        with self._lock:
+            return self._idle.wait_for(
                 lambda: not (self._waiting or self._in_flight or self._sent or self._marking),
                 max(0.0, end - time.monotonic()),
             )
@@ -132,11 +139,12 @@ class DirectSending:
         end = time.monotonic() + seconds
         if not self.flush(seconds):
             log.warning("the outbox was closed before all was sent: a relay sends the rest")
-        with self._condition:
+        with self._lock:
             self._closed = True
             self._waiting.clear()
             self._bytes = 0
-            self._condition.notify_all()
+            for condition in (self._arrived, self._answered, self._ended):
+                condition.notify_all()
         for thread in self._threads:
             thread.join(max(0.1, end - time.monotonic()))
 
