@@ -211,12 +211,13 @@ def main() -> None:
                 )
                 result |= {"archive_rows_per_s": round(archive), "python_export_rows_per_s": round(exported)}
                 result["archive_rows_per_s_1_core"] = round(side.archive(cores=1)["rows_per_s"])
-                result |= traffic_loss(server, side, options.seconds, options.rounds)
             else:
                 figures = side.archive()
                 peaks.append(figures["peak_mb"])
                 result[f"archive_rows_per_s_{size / MILLION:g}m"] = round(figures["rows_per_s"])
             result[f"archive_again_s_{size / MILLION:g}m"] = round(side.archive_again()["seconds"], 1)
+            if size == main_size:
+                result |= traffic_loss(server, side, options.seconds, options.rounds)
             side.center.fill_ledgers()
             figures = side.reconcile()
             peaks.append(figures["peak_mb"])

@@ -311,8 +311,12 @@ def messages_of(place: Database, shard: int, since_ms: int, body: bool = True, a
 
 
 def _parsed(stored: DataFrame) -> DataFrame:
-    """STORED with shard and belongings -> MESSAGE. JSON that cannot be read fails the job: a row must not lose parts."""
-    belongings, none = f.from_json("belongings", _BRIEF, {"mode": "FAILFAST"}), f.array()
+    """STORED with shard and belongings -> MESSAGE. JSON that is missing or cannot be read fails the job: a row must not lose
+    parts.
+    """
+    lacking = f.raise_error(f.concat(f.lit("too many attempts to read: message "), "id", f.lit(" of shard "), "shard"))
+    text = f.coalesce("belongings", lacking.cast("string"))
+    belongings, none = f.from_json(text, _BRIEF, {"mode": "FAILFAST"}), f.array()
     # In one step, which parses once: two would copy every row with its body once more.
     return stored.select(
         *names(MESSAGE, but=("consumptions", "attempts")),

@@ -2,7 +2,7 @@
 
 MariaDB and MySQL: `jdbc:mysql:` with MariaDB's driver. Spark has a dialect for that prefix only; with `jdbc:mariadb:` it quotes
 columns in a way that MariaDB reads as text, and every row would hold the column names. SQLite: the xerial driver, whose
-types depend on the first row, so every read states its column types.
+types depend on the first row, so every read states its column types. PostgreSQL: ledgers and inboxes only, no center.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from sqlalchemy.exc import ArgumentError
 
 from tmc_pipeline.errors import CannotRun
 
-DRIVERS = {"mysql": "org.mariadb.jdbc.Driver", "sqlite": "org.sqlite.JDBC"}
-JARS = {"mysql": "mariadb-java-client.jar", "sqlite": "sqlite-jdbc.jar"}
+DRIVERS = {"mysql": "org.mariadb.jdbc.Driver", "postgresql": "org.postgresql.Driver", "sqlite": "org.sqlite.JDBC"}
+JARS = {"mysql": "mariadb-java-client.jar", "postgresql": "postgresql.jar", "sqlite": "sqlite-jdbc.jar"}
+_TLS = ("sslmode", "sslrootcert", "sslcert", "sslkey")  # as libpq and PostgreSQL's JDBC driver call them
 _LONGEST_JSON = 64 << 20  # bytes of one message's consumptions; the default of 1 MiB would silently truncate them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Database:
-    """One database as Spark reads it. family: mysql or sqlite.  name: for people, without the password."""
+    """One database as Spark reads it. family: a key of DRIVERS.  name: for people, without the password."""
 
     family: str
     name: str
@@ -34,31 +35,35 @@ class Database:
     def rows_as_json(
         self, table: str, alias: str, where: str, columns: Mapping[str, str], texts: Collection[str] = ()
     ) -> str:
-        """An expression: the matching rows of a table as one JSON array of objects; NULL or [] when there are none.
+        """An expression: the matching rows of a table as one JSON array of objects.
 
         columns: by their names in the objects.  texts: those columns that are no numbers.
+        MariaDB and MySQL give NULL for what does not fit into max_allowed_packet.
         """
         values = {name: f"{alias}.{column}" for name, column in columns.items()}
         if self.family == "sqlite":
-            pairs = ", ".join(f"'{name}', {value}" for name, value in values.items())
-            return f"(SELECT json_group_array(json_object({pairs})) FROM {table} {alias} WHERE {where})"
-        quoted = {name: f"JSON_QUOTE({value})" if columns[name] in texts else value for name, value in values.items()}
-        rows = f"GROUP_CONCAT({self.json_object(**quoted)})"
-        return f"(SELECT CONCAT('[', {rows}, ']') FROM {table} {alias} WHERE {where})"
+            rows = f"json_group_array({self.json_object(**values)})"
+        else:
+            quoted = {name: f"JSON_QUOTE({each})" if columns[name] in texts else each for name, each in values.items()}
+            row = self.json_object(**{name: f"IFNULL({value}, 'null')" for name, value in quoted.items()})
+            rows = f"IF(COUNT(*) = 0, '[]', CONCAT('[', GROUP_CONCAT({row}), ']'))"
+        return f"(SELECT {rows} FROM {table} {alias} WHERE {where})"
 
     def json_object(self, **values: str) -> str:
-        """An expression: one JSON object of expressions that are JSON themselves, or numbers."""
+        """An expression: one JSON object. values: expressions, for MariaDB and MySQL of JSON or numbers, and not NULL."""
         if self.family == "sqlite":
             pairs = ", ".join(f"'{name}', {value}" for name, value in values.items())
             return f"json_object({pairs})"
         # Joined as text: MariaDB's JSON functions check each value, and take twice as long.
-        pairs = ", ',".join(f"\"{name}\":', IFNULL({value}, 'null')" for name, value in values.items())
+        pairs = ", ',".join(f'"{name}":\', {value}' for name, value in values.items())
         return f"CONCAT('{{{pairs}, '}}')"
 
     def chance(self, share: float) -> str:
         """A condition that selects about this share of the rows at random, each row independently."""
         if self.family == "sqlite":
             return f"abs(random() / 9223372036854775808.0) < {share:.9f}"
+        if self.family == "postgresql":
+            return f"random() < {share:.9f}"
         return f"RAND() < {share:.9f}"
 
     @property
@@ -73,6 +78,8 @@ class Database:
         options = {"url": self.url, "driver": DRIVERS[self.family], "fetchsize": str(fetch), **self.properties}
         if self.family == "mysql":
             options["sessionInitStatement"] = "SET SESSION TRANSACTION READ ONLY"
+        if self.family == "postgresql":
+            options["sessionInitStatement"] = "SET TRANSACTION READ ONLY"  # each read is one, and has begun by then
         return options
 
 
@@ -89,12 +96,22 @@ def database(url: str) -> Database:
         return _mysql(parsed)
     if family == "sqlite":
         return _sqlite(parsed)
-    raise CannotRun(f"The pipeline reads MariaDB, MySQL and SQLite, not {family}: use Parquet or CSV for this ledger.")
+    if family == "postgresql":
+        return _postgresql(parsed)
+    raise CannotRun(
+        f"The pipeline reads MariaDB, MySQL, PostgreSQL and SQLite, not {family}: use Parquet or CSV for this ledger."
+    )
+
+
+def _named(parsed: URL) -> str:
+    """Its database. Raises CannotRun."""
+    if not parsed.database:
+        raise CannotRun(f"{parsed.render_as_string()} names no database: add /name.")
+    return parsed.database
 
 
 def _mysql(parsed: URL) -> Database:
-    if not parsed.database:
-        raise CannotRun(f"{parsed.render_as_string()} names no database: add /name.")
+    name = _named(parsed)
     options = {
         "permitMysqlScheme": "true",
         "useServerPrepStmts": "false",
@@ -108,9 +125,22 @@ def _mysql(parsed: URL) -> Database:
     host = f"{parsed.host or '127.0.0.1'}:{parsed.port or 3306}"
     return Database(
         family="mysql",
-        name=f"{host}/{parsed.database}",
-        url=f"jdbc:mysql://{host}/{parsed.database}?{'&'.join(f'{name}={value}' for name, value in options.items())}",
+        name=f"{host}/{name}",
+        url=f"jdbc:mysql://{host}/{name}?{'&'.join(f'{key}={value}' for key, value in options.items())}",
         properties={"user": parsed.username or "", "password": str(parsed.password or "")},
+    )
+
+
+def _postgresql(parsed: URL) -> Database:
+    name = _named(parsed)
+    host = f"{parsed.host or '127.0.0.1'}:{parsed.port or 5432}"
+    options = {"user": parsed.username or "", "password": str(parsed.password or "")}
+    options |= {key: str(parsed.query[key]) for key in _TLS if key in parsed.query}
+    return Database(
+        family="postgresql",
+        name=f"{host}/{name}",
+        url=f"jdbc:postgresql://{host}/{quote(name)}?connectTimeout=10&tcpKeepAlive=true",
+        properties=options,
     )
 
 

@@ -34,15 +34,25 @@ class JobFailed(PipelineError):
     """The job failed while it ran; nothing was published."""
 
 
+DRIVER_PACKAGES = "libmariadb-java libpostgresql-jdbc-java libxerial-sqlite-jdbc-java"  # of Debian
+
 # Messages of drivers and Spark, tried in this order -> what to do. `{}`: the first group that matched.
 _TOLD: tuple[tuple[str, type[PipelineError], str], ...] = (
-    (r"Access denied for user ('\S+')", CannotRun, "The database refuses {}: check user and password in the URL."),
     (
-        r"(SELECT|SHOW VIEW) command denied to user ('\S+') for table (\S+)",
+        r"Access denied for user ('\S+')|authentication failed for user (\"\S+\")|role (\"\S+\") does not exist",
         CannotRun,
-        "The account may not read: GRANT SELECT on the databases of the center and of the ledgers to it ({} denied).",
+        "The database refuses {}: check user and password in the URL.",
     ),
-    (r"Unknown database '([^']+)'", CannotRun, "There is no database {}: check the URL, or run tmc init first."),
+    (
+        r"((?:SELECT|SHOW VIEW) command denied to user '\S+' for table \S+|permission denied for (?:table|schema) \S+)",
+        CannotRun,
+        "The account may not read: GRANT SELECT on the databases of the center and of the ledgers to it ({}).",
+    ),
+    (
+        r"Unknown database '([^']+)'|database \"([^\"]+)\" does not exist",
+        CannotRun,
+        "There is no database {}: check the URL, or run tmc init first.",
+    ),
     (
         r"(Class org\.apache\.hadoop\.fs\.\S+ not found|No FileSystem for scheme \S+)",
         CannotRun,
@@ -51,19 +61,29 @@ _TOLD: tuple[tuple[str, type[PipelineError], str], ...] = (
     (
         r"(?:ClassNotFoundException|No suitable driver)[: ]*(\S*)",
         CannotRun,
-        "The JDBC driver {} was not found: set spark.drivers, or apt-get install libmariadb-java libxerial-sqlite-jdbc-java.",
+        f"The JDBC driver {{}} was not found: set spark.drivers, or apt-get install {DRIVER_PACKAGES}.",
     ),
     (
-        r"(?:Socket fail to connect to host:|Could not connect to address=\(host=)([^\s,)]+)",
+        r"(?:Socket fail to connect to host:|Could not connect to address=\(host=)([^\s,)]+)|Connection to (\S+) refused",
         CannotRun,
         "No database answers at {}: check the URL, and that the database is running.",
     ),
     (
-        r"Table '([^']+)' doesn't exist|no such table: (\S+)",
+        r"Table '([^']+)' doesn't exist|no such table: (\S+)|relation \"([^\"]+)\" does not exist",
         CannotRun,
         "There is no table {}: check the URL and the name, or run tmc init with this version first.",
     ),
-    (r"Unknown column '([^']+)'|no such column: (\S+)", CannotRun, "There is no column {}: check the mapping."),
+    (
+        r"Unknown column '([^']+)'|no such column: (\S+)|column \"?([^\s\"]+)\"? does not exist",
+        CannotRun,
+        "There is no column {}: check the mapping.",
+    ),
+    (
+        r"too many attempts to read: (message \d+ of shard \d+)",
+        JobFailed,
+        "The deliveries and attempts of {} are longer than the database's max_allowed_packet: raise it, then run this again; "
+        "nothing was published.",
+    ),
     (
         r"\[(?:PATH_NOT_FOUND)\][^:]*: *(\S+?)\.(?:\s|$)",
         CannotRun,

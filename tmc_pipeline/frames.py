@@ -133,11 +133,12 @@ def on_disk(frame: DataFrame) -> Iterator[DataFrame]:
 @contextmanager
 def compiled(spark: SparkSession) -> Iterator[None]:
     """Generate code for whole stages of what is first run in the block; see session.py for why that is off elsewhere."""
+    before = spark.conf.get(WHOLE_STAGE)
     spark.conf.set(WHOLE_STAGE, "true")
     try:
         yield
     finally:
-        spark.conf.set(WHOLE_STAGE, "false")
+        spark.conf.set(WHOLE_STAGE, before)
 
 
 def with_topic(messages: DataFrame, topics: DataFrame) -> DataFrame:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from tmc_pipeline.dialects import JARS
-from tmc_pipeline.errors import CannotRun, JobFailed, PipelineError, from_text, translated
+from tmc_pipeline.errors import DRIVER_PACKAGES, CannotRun, JobFailed, PipelineError, from_text, translated
 from tmc_pipeline.settings import SparkSettings
 
 if TYPE_CHECKING:
@@ -68,10 +68,7 @@ def driver_jars(settings: SparkSettings, families: Iterable[str]) -> list[str]:
     found = given or [_DEBIAN_JARS / JARS[family] for family in sorted(set(families))]
     for path in found:
         if not path.is_file():
-            raise CannotRun(
-                f"The driver {path} is missing: apt-get install libmariadb-java libxerial-sqlite-jdbc-java, "
-                "or set spark.drivers."
-            )
+            raise CannotRun(f"The driver {path} is missing: apt-get install {DRIVER_PACKAGES}, or set spark.drivers.")
     return [str(path) for path in found]
 
 

@@ -1,4 +1,4 @@
-"""Fixtures: one Spark session and one MariaDB for all, a filled center for each test that asks, emptied for the next one."""
+"""Fixtures: one Spark session and one server of each kind for all, a filled center per test, emptied for the next one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import CACHE, MariaDB
+from tests.support.postgresql import PostgreSQL
 from tmc_pipeline.dialects import JARS
 from tmc_pipeline.session import session
 from tmc_pipeline.settings import SparkSettings
@@ -27,7 +28,7 @@ def spark() -> Iterator[SparkSession]:
     settings = SparkSettings(
         master="local[2]",
         profile="fast",
-        drivers=(f"/usr/share/java/{JARS['mysql']}", f"/usr/share/java/{JARS['sqlite']}", f"{CACHE}/s3/*.jar"),
+        drivers=(*(f"/usr/share/java/{jar}" for jar in JARS.values()), f"{CACHE}/s3/*.jar"),
         options={
             "spark.sql.shuffle.partitions": "2",
             "spark.default.parallelism": "2",
@@ -44,6 +45,13 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDB]:
     server = MariaDB(pool_mb=512, options=_WITHOUT_SYNC)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    server = PostgreSQL()
     yield server
     server.stop()
 

@@ -375,6 +375,28 @@ class TestWhatGoesIn:
         assert row is not None
         assert [each.error for each in row.attempts] == [error]
 
+    def test_what_a_message_has_too_much_of_is_refused_not_dropped(
+        self, spark: SparkSession, filled: Fill, folder: Path
+    ) -> None:
+        """MariaDB gives NULL for text that is longer than a packet."""
+        jobs = Jobs(spark, filled(3), folder)
+        with jobs.center.sql(jobs.center.database_of(4)) as run:
+            number = run.exec_driver_sql("SELECT MIN(id) FROM tmc_message_04").scalar_one()
+            run.exec_driver_sql(
+                "INSERT INTO tmc_attempt_04 (message_id, subscription_no, attempt, at_ms, incarnation, error)"
+                f" SELECT {number}, 1, seq, 1, 1, REPEAT('x', 500) FROM seq_1_to_200"
+            )
+            (usual,) = run.exec_driver_sql("SELECT @@GLOBAL.max_allowed_packet").one()
+            run.exec_driver_sql("SET GLOBAL max_allowed_packet = 65536")
+        try:
+            with pytest.raises(JobFailed, match=f"attempts of message {number} of shard 4 are longer than .*packet"):
+                jobs.run_archive()
+        finally:
+            with jobs.center.sql() as run:
+                run.exec_driver_sql(f"SET GLOBAL max_allowed_packet = {usual}")
+        assert jobs.archive.chain().manifests == ()
+        assert jobs.run_archive().messages == 12
+
     def test_rows_that_move_while_they_are_read(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
         """Acks arrive during the run: whatever is archived is final, older than the lag, and as it is stored."""
         jobs = Jobs(spark, filled(60), folder)

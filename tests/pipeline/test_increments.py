@@ -129,6 +129,47 @@ def test_days_one_after_another(
     )
 
 
+def test_a_replay_of_a_replay_is_verified_alone(spark: SparkSession, filled: Fill, folder: Path) -> None:
+    """The first message is not read, as the replay that is about it is of an earlier day."""
+    center = filled(EACH, SHARDS, start_ms=MIDNIGHT_MS - 16_000)
+    center.fill_ledgers()
+    jobs = Jobs(spark, center, folder)
+    messages = _messages(jobs)
+    first = messages[2]
+    again = next(each for each in messages[3:12] if each.topic == first.topic)
+    body = "REPEAT(MD5(3 * 32 + 16), 8)"  # as the first one was filled
+    _as_replay(again, first, body)
+    assert jobs.run_reconcile(until_ms=MIDNIGHT_MS).well
+    _as_replay(next(each for each in messages[18:] if each.topic == first.topic), again, body)
+    found = jobs.run_reconcile(since="last")
+    assert _found(jobs, found) == {}
+    assert json.loads(Path(found.path, "summary.json").read_text())["open"] == 0
+
+
+def test_a_run_that_was_killed_before_its_summary_is_none(
+    spark: SparkSession, filled: Fill, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object store renames file by file: a run with a summary must have all the rest."""
+    center = filled(4, SHARDS)
+    center.fill_ledgers()
+    jobs = Jobs(spark, center, folder)
+    first = jobs.run_reconcile()
+    write = HadoopFolder.write
+
+    def dying(self: HadoopFolder, name: str, text: str) -> None:
+        if name.endswith("summary.json"):
+            raise OSError("the power failed")
+        write(self, name, text)
+
+    monkeypatch.setattr(HadoopFolder, "write", dying)
+    with pytest.raises(OSError, match="power"):
+        jobs.run_reconcile(since="last")
+    monkeypatch.setattr(HadoopFolder, "write", write)
+    last = State(spark=spark, folder=HadoopFolder(spark, jobs.settings.reconcile.path)).last()
+    assert last is not None
+    assert last.run == first.run
+
+
 def test_a_gap_is_refused(spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = State(spark=spark, folder=HadoopFolder(spark, str(folder)))
     with pytest.raises(CannotRun, match="There is no earlier run to continue"):

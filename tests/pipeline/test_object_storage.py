@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from tests.pipeline.running import FETCH, Jobs
 from tests.support.filled import START_MS, FilledCenter
+from tmc_pipeline.archive import rewriting
 from tmc_pipeline.archive.contents import Archive, moment
 from tmc_pipeline.archive.job import HOUR_MS, Archiving
 from tmc_pipeline.archive.publishing import Staging
@@ -110,30 +111,76 @@ def test_of_two_runs_at_once_one_publishes(jobs: Jobs, monkeypatch: pytest.Monke
     assert jobs.archive.folder.names("intents") == []
 
 
-@pytest.mark.parametrize("winner", ["the other run", "the run itself"])
-def test_a_run_that_was_killed_while_it_published(jobs: Jobs, monkeypatch: pytest.MonkeyPatch, winner: str) -> None:
-    """Before its manifest, with all its files under their final names: finished, or taken back if it was overtaken."""
-    conclude, publish = Staging.conclude, Staging.publish
+def _killed_while_publishing(jobs: Jobs, overtaken: bool) -> str:
+    """With all its files under their final names, but no manifest. overtaken: another run has its number. Returns: the run."""
+    with pytest.MonkeyPatch.context() as patches:
+        publish = Staging.publish
 
-    def overtaken(self: Staging, manifest: Manifest) -> Manifest:
-        monkeypatch.undo()
-        if winner == "the other run":
+        def publishing(self: Staging, manifest: Manifest) -> Manifest:
+            patches.undo()
+            if overtaken:
+                _archiving(jobs).run()
+            patches.setattr(Staging, "owner_of", lambda *_: "")  # as it was a moment ago
+            patches.setattr(Staging, "_refuse_the_incomplete", dying)
+            return publish(self, manifest)
+
+        def dying(self: Staging, manifest: Manifest) -> None:
+            raise OSError("the power failed")
+
+        patches.setattr(Staging, "publish", publishing)
+        with pytest.raises(OSError, match="power"):
             _archiving(jobs).run()
-        monkeypatch.setattr(Staging, "conclude", dying)
-        return publish(self, manifest)
+    (intent,) = jobs.archive.folder.names("intents")
+    return intent.removesuffix(".json")
 
-    def dying(self: Staging, manifest: Manifest) -> None:
-        raise OSError("the power failed")
 
-    monkeypatch.setattr(Staging, "publish", overtaken)
+@pytest.mark.parametrize("overtaken", [True, False])
+def test_a_run_that_was_killed_while_it_published(jobs: Jobs, overtaken: bool) -> None:
+    """It is finished, or taken back if another run was published with its number."""
+    killed = _killed_while_publishing(jobs, overtaken)
+    assert _archiving(jobs).run().messages == 0
+    (run,) = [each.run for each in jobs.archive.chain().manifests if each.messages]
+    assert (run == killed) is not overtaken
+    assert jobs.archived().count() == 24
+    assert Verifying(jobs.archive).run().problems == ()
+
+
+def test_taking_back_continues_where_it_was_killed(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = _killed_while_publishing(jobs, overtaken=True)
+    remove, removed = HadoopFolder.remove, list[str]()
+
+    def dying(self: HadoopFolder, name: str) -> None:
+        if name.startswith("messages/"):
+            removed.append(name)
+            if len(removed) == 2:
+                raise OSError("the power failed")
+        remove(self, name)
+
+    monkeypatch.setattr(HadoopFolder, "remove", dying)
     with pytest.raises(OSError, match="power"):
         _archiving(jobs).run()
-    monkeypatch.setattr(Staging, "conclude", conclude)
-    (intent,) = jobs.archive.folder.names("intents")
+    monkeypatch.setattr(HadoopFolder, "remove", remove)
+    assert jobs.archive.folder.exists(f"removal/{killed}")
     assert _archiving(jobs).run().messages == 0
-    runs = [each.run for each in jobs.archive.chain().manifests if each.messages]
-    assert len(runs) == 1
-    assert (f"{runs[0]}.json" == intent) is (winner == "the run itself")
+    assert jobs.archived().count() == 24
+    assert Verifying(jobs.archive).run().problems == ()
+
+
+def test_a_run_that_another_one_finished_keeps_its_files(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although a checkpoint, which lists no runs but their files, stands for its manifest by now."""
+    move = Staging.move
+
+    def overtaken(self: Staging) -> None:
+        move(self)
+        monkeypatch.setattr(Staging, "move", move)
+        assert _archiving(jobs).run().messages == 0
+        monkeypatch.setattr(rewriting, "_MANIFESTS", 0)
+        Rewriting(jobs.spark, jobs.tables, jobs.archive).compact()
+        jobs.archive.folder.remove("manifests/00000001.json")  # as the next checkpoint does
+
+    monkeypatch.setattr(Staging, "move", overtaken)
+    assert _archiving(jobs).run().messages == 24
+    assert any(each.checkpoint for each in jobs.archive.chain().manifests)
     assert jobs.archived().count() == 24
     assert Verifying(jobs.archive).run().problems == ()
 

@@ -338,6 +338,21 @@ def test_no_cell_of_the_details_is_a_formula(spark: SparkSession, filled: Any, f
     }
 
 
+@pytest.mark.parametrize(("content", "verdict"), [(5, "agreed"), (6, "ghost"), (None, "agreed")])
+def test_a_replay_has_the_content_of_its_original_unless_it_was_erased(
+    spark: SparkSession, content: int | None, verdict: str
+) -> None:
+    claims = [here(M.COMMITTED, content=5), a_claim(subscriber="replay 1-1-00-9", proper=1, content=content)]
+    rows = judged(_frame(spark, claims), AUDITED, NOW_MS, tolerance_ms=60_000, partitions=2).collect()
+    assert [row.verdict for row in rows if row.subscriber] == [verdict]
+
+
+def test_what_expired_excuses_no_effect_of_a_message_that_is_still_here(spark: SparkSession) -> None:
+    audited = Audited(producers={}, subscribers={"coupons.default": 0}, expired={1: NOW_MS})
+    assert _verdicts(spark, [effect()], audited) == {an_id(): "agreed"}
+    assert _verdicts(spark, [here(M.COMMITTED), effect()], audited) == {an_id(): "ghost"}
+
+
 def test_what_may_have_been_cleaned_away_is_nobodys_loss(spark: SparkSession) -> None:
     audited = Audited(
         producers={"orders": START_MS + 1}, subscribers={"coupons.default": START_MS + 1}, center_ms=START_MS + 1

@@ -18,6 +18,7 @@ from tmc_client import Center
 from tmc_common.headers import REPLAY_OF
 from tmc_pipeline.archive.contents import day_of
 from tmc_pipeline.archive.job import DAY_MS
+from tmc_pipeline.archive.publishing import Staging
 from tmc_pipeline.archive.restore import Restoring, replay
 from tmc_pipeline.archive.rewriting import Rewriting, erased, planned_files
 from tmc_pipeline.archive.verify import Verifying
@@ -114,15 +115,18 @@ class TestCompaction:
         _rewriting(jobs).compact()
         assert not list((folder / "archive" / "_retired").iterdir())
 
-    def test_damage_is_named_and_not_copied(self, jobs: Jobs, folder: Path) -> None:
+    def test_what_is_damaged_is_named_and_all_else_is_merged(self, jobs: Jobs, folder: Path) -> None:
         _runs(jobs, 2)
-        before = jobs.archive.folder.files("messages")
-        part = jobs.archive.chain().partitions[0]
-        file = next((folder / "archive" / part.place.folder).glob("*.parquet"))
+        damaged = next(part for part in jobs.archive.chain().partitions if part.place.topic == "orders.paid")
+        file = next((folder / "archive" / damaged.place.folder).glob("*.parquet"))
         file.write_bytes(b"\0" * file.stat().st_size)
-        with pytest.raises(ArchiveDamaged, match="Nothing was changed"):
+        with pytest.raises(
+            ArchiveDamaged, match=r"1 folders were not merged, all others were\. .* orders\.paid of run"
+        ):
             _rewriting(jobs).compact()
-        assert jobs.archive.folder.files("messages").keys() == before.keys()
+        left = [part.place.topic for part in jobs.archive.chain().partitions]
+        assert sorted(left) == ["orders.paid", "orders.paid", "orders.shipped", "stock.moved"]
+        assert file.exists()
 
     def test_nobody_reads_while_files_are_replaced(self, jobs: Jobs) -> None:
         _runs(jobs, 2)
@@ -285,6 +289,7 @@ class TestExpiry:
 
 class TestErasure:
     def test_the_content_is_gone_and_the_proof_holds(self, jobs: Jobs, folder: Path) -> None:
+        jobs.center.change(7, "UPDATE tmc_message_{nn} SET check_answer = 'UNKNOWN: an order of jane@example.org'")
         _runs(jobs, 2)
         _rewriting(jobs).compact()
         row = jobs.archived().where("shard = 7 AND topic_no = 1").first()
@@ -297,6 +302,8 @@ class TestErasure:
         assert [key for key in before if before[key] != after[key]] == [(row.shard, row.id)]
         (shown,) = Restoring(jobs.archive).by_id([message])
         assert (shown["key"], shown["body"], shown["headers"], shown["content_type"]) == ("", "", {}, "")
+        (kept,) = jobs.archived().where(f"shard = 7 AND id = {row.id}").collect()
+        assert (row.check_answer[:7], kept.check_answer) == ("UNKNOWN", "")
         assert shown["erased"] == {"at_ms": shown["erased"]["at_ms"], "reason": "request 4711"}
         assert [(each.message_id, each.reason) for each in jobs.archive.chain().erased] == [
             (str(message), "request 4711")
@@ -312,6 +319,35 @@ class TestErasure:
         with pytest.raises(CannotRun, match=r"its content was erased \(request 4711\)"):
             replay(shown, center)
         assert center.mock_calls == []
+
+    def test_an_erasure_that_was_killed_is_finished_and_deletes(
+        self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """After its manifest: the old files still have the content."""
+        jobs.run_archive()
+        row = jobs.archived().where("shard = 7").first()
+        assert row is not None
+        settle = Staging.settle
+
+        def dying(self: Staging, manifest: Any) -> None:
+            raise OSError("the power failed")
+
+        monkeypatch.setattr(Staging, "settle", dying)
+        with pytest.raises(OSError, match="power"):
+            _rewriting(jobs).erase([MessageId(row.topic_no, row.producer_no, row.shard, row.id)], "r")
+        monkeypatch.setattr(Staging, "settle", settle)
+        jobs.run_archive()
+        assert jobs.archive.folder.names("_retired") == []
+        assert Verifying(jobs.archive).run().problems == ()
+
+    def test_a_message_in_a_damaged_folder_is_not_called_missing(self, jobs: Jobs, folder: Path) -> None:
+        jobs.run_archive()
+        row = jobs.archived().where("shard = 7").first()
+        assert row is not None
+        (part,) = [each for each in jobs.archive.chain().partitions if each.place.topic == row.topic]
+        next((folder / "archive" / part.place.folder).glob("*.parquet")).unlink()
+        with pytest.raises(ArchiveDamaged, match="folders of the archive are damaged"):
+            _rewriting(jobs).erase([MessageId(row.topic_no, row.producer_no, row.shard, row.id)], "r")
 
     def test_what_is_not_archived_is_named(self, jobs: Jobs) -> None:
         jobs.run_archive()

@@ -94,9 +94,12 @@ class Archive:
         wanted = [self._folder(each) for each in partitions]
         return self._rows(_sound(self._counted(wanted), skip_missing)).select(*ARCHIVED.names)
 
-    def placed(self, partitions: Sequence[Partition]) -> DataFrame:
-        """ARCHIVED with run string: rows of these partitions; missing folders are left out."""
-        return self._rows(_sound([self._folder(each) for each in partitions], skip_missing=True))
+    def placed(self, partitions: Sequence[Partition], skip_missing: bool = True) -> DataFrame:
+        """ARCHIVED with run string: rows of these partitions, compared with the manifests in numbers of files and bytes only.
+
+        skip_missing: leave out folders that are gone or differ instead of raising ArchiveDamaged.
+        """
+        return self._rows(_sound([self._folder(each) for each in partitions], skip_missing))
 
     def numbers(self, partitions: Sequence[Partition]) -> DataFrame:
         """shard smallint, id bigint of the messages of these partitions; missing folders are left out."""

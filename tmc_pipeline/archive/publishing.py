@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 from tmc_pipeline.archive.contents import Archive, moment
-from tmc_pipeline.errors import AnotherRun, ArchiveDamaged
+from tmc_pipeline.errors import AnotherRun, ArchiveDamaged, JobFailed
 from tmc_pipeline.files import HadoopFolder
 from tmc_server.domain.manifest import Chain, Manifest, ManifestUnreadable, Place, intent_name, manifest_name
 
@@ -52,7 +52,7 @@ class Publishing:
             self._refuse_the_future(chain, now_ms)
             self._clean(chain, now_ms)
             at_ms = max(now_ms, chain.written_ms + 1000 if chain.manifests else 0)
-            staging = Staging(self._folder, f"{moment(at_ms)}-{secrets.token_hex(3)}", at_ms, chain)
+            staging = Staging(self._archive, f"{moment(at_ms)}-{secrets.token_hex(3)}", at_ms, chain)
             try:
                 yield staging
             except Exception:  # a signal leaves cleaning up to the next run: the JVM may give it another call's answer
@@ -79,19 +79,21 @@ class Publishing:
                 f"{self._folder.path(intent)} was begun by an older version of the pipeline: run that version once more, then "
                 "this one."
             )
-        chain = self._archive.chain()
-        staging = Staging(self._folder, manifest.run, manifest.written_ms, chain)
-        if manifest.run in {each.run for each in chain.manifests}:  # killed between its last two steps
-            staging.retire(manifest.retired)
-            self._folder.remove(intent)
+        staging = Staging(self._archive, manifest.run, manifest.written_ms, self._archive.chain())
+        owner = staging.owner_of(manifest)
+        if owner == manifest.run:  # killed between its last two steps
+            staging.settle(manifest)
             return
         wanted = [part.place for part in manifest.partitions]
-        if not self._folder.exists(staging.path) and not any(self._folder.exists(each.folder) for each in wanted):
-            self._folder.remove(intent)  # nothing of it has its final name
+        if (
+            not owner
+            and not self._folder.exists(staging.path)
+            and not any(self._folder.exists(each.folder) for each in wanted)
+        ):
+            staging.take_back(manifest)  # none of its messages is left
             return
-        staging.move()
         try:
-            staging.conclude(manifest)
+            staging.complete(manifest)
         except AnotherRun:
             log.warning("run %s was killed while it published, and another run was published instead", manifest.run)
         else:
@@ -135,8 +137,9 @@ class Publishing:
 class Staging:
     """The unpublished files of one run. chain: what was published when it began."""
 
-    def __init__(self, folder: HadoopFolder, run: str, at_ms: int, chain: Chain) -> None:
-        self._folder = folder
+    def __init__(self, archive: Archive, run: str, at_ms: int, chain: Chain) -> None:
+        self._archive = archive
+        self._folder = archive.folder
         self.run = run
         self.at_ms = at_ms
         self.chain = chain
@@ -178,25 +181,43 @@ class Staging:
         """
         numbered = manifest.numbered(self.chain.next_number)
         self._folder.write(intent_name(self.run), numbered.to_json())
-        self.move()
-        self.conclude(numbered)
+        self.complete(numbered)
         return numbered
 
-    def conclude(self, manifest: Manifest) -> None:
-        """Create the manifest of files that have their final names, or take them back. Raises AnotherRun, ArchiveDamaged."""
-        self._refuse_the_incomplete(manifest)
+    def complete(self, manifest: Manifest) -> None:
+        """Give the files their final names and create the manifest, or take them back. Raises AnotherRun, ArchiveDamaged.
+
+        Who has the number is asked first: what is being taken back is incomplete, and a run that another one has finished
+        meanwhile is published.
+        """
         name = manifest_name(manifest.number)
-        names = self._folder.names("manifests")
-        passed = any("checkpoint" in each and each[:8] >= f"{manifest.number:08d}" for each in names)
-        if not passed:
-            self._folder.create(name, manifest.to_json())
-        if passed or self._publisher_of(name) != self.run:
-            self._take_back(manifest)
+        owner = self.owner_of(manifest)
+        if not owner:
+            try:
+                self.move()
+                self._refuse_the_incomplete(manifest)
+                self._folder.create(name, manifest.to_json())
+            except (
+                ArchiveDamaged,
+                JobFailed,
+            ):  # unless the next run has already finished this one, or takes its files back
+                if not self.owner_of(manifest):
+                    raise
+            owner = self.owner_of(manifest)
+        if owner != self.run:
+            self.take_back(manifest)
             raise AnotherRun(
                 f"Another run published {self._folder.path(name)} while this one worked. Nothing of this one was "
                 "published: run it again."
             )
-        self.retire(manifest.retired)
+        self.settle(manifest)
+
+    def settle(self, manifest: Manifest) -> None:
+        """What is left to do after the manifest was published."""
+        self._retire(manifest.retired)
+        if manifest.erased:  # also from what was compacted just before
+            for path in retired_before(self._folder, manifest.written_ms + _ABANDONED_MS):
+                self._folder.remove(path)
         self._folder.remove(intent_name(self.run))
 
     def _refuse_the_incomplete(self, manifest: Manifest) -> None:
@@ -219,15 +240,26 @@ class Staging:
                     f"Run {manifest.run} cannot be published: removal/{manifest.run} is incomplete. Bring it back from a backup."
                 )
 
-    def _publisher_of(self, name: str) -> str:
-        """Whose manifest it is; this run's own if the next run finished it, or a request was repeated."""
+    def owner_of(self, manifest: Manifest) -> str:
+        """The run that has this number, perhaps this one, finished by another; "": none. Raises ArchiveDamaged."""
+        name = manifest_name(manifest.number)
+        names = self._folder.names("manifests")
+        if any("checkpoint" in each and each[:8] >= f"{manifest.number:08d}" for each in names):
+            chain = (
+                self._archive.chain()
+            )  # what a checkpoint stands for may be deleted, but it lists what they published
+            known = {part.place.run for part in chain.partitions} | {each.run for each in chain.removals}
+            known |= {chain.open.run} if chain.open is not None else set()
+            return self.run if self.run in known else "another"
+        if not self._folder.exists(name):
+            return ""
         try:
             return Manifest.from_json(self._folder.read(name), name.rpartition("/")[2]).run
         except ManifestUnreadable as exc:
             raise ArchiveDamaged(f"{self._folder.path(name)}: {exc} Bring it back from a backup.") from exc
 
-    def _take_back(self, manifest: Manifest) -> None:
-        """Undo `move`. The manifest with this run's number is another run's, so this run can no longer be published."""
+    def take_back(self, manifest: Manifest) -> None:
+        """Undo `move`: this run can no longer be published. Repeated if it was interrupted, since the intent goes last."""
         for part in manifest.partitions:
             self._folder.remove(part.place.folder)
         for name in _LISTS:
@@ -247,7 +279,7 @@ class Staging:
                 moves[f"{self.path}/lists/{name}"] = f"{which}/{self.run}/{rest}"
         self._folder.move(moves)
 
-    def retire(self, places: tuple[Place, ...]) -> None:
+    def _retire(self, places: tuple[Place, ...]) -> None:
         """Move folders that this run retired out of sight of other tools that read the archive as a table."""
         moves = {}
         for place in places:

@@ -18,13 +18,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tmc_common.headers import REPLAY_OF, REPLAY_TO
-from tmc_pipeline.archive.contents import Archive, closed_since, day_of, fingerprint
+from tmc_pipeline.archive.contents import Archive, Folder, closed_since, day_of, fingerprint
 from tmc_pipeline.archive.job import DAY_MS, PLAIN, by_folder, verified
 from tmc_pipeline.archive.publishing import Publishing, Staging, retired_before
 from tmc_pipeline.archive.restore import topic_names, with_ids
 from tmc_pipeline.center import CenterTables
 from tmc_pipeline.errors import ArchiveDamaged, CannotRun, JobFailed, translated
 from tmc_pipeline.frames import ARCHIVED, small_table
+from tmc_server.domain.checks import DECIDED_BY_CHECK
 from tmc_server.domain.ids import MessageId, created_ms
 from tmc_server.domain.manifest import Chain, Erasure, Manifest, Partition, Removal
 
@@ -55,9 +56,13 @@ class Rewriting:
         self._publishing = Publishing(archive, rewriting=True)
 
     def compact(self, file_bytes: int = FILE_BYTES) -> Rewritten:
-        """Merge files of finished days: one per day, topic and `file_bytes`. Merge manifests. Raises PipelineError."""
+        """Merge files of finished days: one per day, topic and `file_bytes`. Merge manifests.
+
+        Raises PipelineError; ArchiveDamaged, after all that is sound was merged: the rest stays as it is.
+        """
         now = self._now()
         before = after = messages = 0
+        damaged: list[Folder] = []
         groups: Mapping[tuple[str, str], Sequence[Partition]] = {}
         with translated(), self._archive.folder.read_by(rewriting=True):
             while True:
@@ -65,16 +70,22 @@ class Rewriting:
                 with self._publishing.run(now) as staging:
                     self._purge(now)
                     groups = scattered(staging.chain, done, day_of(now), file_bytes)
-                    if groups:
-                        old = [part for parts in groups.values() for part in parts]
-                        new = self._merged(staging, groups, file_bytes)
+                    sound, bad = self._sound_groups(groups)
+                    damaged += bad
+                    if sound:
+                        old = [part for parts in sound.values() for part in parts]
+                        new = self._merged(staging, sound, file_bytes)
                         before, after = before + len(old), after + len(new)
                         messages += sum(each.messages for each in new)
                         log.info("%s: %d folders became %d", old[0].place.day, len(old), len(new))
-                    else:
+                    elif not groups:
                         self._checkpoint(staging.chain)
                 if not groups:
                     break
+        if damaged:
+            raise ArchiveDamaged(
+                f"{len(damaged)} folders were not merged, all others were. {damaged[0].complaint}: bring it back from a backup."
+            )
         return Rewritten(before=before, after=after, messages=messages)
 
     def expire(self, keep_days: int, of_topics: Mapping[str, int]) -> Rewritten:
@@ -127,8 +138,6 @@ class Rewriting:
                 raise JobFailed("Other rows than those to be erased changed. Nothing was published: run it again.")
             records = tuple(Erasure(message_id=str(each), at_ms=now, reason=reason) for each in ids)
             staging.publish(_manifest(staging, partitions=new, retired=parts, erased=records))
-            for path in retired_before(self._archive.folder, now + DAY_MS):  # also what was compacted just before
-                self._archive.folder.remove(path)
         return Rewritten(before=len(parts), after=len(new), messages=len(ids))
 
     def _now(self) -> int:
@@ -143,11 +152,22 @@ class Rewriting:
                 raise ArchiveDamaged(f"{folder.complaint}: bring it back from a backup. Nothing was changed.")
         return parts
 
+    def _sound_groups(
+        self, groups: Mapping[tuple[str, str], Sequence[Partition]]
+    ) -> tuple[dict[tuple[str, str], Sequence[Partition]], list[Folder]]:
+        """Those without damage, after reading all of them, and the folders that are damaged."""
+        folders = self._archive.verify([part for parts in groups.values() for part in parts])
+        bad = [folder for folder in folders if folder.problem]
+        for folder in bad:
+            log.warning("not merged: %s", folder.complaint)
+        damaged = {(folder.part.place.day, folder.part.place.topic) for folder in bad}
+        return {key: parts for key, parts in groups.items() if key not in damaged}, bad
+
     def _merged(
         self, staging: Staging, groups: Mapping[tuple[str, str], Sequence[Partition]], file_bytes: int
     ) -> Sequence[Partition]:
-        """Rewrite and publish the folders of one day."""
-        old = self._sound([part for parts in groups.values() for part in parts])
+        """Rewrite and publish the folders of one day, which were verified."""
+        old = [part for parts in groups.values() for part in parts]
         counts = {key: planned_files(sum(part.bytes for part in parts), file_bytes) for key, parts in groups.items()}
         self._write(staging, self._archive.placed(old), counts)  # verified above, and counted below
         files = self._spark.read.schema(ARCHIVED).parquet(staging.messages)
@@ -179,7 +199,8 @@ class Rewriting:
         """The partitions that have one of these messages."""
         recent, topics = closed_since(min(created_ms(each.number) for each in ids)), topic_names(chain, ids)
         parts = [part for part in chain.partitions if part.place.topic in topics and recent(part)]
-        found = with_ids(self._archive.placed(parts), ids).select("run", "day", "topic").distinct().collect()
+        rows = self._archive.placed(parts, skip_missing=False)  # a message may be in several
+        found = with_ids(rows, ids).select("run", "day", "topic").distinct().collect()
         keys = {(row.run, row.day, row.topic) for row in found}
         return [part for part in parts if (part.place.run, part.place.day, part.place.topic) in keys]
 
@@ -255,8 +276,8 @@ def planned_files(size: int, file_bytes: int) -> int:
 def erased(rows: DataFrame, ids: Sequence[MessageId], at_ms: int, reason: str) -> DataFrame:
     """ARCHIVED -> ARCHIVED without the content of these messages, with new fingerprints for them.
 
-    What the services wrote goes: key, body, digest, headers, content type, error texts. Numbers, times and states stay. So does
-    the proof of a replay: its headers, and its key, which the center made.
+    What the services wrote goes: key, body, digest, headers, content type, error texts, answers to checks. Numbers, times and
+    states stay. So does the proof of a replay: its headers, and its key, which the center made.
     """
     gone = with_ids(rows, ids).select("shard", "id").distinct().withColumn("gone", f.lit(True))
     replay = {name: f.get_json_object("headers", f"$['{name}']") for name in (REPLAY_OF, REPLAY_TO)}
@@ -268,6 +289,7 @@ def erased(rows: DataFrame, ids: Sequence[MessageId], at_ms: int, reason: str) -
         "body": f.lit(b""),
         "digest": f.lit(None).cast("binary"),
         "content_type": f.lit(""),
+        "check_answer": f.when(f.col("check_answer") == DECIDED_BY_CHECK, DECIDED_BY_CHECK).otherwise(""),
         "attempts": f.transform("attempts", lambda each: each.withField("error", f.lit(""))),
         "erased_ms": f.lit(at_ms).cast("bigint"),
         "erased_reason": f.lit(reason),

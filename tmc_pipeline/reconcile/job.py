@@ -155,9 +155,10 @@ class Reconciliation:
             rows_in_all = messages + in_archive + sum(each["rows"] for each in sources)
             partitions = partitions_of(rows_in_all, self._spark.sparkContext.defaultParallelism)
             judgement = judged(_all(claims), audited, now, self._tolerance_ms, partitions, read_ms)
-            if originals:  # compared only to verify their replays
+            if originals:  # compared only to verify their replays, whose verdicts are in rows of the originals
                 replay = f.col("subscriber").startswith(REPLAY)
-                judgement = judgement.where(replay).unionByName(scope.within(judgement.where(~replay), f.col("number")))
+                about = f.when(replay, noted_number("message_id")).otherwise(f.col("number"))
+                judgement = scope.within(judgement, about)
             far_ms = now - max(self._tolerance_ms, SERVERS_CLOCKS_APART_MS)
             far_ms = far_ms if until_ms is None else min(until_ms, far_ms)
             span = {"since_ms": scope.from_ms, "until_ms": far_ms, "read_ms": now, "left": scope.left}
@@ -200,7 +201,7 @@ class Reconciliation:
         if older and scope.last is not None:
             ids = [number for numbers in scope.last.differing.values() for number in numbers]
             near = f.col("id").between(min(ids), max(ids))  # lets the reader skip files
-            found.append(scope.within(self._archive.placed(older).where(near).drop("run"), number))
+            found.append(scope.within(self._archive.messages(older, self._skip_missing).where(near), number))
         return [outlined(each, bodies) for each in found]
 
     def _originals(
@@ -226,7 +227,7 @@ class Reconciliation:
         if self._archive is not None:
             recent = closed_since(created_ms(MessageNumber(min(every))))
             parts = [part for part in archived.partitions if recent(part)]
-            rows = self._archive.placed(parts).where(f.col("id").isin(every)).drop("run")
+            rows = self._archive.messages(parts, self._skip_missing).where(f.col("id").isin(every))
             found.append(outlined(rows, bodies=False))
         return found
 
@@ -321,8 +322,9 @@ class Reconciliation:
             )
             written.csv(self._folder.path(f"{staging}/details.csv"))
             summary = replace(summary, span={**summary.span, "open": still_open(staging)})
-            self._folder.write(f"{staging}/summary.json", summary.to_json())
             self._folder.rename(staging, run)
+            # Last: an object store renames file by file, and a run with a summary has all the others.
+            self._folder.write(f"{run}/summary.json", summary.to_json())
         finally:
             self._folder.remove(staging)
 

@@ -132,9 +132,7 @@ class State:
             if not run.startswith("_") and self.folder.exists(f"{run}/summary.json"):
                 summary = json.loads(self.folder.read(f"{run}/summary.json"))
                 if "until_ms" in summary:
-                    left = self._left(run, summary)
-                    if left.count == summary["open"]:  # else it was killed while an object store renamed its folder
-                        return left
+                    return self._left(run, summary)
         return None
 
     def notes(self, scope: Scope) -> list[DataFrame]:

@@ -503,7 +503,7 @@ def _of_delivery(audited: Audited, made: Column) -> Column:
         f.when(effects > 1, "duplicate effect")
         .when(f.coalesce(renamed, f.lit(False)), AGREED)  # the row about the message itself reports the differing ids
         .when(state.isNull() & (f.col("expected") > 0), "lost")
-        .when(state.isNull() & _is_forgotten(audited, made), AGREED)
+        .when(state.isNull() & of_its_message.isNull() & _is_forgotten(audited, made), AGREED)
         .when(state.isNull() & of_its_message.isNull() & (f.col("m_committed") > 0), "lost")
         .when(state.isNull(), "ghost")
         .when(_unknown("state", ConsumptionState), "unknown state")
@@ -524,10 +524,13 @@ def _of_delivery(audited: Audited, made: Column) -> Column:
 
 
 def _of_replay(audited: Audited, made: Column) -> Column:
-    """Verdict of a replay: proven if its original was committed and has the same body, topic, producer and key."""
+    """Verdict of a replay: proven if its original was committed and has the same body, topic, producer and key.
+
+    content null: it was erased.
+    """
     proven = (
         (f.col("m_state") == int(MessageState.COMMITTED))
-        & (f.col("m_content").isNull() | (f.col("content") == f.col("m_content")))  # null: it was erased
+        & (f.col("content").isNull() | f.col("m_content").isNull() | (f.col("content") == f.col("m_content")))
         & (f.col("proper") == 1)
     )
     forgotten = f.col("m_state").isNull() & _is_forgotten(audited, made) & (f.col("proper") == 1)
