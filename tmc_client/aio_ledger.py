@@ -21,7 +21,16 @@ log = logging.getLogger("tmc_client.ledger")
 
 async def create_tables(engine: AsyncEngine) -> None:
     """Create the ledger and inbox tables where they are missing. Safe to repeat, and for several processes at once."""
+    _refuse_blocking(engine, "tmc_client.aio.create_tables()", "tmc_client.create_tables(engine)")
     await greenlet_spawn(ledger.create_tables_of, engine.sync_engine)
+
+
+def _refuse_blocking(engine: object, asked_by: str, instead: str) -> None:
+    """Raises InvalidRequest. asked_by, instead: calls, for the error message."""
+    if not isinstance(engine, AsyncEngine):
+        raise errors.InvalidRequest(
+            f"{asked_by} takes an AsyncEngine, not {type(engine).__name__}: of create_async_engine(url), or use {instead}."
+        )
 
 
 async def settle(engine: sa.Engine, message_ids: Sequence[str]) -> None:
@@ -41,6 +50,7 @@ class Submit(Protocol):
 
 async def resume(submit: Submit, engine: AsyncEngine, timeout: timedelta = timedelta(seconds=30)) -> int:
     """See tmc_client.Center.resume."""
+    _refuse_blocking(engine, "center.resume()", "the center of tmc_client.connect()")
     submitted, last = 0, ""
     while True:
         try:

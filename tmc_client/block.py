@@ -6,6 +6,8 @@ center, outbox/block.py writes into the outbox.
 
 from __future__ import annotations
 
+import asyncio
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -107,6 +109,15 @@ class Block(ABC, Generic[Request]):
         """Must not raise."""
 
 
+def _in_a_loop() -> bool:
+    """Whether this thread runs an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 class Blocking(Block[Request]):
     """Used with `with`."""
 
@@ -119,6 +130,13 @@ class Blocking(Block[Request]):
             yield handle
 
     def __enter__(self) -> Self:
+        if _in_a_loop():
+            warnings.warn(
+                f"{self.opened_by} stops the event loop while it waits: in async code connect with tmc_client.aio and write "
+                "`async with`, or run this in a thread.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         self._begin()
         return self
 

@@ -30,6 +30,7 @@ from tmc_common.addresses import HostPort, is_loopback
 if TYPE_CHECKING:
     from tmc_client.discovery import ConsulAddress
 
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)  # of an app or an environment, as the center takes them
 _ABANDONED: list[object] = []  # channels of a parent process: closing or freeing them in a child would crash it
 _ALIVE: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
@@ -97,7 +98,14 @@ class Identity:
     operator_token: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        """Raises InvalidRequest: nobody could call check_address."""
+        """Raises InvalidRequest: no center takes these names; nobody could call check_address."""
+        for name, value in (("app", self.app), ("tag", self.tag)):
+            if value and not _NAME.fullmatch(value):
+                raise errors.InvalidRequest(
+                    f"{name}={value!r} is no name of {'an app' if name == 'app' else 'an environment'}: give 1 to 64 characters "
+                    "of A-Z a-z 0-9 _ -.",
+                    field=name,
+                )
         if not self.check_address:
             return
         try:

@@ -148,7 +148,7 @@ def _inspected(
     if wants_session and inbox is None:
         raise TypeError(f"{handler.__name__}() wants a {wants_session}: give the listener inbox=SqlInbox(sessionmaker)")
     is_async = inspect.iscoroutinefunction(handler)
-    if inbox is not None and not hasattr(inbox, "once_each"):
+    if inbox is not None and (inspect.isclass(inbox) or not hasattr(inbox, "once_each")):
         raise TypeError(
             f"{handler.__name__}(): inbox= takes an inbox, not {getattr(inbox, '__name__', type(inbox).__name__)}: write "
             "inbox=tmc.SqlInbox(sessionmaker(engine)), or in Django inbox=tmc_django.inbox()"

@@ -97,6 +97,7 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
         self._answered = answered or Answered()
         self._settling: Sequence[str] = ()
         self._ledger_id = b""
+        self._keys: set[tuple[str, str]] = set()
         self._sent_by_outbox: Callable[[], None] | None = None
 
     def _request(self, topic: Topic[T] | str, body: T, **content: Any) -> message_pb2.PrepareRequest:
@@ -123,11 +124,19 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
         self._ahead = Preparation(self._producer, self._ledger_id, self._prepare_timeout)
 
     def _record(self, request: message_pb2.PrepareRequest) -> None:
+        name = (request.topic, request.key)
+        if name in self._keys:
+            raise errors.InvalidRequest(
+                f"key {request.key!r} was sent to {request.topic} in this block already: give each message a key of its own.",
+                field="key",
+            )
+        self._keys.add(name)
         if self._ahead is not None:
             self._ahead.add(request)
 
     def forget_since(self, position: int) -> None:
         super().forget_since(position)
+        self._keys = {(request.topic, request.key) for request in self.requests}
         if self._ahead is not None:
             self._ahead.abandon(since=position)
 

@@ -133,6 +133,33 @@ def _block_in_block(place: Place) -> None:
     place.in_a_block(work)
 
 
+def _same_key_twice(place: Place) -> None:
+    def work(_: Session, tx: Any) -> None:
+        tx.send("shop.paid", {}, key="paid-7")
+        tx.send("shop.paid", {}, key="paid-7")
+
+    place.in_a_block(work)
+
+
+def _blocking_block_in_a_loop(place: Place) -> None:
+    async def work(_: aio.AsyncCenter) -> None:
+        place.in_a_block(lambda *_: None)
+
+    place.in_asyncio(work)
+
+
+def _engine_for_aio_create_tables(place: Place) -> None:
+    place.in_asyncio(lambda _: aio.create_tables(place.engine))  # type: ignore[arg-type]
+
+
+def _engine_for_aio_resume(place: Place) -> None:
+    place.in_asyncio(lambda center: center.resume(place.engine))  # type: ignore[arg-type]
+
+
+def _name_of_app(place: Place) -> None:
+    tmc.connect("127.0.0.1:50051", app="my orders!")
+
+
 def _autocommit(place: Place) -> None:
     engine = place.engine.execution_options(isolation_level="AUTOCOMMIT")
     place.in_a_block(lambda session, _: session.execute(sa.text("SELECT 1")), engine)
@@ -365,6 +392,36 @@ MISTAKES = [
         words="a block in a block",
         error=BAD,
         sentence="the outer one owns the commit. Send inside the outer one.",
+    ),
+    Mistake(
+        make=_same_key_twice,
+        words="the same key twice in a block",
+        error=BAD,
+        sentence="key 'paid-7' was sent to shop.paid in this block already: give each message a key of its own.",
+    ),
+    Mistake(
+        make=_blocking_block_in_a_loop,
+        words="a blocking block in `async def`",
+        error=RuntimeWarning,
+        sentence="stops the event loop while it waits: in async code connect with tmc_client.aio",
+    ),
+    Mistake(
+        make=_engine_for_aio_create_tables,
+        words="an Engine for `aio.create_tables`",
+        error=BAD,
+        sentence="takes an AsyncEngine, not Engine: of create_async_engine(url), or use tmc_client.create_tables(engine).",
+    ),
+    Mistake(
+        make=_engine_for_aio_resume,
+        words="an Engine for `resume` of the asyncio center",
+        error=BAD,
+        sentence="center.resume() takes an AsyncEngine, not Engine",
+    ),
+    Mistake(
+        make=_name_of_app,
+        words='`app="my orders!"`',
+        error=BAD,
+        sentence="app='my orders!' is no name of an app: give 1 to 64 characters of A-Z a-z 0-9 _ -.",
     ),
     Mistake(
         make=_autocommit,
