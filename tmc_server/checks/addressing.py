@@ -47,8 +47,8 @@ class Addressing:
                 return CheckAnswer.unknown(CheckReason.NO_INSTANCE, exc.sentence)
             if not texts:
                 where = (
-                    f"No instance of {app.service_name!r} in environment {tag!r} is known: has it called center.checks()? One that "
-                    "answers over HTTP needs connect(check_address=...), and is known a second after its first call."
+                    f"No instance of {app.service_name!r} in environment {tag!r} is known: has it called center.checks()? "
+                    "One that answers over HTTP needs connect(check_address=...), and is known a second after its first call."
                 )
                 return CheckAnswer.unknown(CheckReason.NO_INSTANCE, where)
         good: list[Endpoint] = []
