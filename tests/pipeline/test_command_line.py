@@ -139,8 +139,9 @@ class TestBeforeSparkStarts:
         ("url", "said"),
         [
             ("what", "is no database URL"),
-            ("postgresql://u@h/db", "reads MariaDB, MySQL and SQLite, not postgresql"),
+            ("oracle://u@h/db", "reads MariaDB, MySQL, PostgreSQL and SQLite, not oracle"),
             ("mysql://u@h", "names no database"),
+            ("postgresql://u@h", "names no database"),
             ("sqlite:////no/such/file.db", "There is no SQLite file"),
         ],
     )
