@@ -7,6 +7,7 @@ center, outbox/block.py writes into the outbox.
 from __future__ import annotations
 
 import asyncio
+import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from typing import Any, Generic, NoReturn, Self, TypeVar
 from tmc_client import errors
 from tmc_client.codecs import Topic
 from tmc_client.local import LocalTransaction
+from tmc_client.workers import HANDLERS
 from tmc_common.protocol import message_pb2
 
 T = TypeVar("T")
@@ -110,7 +112,9 @@ class Block(ABC, Generic[Request]):
 
 
 def _in_a_loop() -> bool:
-    """Whether this thread runs an event loop."""
+    """Whether this thread runs an event loop of the program's; on a consumer's, an inbox may make blocking sessions."""
+    if threading.current_thread().name == HANDLERS:
+        return False
     try:
         asyncio.get_running_loop()
     except RuntimeError:

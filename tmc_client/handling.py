@@ -20,7 +20,7 @@ from tmc_client.listeners import Listeners
 from tmc_client.received import Message, Receipt
 from tmc_client.runs import Run, Runs
 from tmc_client.sender import Sender
-from tmc_client.workers import Workers
+from tmc_client.workers import HANDLERS, Workers
 from tmc_common import tracing
 
 log = logging.getLogger("tmc_client.consumer")
@@ -79,7 +79,7 @@ class Handling:
         }
         if self._listeners.need_a_loop:
             self._loop = asyncio.new_event_loop()
-            self._loop_thread = threading.Thread(target=self._run_loop, name="tmc-handlers", daemon=True)
+            self._loop_thread = threading.Thread(target=self._run_loop, name=HANDLERS, daemon=True)
             self._loop_thread.start()
         self.keeper.start()
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 Work = Callable[[], None]
+HANDLERS = "tmc-handlers"  # the thread with the event loop of a consumer's `async def` handlers
 
 
 class Workers:
