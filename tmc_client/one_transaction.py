@@ -25,12 +25,13 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy import event
+from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.sql.elements import RollbackToSavepointClause, SavepointClause
 
 from tmc_client import errors
 from tmc_client.local import Recorder
-from tmc_client.local.driver_level import execute
+from tmc_client.local.driver_level import go_to_the_second, leaves_statements
 
 _KEY = "tmc_one_transaction"
 _PSYCOPG = ("psycopg", "psycopg_async", "psycopg2")
@@ -56,19 +57,48 @@ class _Savepoint:
 
     def __init__(self, connection: sa.Connection, name: str) -> None:
         self._connection, self._name = connection, name
+        self._asks = connection.dialect.driver == "asyncpg"
+        self._begun = False  # asyncpg's adapter begins with the first statement
         self.first = f"SAVEPOINT {name}"
 
     def look(self) -> bool:
-        return in_transaction(self._connection) is not False
+        if not self._asks:
+            return True
+        is_open = in_transaction(self._connection)
+        self._begun = self._begun or is_open is True
+        return is_open is not False or not self._begun
 
     def holds(self) -> bool:
         try:
-            execute(self._connection, f"RELEASE SAVEPOINT {self._name}")
+            self._release()
         except sa.exc.DBAPIError as exc:
             if exc.connection_invalidated:
                 raise
             return False
         return True
+
+    def _release(self) -> None:
+        self._connection.exec_driver_sql(f"RELEASE SAVEPOINT {self._name}")
+
+
+class _SavepointOfDialect(_Savepoint):
+    """Oracle and SQL Server have statements of their own for it, and none that releases it."""
+
+    def __init__(self, connection: sa.Connection, name: str) -> None:
+        super().__init__(connection, name)
+        self.first = ""
+        connection.dialect.do_savepoint(connection, name)
+
+    def _release(self) -> None:
+        self._connection.dialect.do_release_savepoint(self._connection, self._name)
+
+
+def _has_savepoint_statements(dialect: sa.Dialect) -> bool:
+    """Whether savepoints are those of the SQL standard."""
+    kind: Any = type(dialect)
+    return all(
+        getattr(kind, name) is getattr(DefaultDialect, name) for name in ("do_savepoint", "do_release_savepoint")
+    )
 
 
 class _Nothing:
@@ -247,13 +277,17 @@ class OneTransaction:
             )
         self.permit()
         if not self._verified:
-            knows = connection.dialect.name == "sqlite" or connection.dialect.driver in _PSYCOPG
-            name = f"tmc_{self._place.replace(' ', '_')}"
-            self._witnesses[connection] = _DriverSays(connection) if knows else _Savepoint(connection, name)
+            self._witnesses[connection] = self._witness(connection)
             self._unsent = self._witnesses[connection].first
             if self._unsent and not self._ours_is_next:
                 self._unsent = ""
-                execute(connection, self._witnesses[connection].first)
+                connection.exec_driver_sql(self._witnesses[connection].first)
+
+    def _witness(self, connection: sa.Connection) -> _Witness:
+        if connection.dialect.name == "sqlite" or connection.dialect.driver in _PSYCOPG:
+            return _DriverSays(connection)
+        kind = _Savepoint if _has_savepoint_statements(connection.dialect) else _SavepointOfDialect
+        return kind(connection, f"tmc_{self._place.replace(' ', '_')}")
 
     def connection(self) -> tuple[sa.Connection, str]:
         """The session's connection, for a statement of ours. With it: what has to be sent before that statement, or ""."""
@@ -354,7 +388,7 @@ def _watch_engine(engine: sa.Engine) -> None:
     """Register the listeners once per engine; if two threads race, the second changes nothing."""
     if engine in _ENGINES:
         return
-    listeners: dict[str, Callable[..., None]] = {
+    listeners: dict[str, Callable[..., Any]] = {
         "commit": _commit,
         "rollback": _rollback,
         "before_execute": _before_execute,
@@ -363,7 +397,7 @@ def _watch_engine(engine: sa.Engine) -> None:
     }
     for name, listener in listeners.items():
         if not event.contains(engine, name, listener):
-            event.listen(engine, name, listener)
+            event.listen(engine, name, listener, retval=listener is _before_execute)  # unwrapped: it is found again
     _ENGINES.add(engine)
 
 
@@ -377,16 +411,18 @@ def _rollback(connection: sa.Connection) -> None:
         watch.ended()
 
 
-def _before_execute(connection: sa.Connection, clause: Any, *_: object) -> None:
+@leaves_statements
+def _before_execute(
+    connection: sa.Connection, clause: Any, multiparams: Any, params: Any, execution_options: Any
+) -> tuple[Any, Any, Any]:
     watch = _BY_CONNECTION.get(connection)
-    if watch is None:
-        return
-    if isinstance(clause, SavepointClause):
+    if watch is not None and isinstance(clause, SavepointClause):
         if connection.dialect.name == "sqlite" and not in_transaction(connection):
             connection.exec_driver_sql("BEGIN")  # or releasing this savepoint, the outermost, would commit
         watch.savepoint_began((connection, clause.ident))
-    elif isinstance(clause, RollbackToSavepointClause):
+    elif watch is not None and isinstance(clause, RollbackToSavepointClause):
         watch.savepoint_rolled_back((connection, clause.ident))
+    return clause, multiparams, params
 
 
 def _before_cursor_execute(connection: sa.Connection, *_: object) -> None:
@@ -395,6 +431,9 @@ def _before_cursor_execute(connection: sa.Connection, *_: object) -> None:
         watch.permit()
 
 
-def _after_cursor_execute(connection: sa.Connection, *_: object) -> None:
+def _after_cursor_execute(
+    connection: sa.Connection, cursor: Any, _statement: str, _parameters: Any, context: Any, _many: bool
+) -> None:
     if (watch := _BY_CONNECTION.get(connection)) is not None:
+        go_to_the_second(cursor, context)
         watch.look(connection)

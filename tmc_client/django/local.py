@@ -123,6 +123,10 @@ class AtomicTransaction(ConnectionTransaction):
     def _is_open(self) -> bool | None:
         return None
 
+    @property
+    def _raw(self) -> Any:
+        return self._connection.connection
+
     def _is_lost(self, exc: BaseException) -> bool:
         raw, cause = self._connection.connection, exc.__cause__
         dialect: Any = self.dialect
@@ -190,5 +194,4 @@ def _driver(vendor: str) -> Driver:
         text=Text(kind(dbapi=module, paramstyle="format")),
         in_transaction=lambda _connection: None,
         autocommit=lambda _connection: False,
-        takes_several=lambda _connection: False,
     )

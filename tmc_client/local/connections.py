@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from tmc_client import errors
 from tmc_client.local import Recorder, Rows
 from tmc_client.local.drivers import Driver, driver_of, unwrapped
-from tmc_client.local.statements import Found, pages
+from tmc_client.local.statements import Found
 from tmc_client.tables import no_column, no_table, outbox
 
 log = logging.getLogger("tmc_client.transaction")
@@ -195,18 +195,16 @@ class ConnectionTransaction:
         return self._execute(*self._driver.text.of(statement, parameters))
 
     def insert(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        for text, values in self._driver.text.inserts(table, rows):
+        for text, values in self._driver.inserts(self._raw, table, rows):
             self._execute(text, values)
 
     def insert_outbox(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
-        found: list[int] = []
-        for page in pages(rows):
-            if self._driver.dialect.name == "mysql" and (len(page) == 1 or not self._returns()):
-                found += [self._execute(*self._driver.text.insert(outbox, [row])).lastrowid for row in page]
-            else:
-                text, values = self._driver.text.insert(outbox, page)
-                found += sorted(number for (number,) in self._execute(f"{text} RETURNING id", values).fetchall())
-        return found
+        return self._driver.insert_numbered(self._raw, outbox, rows, self._returns(), self._execute)
+
+    @property
+    def _raw(self) -> Any:
+        """The driver's own connection."""
+        return self._connection
 
     def _execute(self, text: str, values: Sequence[Any]) -> Found:
         cursor: Any = self._connection.cursor()

@@ -1,61 +1,49 @@
-"""Our statements on the driver's connection behind one of SQLAlchemy, which needs longer for a statement than the database.
+"""Our statements as text through an SQLAlchemy connection: its expressions take longer to run than the database needs.
 
-Errors are SQLAlchemy's all the same, and a lost connection is invalidated. Its events and its log do not see these statements.
+Its events, its log and its errors are those of any statement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from tmc_client.local.drivers import Driver, driver_of
-from tmc_client.local.statements import Found
+
+_SEVERAL = "tmc_several"  # an execution option: the text has two statements, and the second one's result counts
+_OURS: list[Callable[..., Any]] = []  # listeners to before_execute that leave statements as they are
+
+
+def leaves_statements(listener: Callable[..., Any]) -> Callable[..., Any]:
+    """Register a listener to before_execute that text need not pass."""
+    _OURS.append(listener)
+    return listener
 
 
 def driver_behind(connection: sa.Connection) -> Driver | None:
-    """None: SQLAlchemy has to run our statements: it changes their schema, or only it knows the driver."""
+    """None: our statements have to be expressions, because the program changes those, or the driver is not known."""
     if connection.get_execution_options().get("schema_translate_map"):
+        return None
+    if any(listener not in _OURS for listener in connection.dispatch.before_execute):
         return None
     return driver_of(connection.connection.dbapi_connection)
 
 
-def execute(connection: sa.Connection, text: str, values: Sequence[Any] = (), *, first: str = "") -> Found:
+def execute(
+    connection: sa.Connection, driver: Driver, text: str, values: Sequence[Any], *, first: str = ""
+) -> sa.CursorResult[Any]:
     """first: a statement that is sent before it, with it if the driver can. Raises sqlalchemy.exc.DBAPIError."""
-    module: Any = connection.dialect.loaded_dbapi
-    raw: Any = connection.connection
-    if first and not _takes_several(connection):
-        execute(connection, first)
-        first = ""
-    try:
-        cursor = raw.cursor()
-        try:
-            if first:
-                cursor.execute(f"{first}; {text}", values)
-                cursor.nextset()
-            else:
-                cursor.execute(text, values)
-            return Found(cursor)
-        except BaseException:
-            cursor.close()
-            raise
-    except module.Error as exc:
-        lost = connection.dialect.is_disconnect(exc, raw.dbapi_connection, None)
-        if lost:
-            connection.invalidate(exc)
-        raise sa.exc.DBAPIError.instance(
-            text,
-            list(values),
-            exc,
-            module.Error,
-            hide_parameters=connection.engine.hide_parameters,
-            connection_invalidated=lost,
-            dialect=connection.dialect,
-        ) from exc
+    if not first:
+        return connection.exec_driver_sql(text, tuple(values))
+    if driver.takes_several(connection.connection.dbapi_connection):
+        return connection.exec_driver_sql(f"{first}; {text}", tuple(values), {_SEVERAL: True})
+    connection.exec_driver_sql(first)
+    return connection.exec_driver_sql(text, tuple(values))
 
 
-def _takes_several(connection: sa.Connection) -> bool:
-    raw = connection.connection.dbapi_connection
-    driver = driver_of(raw)
-    return driver is not None and driver.takes_several(raw)
+def go_to_the_second(cursor: Any, context: Any) -> None:
+    """Called after each statement, where SQLAlchemy still handles errors: that of the second of two comes here."""
+    if context is not None and context.execution_options.get(_SEVERAL):
+        cursor.nextset()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -24,6 +24,10 @@ _PSYCOPG_IDLE = 0  # libpq's PQTRANS_IDLE
 _MULTI_STATEMENTS = 1 << 16  # MySQL's CLIENT_MULTI_STATEMENTS
 
 
+def _takes_one(_connection: Any) -> bool:
+    return False
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Driver:
     """name: of its module.  in_transaction: None: the driver does not know.  autocommit_off: how to turn it off.
@@ -36,7 +40,7 @@ class Driver:
     text: Text
     in_transaction: Callable[[Any], bool | None]
     autocommit: Callable[[Any], bool]
-    takes_several: Callable[[Any], bool]
+    takes_several: Callable[[Any], bool] = _takes_one
 
     @property
     def autocommit_off(self) -> str:
@@ -50,6 +54,38 @@ class Driver:
     def engine(self, connect: Callable[[], Any], **options: Any) -> sa.Engine:
         """An engine over connections of this driver."""
         return sa.create_engine(f"{self.dialect.name}+{self.dialect.driver}://", creator=connect, **options)
+
+    def insert(self, connection: Any, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> tuple[str, list[Any]]:
+        """One INSERT of these rows: text and parameters. connection: of this driver."""
+        return self.text.insert(table, rows, marks_binary=bool(getattr(connection, "_binary_prefix", False)))
+
+    def inserts(
+        self, connection: Any, table: sa.Table, rows: Sequence[Mapping[str, Any]]
+    ) -> Iterator[tuple[str, list[Any]]]:
+        """INSERTs that together write all rows. Each: text and parameters."""
+        for page in self.text.pages(rows):
+            yield self.insert(connection, table, page)
+
+    def insert_numbered(
+        self,
+        connection: Any,
+        table: sa.Table,
+        rows: Sequence[Mapping[str, Any]],
+        returning: bool,
+        run: Callable[[str, Sequence[Any]], Any],
+    ) -> list[int]:
+        """Insert rows whose ids the database chooses. Returns: the ids, in the order of the rows.
+
+        returning: whether the database knows INSERT ... RETURNING.  run: executes text and values.
+        """
+        found: list[int] = []
+        for page in self.text.pages(rows):
+            if not returning or (len(page) == 1 and self.dialect.name == "mysql"):
+                found += [run(*self.insert(connection, table, [row])).lastrowid for row in page]
+            else:
+                text, values = self.insert(connection, table, page)
+                found += sorted(number for (number,) in run(f"{text} RETURNING id", values).fetchall())
+        return found
 
     def is_lost(self, exc: BaseException, connection: Any) -> bool:
         """Whether the connection is gone."""
@@ -87,14 +123,13 @@ def _driver(name: str) -> Driver:
     kind: Any = registry.load(_DIALECTS[name])
     dialect: sa.Dialect = kind(dbapi=module, paramstyle="qmark" if name == "sqlite3" else "format")
     in_transaction, autocommit = _SAYS[name]
-    several = _mysqlclient_takes_several if name == "MySQLdb" else _no
     return Driver(
         name=name,
         module=module,
         text=Text(dialect),
         in_transaction=in_transaction,
         autocommit=autocommit,
-        takes_several=several,
+        takes_several=_mysqlclient_takes_several if name == "MySQLdb" else _takes_one,
     )
 
 
@@ -128,10 +163,6 @@ def _psycopg_in_transaction(connection: Any) -> bool:
 
 def _mysqlclient_takes_several(connection: Any) -> bool:
     return bool(connection.client_flag & _MULTI_STATEMENTS)
-
-
-def _no(_connection: Any) -> bool:
-    return False
 
 
 _SAYS: dict[str, tuple[Callable[[Any], bool | None], Callable[[Any], bool]]] = {

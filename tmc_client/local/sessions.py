@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,6 +14,7 @@ from sqlalchemy.orm import Session
 from tmc_client import errors
 from tmc_client.local import Recorder, Rows
 from tmc_client.local.driver_level import driver_behind, execute
+from tmc_client.local.drivers import Driver
 from tmc_client.one_transaction import OneTransaction, watched
 from tmc_client.tables import outbox, raise_if_lacking
 
@@ -82,41 +84,39 @@ class SessionTransaction:
             yield self.handle
 
     def run(self, statement: sa.Executable, parameters: Mapping[str, Any]) -> Rows:
-        connection, first = self._watched.connection()
-        driver = driver_behind(connection)
-        if driver is not None:
-            return self._execute(connection, *driver.text.of(statement, parameters), first)
-        self._send(connection, first)
-        found: Rows = connection.execute(statement, dict(parameters))
-        return found
+        connection, driver, first = self._ready()
+        if driver is None:
+            found: Rows = connection.execute(statement, dict(parameters))
+            return found
+        return execute(connection, driver, *driver.text.of(statement, parameters), first=first)
 
     def insert(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        connection, first = self._watched.connection()
-        driver = driver_behind(connection)
+        connection, driver, first = self._ready()
         if driver is None:
-            self._send(connection, first)
             connection.execute(table.insert(), list(rows))
             return
-        for text, values in driver.text.inserts(table, rows):
-            self._execute(connection, text, values, first)
+        for text, values in driver.inserts(connection.connection.dbapi_connection, table, rows):
+            execute(connection, driver, text, values, first=first)
             first = ""
 
-    def _send(self, connection: sa.Connection, first: str) -> None:
-        if first:
-            execute(connection, first)
-
-    def _execute(self, connection: sa.Connection, text: str, values: Sequence[Any], first: str) -> Rows:
-        """The watch sees it as it sees the program's statements by their events."""
-        self._watched.look(connection)
-        self._watched.permit()
-        found = execute(connection, text, values, first=first)
-        self._watched.look(connection)
-        return found
+    def _ready(self) -> tuple[sa.Connection, Driver | None, str]:
+        """The connection for a statement of ours; its driver, None: SQLAlchemy has to compile it; what comes before it."""
+        connection, first = self._watched.connection()
+        driver = driver_behind(connection)
+        if driver is None and first:
+            connection.exec_driver_sql(first)
+            first = ""
+        return connection, driver, first
 
     def insert_outbox(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
-        connection = self._session.connection()
-        inserted = [connection.execute(outbox.insert(), dict(row)).inserted_primary_key for row in rows]
-        return [key[0] for key in inserted if key is not None]
+        connection, driver, first = self._ready()
+        if driver is None:
+            inserted = [connection.execute(outbox.insert(), dict(row)).inserted_primary_key for row in rows]
+            return [key[0] for key in inserted if key is not None]
+        if first:
+            connection.exec_driver_sql(first)
+        raw, returning = connection.connection.dbapi_connection, connection.dialect.insert_returning
+        return driver.insert_numbered(raw, outbox, rows, returning, partial(execute, connection, driver))
 
     def is_duplicate(self, exc: BaseException) -> bool:
         # On SQLite, a snapshot that is outdated by another write is an OperationalError.

@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 _PAGE, _PAGE_BYTES = 500, 1 << 20
+_VARIABLES = 999  # of a statement, where SQLite is older than 3.32
 
 
 class Text:
@@ -23,31 +24,30 @@ class Text:
         values = compiled.construct_params(dict(parameters))
         return str(compiled), [values[name] for name in compiled.positiontup or ()]
 
-    def inserts(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
-        """INSERTs that together write all rows. Each: text and parameters."""
-        for page in pages(rows):
-            yield self.insert(table, page)
-
-    def insert(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> tuple[str, list[Any]]:
-        """One INSERT of these rows: text and parameters."""
+    def insert(
+        self, table: sa.Table, rows: Sequence[Mapping[str, Any]], *, marks_binary: bool = False
+    ) -> tuple[str, list[Any]]:
+        """One INSERT of these rows: text and parameters. marks_binary: the driver says itself which values are binary."""
         columns = tuple(rows[0])
-        begin, row = _insert(table, columns, self.dialect)
+        begin, row = _insert(table, columns, self.dialect, marks_binary)
         return begin + ", ".join([row] * len(rows)), [each[column] for each in rows for column in columns]
 
-
-def pages(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
-    """Few enough for one statement: of parameters, and of bytes."""
-    page: list[Mapping[str, Any]] = []
-    size = 0
-    for row in rows:
-        length = sum(len(value) for value in row.values() if isinstance(value, bytes | str))
-        if page and (len(page) == _PAGE or size + length > _PAGE_BYTES):
+    def pages(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+        """Few enough for one statement: of parameters, and of bytes."""
+        most = _PAGE
+        if rows and self.dialect.name == "sqlite":
+            most = min(most, _VARIABLES // len(rows[0]))
+        page: list[Mapping[str, Any]] = []
+        size = 0
+        for row in rows:
+            length = sum(len(value) for value in row.values() if isinstance(value, bytes | str))
+            if page and (len(page) == most or size + length > _PAGE_BYTES):
+                yield page
+                page, size = [], 0
+            page.append(row)
+            size += length
+        if page:
             yield page
-            page, size = [], 0
-        page.append(row)
-        size += length
-    if page:
-        yield page
 
 
 class Found:
@@ -73,9 +73,10 @@ def _compiled(statement: Any, dialect: sa.Dialect) -> Any:
 
 
 @lru_cache
-def _insert(table: sa.Table, columns: tuple[str, ...], dialect: sa.Dialect) -> tuple[str, str]:
+def _insert(table: sa.Table, columns: tuple[str, ...], dialect: sa.Dialect, marks_binary: bool) -> tuple[str, str]:
     mark = "?" if dialect.paramstyle == "qmark" else "%s"
-    marks = [f"_binary {mark}" if _is_binary(table, column) and dialect.name == "mysql" else mark for column in columns]
+    unmarked = dialect.name == "mysql" and not marks_binary  # the server would check them as text
+    marks = [f"_binary {mark}" if unmarked and _is_binary(table, column) else mark for column in columns]
     return f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ", f"({', '.join(marks)})"
 
 
