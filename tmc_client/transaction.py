@@ -130,9 +130,9 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
                 f"key {request.key!r} was sent to {request.topic} in this block already: give each message a key of its own.",
                 field="key",
             )
-        self._keys.add(name)
         if self._ahead is not None:
             self._ahead.add(request)
+        self._keys.add(name)
 
     def forget_since(self, position: int) -> None:
         super().forget_since(position)

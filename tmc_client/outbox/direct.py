@@ -14,7 +14,7 @@ from tmc_client.outbox.store import OutboxStore
 
 log = logging.getLogger("tmc_client.outbox")
 
-_PAGE = 500
+PAGE = 500
 _ROOM = 10_000  # what comes on top waits for the relay
 _ROOM_BYTES = 64 << 20
 _PAGE_BYTES = 4 << 20
@@ -82,7 +82,7 @@ class DirectSending:
                 self._sent += sent
                 self._answered.notify()
                 self._idle.notify_all()
-                self._ended.wait_for(lambda: self._closed, _PAGE_S)
+                self._ended.wait_for(lambda: self._closed or len(self._waiting) >= PAGE, _PAGE_S)
 
     def _run_marks(self) -> None:
         """Mark what was sent while the next page is on its way: in groups, and soon, or a relay would send it again."""
@@ -118,7 +118,7 @@ class DirectSending:
             self._arrived.wait_for(lambda: self._waiting or self._closed)
             page: list[Draft | Entry] = []
             size = 0
-            while self._waiting and len(page) < _PAGE and size < _PAGE_BYTES:
+            while self._waiting and len(page) < PAGE and size < _PAGE_BYTES:
                 page.append(self._waiting.popleft())
                 size += _size(page[-1])
             self._bytes -= size

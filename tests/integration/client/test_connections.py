@@ -259,6 +259,23 @@ def test_a_block_sends_what_it_commits_and_nothing_else(way: Way, prepare_first:
     assert prepare_first or not producer.abandoned
 
 
+def test_a_key_that_could_not_be_sent_is_free(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = FakeProducer()
+    prepare, away = producer.prepare, [tmc.Unavailable("nobody there")]
+
+    def refuse_once(*values: Any) -> Any:
+        if away:
+            raise away.pop()
+        return prepare(*values)
+
+    monkeypatch.setattr(producer, "prepare", refuse_once)
+    with closing(database.connect()) as connection, _block(producer, connection, prepare_first=True) as tx:
+        with suppress(tmc.Unavailable):
+            tx.send("t", {"n": 1}, key="a")
+        tx.send("t", {"n": 1}, key="a")
+    assert producer.submitted == ["a"]
+
+
 def test_prepare_first_holds_no_lock_meanwhile(database: Database) -> None:
     """The call is under way before the program writes anything."""
     producer, seen = FakeProducer(), list[list[int]]()

@@ -19,6 +19,7 @@ from tests.support.clock import ManualClock
 from tests.support.eventually import eventually
 from tests.support.postgresql import PostgreSQL
 from tmc_client import outbox as package
+from tmc_client.outbox import direct
 from tmc_client.outbox.entries import Draft, Entry, Failure, State, Trouble
 from tmc_client.outbox.relay import IDLE_S, LEASE, MOST_FAILURES, REST_S, Limits, Relay
 from tmc_client.outbox.store import OutboxStore
@@ -108,6 +109,19 @@ class TestWhatCommitsIsSent:
             assert receiver.got == ["a", "b"]
             standing = box.store.standing()
         assert (standing.sent, standing.sent_directly, standing.unsent, standing.direct_share) == (2, 2, 0, 1.0)
+
+    def test_what_waits_is_sent_without_a_pause(
+        self, engine: sa.Engine, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Pages form for a moment only while there is room in them."""
+        monkeypatch.setattr(direct, "_PAGE_S", 3600.0)
+        count = 3 * direct.PAGE
+        with tmc.Outbox(engine, receiver) as box, Session(engine) as session:
+            for number in range(count):
+                box.add(session, TOPIC, {}, key=f"k{number}")
+            session.commit()
+            assert box.flush()
+        assert len(receiver.got) == count
 
     def test_not_what_was_rolled_back(self, engine: sa.Engine, receiver: Receiver) -> None:
         with tmc.Outbox(engine, receiver) as box, Session(engine) as session:
