@@ -13,12 +13,13 @@ import sqlalchemy as sa
 from tmc_client.local.drivers import Driver, driver_of
 
 _SEVERAL = "tmc_several"  # an execution option: the text has two statements, and the second one's result counts
-_OURS: list[Callable[..., Any]] = []  # listeners to before_execute that leave statements as they are
+_ON_THE_WAY = "tmc_on_the_way"  # on a context: the second result was asked for
+_LEAVES = "tmc_leaves_statements"
 
 
 def leaves_statements(listener: Callable[..., Any]) -> Callable[..., Any]:
-    """Register a listener to before_execute that text need not pass."""
-    _OURS.append(listener)
+    """Mark a listener to before_execute that text need not pass."""
+    setattr(listener, _LEAVES, True)
     return listener
 
 
@@ -26,7 +27,7 @@ def driver_behind(connection: sa.Connection) -> Driver | None:
     """None: our statements have to be expressions, because the program changes those, or the driver is not known."""
     if connection.get_execution_options().get("schema_translate_map"):
         return None
-    if any(listener not in _OURS for listener in connection.dispatch.before_execute):
+    if not all(getattr(listener, _LEAVES, False) for listener in connection.dispatch.before_execute):
         return None
     return driver_of(connection.connection.dbapi_connection)
 
@@ -44,6 +45,10 @@ def execute(
 
 
 def go_to_the_second(cursor: Any, context: Any) -> None:
-    """Called after each statement, where SQLAlchemy still handles errors: that of the second of two comes here."""
-    if context is not None and context.execution_options.get(_SEVERAL):
+    """Called after each statement, where SQLAlchemy still handles errors: that of the second of two comes here.
+
+    Twice if the engine was made from one that is watched too.
+    """
+    if context.execution_options.get(_SEVERAL) and not hasattr(context, _ON_THE_WAY):
+        setattr(context, _ON_THE_WAY, True)
         cursor.nextset()

@@ -119,8 +119,13 @@ class SessionTransaction:
         return driver.insert_numbered(raw, outbox, rows, returning, partial(execute, connection, driver))
 
     def is_duplicate(self, exc: BaseException) -> bool:
-        # On SQLite, a snapshot that is outdated by another write is an OperationalError.
-        return isinstance(exc, sa.exc.IntegrityError | sa.exc.OperationalError)
+        # On SQLite, a snapshot that is outdated by another write is an OperationalError. A listener may have raised its own.
+        module: Any = self._engine.dialect.loaded_dbapi
+        kinds = (sa.exc.IntegrityError, sa.exc.OperationalError, module.IntegrityError, module.OperationalError)
+        cause: BaseException | None = exc
+        while cause is not None and not isinstance(cause, kinds):
+            cause = cause.__cause__ or cause.__context__
+        return cause is not None
 
     def explain(self, exc: BaseException, *tables: sa.Table) -> None:
         raise_if_lacking(exc, self._engine, *tables)

@@ -82,7 +82,11 @@ class DirectSending:
                 self._sent += sent
                 self._answered.notify()
                 self._idle.notify_all()
-                self._ended.wait_for(lambda: self._closed or len(self._waiting) >= PAGE, _PAGE_S)
+                self._ended.wait_for(lambda: self._closed or self._has_page, _PAGE_S)
+
+    @property
+    def _has_page(self) -> bool:
+        return len(self._waiting) >= PAGE or self._bytes >= _PAGE_BYTES
 
     def _run_marks(self) -> None:
         """Mark what was sent while the next page is on its way: in groups, and soon, or a relay would send it again."""

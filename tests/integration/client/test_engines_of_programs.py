@@ -127,6 +127,40 @@ def test_errors_of_our_statements_pass_the_programs_listener(url: sa.URL) -> Non
     assert len(seen) == 1
 
 
+def test_a_listener_that_raises_an_error_of_its_own(url: sa.URL) -> None:
+    class Duplicate(Exception):
+        """As libraries over SQLAlchemy raise them."""
+
+    engine = sa.create_engine(url)
+
+    @event.listens_for(engine, "handle_error")
+    def translate(context: Any) -> None:
+        if isinstance(context.sqlalchemy_exception, sa.exc.IntegrityError):
+            raise Duplicate
+
+    assert [_handle(engine, 1), _handle(engine, 1)] == [True, False]
+    engine.dispose()
+
+
+def test_an_engine_made_from_another(url: sa.URL) -> None:
+    """Both are watched: what listens once to each hears each statement twice."""
+    engine = sa.create_engine(url)
+    derived = engine.execution_options(isolation_level="SERIALIZABLE")
+    producer: Any = FakeProducer()
+    for number, made in enumerate((engine, derived, engine, derived)):
+        assert _handle(made, number)
+        with Session(made) as session, _block(producer, session) as tx:
+            tx.send("t", {"n": 1}, key=f"k{number}")
+    assert [_noted(engine, inbox), _noted(engine, ledger)] == [4, 4]
+    engine.dispose()
+
+
+def _block(producer: Any, session: Session) -> Transaction:
+    """Its first statement reads: the id of the ledger."""
+    local = SessionTransaction(session)
+    return Transaction(producer, lambda *_: None, local, timedelta(seconds=2), prepare_first=True)
+
+
 def test_a_connection_that_was_lost_clears_the_pool(mariadb: MariaDB) -> None:
     """As SQLAlchemy does: the others are as old."""
     engine = sa.create_engine(mariadb.create("tmc_programs"), pool_size=5)
@@ -158,11 +192,7 @@ def test_a_driver_that_marks_binary_values_itself(driver: str, mariadb: MariaDB)
     engine = sa.create_engine(url.update_query_dict({"charset": "utf8mb4", "binary_prefix": "true"}))
     _drop(engine)
     tmc.create_tables(engine)
-    producer: Any = FakeProducer()
-    with (
-        Session(engine) as session,
-        Transaction(producer, lambda *_: None, SessionTransaction(session), timedelta(seconds=2)) as tx,
-    ):
+    with Session(engine) as session, _block(FakeProducer(), session) as tx:
         tx.send("t", {"n": 1}, key="a")
     with Session(engine) as session, tmc.Outbox(engine, FakeTarget()).transaction(session) as queued:
         queued.send("t", {"n": 1}, key="a")
