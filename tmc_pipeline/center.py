@@ -78,6 +78,11 @@ class Among:
         """The range of numbers, the end excluded."""
         return first_number(self.from_ms), _NO_END if self.to_ms is None else first_number(self.to_ms)
 
+    @property
+    def listed(self) -> int:
+        """How many numbers are listed."""
+        return sum(map(len, self.numbers.values()))
+
     def beyond(self, shard: int) -> list[int]:
         """Numbers of that shard outside the range."""
         low, high = self.bounds
@@ -225,7 +230,12 @@ class CenterTables:
             self._opening
         ) as pool:  # each asks its database for the columns before anything is read
             parts = list(pool.map(opened, wanted))
-        return _parsed(reduce(DataFrame.unionByName, parts)) if parts else self._spark.createDataFrame([], MESSAGE)
+        if not parts:
+            return self._spark.createDataFrame([], MESSAGE)
+        stored = reduce(DataFrame.unionByName, parts)
+        if sum(span.rows for span in spans.values()) + among.listed <= self._slice:  # a task costs more than its rows
+            stored = stored.coalesce(2 * self._spark.sparkContext.defaultParallelism)
+        return _parsed(stored)
 
     def _predicates(self, among: Among, shard: int, span: Span) -> list[str]:
         """One per task; no row matches two."""

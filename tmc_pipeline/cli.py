@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from tmc_pipeline.errors import CannotRun, PipelineError
+from tmc_pipeline.errors import CannotRun, PipelineError, translated
 from tmc_pipeline.runs import Figures, figures, tell_progress
 from tmc_pipeline.settings import Settings, load
 from tmc_server.settings import ConfigError
@@ -373,6 +373,45 @@ def report(
         ).run(from_ms if from_ms is not None else job.center.now_ms() - _WEEK_MS, to_ms)
         job.figures.set("reported_messages", "messages of the last report", made.messages)
         typer.echo(f"{made.path}/report.html")
+
+
+@app.command("share-classes")
+def share_classes(config: ConfigFile) -> None:
+    """Once per machine and user: store Spark's classes as Java maps them into memory. Jobs then start 2 to 3 s sooner."""
+    from tmc_pipeline.classes import NewClasses
+    from tmc_pipeline.session import check_java, session
+
+    with _refusals("share-classes"), _terminations(), NewClasses(check_java()) as classes:
+        settings = _overridden(
+            load(config), "local[1]", ""
+        )  # the same classes on a cluster, and a folder of this machine
+        with session(settings.spark, _families(settings), "share-classes", classes) as spark:
+            with translated():
+                _use_spark(Job(settings, spark, Figures()), f"file://{classes.folder}")
+            classes.finish(spark)
+        typer.echo(f"{classes.target}: {classes.target.stat().st_size >> 20} MB")
+
+
+def _use_spark(job: Job, folder: str) -> None:
+    """Load the classes that jobs need: a reconciliation, a write and a read of what is in the tables since now."""
+    from tmc_pipeline.center import Among
+    from tmc_pipeline.files import HadoopFolder
+    from tmc_pipeline.reconcile.job import Reconciliation
+    from tmc_pipeline.reconcile.ledgers import Ledgers
+
+    job.center.check()
+    now = job.center.now_ms()
+    messages = job.center.messages(Among(from_ms=now))
+    messages.write.partitionBy("state").parquet(f"{folder}/messages")
+    job.spark.read.schema(messages.schema).parquet(f"{folder}/messages").groupBy("state").count().collect()
+    Reconciliation(
+        spark=job.spark,
+        center=job.center,
+        archive=None,
+        ledgers=Ledgers(job.spark, fetch=1),
+        folder=HadoopFolder(job.spark, folder),
+        tolerance_ms=0,
+    ).run([], [], since=now)
 
 
 def _config_given(config: str) -> None:

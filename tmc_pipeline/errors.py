@@ -34,6 +34,7 @@ class JobFailed(PipelineError):
     """The job failed while it ran; nothing was published."""
 
 
+NO_PYSPARK = 'PySpark is not installed here: pip install "tmc-center[pipeline]".'
 DRIVER_PACKAGES = "libmariadb-java libpostgresql-jdbc-java libxerial-sqlite-jdbc-java"  # of Debian
 
 # Messages of drivers and Spark, tried in this order -> what to do. `{}`: the first group that matched.

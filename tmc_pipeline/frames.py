@@ -86,9 +86,6 @@ ARCHIVED = t.StructType(
 )
 
 
-WHOLE_STAGE = "spark.sql.codegen.wholeStage"
-
-
 def named(schema: t.StructType) -> dict[str, str]:
     """Column names by one-letter aliases."""
     return {chr(ord("a") + number): field.name for number, field in enumerate(schema.fields)}
@@ -128,17 +125,6 @@ def on_disk(frame: DataFrame) -> Iterator[DataFrame]:
         yield kept
     finally:
         kept.unpersist()
-
-
-@contextmanager
-def compiled(spark: SparkSession) -> Iterator[None]:
-    """Generate code for whole stages of what is first run in the block; see session.py for why that is off elsewhere."""
-    before = spark.conf.get(WHOLE_STAGE)
-    spark.conf.set(WHOLE_STAGE, "true")
-    try:
-        yield
-    finally:
-        spark.conf.set(WHOLE_STAGE, before)
 
 
 def with_topic(messages: DataFrame, topics: DataFrame) -> DataFrame:

@@ -15,8 +15,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from tmc_pipeline.classes import NewClasses, shared_classes, sharing
 from tmc_pipeline.dialects import JARS
-from tmc_pipeline.errors import DRIVER_PACKAGES, CannotRun, JobFailed, PipelineError, from_text, translated
+from tmc_pipeline.errors import DRIVER_PACKAGES, NO_PYSPARK, CannotRun, JobFailed, PipelineError, from_text, translated
 from tmc_pipeline.settings import SparkSettings
 
 if TYPE_CHECKING:
@@ -31,11 +32,11 @@ FETCH = {"polite": 2_000, "fast": 10_000}
 _HELD_BYTES = 32 << 20  # of bodies that one task holds at a time, when all of them are of the longest size
 OPENING = {"polite": 1, "fast": 4}  # connections that ask for columns before anything is read
 SLICE = 250_000  # rows of one task
-# The optimizing compiler begins ten times later than usual: it took a quarter of an archive run of 40 s, and half of what it
+# The optimizing compiler begins twenty times later than usual: it took a quarter of an archive run of 40 s, and half of what it
 # compiled was hardly used again.
 _JAVA_OPTIONS = (
-    "-XX:+UseParallelGC -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=15000 "
-    "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+    "-XX:+UseParallelGC -XX:Tier4InvocationThreshold=100000 -XX:Tier4MinInvocationThreshold=30000 "
+    "-XX:Tier4CompileThreshold=300000 -XX:Tier4BackEdgeThreshold=800000"
 )
 _LAST_WORDS = 100_000  # bytes of the JVM's standard error that are looked at when it ended
 
@@ -48,8 +49,8 @@ def rows_at_a_time(most: int, body_bytes: int) -> int:
     return max(1, min(most, _HELD_BYTES // body_bytes))
 
 
-def check_java() -> None:
-    """Raises CannotRun: Spark's own message would be a stack trace."""
+def check_java() -> str:
+    """What Java says about its version. Raises CannotRun: Spark's own message would be a stack trace."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():
@@ -60,6 +61,7 @@ def check_java() -> None:
         raise CannotRun(
             f"Spark needs Java {JAVA} or newer, {java} is {found[1] if found else 'unknown'}: {_INSTALL_JAVA}."
         )
+    return said
 
 
 def driver_jars(settings: SparkSettings, families: Iterable[str]) -> list[str]:
@@ -84,14 +86,21 @@ def lower_priority(nice: int) -> None:
 
 
 @contextmanager
-def session(settings: SparkSettings, families: Iterable[str], name: str) -> Iterator[SparkSession]:
-    """A Spark session for one job. families: of the databases that will be read. Raises CannotRun."""
-    check_java()
+def session(
+    settings: SparkSettings, families: Iterable[str], name: str, new_classes: NewClasses | None = None
+) -> Iterator[SparkSession]:
+    """A Spark session for one job. families: of the databases that will be read. Raises CannotRun.
+
+    new_classes: the file of shared classes that its JVM writes; None: it uses the one that is there.
+    """
+    java = check_java()
     jars = driver_jars(settings, families)
     try:
         from pyspark.sql import SparkSession
     except ModuleNotFoundError as exc:
-        raise CannotRun('PySpark is not installed here: pip install "tmc-center[pipeline]".') from exc
+        raise CannotRun(NO_PYSPARK) from exc
+    if new_classes is not None and _SUBMITTED in os.environ:
+        raise CannotRun("spark-submit has started Java already: run this command without it.")
     polite = settings.profile == "polite"
     if polite:
         lower_priority(settings.nice)
@@ -119,10 +128,13 @@ def session(settings: SparkSettings, families: Iterable[str], name: str) -> Iter
         # Else nine calls to the JVM note where each expression was written, for error messages that are not shown.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.shuffle.partitions": "16",
-        # A union of 32 reads makes pieces of generated code that are too large to be worth compiling. Where it is on, pieces
-        # with methods that the JVM would only interpret are left out.
-        "spark.sql.codegen.wholeStage": "false",
+        # What follows a union of 32 reads is planned and compiled once, after it, instead of 32 times.
+        "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.PushProjectionThroughUnion",
+        # Pieces of generated code with methods that the JVM would only interpret are left out.
         "spark.sql.codegen.hugeMethodLimit": "8000",
+        # Planning again after each stage takes seconds of a small job. Rows with content are shuffled by reconcile only, whose
+        # number of partitions comes from the data.
+        "spark.sql.adaptive.enabled": "false",
         # Frames kept on disk: trying encodings on each of their columns took a quarter of a reconcile run.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
         "spark.rdd.compress": "true",
@@ -136,6 +148,9 @@ def session(settings: SparkSettings, families: Iterable[str], name: str) -> Iter
         **(_on_loopback() if _alone(settings) else {}),
         **settings.options,
     }
+    classes = shared_classes(java) if new_classes is None else None
+    more = sharing(classes) if classes is not None else new_classes.writing if new_classes is not None else ""
+    options["spark.driver.extraJavaOptions"] = f"{more} {options['spark.driver.extraJavaOptions']}"
     for name_of_logger in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):  # an error is one line
         logging.getLogger(name_of_logger).setLevel(logging.CRITICAL)
     for key, value in options.items():
@@ -148,7 +163,7 @@ def session(settings: SparkSettings, families: Iterable[str], name: str) -> Iter
                 spark = builder.getOrCreate()
             yield spark
         except JobFailed as exc:
-            raise _known_end(exc, _last_words(said)) from exc
+            raise _known_end(exc, _last_words(said), classes) from exc
         finally:
             _stop(spark)
 
@@ -171,12 +186,14 @@ def _last_words(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace")
 
 
-def _known_end(error: JobFailed, said: str) -> PipelineError:
-    """The same error, or its cause if the JVM printed one before it ended."""
+def _known_end(error: JobFailed, said: str, classes: Path | None) -> PipelineError:
+    """The same error, or its cause if the JVM printed one before it ended. classes: the file that it used."""
     if "OutOfMemoryError" in said:
         return from_text(said)
     if "JAVA_GATEWAY_EXITED" in str(error) and said.strip():
         return CannotRun(f"Java did not start: {said.strip().splitlines()[0]}. Check spark.memory and spark.options.")
+    if "JAVA_GATEWAY_EXITED" in str(error) and classes is not None:
+        return CannotRun(f"Java did not start: delete {classes}, it may be damaged, and run share-classes again.")
     return error
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.pipeline.running import TMC, toml_of
 from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import CACHE, MariaDB
 from tests.support.postgresql import PostgreSQL
+from tmc_pipeline.classes import classes_file
 from tmc_pipeline.dialects import JARS
-from tmc_pipeline.session import session
+from tmc_pipeline.session import check_java, session
 from tmc_pipeline.settings import SparkSettings
 
 SHARDS = (4, 7, 16, 31)
@@ -47,6 +51,20 @@ def mariadb() -> Iterator[MariaDB]:
     server = MariaDB(pool_mb=512, options=_WITHOUT_SYNC)
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cached(mariadb: MariaDB) -> Path:
+    """The file with Spark's classes, made once per cache: each job at the command line starts seconds sooner."""
+    os.environ["XDG_CACHE_HOME"] = str(CACHE)
+    path = classes_file(check_java())
+    assert path is not None
+    if not path.is_file():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        config = path.with_suffix(".toml")
+        config.write_text(toml_of(FilledCenter(mariadb, prefix="classes").settings(path.parent, ledgers=False)))
+        subprocess.run([TMC, "pipeline", "share-classes", "--config", str(config)], check=True, timeout=600)
+    return path
 
 
 @pytest.fixture(scope="session")

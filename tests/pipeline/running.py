@@ -1,7 +1,9 @@
-"""Jobs in this process, over a filled center."""
+"""Jobs in this process, over a filled center, and settings of those at the command line."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from tmc_pipeline.settings import Settings
 from tmc_server.domain.manifest import Manifest
 
 FETCH = 1000
+TMC = str(Path(sys.executable).parent / "tmc")
 
 
 class Jobs:
@@ -62,3 +65,30 @@ class Jobs:
 def keys(rows: Sequence[Any]) -> list[str]:
     """Message keys in order."""
     return sorted(row.message_key for row in rows)
+
+
+def toml_of(values: dict[str, Any]) -> str:
+    """Settings as a file would have them: JSON's scalars and inline tables are TOML's."""
+    lines: list[str] = []
+    for section, content in values.items():
+        if isinstance(content, list):
+            lines += [line for each in content for line in (f"[[{section}]]", *_pairs(each))]
+        else:
+            nested = {
+                key: value
+                for key, value in content.items()
+                if isinstance(value, list) and value and isinstance(value[0], dict)
+            }
+            lines += [f"[{section}]", *_pairs({key: value for key, value in content.items() if key not in nested})]
+            for key, tables in nested.items():
+                lines += [line for each in tables for line in (f"[[{section}.{key}]]", *_pairs(each))]
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(values: dict[str, Any]) -> list[str]:
+    return [
+        f"{key} = {{ {', '.join(f'{json.dumps(k)} = {json.dumps(v)}' for k, v in value.items())} }}"
+        if isinstance(value, dict)
+        else f"{key} = {json.dumps(value)}"
+        for key, value in values.items()
+    ]

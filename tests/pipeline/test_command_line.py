@@ -17,7 +17,7 @@ import pytest
 
 import tmc_client
 from tests.pipeline.conftest import QUICK_JAVA
-from tests.pipeline.running import Jobs
+from tests.pipeline.running import TMC, Jobs, toml_of
 from tests.support.center import RunningCenter
 from tests.support.certificates import for_loopback
 from tests.support.dose import LONG
@@ -35,35 +35,7 @@ from tmc_pipeline.settings import SparkSettings
 from tmc_server.config import LimitsConfig
 
 pytestmark = pytest.mark.mariadb
-TMC = str(Path(sys.executable).parent / "tmc")
 QUICK = {"profile": "fast", "options": {"spark.driver.extraJavaOptions": QUICK_JAVA}}
-
-
-def toml_of(values: dict[str, Any]) -> str:
-    """Settings as a file would have them: JSON's scalars and inline tables are TOML's."""
-    lines: list[str] = []
-    for section, content in values.items():
-        if isinstance(content, list):
-            lines += [line for each in content for line in (f"[[{section}]]", *_pairs(each))]
-        else:
-            nested = {
-                key: value
-                for key, value in content.items()
-                if isinstance(value, list) and value and isinstance(value[0], dict)
-            }
-            lines += [f"[{section}]", *_pairs({key: value for key, value in content.items() if key not in nested})]
-            for key, tables in nested.items():
-                lines += [line for each in tables for line in (f"[[{section}.{key}]]", *_pairs(each))]
-    return "\n".join(lines) + "\n"
-
-
-def _pairs(values: dict[str, Any]) -> list[str]:
-    return [
-        f"{key} = {{ {', '.join(f'{json.dumps(k)} = {json.dumps(v)}' for k, v in value.items())} }}"
-        if isinstance(value, dict)
-        else f"{key} = {json.dumps(value)}"
-        for key, value in values.items()
-    ]
 
 
 def run(

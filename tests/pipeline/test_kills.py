@@ -17,8 +17,8 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.pipeline.running import Jobs
-from tests.pipeline.test_command_line import QUICK, TMC, toml_of
+from tests.pipeline.running import TMC, Jobs, toml_of
+from tests.pipeline.test_command_line import QUICK
 from tests.support.dose import LONG
 from tests.support.eventually import eventually
 from tests.support.filled import FilledCenter

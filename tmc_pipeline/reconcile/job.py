@@ -22,7 +22,7 @@ from tmc_pipeline.archive.contents import Archive, closed_since, end_of_day_ms, 
 from tmc_pipeline.center import Among, CenterTables
 from tmc_pipeline.errors import translated
 from tmc_pipeline.files import HadoopFolder
-from tmc_pipeline.frames import compiled, on_disk, small_table
+from tmc_pipeline.frames import on_disk, small_table
 from tmc_pipeline.reconcile.ledgers import Ledgers
 from tmc_pipeline.reconcile.scope import SERVERS_CLOCKS_APART_MS, Scope, State, scope_of
 from tmc_pipeline.reconcile.verdicts import (
@@ -40,6 +40,7 @@ from tmc_pipeline.reconcile.verdicts import (
     number_of,
     outlined,
     relations,
+    shard_and_number,
 )
 from tmc_pipeline.settings import LedgerSource
 from tmc_server.domain.consumption import ConsumptionState
@@ -162,9 +163,8 @@ class Reconciliation:
             far_ms = now - max(self._tolerance_ms, SERVERS_CLOCKS_APART_MS)
             far_ms = far_ms if until_ms is None else min(until_ms, far_ms)
             span = {"since_ms": scope.from_ms, "until_ms": far_ms, "read_ms": now, "left": scope.left}
-            with compiled(self._spark):  # twice as fast until the rows are shuffled: fewer copies of each
-                rows = kept.enter_context(on_disk(judgement))
-                summary = self._summary(run, rows, audited, sources, span)
+            rows = kept.enter_context(on_disk(judgement))
+            summary = self._summary(run, rows, audited, sources, span)
             found = kept.enter_context(on_disk(rows.where(f.col("verdict") != AGREED)))
             self._write(run, found, summary, lambda staging: state.write(staging, found, compared, far_ms))
         return summary
@@ -194,7 +194,7 @@ class Reconciliation:
         """OUTLINE of archived messages of the scope."""
         if self._archive is None:
             return []
-        number = f.format_string("%02d-%d", "shard", "id")
+        number = shard_and_number("shard", "id")
         parts = [part for part in chain.partitions if scope.may_have(part)]
         found = [scope.within(self._archive.messages(parts, self._skip_missing), number)]
         older = [part for part in chain.partitions if scope.may_differ(part)]
@@ -211,6 +211,8 @@ class Reconciliation:
         if scope.is_everything:
             return []
         replays = _all(center).where(f.col("replay_of").isNotNull()).select(number_of("replay_of").alias("number"))
+        if replays.isEmpty():
+            return []
         own = scope.within(replays, f.col("number")).select("number")
         wanted = replays.join(own, "number", "left_anti").distinct().collect()
         numbers: dict[int, list[int]] = {}

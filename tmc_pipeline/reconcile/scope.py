@@ -20,7 +20,7 @@ from tmc_pipeline.archive.contents import closed_since
 from tmc_pipeline.center import Among
 from tmc_pipeline.errors import CannotRun
 from tmc_pipeline.files import HadoopFolder
-from tmc_pipeline.reconcile.verdicts import CLOCKS_APART_MS, PENDING, REPLAY, made_ms, noted_number
+from tmc_pipeline.reconcile.verdicts import CLOCKS_APART_MS, PENDING, REPLAY, made_ms, noted_number, shard_and_number
 from tmc_server.domain.ids import EPOCH_MS, created_ms
 from tmc_server.domain.manifest import Partition
 from tmc_server.domain.numbers import MessageNumber
@@ -184,7 +184,7 @@ class State:
 
 def _listed(numbers: DataFrame) -> DataFrame:
     """left_number string, SHARD-NUMBER, of shard int, id bigint."""
-    return numbers.select(f.format_string("%02d-%d", "shard", "id").alias("left_number"))
+    return numbers.select(shard_and_number("shard", "id").alias("left_number"))
 
 
 def _by_shard(rows: Sequence[Any]) -> dict[int, list[int]]:

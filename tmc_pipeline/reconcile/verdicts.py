@@ -235,8 +235,8 @@ def center_claims(outlines: DataFrame, topics: DataFrame, apps: DataFrame, subsc
         .join(f.broadcast(apps), "producer_no", "left")
         .join(f.broadcast(subscribers), "subscription_no", "left")
     )
-    shard = f.lpad(f.col("shard").cast("string"), 2, "0")
-    own_id, number = f.concat_ws("-", "topic_no", "producer_no", shard, "id"), f.concat_ws("-", shard, "id")
+    number = shard_and_number("shard", "id")
+    own_id = f.concat_ws("-", "topic_no", "producer_no", number)
     topic = f.coalesce("topic", f.concat(f.lit("topic-"), "topic_no"))
     itself, original = f.col("subscription_no") == _ITSELF, f.col("subscription_no") == _ORIGINAL
     of_message = itself | original
@@ -313,6 +313,11 @@ def _missing() -> Column:
         due, lambda each: f.struct(each["subscription_no"].alias("subscription_no"), *null, f.lit(1).alias("expected"))
     )
     return f.coalesce(rows, f.array()).cast(_ROWS)
+
+
+def shard_and_number(shard: str, number: str) -> Column:
+    """SHARD-NUMBER of two columns, as in message ids."""
+    return f.concat_ws("-", f.lpad(f.col(shard).cast("string"), 2, "0"), number)
 
 
 def number_of(column: str) -> Column:
