@@ -233,9 +233,9 @@ class CenterTables:
         if not parts:
             return self._spark.createDataFrame([], MESSAGE)
         stored = reduce(DataFrame.unionByName, parts)
-        if sum(span.rows for span in spans.values()) + among.listed <= self._slice:  # a task costs more than its rows
-            stored = stored.coalesce(2 * self._spark.sparkContext.defaultParallelism)
-        return _parsed(stored)
+        # A task costs more than a few rows. Twice as many as their number asks for: neighbors may be large.
+        rows = sum(span.rows for span in spans.values()) + among.listed
+        return _parsed(stored.coalesce(2 * max(self._spark.sparkContext.defaultParallelism, -(-rows // self._slice))))
 
     def _predicates(self, among: Among, shard: int, span: Span) -> list[str]:
         """One per task; no row matches two."""

@@ -13,6 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from functools import reduce
 from operator import xor
@@ -200,16 +201,15 @@ class Archiving:
         if not written:
             return [], [], {}
         files = self._spark.read.schema(ARCHIVED).parquet(staging.messages)
-        sums = verified(files, written)
-        which = f.when(f.col("day") == OPEN, "open").otherwise("removal")
-        numbers = files.select(f.col("id").cast("string"), which.alias("list"), "shard", f.col("id").alias("number"))
-        (
-            numbers.repartition("shard")
-            .sortWithinPartitions("list", "shard", "number")
-            .drop("number")
-            .write.partitionBy("list", "shard")
-            .text(staging.lists)
-        )
+        pool = ThreadPoolExecutor(1)
+        listing = pool.submit(_write_lists, files, staging.lists)
+        pool.shutdown(wait=False)  # a signal does not wait for it
+        try:
+            sums = verified(files, written)
+        except Exception:
+            wait([listing])  # it writes to staging, which is cleaned up now
+            raise
+        listing.result()
         closed = [row for row in sums if row.day != OPEN]
         still_open: Counter[Shard] = Counter()
         for row in sums:
@@ -217,6 +217,19 @@ class Archiving:
                 still_open[Shard(row.shard)] += row.messages
         staging.drop(OPEN)
         return _by_shard(closed), by_folder(closed, staging), dict(still_open)
+
+
+def _write_lists(files: DataFrame, path: str) -> None:
+    """The numbers of archived and of open messages, by shard."""
+    which = f.when(f.col("day") == OPEN, "open").otherwise("removal")
+    numbers = files.select(f.col("id").cast("string"), which.alias("list"), "shard", f.col("id").alias("number"))
+    (
+        numbers.repartition("shard")
+        .sortWithinPartitions("list", "shard", "number")
+        .drop("number")
+        .write.partitionBy("list", "shard")
+        .text(path)
+    )
 
 
 def _was_removed(chain: Chain) -> Column:

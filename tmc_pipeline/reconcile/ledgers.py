@@ -129,7 +129,7 @@ class Ledgers:
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted({*usual, *free}))}."
             raise CannotRun(f"{source.app}: there is no such column to map, {unknown[0]}: {hint}")
         wanted = {**usual, **source.columns}
-        where, rows = self._rows(source, table)
+        where, rows = self._rows(source, table, sliced=not from_ms)
         columns = {name: column for name, column in wanted.items() if column in rows.columns}
         for name, column in wanted.items():
             if name not in columns and (name in source.columns or name not in _OPTIONAL):
@@ -139,22 +139,23 @@ class Ledgers:
             rows = rows.where(at.isNull() | (at < EPOCH_MS) | (at >= from_ms))  # in seconds, or 0: no time at all
         return rows, columns
 
-    def _rows(self, source: LedgerSource, table: str) -> tuple[str, DataFrame]:
+    def _rows(self, source: LedgerSource, table: str, sliced: bool) -> tuple[str, DataFrame]:
         with translated():
             if source.parquet:
                 return source.parquet, self._spark.read.parquet(source.parquet)
             if source.csv:
                 return source.csv, _as_written(self._spark.read.options(**_CSV).csv(source.csv))
             place = database(source.url.get_secret_value())
-            return f"{table} in {place.name}", self._table(place, table)
+            return f"{table} in {place.name}", self._table(place, table, sliced)
 
-    def _table(self, place: Database, table: str) -> DataFrame:
+    def _table(self, place: Database, table: str, sliced: bool) -> DataFrame:
+        """sliced: several tasks read it. To find where to cut takes two scans, more than to read a few of its rows."""
         if not table.replace("_", "").replace(".", "").isalnum():
             raise CannotRun(f"{table!r} is no table name: letters, digits, _ and one dot.")
         options = place.options(self._fetch)
         if table not in _KEYS:
             return self._spark.read.format("jdbc").options(**options, dbtable=table).load()
-        conditions = ranges(_KEYS[table], self._edges(place, table)) or ["1 = 1"]
+        conditions = ranges(_KEYS[table], self._edges(place, table) if sliced else []) or ["1 = 1"]
         return self._spark.read.jdbc(place.url, table, predicates=conditions, properties=options)
 
     def _edges(self, place: Database, table: str) -> list[tuple[str, ...]]:
