@@ -72,7 +72,7 @@ def test_events_and_log_show_our_statements(url: sa.URL) -> None:
 
 def test_a_listener_that_changes_text_decides_where_our_rows_go(tmp_path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path}/main.db")
-    tenant = ""
+    current = ["none"]
     for name in ("main", "a", "b"):
         tenants = sa.create_engine(f"sqlite:///{tmp_path}/{name}.db")
         tmc.create_tables(tenants)
@@ -85,10 +85,11 @@ def test_a_listener_that_changes_text_decides_where_our_rows_go(tmp_path: Path) 
 
     @event.listens_for(engine, "before_cursor_execute", retval=True)
     def of_tenant(_connection: object, _cursor: object, text: str, values: Any, *_: object) -> tuple[str, Any]:
-        return text.replace("tmc_inbox", f"{tenant}.tmc_inbox"), values
+        return text.replace("tmc_inbox", f"{current[0]}.tmc_inbox"), values
 
     found = []
-    for tenant in ("a", "b", "a"):  # noqa: B007  # read by the listener
+    for tenant in ("a", "b", "a"):
+        current[0] = tenant
         found.append(_handle(engine, 1))
     engine.dispose()
     assert found == [True, True, False]
