@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -18,12 +19,14 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from tmc_pipeline.archive.contents import Archive, closed_since, end_of_day_ms, moment, subscriber_names
+from tmc_pipeline.archive.contents import Archive, closed_since, end_of_day_ms, moment
 from tmc_pipeline.center import Among, CenterTables
 from tmc_pipeline.errors import translated
 from tmc_pipeline.files import HadoopFolder
-from tmc_pipeline.frames import on_disk, small_table
-from tmc_pipeline.reconcile.ledgers import Ledgers
+from tmc_pipeline.frames import on_disk
+from tmc_pipeline.reconcile.catalog import Catalog, catalog_of
+from tmc_pipeline.reconcile.ledgers import Ledgers, is_shared
+from tmc_pipeline.reconcile.matching import about, center_lines, matched, noted_lines
 from tmc_pipeline.reconcile.scope import SERVERS_CLOCKS_APART_MS, Scope, State, scope_of
 from tmc_pipeline.reconcile.verdicts import (
     AGREED,
@@ -34,12 +37,13 @@ from tmc_pipeline.reconcile.verdicts import (
     Audited,
     by_message,
     center_claims,
+    counted,
     judged,
+    no_claims,
     noted_claims,
     noted_number,
     number_of,
     outlined,
-    relations,
     shard_and_number,
 )
 from tmc_pipeline.settings import LedgerSource
@@ -52,8 +56,6 @@ from tmc_server.domain.numbers import MessageNumber
 log = logging.getLogger("tmc.pipeline")
 
 _ROWS_OF_A_PARTITION = 250_000  # sorted in memory by one task
-_SWITCH_MS = 60_000  # this close to the start or end of a subscription, a server may have used either state
-_NEVER_MS = (1 << 63) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,30 @@ class Summary:
         return json.dumps(values, indent=1, ensure_ascii=False)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """What all sides say. center: OUTLINE.  noted: NOTED, None: there are no notes.  rows: how many, about.
+
+    archived: what the archive lists.  now_ms, read_ms: when the first row was read, and the last.
+    """
+
+    center: DataFrame
+    noted: DataFrame | None
+    archived: Chain
+    rows: int
+    now_ms: int
+    read_ms: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Others:
+    """Messages that do not match. keys: of `about`.  share: of all messages, about."""
+
+    keys: DataFrame
+    count: int
+    share: float
+
+
 class Reconciliation:
     """archive: None: there is none.  folder: where results go."""
 
@@ -135,9 +161,9 @@ class Reconciliation:
             run = f"{moment(now)}-{secrets.token_hex(3)}"
             state = State(spark=self._spark, folder=self._folder)
             scope = scope_of(state, since, until_ms)
-            noted, scope = self._noted(kept, producers, consumers, scope, now)
+            noted, seen, scope = self._noted(kept, producers, consumers, scope, now)
             every_source = [*producers, *consumers]
-            sources = _counted(every_source, noted, self._center.now_ms() + CLOCKS_APART_MS)
+            sources = _summed(every_source, seen)
             compared = [scope.within(frame, noted_number("message_id")).drop("source") for frame in noted]
             compared += state.notes(scope)
             bodies = any("body_sha256" in source.columns for source in every_source)
@@ -145,26 +171,25 @@ class Reconciliation:
             messages = hot.count()  # Reads them: before the manifests are listed.
             log.info("run %s: %d messages in the center's tables", run, messages)
             archived = self._archive.chain() if self._archive is not None else Chain(manifests=())
-            center = [hot, *self._archived(archived, scope, bodies)]
+            center = [hot, *[kept.enter_context(on_disk(each)) for each in self._archived(archived, scope, bodies)]]
             audited = self._audited(producers, consumers, archived)
-            originals = self._originals(kept, center, archived, scope)
-            claims = [self._claims(_all([*center, *originals]), archived)]
-            if compared:
-                claims.append(noted_claims(_all(compared)))
-            read_ms = self._center.now_ms()
             in_archive = sum(each.messages for each in archived.partitions if scope.may_have(each))
-            rows_in_all = messages + in_archive + sum(each["rows"] for each in sources)
-            partitions = partitions_of(rows_in_all, self._spark.sparkContext.defaultParallelism)
-            judgement = judged(_all(claims), audited, now, self._tolerance_ms, partitions, read_ms)
-            if originals:  # compared only to verify their replays, whose verdicts are in rows of the originals
-                replay = f.col("subscriber").startswith(REPLAY)
-                about = f.when(replay, noted_number("message_id")).otherwise(f.col("number"))
-                judgement = scope.within(judgement, about)
+            records = Records(
+                center=_all(center),
+                noted=_all(compared) if compared else None,
+                archived=archived,
+                rows=messages + in_archive + sum(each["rows"] for each in sources),
+                now_ms=now,
+                read_ms=self._center.now_ms(),
+            )
+            noted_apps = {each.app: None if is_shared(each, producers) else each.app for each in producers}
+            catalog = catalog_of(self._spark, self._center.names, archived, audited, noted_apps)
+            matching, others = self._matched(kept, records, catalog)
+            rows = kept.enter_context(on_disk(self._judged(kept, records, others, catalog, audited, scope)))
             far_ms = now - max(self._tolerance_ms, SERVERS_CLOCKS_APART_MS)
             far_ms = far_ms if until_ms is None else min(until_ms, far_ms)
             span = {"since_ms": scope.from_ms, "until_ms": far_ms, "read_ms": now, "left": scope.left}
-            rows = kept.enter_context(on_disk(judgement))
-            summary = self._summary(run, rows, audited, sources, span)
+            summary = self._summary(run, rows, catalog.matching(matching), audited, sources, span)
             found = kept.enter_context(on_disk(rows.where(f.col("verdict") != AGREED)))
             self._write(run, found, summary, lambda staging: state.write(staging, found, compared, far_ms))
         return summary
@@ -176,17 +201,23 @@ class Reconciliation:
         consumers: Sequence[LedgerSource],
         scope: Scope,
         now_ms: int,
-    ) -> tuple[list[DataFrame], Scope]:
-        """NOTED with source int, of each source, kept on disk; and the scope, wider if old messages had news."""
+    ) -> tuple[list[DataFrame], Sequence[Any], Scope]:
+        """NOTED with source int, of each source, kept on disk; their counts, of _counts; the scope, wider if there was news of
+        old messages.
+        """
         frames = self._ledgers.noted(producers, consumers, scope.notes_from_ms)
         # Numbered: Spark would cache identical frames once, and fill that cache twice at the same time.
         noted = [
             kept.enter_context(on_disk(frame.withColumn("source", f.lit(number))))
             for number, frame in enumerate(frames)
         ]
-        oldest_ms = scope.surprises(_all(noted), now_ms) if noted else None
+        if not noted:
+            return [], [], scope
+        # One query over all, so that none waits for another.
+        seen = _counts(scope.surprises(_all(noted), now_ms), self._center.now_ms() + CLOCKS_APART_MS).collect()
+        oldest_ms = min((row.surprise_ms for row in seen if row.surprise_ms is not None), default=None)
         if oldest_ms is None:
-            return noted, scope
+            return noted, seen, scope
         log.warning("messages that were settled have new notes: comparing from %s on", moment(oldest_ms))
         return self._noted(kept, producers, consumers, replace(scope, from_ms=oldest_ms), now_ms)
 
@@ -204,15 +235,43 @@ class Reconciliation:
             found.append(scope.within(self._archive.messages(older, self._skip_missing).where(near), number))
         return [outlined(each, bodies) for each in found]
 
-    def _originals(
-        self, kept: ExitStack, center: Sequence[DataFrame], archived: Chain, scope: Scope
-    ) -> list[DataFrame]:
+    def _matched(self, kept: ExitStack, records: Records, catalog: Catalog) -> tuple[list[Any], Others]:
+        """Rows of `matched` about messages that match, and the others."""
+        latest_ms = max(records.now_ms, records.read_ms) + CLOCKS_APART_MS
+        lines = center_lines(records.center, catalog.topics, catalog.apps, latest_ms)
+        if records.noted is not None:
+            lines = lines.unionByName(noted_lines(records.noted, latest_ms))
+        found = kept.enter_context(on_disk(matched(lines, self._partitions(records.rows))))
+        matching = found.where(f.col("key").isNull()).collect()
+        keys = found.where(f.col("key").isNotNull()).select("key")
+        count, in_all = keys.count(), sum(row.messages for row in matching)
+        log.info("%d messages match, %d are judged", in_all, count)
+        return matching, Others(keys=keys, count=count, share=count / max(1, count + in_all))
+
+    def _judged(
+        self, kept: ExitStack, records: Records, others: Others, catalog: Catalog, audited: Audited, scope: Scope
+    ) -> DataFrame:
+        """Rows of `judged` about messages of the scope that do not match."""
+        claims = self._claims(kept, records, others.keys, catalog, scope) if others.count else no_claims(self._spark)
+        partitions = self._partitions(round(records.rows * others.share))
+        rows = judged(claims, audited, records.now_ms, self._tolerance_ms, partitions, records.read_ms)
+        # Without originals, which are compared only to verify their replays. Those verdicts are in rows of the originals.
+        is_replay = f.col("subscriber").startswith(REPLAY)
+        return scope.within(rows, f.when(is_replay, noted_number("message_id")).otherwise(f.col("number")))
+
+    def _claims(self, kept: ExitStack, records: Records, keys: DataFrame, catalog: Catalog, scope: Scope) -> DataFrame:
+        """CLAIM of the records about the messages with these keys, and of the originals of replays among them."""
+        outlines = about(records.center, shard_and_number("shard", "id"), keys)
+        if not scope.is_everything:
+            outlines = _all([outlines, *self._originals(kept, outlines, records.archived, scope)])
+        claims = center_claims(outlines, catalog.topics, catalog.apps, catalog.subscribers)
+        if records.noted is None:
+            return claims
+        return claims.unionByName(noted_claims(about(records.noted, noted_number("message_id"), keys)))
+
+    def _originals(self, kept: ExitStack, center: DataFrame, archived: Chain, scope: Scope) -> list[DataFrame]:
         """OUTLINE of messages before the scope that were sent again within it: a replay is verified against them."""
-        if scope.is_everything:
-            return []
-        replays = _all(center).where(f.col("replay_of").isNotNull()).select(number_of("replay_of").alias("number"))
-        if replays.isEmpty():
-            return []
+        replays = center.where(f.col("replay_of").isNotNull()).select(number_of("replay_of").alias("number"))
         own = scope.within(replays, f.col("number")).select("number")
         wanted = replays.join(own, "number", "left_anti").distinct().collect()
         numbers: dict[int, list[int]] = {}
@@ -233,36 +292,8 @@ class Reconciliation:
             found.append(outlined(rows, bodies=False))
         return found
 
-    def _claims(self, outlines: DataFrame, archived: Chain) -> DataFrame:
-        """Claims of the center. archived: its names are used where the catalog no longer has them."""
-        names = self._center.names
-        due: dict[int, list[dict[str, int]]] = {number: [] for number in names.topics}
-        live: dict[int, int] = {}
-        for number, life in names.lives.items():
-            to_ms = _NEVER_MS if life.to_ms is None else life.to_ms - _SWITCH_MS
-            due.setdefault(life.topic_no, []).append(
-                {
-                    "subscription_no": number,
-                    "from_ms": life.from_ms + (_SWITCH_MS if life.from_ms else 0),
-                    "to_ms": to_ms,
-                }
-            )
-            if life.to_ms is None:
-                live[number] = life.from_ms
-        topics = small_table(
-            self._spark,
-            [(number, names.topics.get(number, f"topic-{number}"), each) for number, each in due.items()],
-            "topic_no int, topic string, subscriptions array<struct<subscription_no: int, from_ms: bigint, to_ms: bigint>>",
-        )
-        apps = small_table(self._spark, names.apps.items(), "producer_no int, producer string")
-        known = {number: (subscriber, topic) for number, (topic, subscriber) in subscriber_names(archived).items()}
-        known |= {number: (subscriber, topic) for number, (topic, subscriber, _) in names.subscriptions.items()}
-        subscribed = small_table(
-            self._spark,
-            [(number, *each, live.get(number)) for number, each in known.items()],
-            "subscription_no int, subscriber string, subscribed string, live_ms bigint",
-        )
-        return center_claims(outlines, topics, apps, subscribed)
+    def _partitions(self, rows: int) -> int:
+        return partitions_of(rows, self._spark.sparkContext.defaultParallelism)
 
     def _audited(
         self, producers: Sequence[LedgerSource], consumers: Sequence[LedgerSource], archived: Chain
@@ -294,21 +325,30 @@ class Reconciliation:
         self,
         run: str,
         rows: DataFrame,
+        matching: tuple[Counter[str], Counter[tuple[str, str]]],
         audited: Audited,
         sources: Sequence[Mapping[str, Any]],
         span: Mapping[str, int | None],
     ) -> Summary:
-        counted = by_message(rows).groupBy("topic", "verdict").count().orderBy("topic", "verdict").collect()
-        totals = {verdict: sum(row["count"] for row in counted if row.verdict == verdict) for verdict in VERDICTS}
-        related = relations(rows).where(f.col("subscriber").isin(list(audited.subscribers)))
+        """rows: judged.  matching: of Catalog.matching."""
+        messages, deliveries = matching
+        verdicts: Counter[tuple[str | None, str]] = Counter(
+            {(topic, AGREED): count for topic, count in messages.items()}
+        )
+        for row in by_message(rows).groupBy("topic", "verdict").count().collect():
+            verdicts[row.topic, row.verdict] += row["count"]
+        counts = counted(rows).collect()
         return Summary(
             run=run,
             path=self._folder.path(run),
-            verdicts=totals,
-            by_topic=[{"topic": row.topic, "verdict": row.verdict, "messages": row["count"]} for row in counted],
-            relations=[_relation(row.asDict()) for row in related.orderBy("topic", "subscriber").collect()],
+            verdicts={each: sum(n for (_, verdict), n in verdicts.items() if verdict == each) for each in VERDICTS},
+            by_topic=[
+                {"topic": topic, "verdict": verdict, "messages": verdicts[topic, verdict]}
+                for topic, verdict in sorted(verdicts, key=lambda each: (each[0] or "", each[1]))
+            ],
+            relations=_relations(counts, deliveries, audited.subscribers),
             sources=sources,
-            bad_clocks=rows.where("bad_clock").count(),
+            bad_clocks=sum(row.bad_clocks for row in counts),
             span=span,
         )
 
@@ -379,17 +419,19 @@ def _all(parts: Sequence[DataFrame]) -> DataFrame:
     return reduce(DataFrame.unionByName, parts)
 
 
-def _counted(sources: Sequence[LedgerSource], noted: Sequence[DataFrame], ahead_ms: int) -> list[Mapping[str, Any]]:
-    """How many rows each of them has. noted: NOTED with source int. One query over all, so that none waits for another."""
-    if not noted:
-        return []
-    rows = f.count(f.lit(1)).alias("rows")
-    nameless = f.count_if(f.col("message_id").isNull()).alias("nameless")
-    unknown = f.sum("unknown").alias("unknown")
-    ahead = f.count_if(f.col("at_ms") > ahead_ms).alias("ahead")
-    columns = ("source", "message_id", "subscriber", "unknown", "at_ms")
-    counts = _all([frame.select(*columns) for frame in noted]).groupBy("source", "subscriber")
-    seen = counts.agg(rows, nameless, unknown, ahead).collect()
+def _counts(noted: DataFrame, ahead_ms: int) -> DataFrame:
+    """NOTED with source and surprise_ms -> rows, nameless, unknown, ahead bigint, surprise_ms by source and subscriber."""
+    return noted.groupBy("source", "subscriber").agg(
+        f.count(f.lit(1)).alias("rows"),
+        f.count_if(f.col("message_id").isNull()).alias("nameless"),
+        f.sum("unknown").alias("unknown"),
+        f.count_if(f.col("at_ms") > ahead_ms).alias("ahead"),
+        f.min("surprise_ms").alias("surprise_ms"),
+    )
+
+
+def _summed(sources: Sequence[LedgerSource], seen: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """How many rows each of them has. seen: of _counts."""
     summaries: list[Mapping[str, Any]] = []
     for number, source in enumerate(sources):
         mine = [row for row in seen if row.source == number]
@@ -416,8 +458,40 @@ def _since(found: Iterable[tuple[str, int]]) -> dict[str, int]:
     return since
 
 
+def _relations(
+    counts: Sequence[Any], matching: Counter[tuple[str, str]], subscribers: Collection[str]
+) -> list[dict[str, Any]]:
+    """The relation of each topic and subscriber that has to hold, and whether it does.
+
+    Deliveries under way count on neither side.
+    counts: of verdicts.counted.  matching: deliveries with their effects, of messages that were not judged.
+    """
+    judged_ = {(row.topic, row.subscriber): row for row in counts if row.topic is not None}
+    unconfirmed: Counter[str] = Counter()
+    for (topic, _), row in judged_.items():
+        unconfirmed[topic] += row.unconfirmed
+    found = []
+    for topic, subscriber in sorted(judged_.keys() | matching.keys()):
+        if subscriber not in subscribers:
+            continue
+        row, both = judged_.get((topic, subscriber)), matching[topic, subscriber]
+        committed, consumed, open_ = (row.committed, row.consumed, row.open) if row else (0, 0, 0)
+        found.append(
+            _relation(
+                {
+                    "topic": topic,
+                    "subscriber": subscriber,
+                    "committed": committed + both,
+                    "consumed": consumed + both,
+                    "open": open_,
+                    "unconfirmed": unconfirmed[topic],
+                }
+            )
+        )
+    return found
+
+
 def _relation(row: dict[str, Any]) -> dict[str, Any]:
-    """The relation that has to hold, and whether it does. Deliveries under way count on neither side."""
     if row["unconfirmed"]:
         relation = "committed <= consumed <= committed + unconfirmed"
         holds = row["committed"] <= row["consumed"] <= row["committed"] + row["unconfirmed"]

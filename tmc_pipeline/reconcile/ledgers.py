@@ -72,7 +72,7 @@ class Ledgers:
         table = source.table or PRODUCERS_TABLE
         usual = _PRODUCERS | (_IDENTITY if source.is_sdk else {})
         rows, columns = self._opened(source, table, usual, {"body_sha256", *_IDENTITY}, from_ms)
-        shared = any(each.app != source.app and _place(each) == _place(source) for each in among)
+        shared = is_shared(source, among)
         state = f.col(columns["state"]).cast("string")
 
         def meaning(verdict: str) -> Column:
@@ -194,6 +194,11 @@ def ranges(columns: Sequence[str], edges: Sequence[tuple[str, ...]]) -> list[str
         " AND ".join([*([beside(low, ">=")] if low else []), *([beside(high, "<")] if high else [])]) or "1 = 1"
         for low, high in zip(starts, ends, strict=True)
     ]
+
+
+def is_shared(source: LedgerSource, among: Sequence[LedgerSource]) -> bool:
+    """Whether other apps write to the same place, so that its rows do not say whose they are."""
+    return any(each.app != source.app and _place(each) == _place(source) for each in among)
 
 
 def _number_of(source: LedgerSource) -> int:

@@ -103,20 +103,22 @@ class Scope:
             .drop("own_number", "left_number")
         )
 
-    def surprises(self, noted: DataFrame, now_ms: int) -> int | None:
-        """When the oldest message was prepared that was settled, and that new notes are about; None: there is none.
+    def surprises(self, noted: DataFrame, now_ms: int) -> DataFrame:
+        """NOTED with surprise_ms bigint: when the message was prepared, if it was settled and the note is new; else null.
 
-        noted: NOTED. The caller widens the scope, so that it is compared again. Times in the future are no news.
+        The caller widens the scope, so that it is compared again. Times in the future are no news.
         """
         if self.last is None:
-            return None
+            return noted.withColumn("surprise_ms", f.lit(None).cast("bigint"))
         number = noted_number("message_id")
         at = f.col("at_ms")
         new = (at >= self.last.read_ms - CLOCKS_APART_MS) & (at <= now_ms + CLOCKS_APART_MS)
-        old = noted.where((made_ms(number) < self.from_ms) & new).select(number.alias("left_number"))
-        settled = old.join(f.broadcast(self.last.listed), "left_number", "left_anti")
-        row = settled.agg(f.min(made_ms(f.col("left_number"))).alias("made")).first()
-        return None if row is None or row.made is None else int(row.made)
+        news_of_old = f.when((made_ms(number) < self.from_ms) & new, number)
+        listed = noted.withColumn("own_number", news_of_old).join(
+            f.broadcast(self.last.listed), f.col("own_number") == f.col("left_number"), "left"
+        )
+        surprise = f.when(f.col("left_number").isNull(), made_ms(f.col("own_number")))
+        return listed.withColumn("surprise_ms", surprise).drop("own_number", "left_number")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
@@ -218,9 +218,7 @@ def outlined(messages: DataFrame, bodies: bool) -> DataFrame:
 def center_claims(outlines: DataFrame, topics: DataFrame, apps: DataFrame, subscribers: DataFrame) -> DataFrame:
     """OUTLINE -> CLAIM: one row per message, per delivery, and per delivery that is due and missing; one per replay.
 
-    topics: topic_no int, topic string, subscriptions array of structs (subscription_no int, from_ms, to_ms bigint).
-    apps: producer_no, producer.  subscribers: subscription_no, subscriber, subscribed string: the topic's name, live_ms
-    bigint: in effect since then and never removed, null: removed.
+    topics, apps, subscribers: of catalog.py.
     """
     placed = outlines.join(f.broadcast(topics), "topic_no", "left")
     rows = f.concat(
@@ -278,7 +276,7 @@ def center_claims(outlines: DataFrame, topics: DataFrame, apps: DataFrame, subsc
             f.when(original, f.coalesce(proper, f.lit(False))).alias("proper"),
             "altered",
             "content",
-            f.when(itself & ~f.col("erased"), _identity(topic, f.col("message_key"), f.col("attempt_id"))).alias(
+            f.when(itself & ~f.col("erased"), identity_of(topic, f.col("message_key"), f.col("attempt_id"))).alias(
                 "identity"
             ),
             "center_body",
@@ -299,20 +297,22 @@ def _one_row(number: int) -> Column:
 def _missing() -> Column:
     """_DELIVERY without a state for each subscription that was in effect at the submit and has no row."""
     null = [f.lit(None).cast(_DELIVERY[name].dataType).alias(name) for name in ("state", "created_ms", "at_ms")]
-    due = f.filter(
-        "subscriptions",
-        lambda each: (
-            (f.col("state") == int(MessageState.COMMITTED))
-            & (f.col("decided_ms") >= each["from_ms"])
-            & (f.col("decided_ms") < each["to_ms"])
-            & ~f.array_contains(f.col("deliveries.subscription_no"), each["subscription_no"])
-            & f.coalesce(f.col("replay_to") == each["subscription_no"], f.lit(True))
-        ),
-    )
     rows = f.transform(
-        due, lambda each: f.struct(each["subscription_no"].alias("subscription_no"), *null, f.lit(1).alias("expected"))
+        f.filter("subscriptions", is_missing),
+        lambda each: f.struct(each["subscription_no"].alias("subscription_no"), *null, f.lit(1).alias("expected")),
     )
     return f.coalesce(rows, f.array()).cast(_ROWS)
+
+
+def is_missing(subscription: Column) -> Column:
+    """Whether a subscription of OUTLINE's topic was in effect at the submit and has no delivery."""
+    return (
+        (f.col("state") == int(MessageState.COMMITTED))
+        & (f.col("decided_ms") >= subscription["from_ms"])
+        & (f.col("decided_ms") < subscription["to_ms"])
+        & ~f.array_contains(f.col("deliveries.subscription_no"), subscription["subscription_no"])
+        & f.coalesce(f.col("replay_to") == subscription["subscription_no"], f.lit(True))
+    )
 
 
 def shard_and_number(shard: str, number: str) -> Column:
@@ -330,17 +330,26 @@ def noted_number(column: str) -> Column:
     return f.substring_index(column, "-", -2)
 
 
-def _identity(topic: Column, key: Column, attempt: Column) -> Column:
+def identity_of(topic: Column, key: Column, attempt: Column) -> Column:
     return f.xxhash64(topic, key, attempt)
+
+
+def noted_identity() -> Column:
+    """Of a row of NOTED; null: it does not say."""
+    return f.when(
+        f.col("attempt_id").isNotNull(), identity_of(f.col("noted_topic"), f.col("noted_key"), f.col("attempt_id"))
+    )
 
 
 def noted_claims(noted: DataFrame) -> DataFrame:
     """NOTED (ledgers.py) -> CLAIM; rows without a message id are left out."""
     rows = noted.where(f.col("message_id").isNotNull()).withColumnRenamed("body_sha256", "noted_body")
-    identity = f.when(
-        f.col("attempt_id").isNotNull(), _identity(f.col("noted_topic"), f.col("noted_key"), f.col("attempt_id"))
-    )
-    return _as_claims(rows.withColumns({"number": noted_number("message_id"), "identity": identity}))
+    return _as_claims(rows.withColumns({"number": noted_number("message_id"), "identity": noted_identity()}))
+
+
+def no_claims(spark: SparkSession) -> DataFrame:
+    """CLAIM without rows: what is made of it is planned in no time."""
+    return _as_claims(spark.range(0).withColumnRenamed("id", "none"))
 
 
 def _as_claims(rows: DataFrame) -> DataFrame:
@@ -575,31 +584,24 @@ def by_message(rows: DataFrame) -> DataFrame:
     return ranked.select("message_id", "topic", named.alias("verdict"))
 
 
-def relations(rows: DataFrame) -> DataFrame:
-    """Judged rows -> the F5 numbers, one row per topic and subscriber.
+def counted(rows: DataFrame) -> DataFrame:
+    """Judged rows -> the F5 numbers, one row per topic (null: unknown) and subscriber ("": the messages themselves).
 
     topic, subscriber string; committed bigint: deliveries that the center counts as done; consumed bigint: effects
     that the subscriber recorded, whatever the center says (both only where its records are complete and nothing
     changed a moment ago); open bigint: deliveries under way, with or without an effect; unconfirmed bigint: undecided
-    messages of the topic.
+    messages; bad_clocks bigint: rows with a time in the future.
     """
-    undecided = is_one_of(f.col("state"), UNDECIDED)
-    here = rows.where(f.col("topic").isNotNull())
-    waiting = (
-        here.where((f.col("subscriber") == "") & undecided).groupBy("topic").agg(f.count(f.lit(1)).alias("unconfirmed"))
-    )
+    of_message = (f.col("subscriber") == "") | f.col("subscriber").startswith(REPLAY)
+    undecided = (f.col("subscriber") == "") & is_one_of(f.col("state"), UNDECIDED)
     settled = f.col("complete") & (f.col("verdict") != PENDING)
     done = (f.col("state") == int(ConsumptionState.ACKED)) & settled
     taken_back = f.coalesce(f.col("state") == int(ConsumptionState.CANCELLED), f.lit(False))
-    underway = ~is_one_of(f.col("state"), CLOSED)
-    return (
-        here.where((f.col("subscriber") != "") & ~f.col("subscriber").startswith(REPLAY))
-        .groupBy("topic", "subscriber")
-        .agg(
-            f.count(f.when(done, 1)).alias("committed"),
-            f.coalesce(f.sum(f.when(settled & ~taken_back, f.col("effects"))), f.lit(0)).alias("consumed"),
-            f.count(f.when(underway, 1)).alias("open"),
-        )
-        .join(waiting, "topic", "left")
-        .fillna(0, ["unconfirmed"])
+    underway = ~of_message & ~is_one_of(f.col("state"), CLOSED)
+    return rows.groupBy("topic", f.when(of_message, "").otherwise(f.col("subscriber")).alias("subscriber")).agg(
+        f.count_if(done).alias("committed"),
+        f.coalesce(f.sum(f.when(settled & ~taken_back, f.col("effects"))), f.lit(0)).alias("consumed"),
+        f.count_if(underway).alias("open"),
+        f.count_if(undecided).alias("unconfirmed"),
+        f.count_if("bad_clock").alias("bad_clocks"),
     )
