@@ -298,6 +298,8 @@ def databases_of(store: StoreConfig) -> StoreDatabases:
 
 def in_range(shard: int, among: Among) -> str:
     """Table and condition of a query over the range, without its listed numbers."""
+    if not among.from_ms and among.to_ms is None:  # no range: then the database reads its smallest index and no rows
+        return f"tmc_message_{shard:02d} WHERE 1 = 1"
     low, high = among.bounds
     return f"tmc_message_{shard:02d} WHERE id >= {low} AND id < {high}"
 

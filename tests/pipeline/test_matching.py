@@ -161,7 +161,7 @@ def disturbed(records: Records, dice: random.Random) -> Records:
         name = dice.choice(list(values))
         return record | {name: dice.choice(values[name])}
 
-    what = dice.choice(("row", "delivery", "delivery", "note", "note", "drop", "twice"))
+    what = dice.choice(("row", "delivery", "delivery", "note", "note", "drop", "twice", "copy"))
     deliveries = [dict(each) for each in rows[0]["deliveries"]] if rows else []
     if what == "row" and rows:
         rows[0] = some({**_ROW, "replay_of": (f"1-1-07-{rows[0]['id'] - (100 << 22)}", "x")}, rows[0])
@@ -173,6 +173,8 @@ def disturbed(records: Records, dice: random.Random) -> Records:
     elif what == "note" and notes:
         place = dice.randrange(len(notes))
         notes[place] = some(_NOTE, notes[place])
+    elif what == "copy" and rows:
+        rows.append(some(_ROW, rows[0]))
     elif what == "drop":
         within = dice.choice((rows, notes))
         del within[:1]
