@@ -221,12 +221,12 @@ class Archiving:
 
 def _write_lists(files: DataFrame, path: str) -> None:
     """The numbers of archived and of open messages, by shard."""
-    which = f.when(f.col("day") == OPEN, "open").otherwise("removal")
-    numbers = files.select(f.col("id").cast("string"), which.alias("list"), "shard", f.col("id").alias("number"))
+    which = f.when(f.col("day") == OPEN, "open").otherwise("removal").alias("list")
     (
-        numbers.repartition("shard")
-        .sortWithinPartitions("list", "shard", "number")
-        .drop("number")
+        files.select("id", which, "shard")
+        .repartition("shard")
+        .sortWithinPartitions("list", "shard", "id")
+        .select(f.col("id").cast("string"), "list", "shard")
         .write.partitionBy("list", "shard")
         .text(path)
     )
