@@ -200,7 +200,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--sizes", default="1,2,8,20", help="millions of messages; the archive's figures are those of 2")
+    parser.add_argument(
+        "--sizes", default="1,2,8,20", help="millions of messages; the archive's figures are those of 2"
+    )
     parser.add_argument("--seconds", type=float, default=15)
     options = parser.parse_args()
     sizes = [round(float(size) * MILLION) for size in options.sizes.split(",")]
