@@ -127,6 +127,18 @@ def on_disk(frame: DataFrame) -> Iterator[DataFrame]:
         kept.unpersist()
 
 
+@contextmanager
+def shuffled_into(spark: SparkSession, partitions: int) -> Iterator[None]:
+    """Joins and sums that are planned inside shuffle into so many partitions."""
+    name = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(name)
+    spark.conf.set(name, str(partitions))
+    try:
+        yield
+    finally:
+        spark.conf.set(name, str(before))
+
+
 def with_topic(messages: DataFrame, topics: DataFrame) -> DataFrame:
     """MESSAGE and more with topic_no -> the same with topic string; topic-NUMBER where the catalog has forgotten it.
 

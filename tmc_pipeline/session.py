@@ -132,8 +132,8 @@ def session(
         "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.PushProjectionThroughUnion",
         # Pieces of generated code with methods that the JVM would only interpret are left out.
         "spark.sql.codegen.hugeMethodLimit": "8000",
-        # Planning again after each stage takes seconds of a small job. Rows with content are shuffled by reconcile only, whose
-        # number of partitions comes from the data.
+        # Planning again after each stage takes seconds of a small job. Rows with content are shuffled by reconcile only, which
+        # sets the number of partitions from the data.
         "spark.sql.adaptive.enabled": "false",
         # Frames kept on disk: trying encodings on each of their columns took a quarter of a reconcile run.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,19 @@ from pyspark.sql import functions as f
 from tests.support.filled import START_MS
 from tmc_pipeline.center import Life, Names
 from tmc_pipeline.reconcile.catalog import Catalog, catalog_of
-from tmc_pipeline.reconcile.matching import about, center_lines, matched, noted_lines
-from tmc_pipeline.reconcile.verdicts import AGREED, Audited, center_claims, judged, noted_claims, shard_and_number
+from tmc_pipeline.reconcile.matching import matched, with_keys
+from tmc_pipeline.reconcile.verdicts import (
+    AGREED,
+    Audited,
+    by_message,
+    center_claims,
+    counted,
+    judged,
+    latest_possible_ms,
+    noted_claims,
+    noted_number,
+    shard_and_number,
+)
 from tmc_server.domain.consumption import ConsumptionState as C
 from tmc_server.domain.ids import EPOCH_MS
 from tmc_server.domain.manifest import Chain
@@ -196,9 +208,23 @@ def frames(spark: SparkSession, every: list[Records]) -> tuple[DataFrame, DataFr
 
 
 def found(outlines: DataFrame, noted: DataFrame, catalog: Catalog) -> DataFrame:
-    latest_ms = NOW_MS + 300_000
-    lines = center_lines(outlines, catalog.topics, catalog.apps, latest_ms)
-    return matched(lines.unionByName(noted_lines(noted, latest_ms)), 2)
+    return matched(outlines, noted, catalog, latest_possible_ms(NOW_MS, 0), partitions=2)
+
+
+def judgement(outlines: DataFrame, noted: DataFrame, catalog: Catalog) -> DataFrame:
+    claims = center_claims(outlines, catalog.topics, catalog.apps, catalog.subscribers)
+    return judged(claims.unionByName(noted_claims(noted)), AUDITED, NOW_MS, 0, 2)
+
+
+def disturbed_in_part(count: int) -> list[Records]:
+    dice = random.Random(5)
+    every = []
+    for number in range(count):
+        records = honest(number, dice)
+        for _ in range(dice.choice((0, 1, 1, 1, 2, 3))):
+            records = disturbed(records, dice)
+        every.append(records)
+    return every
 
 
 def test_whoever_is_honest_matches_and_is_counted(spark: SparkSession, catalog: Catalog) -> None:
@@ -216,30 +242,75 @@ def test_whoever_is_honest_matches_and_is_counted(spark: SparkSession, catalog: 
             if note["effects"]:
                 by_subscriber[NAMES.topics[row["topic_no"]], note["subscriber"]] += 1
     assert messages == by_topic
-    assert deliveries == by_subscriber
-    assert len(deliveries) == 3
+    assert +deliveries == by_subscriber
+    assert len(by_subscriber) == 3
 
 
 def test_whatever_matches_would_have_been_agreed(spark: SparkSession, catalog: Catalog) -> None:
-    dice = random.Random(5)
-    every = []
-    for number in range(6000):
-        records = honest(number, dice)
-        for _ in range(dice.choice((0, 1, 1, 1, 2, 3))):
-            records = disturbed(records, dice)
-        every.append(records)
-    outlines, noted = frames(spark, every)
+    outlines, noted = frames(spark, disturbed_in_part(6000))
     rows = found(outlines, noted, catalog)
-    claims = center_claims(outlines, catalog.topics, catalog.apps, catalog.subscribers)
-    judgement = judged(claims.unionByName(noted_claims(noted)), AUDITED, NOW_MS, 0, 2)
-    wrong = judgement.where((f.col("verdict") != AGREED) | f.col("bad_clock"))
+    wrong = judgement(outlines, noted, catalog).where((f.col("verdict") != AGREED) | f.col("bad_clock"))
     keys = rows.where(f.col("key").isNotNull()).select("key")
-    to_judge = about(wrong, f.col("number"), keys)
+    to_judge = with_keys(wrong, f.col("number"), keys)
     assert wrong.count() > 2000
     assert wrong.exceptAll(to_judge).select("number", "subscriber", "verdict").collect() == []
     # And it does what it is for: most of what agrees has not to be judged.
     agreed = (
         outlines.select(shard_and_number("shard", "id").alias("number")).distinct().join(wrong, "number", "left_anti")
     )
-    needless = about(agreed, f.col("number"), keys).count()
+    needless = with_keys(agreed, f.col("number"), keys).count()
     assert needless < agreed.count() / 3
+
+
+@pytest.mark.parametrize("count", [400, 2000])  # of the first 500, nobody has late notes
+def test_the_sums_are_those_of_a_judgement_of_everything(spark: SparkSession, catalog: Catalog, count: int) -> None:
+    outlines, noted = frames(spark, disturbed_in_part(count))
+    rows = found(outlines, noted, catalog)
+    keys = rows.where(f.col("key").isNotNull()).select("key")
+    outlines_to_judge = with_keys(outlines, shard_and_number("shard", "id"), keys)
+    noted_to_judge = with_keys(noted, noted_number("message_id"), keys)
+    messages, deliveries = catalog.matching(rows.where(f.col("key").isNull()).collect())
+
+    def sums(judgement: DataFrame) -> tuple[Counter[tuple[str, str]], dict[tuple[str, str], tuple[int, ...]], int]:
+        verdicts = by_message(judgement).groupBy("topic", "verdict").count().collect()
+        counts = counted(judgement).collect()
+        related = {
+            (row.topic, row.subscriber): (row.committed, row.consumed, row.open)
+            for row in counts
+            if row.topic is not None and row.subscriber in AUDITED.subscribers
+        }
+        return (
+            Counter({(row.topic, row.verdict): row["count"] for row in verdicts}),
+            related,
+            sum(row.bad_clocks for row in counts),
+        )
+
+    verdicts, related, bad_clocks = sums(judgement(outlines_to_judge, noted_to_judge, catalog))
+    for topic, number in messages.items():
+        verdicts[topic, AGREED] += number
+    for pair, number in deliveries.items():
+        committed, consumed, underway = related.get(pair, (0, 0, 0))
+        related[pair] = (committed + number, consumed + number, underway)
+    assert (verdicts, related, bad_clocks) == sums(judgement(outlines, noted, catalog))
+
+
+def test_a_subscriber_whose_notes_begin_later_is_still_listed(spark: SparkSession, catalog: Catalog) -> None:
+    dice = random.Random(3)
+    rows = found(*frames(spark, [honest(number, dice) for number in range(100)]), catalog).collect()
+    assert catalog.matching(rows)[1]["order.paid", "late.a"] == 0
+    assert ("order.paid", "late.a") in catalog.matching(rows)[1]
+
+
+def test_live_subscriptions_get_the_bits_first(spark: SparkSession) -> None:
+    old = {n: (1, f"old{n}.a", 0, START_MS) for n in range(1, 81)}
+    subscribed = {**old, 81: (1, "coupons.a", 0, None)}
+    names = replace(
+        NAMES,
+        subscriptions={n: ("order.paid", who, bool(end)) for n, (_, who, _, end) in subscribed.items()},
+        lives={n: Life(topic_no=t, from_ms=a, to_ms=e) for n, (t, _, a, e) in subscribed.items()},
+    )
+    many = catalog_of(spark, names, Chain(manifests=()), AUDITED, NOTED_APPS)
+    assert many.bits[1][0] == "coupons.a"
+    assert len(many.bits[1]) == 62
+    (row,) = many.topics.where("topic_no = 1").collect()
+    assert sorted(each.bit for each in row.subscriptions)[:20] == [0] * 19 + [1]

@@ -612,6 +612,23 @@ def test_honest_ledgers_agree_and_both_relations_are_reported(spark: SparkSessio
     assert (shipped["committed"], shipped["unconfirmed"], shipped["consumed"]) == (7, 1, 7)
 
 
+def test_producers_that_share_a_ledger_match_too(
+    spark: SparkSession, filled: Any, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    center = filled(6)
+    center.fill_ledgers()
+    with center.sql(center.ledger("p1")) as run:
+        run.exec_driver_sql(f"INSERT INTO tmc_ledger SELECT * FROM {center.ledger('p2')}.tmc_ledger")
+    url = center.server.url(center.ledger("p1"))
+    others = [each for each in center.settings(folder)["producers"] if each["app"] == "p3"]
+    shared = [{"app": app, "url": url} for app in ("p1", "p2")]
+    with caplog.at_level("INFO", "tmc.pipeline"):
+        summary = Jobs(spark, center, folder, producers=[*shared, *others]).run_reconcile()
+    assert summary.well
+    assert "24 messages match, 0 are judged" in caplog.text
+    assert [each["rows"] for each in summary.sources if each["app"] in ("p1", "p2")] == [16, 16]
+
+
 class TestMappings:
     @pytest.mark.parametrize(
         ("columns", "said"),

@@ -47,16 +47,16 @@ class Catalog:
     def matching(self, rows: Iterable[Any]) -> tuple[Counter[str], Counter[tuple[str, str]]]:
         """How many messages match, by topic, and how many noted deliveries they have, by topic and subscriber.
 
-        rows: of matching.matched.
+        rows: of matching.matched.  A subscriber whose deliveries are all older than its notes has 0.
         """
         messages: Counter[str] = Counter()
         deliveries: Counter[tuple[str, str]] = Counter()
         for row in rows:
-            topic = self.names.get(row.topic_no, f"topic-{row.topic_no}")
+            topic = self.names[row.topic_no]
             messages[topic] += row.messages
-            for place, subscriber in enumerate(self.bits.get(row.topic_no, ())):
-                if (row.acked or 0) >> place & 1:
-                    deliveries[topic, subscriber] += row.messages
+            for place, subscriber in enumerate(self.bits[row.topic_no]):
+                if row.audited >> place & 1:
+                    deliveries[topic, subscriber] += row.messages * (row.noting >> place & 1)
         return messages, deliveries
 
 
@@ -67,7 +67,8 @@ def catalog_of(
     topics: dict[int, list[dict[str, Any]]] = {number: [] for number in names.topics}
     bits: dict[int, list[str]] = {number: [] for number in names.topics}
     live: dict[int, int] = {}
-    for number, life in names.lives.items():
+    live_first = sorted(names.lives.items(), key=lambda each: each[1].to_ms is not None)  # so they get the bits
+    for number, life in live_first:
         _, subscriber, _ = names.subscriptions[number]
         known = bits.setdefault(life.topic_no, [])
         if subscriber not in known and len(known) < _BITS:

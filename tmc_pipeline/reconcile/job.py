@@ -23,10 +23,10 @@ from tmc_pipeline.archive.contents import Archive, closed_since, end_of_day_ms, 
 from tmc_pipeline.center import Among, CenterTables
 from tmc_pipeline.errors import translated
 from tmc_pipeline.files import HadoopFolder
-from tmc_pipeline.frames import on_disk
+from tmc_pipeline.frames import on_disk, shuffled_into
 from tmc_pipeline.reconcile.catalog import Catalog, catalog_of
-from tmc_pipeline.reconcile.ledgers import Ledgers, is_shared
-from tmc_pipeline.reconcile.matching import about, center_lines, matched, noted_lines
+from tmc_pipeline.reconcile.ledgers import Ledgers, is_shared, reads_the_same
+from tmc_pipeline.reconcile.matching import matched, with_keys
 from tmc_pipeline.reconcile.scope import SERVERS_CLOCKS_APART_MS, Scope, State, scope_of
 from tmc_pipeline.reconcile.verdicts import (
     AGREED,
@@ -39,6 +39,7 @@ from tmc_pipeline.reconcile.verdicts import (
     center_claims,
     counted,
     judged,
+    latest_possible_ms,
     no_claims,
     noted_claims,
     noted_number,
@@ -104,12 +105,11 @@ class Summary:
 class Records:
     """What all sides say. center: OUTLINE.  noted: NOTED, None: there are no notes.  rows: how many, about.
 
-    archived: what the archive lists.  now_ms, read_ms: when the first row was read, and the last.
+    now_ms, read_ms: when the first row was read, and the last.
     """
 
     center: DataFrame
     noted: DataFrame | None
-    archived: Chain
     rows: int
     now_ms: int
     read_ms: int
@@ -117,11 +117,10 @@ class Records:
 
 @dataclass(frozen=True, kw_only=True)
 class Others:
-    """Messages that do not match. keys: of `about`.  share: of all messages, about."""
+    """Messages that do not match. keys: key bigint.  claims: how many rows of CLAIM are about them, about."""
 
     keys: DataFrame
-    count: int
-    share: float
+    claims: int
 
 
 class Reconciliation:
@@ -164,7 +163,11 @@ class Reconciliation:
             noted, seen, scope = self._noted(kept, producers, consumers, scope, now)
             every_source = [*producers, *consumers]
             sources = _summed(every_source, seen)
-            compared = [scope.within(frame, noted_number("message_id")).drop("source") for frame in noted]
+            compared = [
+                scope.within(frame, noted_number("message_id")).drop("source")
+                for number, frame in enumerate(noted)
+                if not any(reads_the_same(every_source[number], each) for each in producers[:number])
+            ]
             compared += state.notes(scope)
             bodies = any("body_sha256" in source.columns for source in every_source)
             hot = kept.enter_context(on_disk(outlined(self._center.messages(scope.among, attempts=False), bodies)))
@@ -177,11 +180,11 @@ class Reconciliation:
             records = Records(
                 center=_all(center),
                 noted=_all(compared) if compared else None,
-                archived=archived,
                 rows=messages + in_archive + sum(each["rows"] for each in sources),
                 now_ms=now,
                 read_ms=self._center.now_ms(),
             )
+            kept.enter_context(shuffled_into(self._spark, self._partitions(records.rows)))
             noted_apps = {each.app: None if is_shared(each, producers) else each.app for each in producers}
             catalog = catalog_of(self._spark, self._center.names, archived, audited, noted_apps)
             matching, others = self._matched(kept, records, catalog)
@@ -214,7 +217,10 @@ class Reconciliation:
         if not noted:
             return [], [], scope
         # One query over all, so that none waits for another.
-        seen = _counts(scope.surprises(_all(noted), now_ms), self._center.now_ms() + CLOCKS_APART_MS).collect()
+        marked = scope.surprises(_all(noted), now_ms)
+        seen = _counts(marked, now_ms + CLOCKS_APART_MS).collect()
+        if any(row.ahead for row in seen):  # by the clock of before they were read, which may have taken long
+            seen = _counts(marked, self._center.now_ms() + CLOCKS_APART_MS).collect()
         oldest_ms = min((row.surprise_ms for row in seen if row.surprise_ms is not None), default=None)
         if oldest_ms is None:
             return noted, seen, scope
@@ -237,23 +243,21 @@ class Reconciliation:
 
     def _matched(self, kept: ExitStack, records: Records, catalog: Catalog) -> tuple[list[Any], Others]:
         """Rows of `matched` about messages that match, and the others."""
-        latest_ms = max(records.now_ms, records.read_ms) + CLOCKS_APART_MS
-        lines = center_lines(records.center, catalog.topics, catalog.apps, latest_ms)
-        if records.noted is not None:
-            lines = lines.unionByName(noted_lines(records.noted, latest_ms))
-        found = kept.enter_context(on_disk(matched(lines, self._partitions(records.rows))))
+        latest_ms = latest_possible_ms(records.now_ms, records.read_ms)
+        partitions = self._partitions(records.rows)
+        found = kept.enter_context(on_disk(matched(records.center, records.noted, catalog, latest_ms, partitions)))
         matching = found.where(f.col("key").isNull()).collect()
-        keys = found.where(f.col("key").isNotNull()).select("key")
-        count, in_all = keys.count(), sum(row.messages for row in matching)
-        log.info("%d messages match, %d are judged", in_all, count)
-        return matching, Others(keys=keys, count=count, share=count / max(1, count + in_all))
+        keys = found.where(f.col("key").isNotNull()).select("key", "claims")
+        (row,) = keys.agg(f.count(f.lit(1)).alias("messages"), f.sum("claims").alias("claims")).collect()
+        log.info("%d messages match, %d are judged", sum(each.messages for each in matching), row.messages)
+        return matching, Others(keys=keys.select("key"), claims=int(row.claims or 0))
 
     def _judged(
         self, kept: ExitStack, records: Records, others: Others, catalog: Catalog, audited: Audited, scope: Scope
     ) -> DataFrame:
         """Rows of `judged` about messages of the scope that do not match."""
-        claims = self._claims(kept, records, others.keys, catalog, scope) if others.count else no_claims(self._spark)
-        partitions = self._partitions(round(records.rows * others.share))
+        claims = self._claims(kept, records, others.keys, catalog, scope) if others.claims else no_claims(self._spark)
+        partitions = self._partitions(others.claims)
         rows = judged(claims, audited, records.now_ms, self._tolerance_ms, partitions, records.read_ms)
         # Without originals, which are compared only to verify their replays. Those verdicts are in rows of the originals.
         is_replay = f.col("subscriber").startswith(REPLAY)
@@ -261,15 +265,15 @@ class Reconciliation:
 
     def _claims(self, kept: ExitStack, records: Records, keys: DataFrame, catalog: Catalog, scope: Scope) -> DataFrame:
         """CLAIM of the records about the messages with these keys, and of the originals of replays among them."""
-        outlines = about(records.center, shard_and_number("shard", "id"), keys)
+        outlines = with_keys(records.center, shard_and_number("shard", "id"), keys)
         if not scope.is_everything:
-            outlines = _all([outlines, *self._originals(kept, outlines, records.archived, scope)])
+            outlines = _all([outlines, *self._originals(kept, outlines, scope)])
         claims = center_claims(outlines, catalog.topics, catalog.apps, catalog.subscribers)
         if records.noted is None:
             return claims
-        return claims.unionByName(noted_claims(about(records.noted, noted_number("message_id"), keys)))
+        return claims.unionByName(noted_claims(with_keys(records.noted, noted_number("message_id"), keys)))
 
-    def _originals(self, kept: ExitStack, center: DataFrame, archived: Chain, scope: Scope) -> list[DataFrame]:
+    def _originals(self, kept: ExitStack, center: DataFrame, scope: Scope) -> list[DataFrame]:
         """OUTLINE of messages before the scope that were sent again within it: a replay is verified against them."""
         replays = center.where(f.col("replay_of").isNotNull()).select(number_of("replay_of").alias("number"))
         own = scope.within(replays, f.col("number")).select("number")
@@ -287,7 +291,8 @@ class Reconciliation:
         found[0].count()
         if self._archive is not None:
             recent = closed_since(created_ms(MessageNumber(min(every))))
-            parts = [part for part in archived.partitions if recent(part)]
+            # Listed again: what was removed since the first time was archived before.
+            parts = [part for part in self._archive.chain().partitions if recent(part)]
             rows = self._archive.messages(parts, self._skip_missing).where(f.col("id").isin(every))
             found.append(outlined(rows, bodies=False))
         return found
@@ -466,23 +471,23 @@ def _relations(
     Deliveries under way count on neither side.
     counts: of verdicts.counted.  matching: deliveries with their effects, of messages that were not judged.
     """
-    judged_ = {(row.topic, row.subscriber): row for row in counts if row.topic is not None}
+    by_pair = {(row.topic, row.subscriber): row for row in counts if row.topic is not None}
     unconfirmed: Counter[str] = Counter()
-    for (topic, _), row in judged_.items():
+    for (topic, _), row in by_pair.items():
         unconfirmed[topic] += row.unconfirmed
     found = []
-    for topic, subscriber in sorted(judged_.keys() | matching.keys()):
+    for topic, subscriber in sorted(by_pair.keys() | matching.keys()):
         if subscriber not in subscribers:
             continue
-        row, both = judged_.get((topic, subscriber)), matching[topic, subscriber]
+        row, matched_ = by_pair.get((topic, subscriber)), matching[topic, subscriber]
         committed, consumed, open_ = (row.committed, row.consumed, row.open) if row else (0, 0, 0)
         found.append(
             _relation(
                 {
                     "topic": topic,
                     "subscriber": subscriber,
-                    "committed": committed + both,
-                    "consumed": consumed + both,
+                    "committed": committed + matched_,
+                    "consumed": consumed + matched_,
                     "open": open_,
                     "unconfirmed": unconfirmed[topic],
                 }

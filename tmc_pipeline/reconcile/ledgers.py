@@ -201,6 +201,11 @@ def is_shared(source: LedgerSource, among: Sequence[LedgerSource]) -> bool:
     return any(each.app != source.app and _place(each) == _place(source) for each in among)
 
 
+def reads_the_same(source: LedgerSource, other: LedgerSource) -> bool:
+    """Whether two producers share their rows, and read them in the same way."""
+    return (_place(source), source.states, source.columns) == (_place(other), other.states, other.columns)
+
+
 def _number_of(source: LedgerSource) -> int:
     """The same for a place in every run, also when its password changes."""
     url, *rest = _place(source)

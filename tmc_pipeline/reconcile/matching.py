@@ -6,10 +6,18 @@ LINE, which has numbers and hashes only, so Spark adds them up in place; texts w
 
 It errs on one side only: a message that matches has the verdict AGREED of verdicts.py, and one that does not is judged there.
 
-LINE: key bigint: the message; weight int: 0: a note in order, 1: a row of the center in order, 2: anything to be judged; notes
-int, digest bigint: of a row of the center: how many notes it calls for, and the exclusive or of their digests; of a note: 1, and
-its digest; row bigint: hash of what all rows of the center about a message must have in common, null: a note; identity, body
-bigint: hashes, null: unknown; topic_no int; acked bigint: who acked and should have noted it, as bits of Catalog.
+LINE:
+    key bigint          the message
+    rank int            0: a plain note, 1: a plain row of the center, 2: anything to be judged
+    claims int          how many rows of CLAIM it would be
+    notes int           of the center: how many notes there should be; of a note: 1
+    digest bigint       of the center: XOR of the digests of those notes; of a note: its digest
+    row bigint          hash of what all rows of the center about a message must have in common; null: a note
+    identity bigint     hash; null: unknown
+    body bigint         hash; null: unknown
+    topic_no int        of the center
+    audited bigint      of the center: who acked and whose notes are read, as bits of Catalog
+    noting bigint       those of them whose notes reach back to the message
 """
 
 from __future__ import annotations
@@ -17,76 +25,120 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
+from tmc_pipeline.reconcile.catalog import Catalog
 from tmc_pipeline.reconcile.verdicts import (
     identity_of,
     is_missing,
+    made_ms,
     noted_identity,
     noted_number,
     number_of,
+    own_id,
     shard_and_number,
 )
 from tmc_server.domain.consumption import ConsumptionState
-from tmc_server.domain.ids import EPOCH_MS
 from tmc_server.domain.message import MessageState
 
-_NOTE, _ROW, _JUDGE = 0, 1, 2  # weights
+_PLAIN_NOTE, _PLAIN_ROW, _JUDGE = 0, 1, 2
+_OF_MATCHES = ("topic_no", "audited", "noting")
 
 
-def about(rows: DataFrame, number: Column, keys: DataFrame) -> DataFrame:
+def matched(
+    outlines: DataFrame, noted: DataFrame | None, catalog: Catalog, latest_ms: int, partitions: int
+) -> DataFrame:
+    """OUTLINE and NOTED -> one row per message to be judged, and one for all that match and have the same topic and subscribers.
+
+    noted: None: there are no notes.  latest_ms: a later time comes from a wrong clock.
+    Columns: key bigint, null: these match; topic_no, audited, noting as in LINE, null: to be judged; messages, claims bigint: how
+    many there are.
+    """
+    lines = _center_lines(outlines, catalog, latest_ms)
+    if noted is not None:
+        lines = lines.unionByName(_noted_lines(noted, latest_ms), allowMissingColumns=True)
+    of_center = f.col("row").isNotNull()
+    sums = (
+        lines.repartition(partitions, "key")
+        .groupBy("key")
+        .agg(
+            f.max("rank").alias("rank"),
+            f.sum("claims").alias("claims"),
+            f.max(f.when(of_center, f.col("notes"))).alias("expected_notes"),
+            f.max(f.when(of_center, f.col("digest"))).alias("expected_digest"),
+            f.sum(f.when(~of_center, f.col("notes"))).alias("notes"),
+            f.bit_xor(f.when(~of_center, f.col("digest"))).alias("digest"),
+            *[f.min(name).alias(f"least_{name}") for name in ("row", "identity", "body")],
+            *[f.max(name).alias(name) for name in ("row", "identity", "body", *_OF_MATCHES)],
+        )
+    )
+    matches = (f.col("rank") == _PLAIN_ROW) & (f.col("row") == f.col("least_row"))
+    matches &= f.col("expected_notes") == f.coalesce("notes", f.lit(0))
+    matches &= f.col("expected_digest") == f.coalesce("digest", f.lit(0))
+    for name in ("identity", "body"):
+        matches &= f.coalesce(f.col(name) == f.col(f"least_{name}"), f.lit(True))
+    return (
+        sums.withColumn("matches", f.coalesce(matches, f.lit(False)))
+        .groupBy(
+            f.when(~f.col("matches"), f.col("key")).alias("key"),
+            *[f.when(f.col("matches"), f.col(name)).alias(name) for name in _OF_MATCHES],
+        )
+        .agg(f.count(f.lit(1)).alias("messages"), f.sum("claims").alias("claims"))
+    )
+
+
+def with_keys(rows: DataFrame, number: Column, keys: DataFrame) -> DataFrame:
     """The rows about messages with these keys. number: of a row, SHARD-NUMBER.  keys: key bigint, as from `matched`."""
     return rows.withColumn("key", _key_of(number)).join(keys, "key", "left_semi").drop("key")
 
 
-def center_lines(outlines: DataFrame, topics: DataFrame, apps: DataFrame, latest_ms: int) -> DataFrame:
-    """OUTLINE -> LINE: one row per message, and one for the original of each replay.
-
-    topics, apps: of catalog.py.  latest_ms: a later time comes from a wrong clock.
-    """
-    number = shard_and_number("shard", "id")
-    made = f.shiftright("id", 22) + f.lit(EPOCH_MS)
+def _center_lines(outlines: DataFrame, catalog: Catalog, latest_ms: int) -> DataFrame:
+    """OUTLINE -> LINE: one row per message, and one for the original of each replay."""
     named = (
-        outlines.join(f.broadcast(topics), "topic_no", "left")
-        .join(f.broadcast(apps), "producer_no", "left")
+        outlines.join(f.broadcast(catalog.topics), "topic_no", "left")
+        .join(f.broadcast(catalog.apps), "producer_no", "left")
         .withColumns(
             {
-                "number": number,
-                "message_id": f.concat_ws("-", "topic_no", "producer_no", number),
+                "number": shard_and_number("shard", "id"),
+                "message_id": own_id(),
                 "reached": f.filter(
                     "subscriptions",
                     lambda each: f.array_contains(f.col("deliveries.subscription_no"), each["subscription_no"]),
                 ),
             }
         )
-        .withColumn("noting", f.filter("reached", lambda each: made >= each["complete_ms"]))
     )
+    made = made_ms(f.col("number"))
+    noting = named.withColumn("noters", f.filter("reached", lambda each: made >= each["complete_ms"]))
     committed = f.col("state") == int(MessageState.COMMITTED)
     noted = committed & (made >= f.col("complete_ms")) & (~f.col("sdk") | f.col("ledgered"))
     by_producer = f.when(noted, _digest(f.lit(""), f.col("sdk").cast("int"), f.col("noted_app")))
     by_all = f.aggregate(
-        "noting",
+        "noters",
         f.coalesce(by_producer, f.lit(0).cast("bigint")),
         lambda digest, each: digest.bitwiseXOR(_digest(each["subscriber"], f.lit(0), f.lit(None))),
     )
-    lines = named.select(
+    in_common = ("message_id", "state", "ledgered", "message_key", "attempt_id", "content", "center_body", "reached")
+    lines = noting.select(
         _key_of(f.col("number")).alias("key"),
-        f.when(_is_in_order(latest_ms), _ROW).otherwise(_JUDGE).alias("weight"),
-        (f.coalesce(f.size("noting"), f.lit(0)) + f.when(noted, 1).otherwise(0)).alias("notes"),
+        f.when(_is_plain(latest_ms), _PLAIN_ROW).otherwise(_JUDGE).alias("rank"),
+        (f.size("deliveries") + 1).alias("claims"),
+        (f.size("noters") + f.when(noted, 1).otherwise(0)).alias("notes"),
         by_all.alias("digest"),
-        f.xxhash64(
-            "message_id", "state", "ledgered", "message_key", "attempt_id", "content", "center_body", "reached"
-        ).alias("row"),
+        f.xxhash64(*in_common).alias("row"),
         identity_of(f.col("topic"), f.col("message_key"), f.col("attempt_id")).alias("identity"),
         _hash_of("center_body").alias("body"),
         "topic_no",
-        _bits("noting").alias("acked"),
+        _bits(f.filter("reached", lambda each: each["complete_ms"].isNotNull())).alias("audited"),
+        _bits("noters").alias("noting"),
     )
-    originals = outlines.select(number_of("replay_of").alias("original")).where(f.col("original").isNotNull())
-    of_originals = originals.select(_key_of(f.col("original")).alias("key"), f.lit(_JUDGE).alias("weight"))
+    replays = outlines.where(f.col("replay_of").isNotNull()).select(number_of("replay_of").alias("original"))
+    of_originals = replays.where(f.col("original").isNotNull()).select(
+        _key_of(f.col("original")).alias("key"), f.lit(_JUDGE).alias("rank"), f.lit(1).alias("claims")
+    )
     return lines.unionByName(of_originals, allowMissingColumns=True)
 
 
-def _is_in_order(latest_ms: int) -> Column:
-    """Whether a row of center_lines alone gives no reason to judge its message."""
+def _is_plain(latest_ms: int) -> Column:
+    """Whether a row of the center alone gives no reason to judge its message."""
     on_time = f.col("at_ms") <= latest_ms
     acked = f.forall(
         "deliveries",
@@ -100,57 +152,26 @@ def _is_in_order(latest_ms: int) -> Column:
         (f.col("state") == int(MessageState.COMMITTED)) & acked & all_known & ~f.exists("subscriptions", is_missing)
     )
     rolled_back = (f.col("state") == int(MessageState.ROLLED_BACK)) & (f.size("deliveries") == 0)
-    plain = f.col("replay_of").isNull() & ~f.col("erased") & ~f.col("altered") & f.col("producer").isNotNull()
-    return f.coalesce(on_time & plain & (committed | rolled_back), f.lit(False))
+    named = f.col("topic").isNotNull() & f.col("producer").isNotNull()
+    untouched = f.col("replay_of").isNull() & ~f.col("erased") & ~f.col("altered")
+    return f.coalesce(named & untouched & on_time & (committed | rolled_back), f.lit(False))
 
 
-def noted_lines(noted: DataFrame, latest_ms: int) -> DataFrame:
-    """NOTED (ledgers.py) -> LINE; rows without a message id are left out."""
+def _noted_lines(noted: DataFrame, latest_ms: int) -> DataFrame:
+    """NOTED -> the columns of LINE that a note has; rows without a message id are left out."""
     committed = (f.col("subscriber") == "") & (f.col("committed") == 1) & (f.col("effects") == 0)
     effect = (f.col("subscriber") != "") & (f.col("committed") == 0) & (f.col("effects") == 1)
-    plain = (f.col("rolled_back") == 0) & (f.col("unknown") == 0)
+    undisputed = (f.col("rolled_back") == 0) & (f.col("unknown") == 0)
     on_time = f.coalesce(f.col("at_ms") <= latest_ms, f.lit(True))
-    in_order = f.coalesce(on_time & plain & (committed | effect), f.lit(False))
-    lines = noted.where(f.col("message_id").isNotNull()).select(
+    plain = f.coalesce(on_time & undisputed & (committed | effect), f.lit(False))
+    return noted.where(f.col("message_id").isNotNull()).select(
         _key_of(noted_number("message_id")).alias("key"),
-        f.when(in_order, _NOTE).otherwise(_JUDGE).alias("weight"),
+        f.when(plain, _PLAIN_NOTE).otherwise(_JUDGE).alias("rank"),
+        f.lit(1).alias("claims"),
         f.lit(1).alias("notes"),
         _digest(f.col("subscriber"), f.col("sdk"), f.col("noted_app")).alias("digest"),
-        f.lit(None).cast("bigint").alias("row"),
         noted_identity().alias("identity"),
         _hash_of("body_sha256").alias("body"),
-    )
-    return lines.withColumns({"topic_no": f.lit(None).cast("int"), "acked": f.lit(None).cast("bigint")})
-
-
-def matched(lines: DataFrame, partitions: int) -> DataFrame:
-    """LINE -> key bigint: a message that has to be judged, null: these match; topic_no int, acked bigint, messages bigint."""
-    of_center = f.col("row").isNotNull()
-    sums = (
-        lines.repartition(partitions, "key")
-        .groupBy("key")
-        .agg(
-            f.max("weight").alias("weight"),
-            f.max(f.when(of_center, f.col("notes"))).alias("called_for"),
-            f.max(f.when(of_center, f.col("digest"))).alias("their_digest"),
-            f.sum(f.when(~of_center, f.col("notes"))).alias("notes"),
-            f.bit_xor(f.when(~of_center, f.col("digest"))).alias("digest"),
-            *[f.min(name).alias(f"least_{name}") for name in ("row", "identity", "body")],
-            *[f.max(name).alias(name) for name in ("row", "identity", "body", "topic_no", "acked")],
-        )
-    )
-    matches = (f.col("weight") == _ROW) & (f.col("row") == f.col("least_row"))
-    matches &= f.col("called_for") == f.coalesce("notes", f.lit(0))
-    matches &= f.col("their_digest") == f.coalesce("digest", f.lit(0))
-    for name in ("identity", "body"):
-        matches &= f.coalesce(f.col(name) == f.col(f"least_{name}"), f.lit(True))
-    return (
-        sums.withColumn("matches", f.coalesce(matches, f.lit(False)))
-        .groupBy(
-            f.when(~f.col("matches"), f.col("key")).alias("key"),
-            *[f.when(f.col("matches"), f.col(name)).alias(name) for name in ("topic_no", "acked")],
-        )
-        .agg(f.count(f.lit(1)).alias("messages"))
     )
 
 
@@ -169,5 +190,5 @@ def _hash_of(name: str) -> Column:
     return f.when(f.col(name).isNotNull(), f.xxhash64(name))
 
 
-def _bits(subscriptions: str) -> Column:
+def _bits(subscriptions: str | Column) -> Column:
     return f.aggregate(subscriptions, f.lit(0).cast("bigint"), lambda bits, each: bits.bitwiseOR(each["bit"]))

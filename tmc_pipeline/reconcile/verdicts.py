@@ -234,7 +234,7 @@ def center_claims(outlines: DataFrame, topics: DataFrame, apps: DataFrame, subsc
         .join(f.broadcast(subscribers), "subscription_no", "left")
     )
     number = shard_and_number("shard", "id")
-    own_id = f.concat_ws("-", "topic_no", "producer_no", number)
+    message_id = own_id()
     topic = f.coalesce("topic", f.concat(f.lit("topic-"), "topic_no"))
     itself, original = f.col("subscription_no") == _ITSELF, f.col("subscription_no") == _ORIGINAL
     of_message = itself | original
@@ -251,14 +251,14 @@ def center_claims(outlines: DataFrame, topics: DataFrame, apps: DataFrame, subsc
             f.col("message_key").startswith(f.concat(to_one, f.lit(".")))
         )
         & f.col("replay_of").startswith(f.concat_ws("-", "topic_no", "producer_no", f.lit("")))
-        & (f.col("replay_of") != own_id)
+        & (f.col("replay_of") != message_id)
     )
     return _as_claims(
         named.select(
             f.when(original, f.coalesce(number_of("replay_of"), number)).otherwise(number).alias("number"),
-            own_id.alias("message_id"),
+            message_id.alias("message_id"),
             f.when(itself, "")
-            .when(original, f.concat(f.lit(REPLAY), own_id))
+            .when(original, f.concat(f.lit(REPLAY), message_id))
             .otherwise(subscriber)
             .alias("subscriber"),
             topic.alias("topic"),
@@ -320,6 +320,11 @@ def shard_and_number(shard: str, number: str) -> Column:
     return f.concat_ws("-", f.lpad(f.col(shard).cast("string"), 2, "0"), number)
 
 
+def own_id() -> Column:
+    """The public id of a row of OUTLINE."""
+    return f.concat_ws("-", "topic_no", "producer_no", shard_and_number("shard", "id"))
+
+
 def number_of(column: str) -> Column:
     """SHARD-NUMBER of a message id; null: it is none."""
     return f.nullif(f.regexp_extract(column, r"^\d+-\d+-(\d\d-\d+)$", 1), f.lit(""))
@@ -378,7 +383,7 @@ def judged(
     ends by itself, null: it does not; bad_clock boolean: its time lies ahead; complete boolean: a delivery that its
     subscriber's notes should have.
     """
-    latest_ms = max(now_ms, read_ms) + CLOCKS_APART_MS  # a later time is impossible, so it must not excuse anything
+    latest_ms = latest_possible_ms(now_ms, read_ms)
     ahead = f.col("at_ms") > f.lit(latest_ms)
     timed = claims.withColumn("bad_clock", f.coalesce(ahead, f.lit(False))).withColumn(
         "at_ms", f.when(~f.coalesce(ahead, f.lit(False)), f.col("at_ms"))
@@ -417,6 +422,11 @@ def judged(
             "complete": complete,
         }
     ).drop("moved_ms")
+
+
+def latest_possible_ms(now_ms: int, read_ms: int) -> int:
+    """A later time is impossible, so it must not excuse anything."""
+    return max(now_ms, read_ms) + CLOCKS_APART_MS
 
 
 def made_ms(number: Column) -> Column:
