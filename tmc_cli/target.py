@@ -10,6 +10,7 @@ import grpc
 
 from tmc_cli import fail
 from tmc_common.addresses import HostPort
+from tmc_common.mismatch import spoken_instead
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 _PROBE_S = 3.0
@@ -75,6 +76,8 @@ class Target:
         found = ""
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             found = self._probe()
+            if not found and (instead := spoken_instead(exc.details() or "")):
+                found = f"What answers at {self.address} speaks {instead}: is this the server's address (TMC_ADDRESS)?"
         return found or f"{code.name}: {exc.details()}"
 
     def _probe(self) -> str:

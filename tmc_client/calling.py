@@ -57,6 +57,24 @@ class Calling:
         self._listeners = listeners
         self._loop = loop
 
+    def check_inboxes(self) -> None:
+        """Raises InvalidRequest: one cannot be used as it is. Unavailable: its database does not answer, or refuses."""
+        checked: set[int] = set()
+        for listener in self._listeners.by_topic.values():
+            inbox = listener.inbox
+            if inbox is None or id(inbox) in checked:
+                continue
+            try:
+                if inbox.is_async:
+                    self._await(inbox.check_async(), ())
+                else:
+                    inbox.check()
+            except errors.InvalidRequest as exc:
+                raise errors.InvalidRequest(f"The inbox of {listener.handler.__name__}(): {exc}") from exc
+            except Exception as exc:
+                raise errors.Unavailable(f"The inbox of {listener.handler.__name__}(): {_text(exc)}") from exc
+            checked.add(id(inbox))
+
     def handle(self, runs: Sequence[Run]) -> Sequence[Answer]:
         """Call the handler. Returns: the answers for the center, one per run."""
         listener = self._listeners.by_topic.get(runs[0].message.topic)

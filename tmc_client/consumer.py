@@ -208,7 +208,11 @@ class Consumer:
         self._starter.start()
 
     def _start_transport(self) -> None:
-        """Ask the center how copies are delivered, then start that transport."""
+        """Look at the inboxes, ask the center how copies are delivered, then start that transport."""
+        try:
+            self._handling.check_inboxes()
+        except errors.TmcError as exc:  # until that is mended, handlers fail and their messages are retried
+            log.error(exc)
         failures = 0
         while not self._stop_requested.is_set():
             try:

@@ -83,6 +83,10 @@ class Handling:
             self._loop_thread.start()
         self.keeper.start()
 
+    def check_inboxes(self) -> None:
+        """See Calling."""
+        self._calling.check_inboxes()
+
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         assert self._loop is not None
         return self._loop

@@ -65,6 +65,19 @@ class SqlInbox:
         self.stays_in_thread = stays_in_thread
         self.is_async = is_of_asyncio(connect)
 
+    def check(self) -> None:
+        """Raises InvalidRequest: no transaction of a handler is possible, or a table is missing or of an older version.
+
+        And what the database raises.
+        """
+        with _closed(self._connect()) as source:
+            _check(local_of(source, "tmc.SqlInbox()"))
+
+    async def check_async(self) -> None:
+        """As `check`, of an inbox that makes AsyncSessions."""
+        async with self._connect() as session:
+            await session.run_sync(lambda _: _check(SessionTransaction(session.sync_session)))
+
     @contextmanager
     def once(self, message: Message) -> Iterator[Any]:
         """What to write the effect with, committed at the end of the block. None: the effect has already happened.
@@ -117,6 +130,22 @@ def _closing(source: Any) -> Iterator[Any]:
         yield source
     finally:
         source.close()
+
+
+def _check(local: LocalTransaction) -> None:
+    """Begin as a handler does, read nothing, and roll back."""
+    local.begin(_PLACE)
+    try:
+        for table in (inbox, inbox_order):
+            local.run(sa.select(table).where(sa.false()), {}).fetchall()
+    except Exception as exc:
+        local.roll_back()
+        local.explain(exc, inbox, inbox_order)
+        raise
+    else:
+        local.roll_back()
+    finally:
+        local.stop()
 
 
 class _Handling:

@@ -9,6 +9,7 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from tmc_client import errors
+from tmc_common.mismatch import spoken_instead
 from tmc_common.protocol import types_pb2
 
 _BY_CODE: dict[grpc.StatusCode, type[errors.TmcError]] = {
@@ -64,6 +65,10 @@ def from_rpc(exc: Any) -> errors.TmcError:
     for name, value in exc.trailing_metadata() or ():
         if name == "grpc-status-details-bin":
             return _from_details(value, text)
+    if instead := spoken_instead(text):
+        return errors.Unavailable(
+            f"What answers at the center's address speaks {instead}: check the address, its port and tls=."
+        )
     return _BY_CODE.get(code, errors.CenterFault)(f"{code.name}: {text}")
 
 

@@ -23,6 +23,7 @@ from tests.support.mariadb import MariaDB
 from tests.support.mistakes import Table
 from tests.support.ports import free_port
 from tests.support.rabbitmq import RabbitMQ
+from tests.support.web import web_server
 
 NAME = "center.internal"  # the only name in the servers' certificate; nothing resolves it
 SECRET = "Hunter2-marked"
@@ -36,6 +37,7 @@ class Places:
     plain: str = ""
     tls: str = ""
     mutual: str = ""
+    web: str = ""
     nobody: str = ""
     token: str = ""
     mutual_token: str = ""
@@ -60,7 +62,7 @@ class Mistake:
 
 
 # What the page shows instead of a value that differs from run to run.
-SHOWN = dict.fromkeys(("plain", "tls", "mutual", "nobody", "database", "broker", "forwarding"), "HOST:PORT") | {
+SHOWN = dict.fromkeys(("plain", "tls", "mutual", "web", "nobody", "database", "broker", "forwarding"), "HOST:PORT") | {
     "plain_port": "PORT",
     "token": "...",
     "forwarding_token": "...",
@@ -238,6 +240,12 @@ MISTAKES = [
         says="This needs a valid admin token: TMC_ADMIN_TOKEN, --token",
     ),
     Mistake(
+        id="health, the port of an HTTP server",
+        arguments="health {web}",
+        code=1,
+        says="What answers at {web} speaks HTTP/1, not gRPC: is this the server's address (TMC_ADDRESS)?",
+    ),
+    Mistake(
         id="plaintext to TLS",
         arguments="health {tls}",
         code=1,
@@ -378,6 +386,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
         found = Places(folder=folder, nobody=f"127.0.0.1:{free_port()}")
         found.plain, found.token = stack.enter_context(_server(folder, "plain"))
         found.tls, _ = stack.enter_context(_server(folder, "tls", **tls))
+        found.web = f"127.0.0.1:{stack.enter_context(web_server())}"
         found.mutual, found.mutual_token = stack.enter_context(_server(folder, "mutual", **mutual))
         yield found
 

@@ -85,7 +85,7 @@ ALLOWED = {
         "tmc_common.signatures",
     },
     "tmc_server.discovery": {*_SERVER, "tmc_common.consul"},
-    "tmc_server.checks": {*_SERVER, "tmc_server.outgoing", "tmc_common.protocol"},
+    "tmc_server.checks": {*_SERVER, "tmc_server.outgoing", "tmc_common.protocol", "tmc_common.mismatch"},
     "tmc_server.alerts": {*_SERVER, "tmc_server.outgoing", "tmc_server.printable"},
     "tmc_server.archives": _SERVER,
     "tmc_server.identity": _SERVER,

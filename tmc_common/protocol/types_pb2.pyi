@@ -116,6 +116,7 @@ class Why(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WHY_FAILED: _ClassVar[Why]
     WHY_ACKED: _ClassVar[Why]
     WHY_CANCELLED: _ClassVar[Why]
+    WHY_CHECK_TARGET_WRONG: _ClassVar[Why]
 
 class RetryKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -213,6 +214,7 @@ WHY_REMOVED: Why
 WHY_FAILED: Why
 WHY_ACKED: Why
 WHY_CANCELLED: Why
+WHY_CHECK_TARGET_WRONG: Why
 RETRY_KIND_UNSPECIFIED: RetryKind
 RETRY_KIND_LINEAR: RetryKind
 RETRY_KIND_EXPONENTIAL: RetryKind

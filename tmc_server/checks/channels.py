@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from tmc_common import tracing
+from tmc_common.mismatch import spoken_instead
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget
 from tmc_server.domain.ports.checks import Endpoint
 
@@ -45,10 +46,18 @@ _OPTIONS = [
 def problem_of(exc: grpc.RpcError) -> CheckAnswer:
     """An UNKNOWN answer with what went wrong, in the reader's words."""
     code, details = exc.code(), (exc.details() or "")[:300]
+    if mismatch := mismatch_of(details):
+        return CheckAnswer.unknown(CheckReason.WRONG_PROTOCOL, mismatch)
     reason = _REASONS.get(code, CheckReason.FAILED)
     if reason is CheckReason.TOO_LARGE and "larger than max" not in details:
         reason = CheckReason.FAILED  # it has run out of something of its own
     return CheckAnswer.unknown(reason, f"{code.name}: {details}")
+
+
+def mismatch_of(details: str) -> str:
+    """What is wrong with the target, if gRPC says that the service speaks something else; "": it does not say that."""
+    instead = spoken_instead(details)
+    return f"The service speaks {instead}: set the target's --kind and --tls to what it speaks." if instead else ""
 
 
 class Channels:

@@ -20,6 +20,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, Message
 from grpc_reflection.v1alpha import reflection_pb2
 
+from tmc_server.checks.channels import mismatch_of
 from tmc_server.domain.checks import CheckReason
 
 MOST_FILES = 256
@@ -62,6 +63,8 @@ def describe(channel: grpc.Channel, method: str, metadata: Any, deadline_s: floa
         except grpc.RpcError as exc:
             if exc.code() is grpc.StatusCode.UNIMPLEMENTED:
                 continue
+            if mismatch := mismatch_of(exc.details() or ""):
+                raise Undescribed(CheckReason.WRONG_PROTOCOL, mismatch) from exc
             reason = _REASONS.get(exc.code(), CheckReason.NO_REFLECTION)
             raise Undescribed(reason, f"{exc.code().name}: {(exc.details() or '')[:200]}") from exc
         return _build(files, service, name)

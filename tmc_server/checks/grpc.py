@@ -63,6 +63,8 @@ class GrpcChecks:
         """See domain.ports.checks.Asker."""
         call = self._channels.method(target, endpoint, _MANY)
         answer = call_one(call, check_pb2.CheckManyRequest().SerializeToString(), target, token, LONGEST_ANSWER)
+        if isinstance(answer, CheckAnswer) and answer.reason is CheckReason.WRONG_PROTOCOL:
+            raise CheckRefused(f"{endpoint}: {answer.detail}")
         if isinstance(answer, CheckAnswer) and answer.reason in (CheckReason.UNREACHABLE, CheckReason.TIMED_OUT):
             raise CheckRefused(
                 f"{endpoint} does not answer ({answer.detail}): start the service, or correct the address."

@@ -22,7 +22,7 @@ import httpx
 import uvloop
 
 from tmc_common import tracing
-from tmc_server.checks.channels import LONGEST_ANSWER, LONGEST_SINGLE, NOT_ASKED, Stamina
+from tmc_server.checks.channels import LONGEST_ANSWER, LONGEST_SINGLE, NOT_ASKED, Stamina, mismatch_of
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question, Verdict
 from tmc_server.domain.ports.checks import Endpoint
 from tmc_server.errors import CheckRefused
@@ -121,6 +121,8 @@ class HttpChecks:
         )
         until = time.monotonic() + 2 * target.deadline_ms / 1000
         answer = self.ask(target, endpoint, token, [question], until)[0]
+        if answer.reason is CheckReason.WRONG_PROTOCOL:
+            raise CheckRefused(f"{endpoint}: {answer.detail}")
         if answer.reason in (CheckReason.UNREACHABLE, CheckReason.TIMED_OUT):
             raise CheckRefused(
                 f"{endpoint} does not answer ({answer.detail}): start the service, or correct the address."
@@ -209,7 +211,13 @@ class HttpChecks:
         except TimeoutError:
             return CheckAnswer.unknown(CheckReason.TIMED_OUT, f"nothing complete within {target.deadline_ms} ms")
         except httpx.ConnectError as exc:
-            return CheckAnswer.unknown(CheckReason.UNREACHABLE, str(exc)[:300])
+            mismatch = mismatch_of(str(exc))
+            reason = CheckReason.WRONG_PROTOCOL if mismatch else CheckReason.UNREACHABLE
+            return CheckAnswer.unknown(reason, mismatch or str(exc)[:300])
+        except httpx.RemoteProtocolError as exc:
+            mismatch = mismatch_of(str(exc))
+            reason = CheckReason.WRONG_PROTOCOL if mismatch else CheckReason.FAILED
+            return CheckAnswer.unknown(reason, mismatch or f"{type(exc).__name__}: {exc}"[:300])
         except (httpx.HTTPError, ValueError, OSError) as exc:
             return CheckAnswer.unknown(CheckReason.FAILED, f"{type(exc).__name__}: {exc}"[:300])
 

@@ -40,6 +40,7 @@ class CheckReason(Enum):
     NO_TARGET = "The topic has no such target: `tmc admin set-check`."
     NO_INSTANCE = "Discovery knows no instance in that environment: start one, check its tag, or set an address."
     REFUSED_TARGET = "The address is outside [checks] allow: allow it, or correct the target."
+    WRONG_PROTOCOL = "What answers there does not speak the target's protocol: `tmc admin set-check`."
     UNREACHABLE = "Nobody could be connected to at the address."
     TIMED_OUT = "There was no complete answer within the deadline."
     TOO_LARGE = "The answer is larger than an answer can be."
@@ -66,6 +67,7 @@ _OF_SERVICE = {
     CheckReason.NO_TARGET,
     CheckReason.NO_INSTANCE,
     CheckReason.REFUSED_TARGET,
+    CheckReason.WRONG_PROTOCOL,
     CheckReason.UNREACHABLE,
     CheckReason.TIMED_OUT,
     CheckReason.DENIED,

@@ -26,6 +26,7 @@ class Why(Enum):
     CHECK_SCHEDULED = "Nothing: it is checked then. `tmc admin check-now` checks it at once."
     PRODUCER_UNREACHABLE = "Start the producer's service, or correct the target (`tmc admin get-check`)."
     PRODUCER_RESTS = "Find out why the service fails: `tmc admin check-now` shows its answer."
+    CHECK_TARGET_WRONG = "Correct the target (`tmc admin set-check`), or the service; docs/checks.md lists the reasons."
     CHECK_BROKEN = "Correct the check endpoint: `tmc admin check-now` shows its answer."
     CHECK_FAILED = "Decide by hand (`tmc admin decide`), or check it again (`tmc admin reactivate-check`)."
     ROLLED_BACK = "Nothing: its producer did not commit."
@@ -113,12 +114,26 @@ def explain_message(message: MessageView, topic: Topic, deliveries: int, now: in
             assert_never(message.state)
 
 
+_OF_TARGET = {
+    CheckReason.NO_TARGET,
+    CheckReason.REFUSED_TARGET,
+    CheckReason.WRONG_PROTOCOL,
+    CheckReason.DENIED,
+    CheckReason.NO_METHOD,
+    CheckReason.NO_REFLECTION,
+    CheckReason.BAD_DESCRIPTION,
+}
+"""Somebody is there: starting the service does not help."""
+
+
 def _explain_undecided(check: CheckView, created_ms: int, now: int) -> Explanation:
     due_ms = check.due_ms or now
     again = f"It is checked again at {at(due_ms)}."
     if check.unreached_ms is not None:
         reason = _reason_of(check.last_answer)
-        if reason is not None and not reason.of_service:
+        if reason in _OF_TARGET:
+            why, what = Why.CHECK_TARGET_WRONG, "its service cannot be asked as its topic says, since"
+        elif reason is not None and not reason.of_service:
             why, what = Why.CHECK_BROKEN, "its check endpoint has given no valid answer since"
         elif reason is CheckReason.NOT_ASKED:
             why, what = Why.PRODUCER_RESTS, "its service could not be asked since"

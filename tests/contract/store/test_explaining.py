@@ -88,6 +88,20 @@ def test_an_endpoint_that_answers_nonsense(store: StoreUnderTest, explain: Expla
     assert "'MAYBE'" in found.sentence
 
 
+@pytest.mark.parametrize(
+    "reason", [CheckReason.WRONG_PROTOCOL, CheckReason.NO_TARGET, CheckReason.DENIED, CheckReason.NO_METHOD]
+)
+def test_a_target_that_does_not_fit_its_service(store: StoreUnderTest, explain: Explain, reason: CheckReason) -> None:
+    """Starting the service, which is up, would not help."""
+    number = store.prepared().number
+    store.clock.advance(10)
+    store.checking(ScriptedAsking(CheckAnswer.unknown(reason, "what it said"))).run_once()
+    found = _only(explain(number))
+    assert found.why is Why.CHECK_TARGET_WRONG
+    assert f"{reason.name}: what it said" in found.sentence
+    assert "tmc admin set-check" in found.why.value
+
+
 def test_a_producer_that_cannot_be_reached(store: StoreUnderTest, explain: Explain) -> None:
     number = store.prepared().number
     store.clock.advance(10)

@@ -13,6 +13,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
@@ -128,6 +130,19 @@ def _asyncio_and_one_thread(bench: Bench) -> None:
     async def give_coupon(body: str) -> None: ...
 
     _listen(bench, give_coupon, inbox=tmc.SqlInbox(lambda: None, stays_in_thread=True))
+
+
+def _useless_inbox(bench: Bench, **settings: Any) -> None:
+    """Of a database without our tables."""
+    engine = sa.create_engine("sqlite://", **settings)
+    consumer = tmc.Consumer(bench.center("coupons"))
+
+    @consumer.listener("order.paid", inbox=tmc.SqlInbox(sessionmaker(engine)))
+    def give_coupon(body: str, session: Session) -> None: ...
+
+    with consumer:
+        eventually(lambda: bench_log.said())
+    engine.dispose()
 
 
 def _until_said(bench: Bench, app: str, topic: str | None, running: RunningCenter | None = None) -> None:
@@ -294,6 +309,20 @@ MISTAKES = [
         make=_seconds_as_limit,
         sentence="max_handling must be a timedelta, for example timedelta(minutes=10), not 30",
         error=TypeError,
+    ),
+    Mistake(
+        id="inbox without tables",
+        words="an inbox whose tables are missing",
+        make=_useless_inbox,
+        sentence="The inbox of give_coupon(): There is no table tmc_inbox in this database: call tmc.create_tables(engine) once",
+        error=None,
+    ),
+    Mistake(
+        id="inbox in AUTOCOMMIT",
+        words="an inbox whose engine is in AUTOCOMMIT",
+        make=lambda bench: _useless_inbox(bench, isolation_level="AUTOCOMMIT"),
+        sentence="This connection is in AUTOCOMMIT and would commit every statement of the handler with an inbox by itself",
+        error=None,
     ),
     Mistake(
         id="app without this subscription",

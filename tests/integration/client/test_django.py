@@ -259,6 +259,17 @@ def test_a_handlers_effect_happens_once(alias: str) -> None:
     assert _effects() == [1]
 
 
+def test_an_inbox_without_its_table_is_found_before_the_first_message(alias: str) -> None:
+    tmc_django.inbox().check()
+    _run("ALTER TABLE tmc_inbox_order RENAME TO tmc_elsewhere")
+    try:
+        with pytest.raises(tmc.InvalidRequest, match=r"no table tmc_inbox_order .* run python manage.py migrate"):
+            tmc_django.inbox().check()
+    finally:
+        _run("ALTER TABLE tmc_elsewhere RENAME TO tmc_inbox_order")
+    tmc_django.inbox().check()
+
+
 def test_a_handler_sends_with_a_block_as_its_last_step(alias: str) -> None:
     producer = FakeProducer()
     with tmc_django.inbox().once(a_message()):

@@ -677,6 +677,12 @@ class Handlers:
             def handle(body: Any, session: Session, message: tmc.Message) -> None:
                 self._handle(session, message)
 
+    def check(self) -> None:
+        """See SqlInbox."""
+
+    async def check_async(self) -> None:
+        """See SqlInbox."""
+
     def once_each(self, messages: Sequence[tmc.Message]) -> AbstractContextManager[Effects]:
         """See SqlInbox: its database depends on the message."""
         engine, kind = self._plain, self._kind_of_engine(messages)

@@ -24,6 +24,7 @@ import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.messages import a_message
 from tests.support.mistakes import Table
+from tests.support.web import web_server
 from tmc_client import aio
 from tmc_client.tables import metadata
 
@@ -275,6 +276,11 @@ def _unknown_target(place: Place) -> None:
 
 def _days_as_number(place: Place) -> None:
     tmc.clean_ledger(place.engine, 30)  # type: ignore[arg-type]
+
+
+def _port_of_http(place: Place) -> None:
+    with web_server() as port, tmc.connect(f"127.0.0.1:{port}", app="orders") as center:
+        center.publish("shop.paid", {}, key="k", timeout=timedelta(seconds=2))
 
 
 def _cleaned_too_early(place: Place) -> None:
@@ -566,6 +572,12 @@ MISTAKES = [
         words="`clean_ledger(engine, 30)`",
         error=BAD,
         sentence="older_than=30 is no timedelta: write older_than=timedelta(seconds=...).",
+    ),
+    Mistake(
+        make=_port_of_http,
+        words="the port of an HTTP server",
+        error=tmc.DeadlineExceeded,
+        sentence="What answers at the center's address speaks HTTP/1, not gRPC: check the address, its port and tls=.",
     ),
     Mistake(
         make=_cleaned_too_early,

@@ -9,12 +9,13 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pydantic
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import tmc_client as tmc
@@ -317,6 +318,26 @@ class TestConsumer:
             eventually(lambda: _consumption_states(running, "inboxed2") == {"x": 2})
         assert (tries, _orders(business)) == ([1, 2], [2])
 
+    @pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+    def test_an_inbox_without_its_tables_is_found_before_the_first_message(
+        self, running: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+    ) -> None:
+        with tmc.connect(running.address, app=f"late-{kind}") as mine:
+            consumer = tmc.Consumer(mine)
+            if kind == "blocking":
+                engine = sa.create_engine(f"sqlite:///{tmp_path}/late.db", poolclass=sa.NullPool)
+
+                @consumer.listener("late", inbox=tmc.SqlInbox(sessionmaker(engine)))
+                def handle(body: str) -> None: ...
+            else:
+                asynchronous = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/late.db", poolclass=sa.NullPool)
+
+                @consumer.listener("late", inbox=tmc.SqlInbox(async_sessionmaker(asynchronous)))
+                async def handle_async(body: str) -> None: ...
+
+            with consumer:
+                eventually(lambda: "There is no table tmc_inbox in this database" in caplog.text)
+
     def test_a_note_that_is_refused_for_another_reason_is_no_duplicate(
         self, running: Running, center: tmc.Center, business: sa.Engine
     ) -> None:
@@ -499,7 +520,7 @@ class TestAsyncio:
         answer: Future[Any] = Future()
 
         async def story() -> None:
-            engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/late.db")
+            engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/late.db", poolclass=sa.NullPool)
             await aio.create_tables(engine)
             async with aio.connect(running.address, app="orders") as center:
                 monkeypatch.setattr(center.blocking.producer, "submit", lambda *_: answer)

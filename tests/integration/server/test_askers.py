@@ -27,6 +27,7 @@ from tests.support.certificates import for_loopback
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
 from tests.support.rogue import RogueGrpc, RogueHttp, TrapListener
+from tests.support.web import web_server
 from tmc_server.checks.asking import without_poison
 from tmc_server.checks.channels import Channels
 from tmc_server.checks.grpc import GrpcChecks
@@ -453,6 +454,44 @@ def channels() -> Iterator[Channels]:
     made = Channels()
     yield made
     made.close()
+
+
+class TestWrongProtocol:
+    """Something answers, but not what the target asks for: the operator is told which."""
+
+    KINDS = (
+        ("grpc", "web", False, "HTTP/1, not gRPC"),
+        ("reflection", "web", False, "HTTP/1, not gRPC"),
+        ("grpc", "web", True, "no TLS"),
+        ("http", "web", True, "no TLS"),
+        ("http", "grpc", False, "no HTTP/1"),
+    )
+
+    @pytest.mark.parametrize(("kind", "place", "tls", "spoken"), KINDS)
+    def test_what_it_speaks_is_said(
+        self,
+        channels: Channels,
+        http: HttpChecks,
+        grpc_rogue: RogueGrpc,
+        kind: str,
+        place: str,
+        tls: bool,
+        spoken: str,
+    ) -> None:
+        askers: dict[str, Any] = {
+            "grpc": GrpcChecks(channels),
+            "reflection": ReflectionChecks(channels),
+            "http": http,
+        }
+        options = {"http": {"path": "/v"}, "reflection": shop_target().options}.get(kind, {})
+        target = CheckTarget(name="", kind=kind, options=options, tls=tls, deadline_ms=ENOUGH_MS)
+        with web_server() as port:
+            endpoint = at(port if place == "web" else grpc_rogue.port)
+            [answer] = askers[kind].ask(target, endpoint, "T", [a_question()], later())
+            with pytest.raises(CheckRefused, match=spoken):
+                askers[kind].examine(target, endpoint, "T")
+        assert (answer.verdict, answer.reason) == (UNKNOWN, R.WRONG_PROTOCOL), answer
+        assert spoken in answer.detail
 
 
 class TestGrpc:
