@@ -75,11 +75,22 @@ class HadoopFolder:
             if not self._files.exists(path):
                 return {}
             start = len(str(self._files.getFileStatus(path).getPath())) + 1
-            found, every = {}, self._files.listFiles(path, True)
-            while every.hasNext():
-                status = every.next()
-                found[str(status.getPath())[start:]] = int(status.getLen())
-            return found
+            every = self._walked(path) if self._files.getUri().getScheme() in _RENAMES else self._listed(path)
+            return {str(status.getPath())[start:]: int(status.getLen()) for status in every}
+
+    def _walked(self, path: Any) -> Iterator[Any]:
+        """Folder by folder. `listFiles` also asks for the owner of each file, and on a local disk starts a process for it."""
+        for status in self._files.listStatus(path):
+            if status.isDirectory():
+                yield from self._walked(status.getPath())
+            else:
+                yield status
+
+    def _listed(self, path: Any) -> Iterator[Any]:
+        """All at once: an object store has no folders."""
+        every = self._files.listFiles(path, True)
+        while every.hasNext():
+            yield every.next()
 
     def folders(self, pattern: str) -> list[str]:
         """Names of the folders that match, in order; each * stands for one folder's name."""

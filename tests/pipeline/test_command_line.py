@@ -30,7 +30,7 @@ from tmc_pipeline.archive.restore import Restoring, replay, wanted_ids
 from tmc_pipeline.cli import _replay
 from tmc_pipeline.dialects import database
 from tmc_pipeline.errors import ArchiveDamaged, CannotRun, JobFailed, from_text
-from tmc_pipeline.session import check_java, driver_jars
+from tmc_pipeline.session import check_java, driver_jars, how_to_start_processes
 from tmc_pipeline.settings import SparkSettings
 from tmc_server.config import LimitsConfig
 
@@ -101,6 +101,22 @@ class TestBeforeSparkStarts:
         monkeypatch.setenv("JAVA_HOME", str(tmp_path))
         with pytest.raises(CannotRun, match=r"Spark needs Java 17 or newer, .* is 8: install Java 17"):
             check_java()
+
+    @pytest.mark.parametrize(
+        ("system", "version", "option"),
+        [
+            ("linux", "17.0.15", "-Djdk.lang.Process.launchMechanism=VFORK"),
+            ("linux", "25", "-Djdk.lang.Process.launchMechanism=VFORK"),
+            ("linux", "26.0.1", ""),
+            ("darwin", "17.0.15", ""),
+        ],
+    )
+    def test_a_java_that_does_not_know_vfork(
+        self, monkeypatch: pytest.MonkeyPatch, system: str, version: str, option: str
+    ) -> None:
+        """It would refuse to start any process."""
+        monkeypatch.setattr("sys.platform", system)
+        assert how_to_start_processes(f'openjdk version "{version}" 2026-01-20') == option
 
     def test_a_driver_that_is_missing(self, tmp_path: Path) -> None:
         settings = SparkSettings(drivers=(str(tmp_path / "no.jar"),))
