@@ -204,15 +204,20 @@ class Consumer:
         if not self._listeners:
             raise ValueError("nothing to consume: decorate a function with @consumer.listener(topic) first")
         self._handling.start()
-        self._starter = threading.Thread(target=self._start_transport, name="tmc-consumer", daemon=True)
+        self._starter = threading.Thread(target=self._begin, name="tmc-consumer", daemon=True)
         self._starter.start()
 
-    def _start_transport(self) -> None:
-        """Look at the inboxes, ask the center how copies are delivered, then start that transport."""
-        try:
+    def _begin(self) -> None:
+        self._start_transport()
+        if self._stop_requested.is_set():
+            return
+        try:  # at the end: a database that hangs delays nobody
             self._handling.check_inboxes()
         except errors.TmcError as exc:  # until that is mended, handlers fail and their messages are retried
             log.error(exc)
+
+    def _start_transport(self) -> None:
+        """Ask the center how copies are delivered, then start that transport."""
         failures = 0
         while not self._stop_requested.is_set():
             try:

@@ -65,7 +65,7 @@ def from_rpc(exc: Any) -> errors.TmcError:
     for name, value in exc.trailing_metadata() or ():
         if name == "grpc-status-details-bin":
             return _from_details(value, text)
-    if instead := spoken_instead(text):
+    if code is grpc.StatusCode.UNAVAILABLE and (instead := spoken_instead(text)):
         return errors.Unavailable(
             f"What answers at the center's address speaks {instead}: check the address, its port and tls=."
         )

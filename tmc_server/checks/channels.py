@@ -46,7 +46,8 @@ _OPTIONS = [
 def problem_of(exc: grpc.RpcError) -> CheckAnswer:
     """An UNKNOWN answer with what went wrong, in the reader's words."""
     code, details = exc.code(), (exc.details() or "")[:300]
-    if mismatch := mismatch_of(details):
+    mismatch = mismatch_of(details)
+    if code is grpc.StatusCode.UNAVAILABLE and mismatch:  # the service's own errors may say anything
         return CheckAnswer.unknown(CheckReason.WRONG_PROTOCOL, mismatch)
     reason = _REASONS.get(code, CheckReason.FAILED)
     if reason is CheckReason.TOO_LARGE and "larger than max" not in details:

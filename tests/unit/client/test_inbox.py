@@ -45,6 +45,17 @@ def test_messages_of_a_key_have_their_effects_in_turn(engine: sa.Engine) -> None
     assert _sequences(engine) == {"a": 5}
 
 
+def test_a_connection_that_all_threads_share_is_left_alone() -> None:
+    """A rollback would end the transaction of another thread."""
+    engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
+    tmc.create_tables(engine)
+    with engine.begin() as connection:
+        connection.execute(inbox.insert(), {"subscriber": "s", "message_id": "1", "received_ms": 1})
+        tmc.SqlInbox(sessionmaker(engine)).check()
+    assert _noted(engine) == {"1"}
+    engine.dispose()
+
+
 def test_a_copy_of_the_last_message_is_a_duplicate(engine: sa.Engine) -> None:
     assert _handle(engine, in_line(1, sequence=1))
     assert not _handle(engine, in_line(1, sequence=1, attempt=2))
