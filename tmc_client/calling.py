@@ -60,7 +60,7 @@ class Calling:
     def check_inboxes(self) -> None:
         """Raises InvalidRequest: one cannot be used as it is. Unavailable: its database does not answer, or refuses."""
         checked: set[int] = set()
-        for listener in self._listeners.by_topic.values():
+        for listener in list(self._listeners.by_topic.values()):
             inbox = listener.inbox
             if inbox is None or id(inbox) in checked:
                 continue

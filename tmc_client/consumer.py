@@ -213,8 +213,9 @@ class Consumer:
             return
         try:  # at the end: a database that hangs delays nobody
             self._handling.check_inboxes()
-        except errors.TmcError as exc:  # until that is mended, handlers fail and their messages are retried
-            log.error(exc)
+        except errors.TmcError as exc:  # until it is fixed, handlers fail and their messages are retried
+            if not self._stop_requested.is_set():
+                log.error(exc)
 
     def _start_transport(self) -> None:
         """Ask the center how copies are delivered, then start that transport."""

@@ -63,7 +63,8 @@ def describe(channel: grpc.Channel, method: str, metadata: Any, deadline_s: floa
         except grpc.RpcError as exc:
             if exc.code() is grpc.StatusCode.UNIMPLEMENTED:
                 continue
-            if mismatch := mismatch_of(exc.details() or ""):
+            mismatch = mismatch_of(exc.details() or "")
+            if exc.code() is grpc.StatusCode.UNAVAILABLE and mismatch:
                 raise Undescribed(CheckReason.WRONG_PROTOCOL, mismatch) from exc
             reason = _REASONS.get(exc.code(), CheckReason.NO_REFLECTION)
             raise Undescribed(reason, f"{exc.code().name}: {(exc.details() or '')[:200]}") from exc

@@ -123,7 +123,7 @@ _OF_TARGET = {
     CheckReason.NO_REFLECTION,
     CheckReason.BAD_DESCRIPTION,
 }
-"""Somebody is there: starting the service does not help."""
+"""Starting the service does not help."""
 
 
 def _explain_undecided(check: CheckView, created_ms: int, now: int) -> Explanation:

@@ -11,7 +11,7 @@ _OF_SUBSCRIPTION = "{topic} {app} --tag {tag}"
 _COMMANDS: dict[Why, Sequence[str]] = {
     Why.CHECK_SCHEDULED: ["check-now {message}"],
     Why.PRODUCER_UNREACHABLE: ["get-check {topic}", "check-now {message}"],
-    Why.CHECK_TARGET_WRONG: ["get-check {topic}", "set-check {topic} --kind KIND", "check-now {message}"],
+    Why.CHECK_TARGET_WRONG: ["get-check {topic}", "check-now {message}"],
     Why.PRODUCER_RESTS: ["check-now {message}"],
     Why.CHECK_BROKEN: ["check-now {message}"],
     Why.CHECK_FAILED: [
