@@ -71,7 +71,7 @@ class SqlInbox:
         And what the database raises.
         """
         with _closed(self._connect()) as source:
-            _check(local_of(source, "tmc.SqlInbox()"))
+            _check(_local(source))
 
     async def check_async(self) -> None:
         """As `check`, of an inbox that makes AsyncSessions."""
@@ -92,9 +92,7 @@ class SqlInbox:
     def once_each(self, messages: Sequence[Message]) -> Iterator[Effects]:
         """As `once`, of several messages in one transaction."""
         with _closed(self._connect()) as source:
-            if is_async_session(source):
-                raise errors.InvalidRequest("This inbox makes AsyncSessions: its handlers must be `async def`.")
-            handling = _Handling(lambda: local_of(source, "tmc.SqlInbox()"), messages)
+            handling = _Handling(lambda: _local(source), messages)
             effects = handling.begin()
             try:
                 yield effects
@@ -130,6 +128,13 @@ def _closing(source: Any) -> Iterator[Any]:
         yield source
     finally:
         source.close()
+
+
+def _local(source: Any) -> LocalTransaction:
+    """Raises InvalidRequest: handlers cannot write with it."""
+    if is_async_session(source):
+        raise errors.InvalidRequest("This inbox makes AsyncSessions: its handlers must be `async def`.")
+    return local_of(source, "tmc.SqlInbox()")
 
 
 def _check(local: LocalTransaction) -> None:

@@ -129,7 +129,7 @@ def on_disk(frame: DataFrame) -> Iterator[DataFrame]:
 
 @contextmanager
 def shuffled_into(spark: SparkSession, partitions: int) -> Iterator[None]:
-    """Joins and sums that are planned inside shuffle into so many partitions."""
+    """Shuffle into this number of partitions in joins and sums that are planned inside the block."""
     name = "spark.sql.shuffle.partitions"
     before = spark.conf.get(name)
     spark.conf.set(name, str(partitions))

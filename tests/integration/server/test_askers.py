@@ -457,7 +457,7 @@ def channels() -> Iterator[Channels]:
 
 
 class TestWrongProtocol:
-    """Something answers, but not what the target asks for: the operator is told which."""
+    """A server of another protocol listens at the address: the operator learns which protocol it does not speak."""
 
     KINDS = (
         ("grpc", "web", False, "HTTP/1, not gRPC"),
