@@ -24,7 +24,7 @@ from tmc_server.domain.checks import CheckPolicy, CheckTarget
 from tmc_server.domain.consumption import ConsumptionState, QueueLook
 from tmc_server.domain.ids import IdGenerator, MessageId
 from tmc_server.domain.message import MessageState, digest_of
-from tmc_server.domain.numbers import NO_SUBSCRIPTION
+from tmc_server.domain.numbers import NO_SUBSCRIPTION, RunNumber
 from tmc_server.domain.operations import (
     Ack,
     Answer,
@@ -146,6 +146,8 @@ class StoreUnderTest:
         self.desk = SqlCheckDesk([self.writer] * 32)
         self.alerts = SqlAlertOutbox(database, self.shard, self.watch)
         self._numbers = itertools.count(1)
+        self._handlers_begin = False
+        self._begun = 0
 
     @property
     def shard(self) -> int:
@@ -219,8 +221,8 @@ class StoreUnderTest:
     def nack_of(self, number: int, attempt: int, **changes: Any) -> Nack:
         return Nack(**self._delivery(number), attempt=attempt, policy=self.policy, **{"error": "broken", **changes})
 
-    def extend_of(self, number: int, attempt: int, extend_ms: int = 60_000) -> Extend:
-        return Extend(**self._delivery(number), attempt=attempt, extend_ms=extend_ms)
+    def extend_of(self, number: int, attempt: int, extend_ms: int = 60_000, run: int = 0) -> Extend:
+        return Extend(**self._delivery(number), attempt=attempt, extend_ms=extend_ms, run=RunNumber(run))
 
     def give_back_of(self, number: int, attempt: int, after_ms: int = 0) -> GiveBack:
         return GiveBack(**self._delivery(number), attempt=attempt, after_ms=after_ms)
@@ -269,7 +271,20 @@ class StoreUnderTest:
         self.outlet.room = room
         self.perform(self.submit_of(operation.number))
         self.outlet.room = 0
+        self._begin_handlers()
         return operation.number
+
+    def begin_handlers(self) -> None:
+        """From now on a handler begins each copy that is handed over, and those that were, and never answers."""
+        self._handlers_begin = True
+        self._begin_handlers()
+
+    def _begin_handlers(self) -> None:
+        while self._handlers_begin and len(self.outlet.delivered) > self._begun:
+            copy = self.outlet.delivered[self._begun]
+            self._begun += 1
+            which = {"shard": copy.shard, "app": 0, "number": copy.number, "subscription": copy.subscription}
+            self.perform(Extend(**which, attempt=copy.attempt, extend_ms=1, run=RunNumber(1)))
 
     def redeliver(self, room: int | None = None, limit: int = 200, due: SqlDueWork | None = None) -> Claimed:
         """One pass over everything due, with so much room at the outlet."""
@@ -281,6 +296,7 @@ class StoreUnderTest:
             for exhausted_only in (False, True):
                 moved += (due or self.due).claim(shard, subscription, limit, look, exhausted_only)
         self.outlet.room = 0
+        self._begin_handlers()
         return moved
 
     def set_checks(self, retry: RetryPolicy, *targets: CheckTarget) -> None:

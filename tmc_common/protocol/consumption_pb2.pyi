@@ -38,7 +38,7 @@ class AckManyResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[AckResult, _Mapping]]] = ...) -> None: ...
 
 class NackRequest(_message.Message):
-    __slots__ = ("message_id", "attempt", "error", "reject", "retry_after_ms", "handler_hangs", "missing_signature")
+    __slots__ = ("message_id", "attempt", "error", "reject", "retry_after_ms", "handler_hangs", "missing_signature", "not_begun")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class NackRequest(_message.Message):
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     HANDLER_HANGS_FIELD_NUMBER: _ClassVar[int]
     MISSING_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    NOT_BEGUN_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     attempt: int
     error: str
@@ -53,7 +54,8 @@ class NackRequest(_message.Message):
     retry_after_ms: int
     handler_hangs: bool
     missing_signature: bool
-    def __init__(self, message_id: _Optional[str] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., reject: bool = ..., retry_after_ms: _Optional[int] = ..., handler_hangs: bool = ..., missing_signature: bool = ...) -> None: ...
+    not_begun: bool
+    def __init__(self, message_id: _Optional[str] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., reject: bool = ..., retry_after_ms: _Optional[int] = ..., handler_hangs: bool = ..., missing_signature: bool = ..., not_begun: bool = ...) -> None: ...
 
 class NackResponse(_message.Message):
     __slots__ = ()
@@ -78,14 +80,16 @@ class NackManyResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[NackResult, _Mapping]]] = ...) -> None: ...
 
 class ExtendRequest(_message.Message):
-    __slots__ = ("message_id", "attempt", "extend_ms")
+    __slots__ = ("message_id", "attempt", "extend_ms", "run")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     EXTEND_MS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     attempt: int
     extend_ms: int
-    def __init__(self, message_id: _Optional[str] = ..., attempt: _Optional[int] = ..., extend_ms: _Optional[int] = ...) -> None: ...
+    run: int
+    def __init__(self, message_id: _Optional[str] = ..., attempt: _Optional[int] = ..., extend_ms: _Optional[int] = ..., run: _Optional[int] = ...) -> None: ...
 
 class ExtendResponse(_message.Message):
     __slots__ = ()
@@ -124,7 +128,7 @@ class SubscribeResponse(_message.Message):
     def __init__(self, deliveries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
 
 class Delivery(_message.Message):
-    __slots__ = ("message_id", "topic", "key", "body", "content_type", "headers", "attempt", "producer", "subscriber", "retry_interval_ms")
+    __slots__ = ("message_id", "topic", "key", "body", "content_type", "headers", "attempt", "producer", "subscriber", "retry_interval_ms", "redelivered")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +146,7 @@ class Delivery(_message.Message):
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIBER_FIELD_NUMBER: _ClassVar[int]
     RETRY_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    REDELIVERED_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     topic: str
     key: str
@@ -152,7 +157,8 @@ class Delivery(_message.Message):
     producer: str
     subscriber: str
     retry_interval_ms: int
-    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ..., body: _Optional[bytes] = ..., content_type: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., attempt: _Optional[int] = ..., producer: _Optional[str] = ..., subscriber: _Optional[str] = ..., retry_interval_ms: _Optional[int] = ...) -> None: ...
+    redelivered: bool
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ..., body: _Optional[bytes] = ..., content_type: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., attempt: _Optional[int] = ..., producer: _Optional[str] = ..., subscriber: _Optional[str] = ..., retry_interval_ms: _Optional[int] = ..., redelivered: bool = ...) -> None: ...
 
 class DescribeSubscriptionsRequest(_message.Message):
     __slots__ = ("verifies",)

@@ -57,6 +57,7 @@ _CHINESE_KINDS: Mapping[str, str] = {
     "forged copies": "伪造的消息副本",
     "no consumer": "没有消费者",
     "no forwarder": "没有转发器",
+    "copies vanish": "消息副本丢失",
     "queue missing": "队列缺失",
     "queue refuses": "队列拒绝消息",
     "queue differs": "队列参数不符",

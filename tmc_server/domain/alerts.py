@@ -66,6 +66,7 @@ KINDS = {
     "forged copies": AlertKind(ending=Ending.QUIET, quiet_ms=60 * _MINUTE_MS),
     "no consumer": AlertKind(ending=Ending.QUIET, quiet_ms=25 * _MINUTE_MS),
     "no forwarder": AlertKind(ending=Ending.QUIET, quiet_ms=25 * _MINUTE_MS),
+    "copies vanish": AlertKind(ending=Ending.QUIET, quiet_ms=30 * _MINUTE_MS, about_a_message=True),
     "queue missing": AlertKind(ending=Ending.QUIET, quiet_ms=30 * _MINUTE_MS),
     "queue refuses": AlertKind(ending=Ending.QUIET, quiet_ms=30 * _MINUTE_MS),
     "queue differs": AlertKind(ending=Ending.OPERATOR),

@@ -1,9 +1,10 @@
 """The life of one delivery (message x subscription): states, transitions, decisions.
 
 Two counters: `attempt` numbers the attempts and never decreases; `tried` counts those that use up the policy's budget
-since submit or reactivation. An attempt that never reached the consumer is given back: `tried` drops, `attempt` does
-not. Operations on one attempt (give back, nack, extend, reject) are guarded by its number. An ack is not: it is valid
-for every copy, and final.
+since submit or reactivation, the current one included. An attempt uses up a retry only if a handler failed: it raised, or
+it began (`begun`) and its process died. An attempt whose copy was lost, given back or postponed does not: `tried` drops,
+`attempt` does not. Operations on one attempt (give back, nack, extend, reject) are guarded by its number. An ack is not:
+it is valid for every copy, and final.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from typing import assert_never
 
-from tmc_server.domain.numbers import NO_ATTEMPT, Attempt, MessageNumber, Shard
+from tmc_server.domain.numbers import ANSWERED, NO_ATTEMPT, NO_RUN, Attempt, MessageNumber, RunNumber, Shard
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import AttemptStale, ConsumptionClosed, TmcError
 
@@ -103,12 +104,16 @@ def sources(event: ConsumptionEvent) -> tuple[ConsumptionState, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a decision needs to know of a consumption, and what it may change."""
+    """What a decision needs to know of a consumption, and what it may change.
+
+    begun: the run of a handler that began the current attempt; ANSWERED: it was nacked or taken back.
+    """
 
     state: ConsumptionState
     attempt: Attempt
     tried: int
     due_ms: int | None
+    begun: RunNumber = NO_RUN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +123,9 @@ class Budget:
     number: MessageNumber
     since_ms: int
 
-    def is_used_up(self, row: Row, policy: RetryPolicy, at_ms: int) -> bool:
-        """at_ms: when the next attempt would be made."""
-        return policy.is_used_up(row.tried, at_ms - self.since_ms)
+    def is_used_up(self, row: Row, policy: RetryPolicy, at_ms: int, *, counts: bool) -> bool:
+        """at_ms: when the next attempt would be made.  counts: whether the row's last one uses up a retry."""
+        return policy.is_used_up(row.tried, at_ms - self.since_ms, counts)
 
 
 Decision = Row | TmcError | None
@@ -156,31 +161,48 @@ def decide_nack(
     retry_after_ms: int | None = None,
     reject: bool = False,
 ) -> Decision:
-    """The attempt failed: due again by the policy (or when the consumer asks), FAILED if rejected or the last one."""
+    """The handler failed: due again by the policy, FAILED if rejected or the last attempt.
+
+    retry_after_ms: the consumer postpones it: due then, and the attempt does not count; only an age limit ends that.
+    """
+    counts = retry_after_ms is None
     wait_ms = policy.delay_for_ms(row.tried, budget.number) if retry_after_ms is None else retry_after_ms
-    exhausted = budget.is_used_up(row, policy, now + wait_ms)
+    exhausted = budget.is_used_up(row, policy, now + wait_ms, counts=counts)
     transition = _transition(row, ConsumptionEvent.REJECT if reject or exhausted else ConsumptionEvent.NACK, attempt)
     if isinstance(transition, TmcError):
         return transition
     if transition.to is ConsumptionState.FAILED:
-        return replace(row, state=transition.to, due_ms=None)
-    return replace(row, due_ms=now + wait_ms)
+        return replace(row, state=transition.to, due_ms=None, begun=ANSWERED)
+    tried = row.tried if counts or row.begun == ANSWERED else _without_this(row)
+    return replace(row, tried=tried, due_ms=now + wait_ms, begun=ANSWERED)
 
 
-def decide_extend(row: Row, attempt: Attempt, extend_ms: int, now: int) -> Decision:
-    """The handler needs longer: postpone the next attempt to now + extend_ms, or keep its time if that is later."""
+def _without_this(row: Row) -> int:
+    """`tried` if the current attempt does not count."""
+    return max(row.tried - 1, 0)
+
+
+def decide_extend(row: Row, attempt: Attempt, extend_ms: int, now: int, run: RunNumber = NO_RUN) -> Decision:
+    """A consumer has the copy and needs longer: the next attempt is not made before now + extend_ms.
+
+    run: the run of a handler that has begun. From then on the attempt counts, and no other run of it may begin: AttemptStale.
+    """
     transition = _transition(row, ConsumptionEvent.EXTEND, attempt)
-    return (
-        transition if isinstance(transition, TmcError) else replace(row, due_ms=max(row.due_ms or 0, now + extend_ms))
-    )
+    if isinstance(transition, TmcError):
+        return transition
+    if run and row.begun == ANSWERED:
+        return AttemptStale("This attempt is over: another copy is on its way.")
+    if run and row.begun not in (NO_RUN, run):
+        return AttemptStale("Another run of this attempt has begun: leave the message to that one.")
+    return replace(row, due_ms=max(row.due_ms or 0, now + extend_ms), begun=run or row.begun)
 
 
 def decide_give_back(row: Row, attempt: Attempt, after_ms: int, now: int) -> Decision:
-    """The copy never reached the consumer: uncounted, due after the back-off; void after a newer attempt or ack."""
+    """No handler began the copy: uncounted, due after the back-off; void after a newer attempt, an answer, or a run."""
     transition = _transition(row, ConsumptionEvent.GIVE_BACK, attempt)
-    return (
-        None if isinstance(transition, TmcError) else replace(row, tried=max(row.tried - 1, 0), due_ms=now + after_ms)
-    )
+    if isinstance(transition, TmcError) or row.begun != NO_RUN:
+        return None
+    return replace(row, tried=_without_this(row), due_ms=now + after_ms, begun=ANSWERED)
 
 
 def decide_sign_again(row: Row, attempt: Attempt, tried_ms: int, since_ms: int, now: int) -> Decision:
@@ -197,7 +219,9 @@ def decide_sign_again(row: Row, attempt: Attempt, tried_ms: int, since_ms: int, 
 def decide_reactivate(row: Row, now: int) -> Decision:
     """An operator grants a fresh budget; attempt numbers continue."""
     transition = _transition(row, ConsumptionEvent.REACTIVATE)
-    return transition if isinstance(transition, TmcError) else replace(row, state=transition.to, tried=0, due_ms=now)
+    if isinstance(transition, TmcError):
+        return transition
+    return replace(row, state=transition.to, tried=0, due_ms=now, begun=ANSWERED)
 
 
 def decide_cancel(row: Row) -> Decision:
@@ -208,15 +232,31 @@ def decide_cancel(row: Row) -> Decision:
     return transition if isinstance(transition, TmcError) else replace(row, state=transition.to, due_ms=None)
 
 
-def decide_due(row: Row, policy: RetryPolicy, subscribed: bool, now: int, budget: Budget) -> Row:
-    """A due row: cancelled when its subscription is gone, FAILED when the budget is used up, else tried once more."""
+def decide_due(
+    row: Row, policy: RetryPolicy, subscribed: bool, now: int, budget: Budget, *, lost_ms: int | None = None
+) -> Row:
+    """A due row: cancelled when its subscription is gone, FAILED when the budget is used up, else tried once more.
+
+    lost_ms: how long ago the copy of the last attempt was handed over, if no handler began it and nobody answered: that
+    attempt does not count, and the wait after the next one is longer, up to five minutes.
+    """
     if not subscribed:
         return replace(row, state=TRANSITIONS[row.state, ConsumptionEvent.REMOVE].to, due_ms=None)
-    if budget.is_used_up(row, policy, now):
+    if budget.is_used_up(row, policy, now, counts=lost_ms is None):
         return replace(row, state=TRANSITIONS[row.state, ConsumptionEvent.EXHAUST].to, due_ms=None)
-    tried = row.tried + 1
-    due_ms = now + policy.delay_for_ms(tried, budget.number)
-    return replace(row, attempt=Attempt(row.attempt + 1), tried=tried, due_ms=due_ms)
+    tried = (row.tried if lost_ms is None else _without_this(row)) + 1
+    wait_ms = policy.delay_for_ms(tried, budget.number)
+    if lost_ms is not None:
+        wait_ms = _after_a_loss_ms(wait_ms, lost_ms)
+    return replace(row, attempt=Attempt(row.attempt + 1), tried=tried, due_ms=now + wait_ms, begun=NO_RUN)
+
+
+def _after_a_loss_ms(wait_ms: int, lost_ms: int) -> int:
+    """The policy's wait, doubled until it is longer than the last copy was out: few values, for rows are claimed by them."""
+    longest_ms = max(wait_ms, _LONGEST_HOLD_MS)
+    while wait_ms <= lost_ms and wait_ms < longest_ms:
+        wait_ms = min(max(wait_ms * 2, 1), longest_ms)
+    return wait_ms
 
 
 _LONGEST_HOLD_MS = 300_000
@@ -232,7 +272,7 @@ class QueueLook:
     passed_ms: time of the newest attempt whose copy has left the queue, as far as any server saw; 0: none.
     A queue is first in, first out: copies of older attempts are no longer in it.
     still_ms: how long there have been consumers without any server seeing a copy leave.
-    unwritten: (shard, number) of messages whose copies certainly still wait; for delivery over streams only.
+    unwritten: (shard, number) of messages whose copies are on their way: not written to a stream, or not confirmed.
     """
 
     consumers: int = 0

@@ -16,6 +16,12 @@ SubscriptionNumber = NewType("SubscriptionNumber", int)
 Attempt = NewType("Attempt", int)
 """Which attempt of a delivery, from 1 on; 0: none yet, or not known."""
 
+RunNumber = NewType("RunNumber", int)
+"""A run of a handler, from 1 on: its consumer chooses a random one; 0: no handler has begun, as far as anybody knows.
+
+ANSWERED: the attempt is over, it was nacked or taken back: no run of it begins any more.
+"""
+
 OrderHash = NewType("OrderHash", int)
 """Stands for an order key, see ordering."""
 
@@ -29,6 +35,8 @@ NO_SUBSCRIPTION = SubscriptionNumber(0)
 NO_JOB = BulkJobNumber(0)
 NO_ATTEMPT = Attempt(0)
 FIRST_ATTEMPT = Attempt(1)
+NO_RUN = RunNumber(0)
+ANSWERED = RunNumber(-1)
 NO_SEQUENCE = OrderSequence(0)
 NO_MESSAGE = MessageNumber(0)
 """Less than every message's."""

@@ -17,8 +17,10 @@ from tmc_server.domain.ids import MessageId
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import (
     NO_ATTEMPT,
+    NO_RUN,
     Attempt,
     MessageNumber,
+    RunNumber,
     Shard,
     SubscriptionNumber,
 )
@@ -128,7 +130,10 @@ class Ack(Consume):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Nack(Consume):
-    """The attempt failed. hangs: the handler ran longer than its consumer allows; the owner is alerted."""
+    """The handler failed, or with retry_after_ms it postpones the message, which does not count.
+
+    hangs: the handler ran longer than its consumer allows; the owner is alerted.
+    """
 
     attempt: Attempt
     policy: RetryPolicy
@@ -140,15 +145,16 @@ class Nack(Consume):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Extend(Consume):
-    """The handler needs longer."""
+    """The consumer needs longer. run: the run of a handler that has begun; NO_RUN: the copy waits for a free one."""
 
     attempt: Attempt
     extend_ms: int
+    run: RunNumber = NO_RUN
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GiveBack(Consume):
-    """The copy never reached the consumer."""
+    """No handler began the copy: it never reached a consumer, or that consumer stops."""
 
     attempt: Attempt
     after_ms: int

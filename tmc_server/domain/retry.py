@@ -42,9 +42,13 @@ class RetryPolicy:
     max_age_ms: int = 0
     jitter_percent: int = 0
 
-    def is_used_up(self, tried: int, age_ms: int) -> bool:
-        """Whether attempt number `tried` was the last one. age_ms: when the next one would be made."""
-        return tried > self.max_retry or bool(self.max_age_ms and tried and age_ms >= self.max_age_ms)
+    def is_used_up(self, tried: int, age_ms: int, counts: bool = True) -> bool:
+        """Whether attempt number `tried` was the last one. age_ms: when the next one would be made.
+
+        counts: whether that attempt uses up a retry; the age limit applies all the same.
+        """
+        counted = tried if counts else tried - 1
+        return counted > self.max_retry or bool(self.max_age_ms and tried and age_ms >= self.max_age_ms)
 
     def delay_for_ms(self, tried: int, number: MessageNumber) -> int:
         """Milliseconds from attempt number `tried` of this message to the next, with its jitter."""

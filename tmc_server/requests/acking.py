@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.ids import MessageId
-from tmc_server.domain.numbers import NO_ATTEMPT, Attempt, SubscriptionNumber
-from tmc_server.domain.operations import Ack, Answer, Done, Extend, Nack, SignAgain
+from tmc_server.domain.numbers import NO_ATTEMPT, Attempt, RunNumber, SubscriptionNumber
+from tmc_server.domain.operations import Ack, Answer, Done, Extend, GiveBack, Nack, SignAgain
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.work import Performer
 from tmc_server.domain.retry import DAY_MS
@@ -85,10 +85,24 @@ class Acking:
             since_ms=since_ms,
         )
 
-    def extend(self, caller: Caller, message_id: str, attempt: Attempt, extend_ms: int) -> Item:
+    def give_back(self, caller: Caller, message_id: str, attempt: Attempt) -> Item:
+        """No handler was begun for a copy."""
+        target, subscription = self._target(caller, message_id)
+        validation.between(attempt, "attempt", 1, 2**31 - 1)
+        return GiveBack(
+            shard=target.shard,
+            app=caller.app.number,
+            number=target.number,
+            subscription=subscription.number,
+            attempt=attempt,
+            after_ms=0,
+        )
+
+    def extend(self, caller: Caller, message_id: str, attempt: Attempt, extend_ms: int, run: RunNumber) -> Item:
         target, subscription = self._target(caller, message_id)
         validation.between(attempt, "attempt", 1, 2**31 - 1)
         validation.between(extend_ms, "extend_ms", 1, DAY_MS)
+        validation.between(run, "run", 0, 2**63 - 1)
         return Extend(
             shard=target.shard,
             app=caller.app.number,
@@ -96,6 +110,7 @@ class Acking:
             subscription=subscription.number,
             attempt=attempt,
             extend_ms=extend_ms,
+            run=run,
         )
 
     def admit(self, caller: Caller, count: int) -> None:

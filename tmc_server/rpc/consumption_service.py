@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from tmc_common.protocol import consumption_pb2
-from tmc_server.domain.numbers import Attempt, SubscriptionNumber
+from tmc_server.domain.numbers import Attempt, RunNumber, SubscriptionNumber
 from tmc_server.domain.ports.delivery import BrokerAddress, Copy, DeliveryStream, DeliveryStreams
 from tmc_server.errors import InvalidField, MalformedRequest, NotBuiltIn, SubscriptionUnknown, TmcError
 from tmc_server.requests import validation
@@ -55,6 +55,8 @@ class ConsumptionServicer:
         def make(request: consumption_pb2.NackRequest) -> Item:
             if request.missing_signature:
                 return self._acking.sign_again(caller, request.message_id, Attempt(request.attempt))
+            if request.not_begun:
+                return self._acking.give_back(caller, request.message_id, Attempt(request.attempt))
             return self._acking.nack(
                 caller,
                 request.message_id,
@@ -69,7 +71,7 @@ class ConsumptionServicer:
 
     def _extend_item(self, caller: Caller) -> Callable[[consumption_pb2.ExtendRequest], Item]:
         return lambda request: self._acking.extend(
-            caller, request.message_id, Attempt(request.attempt), request.extend_ms
+            caller, request.message_id, Attempt(request.attempt), request.extend_ms, RunNumber(request.run)
         )
 
     async def _one(self, caller: Caller, make: Callable[[Any], Item], request: Any, response: Any) -> Any:

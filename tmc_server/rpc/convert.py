@@ -72,6 +72,7 @@ def delivery_to(copy: Copy, catalog: Catalog) -> consumption_pb2.Delivery:
         producer=app_name(catalog, copy.producer),
         subscriber=f"{app_name(catalog, subscription.app)}.{subscription.tag}",
         retry_interval_ms=subscription.policy.delay_after_ms(1),
+        redelivered=copy.redelivered,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tmc_server.domain import consumption
@@ -13,7 +14,7 @@ from tmc_server.domain.ordering import releases_next
 from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.store.consumptions import UNDER_WAY, new_values, note_failures, row_of
 from tmc_server.store.copies import load_copies
-from tmc_server.store.journal import NO_ACK, JournalRow, last_errors, write_journal
+from tmc_server.store.journal import DIED, LOST, JournalRow, last_errors, write_journal
 from tmc_server.store.lines import LineName, Lines
 from tmc_server.store.transaction import Transaction
 
@@ -35,13 +36,14 @@ def claim_due(
         if old.state is not ConsumptionState.SCHEDULED:
             continue
         # Rows of one group get the same values, so their due time as read does not tell them apart.
-        same = Row(old.state, old.attempt, old.tried, None)
+        same = replace(old, due_ms=None)
         waits = found.tried_ms is not None and (tx.sql.shard, found.message_id) in look.unwritten
         if subscribed and (waits or look.may_hold_copy(found.tried_ms, tx.now)):
             waiting.setdefault(same, []).append(found)
         else:
             budget = Budget(number=found.message_id, since_ms=found.since_ms)
-            new = consumption.decide_due(old, subscription.policy, subscribed, tx.now, budget)
+            lost_ms = _lost_ms(found, tx.now)
+            new = consumption.decide_due(old, subscription.policy, subscribed, tx.now, budget, lost_ms=lost_ms)
             if new.state is ConsumptionState.FAILED and tx.catalog_is_stale:
                 continue  # its policy may have been changed: it is looked at again
             groups.setdefault((same, new), []).append(found.message_id)
@@ -51,7 +53,7 @@ def claim_due(
     claimed = Claimed()
     with Lines(tx, set(names.values())) as lines:
         claims = _Claims(tx, subscription, lease, ordered, lines)
-        unanswered = {each.message_id: each for each in due if each.tried_ms is not None or each.extended}
+        unanswered = {each.message_id: each for each in due if _is_unanswered(each)}
         for row, held in waiting.items():
             claimed += claims.hold(row, held, look)
         for (old, new), numbers in sorted(groups.items(), key=lambda group: min(group[1])):
@@ -61,6 +63,25 @@ def claim_due(
                 claimed += claims.take(old, new, sorted(free), unanswered)
     tx.reach("written")
     return claimed
+
+
+_VANISHED_MS = 60_000
+_VANISHED = (
+    "copies were handed over, and are neither in their queue nor with a handler: a policy of the broker (TTL, length, delivery"
+    " limit), a purge, or consumers that lose what they fetch; they are delivered again, uncounted"
+)
+
+
+def _is_unanswered(row: Any) -> bool:
+    """Whether its last copy was handed over and nobody answered, but for asking for more time."""
+    return row.tried_ms is not None or bool(row.extended)
+
+
+def _lost_ms(row: Any, now: int) -> int | None:
+    """See `decide_due`. A copy that was extended came out of its queue: when it was handed over is not known any more."""
+    if row.begun or not _is_unanswered(row):
+        return None
+    return now - row.tried_ms if row.tried_ms is not None else 0
 
 
 def _line_of(subscription: Subscription, row: Any) -> LineName:
@@ -105,7 +126,9 @@ class _Claims:
         self._journal(old, [unanswered[number] for number in mine if number in unanswered])
         if new.state is ConsumptionState.SCHEDULED:
             sequences = {n: OrderSequence(row.sequence) for n, row in self._ordered.items() if row.sequence is not None}
-            load_copies(self._tx, self._subscription.number, mine, new.attempt, sequences)
+            again = {number for number in mine if number in unanswered}
+            load_copies(self._tx, self._subscription.number, mine, new.attempt, sequences, again)
+            self._alert_vanished(new, [unanswered[number] for number in mine if number in unanswered])
             return Claimed(delivered=len(mine))
         heads = [number for number in mine if self._is_head(number)]
         if releases_next(new.state, self._subscription.order):
@@ -117,7 +140,7 @@ class _Claims:
             said = last_errors(self._tx, self._subscription.number, mine)
             errors = {(self._subscription.number, number): error for number, error in said.items()}
             before, after = dict.fromkeys(pairs, old), dict.fromkeys(pairs, new)
-            note_failures(self._tx, before, after, errors, of_heads, unanswered=True)
+            note_failures(self._tx, before, after, errors, of_heads, unanswered=old.begun <= 0)
             return Claimed(failed=len(mine))
         return Claimed(cancelled=len(mine))
 
@@ -129,14 +152,31 @@ class _Claims:
                     number=row.message_id,
                     subscription=self._subscription.number,
                     attempt=old.attempt,
-                    error=NO_ACK,
+                    error=DIED if row.begun > 0 else LOST,
                     tried_ms=row.tried_ms,
                     tried_by=row.incarnation,
-                    unanswered=True,
+                    unanswered=row.begun <= 0,
                 )
                 for row in unanswered
             ],
         )
+
+    def _alert_vanished(self, new: Row, again: Sequence[Any]) -> None:
+        """One alert for all of these: they have the same cause, and the owner is told once."""
+        vanished = [row for row in again if (_lost_ms(row, self._tx.now) or 0) >= _VANISHED_MS]
+        for row in vanished[:1]:
+            self._tx.alert_once(
+                [
+                    {
+                        "kind": "copies vanish",
+                        "topic_no": self._subscription.topic,
+                        "message_id": row.message_id,
+                        "subscription_no": self._subscription.number,
+                        "attempt": new.attempt,
+                        "detail": _VANISHED,
+                    }
+                ]
+            )
 
     def _is_head(self, number: MessageNumber) -> bool:
         row = self._ordered.get(number)
@@ -150,6 +190,7 @@ class _Claims:
             "new_tried_ms": tx.now if goes_out else None,
             "old_attempt": old.attempt,
             "old_tried": old.tried,
+            "old_begun": old.begun,
             "ids": numbers,
         }
         won = tx.connection.execute(tx.sql.claim, {**self._guard, **values}).rowcount

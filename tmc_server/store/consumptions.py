@@ -230,7 +230,7 @@ def _is_selected(operation: ByOperator, row: Row, moved_ms: int) -> bool:
 
 
 def row_of(row: Any) -> Row:
-    return Row(ConsumptionState(row.state), row.attempt, row.tried, row.due_ms)
+    return Row(ConsumptionState(row.state), row.attempt, row.tried, row.due_ms, row.begun)
 
 
 def _decide(operation: Consume, row: Row, tried_ms: int, now: int, budget: Budget) -> Decision:
@@ -248,7 +248,7 @@ def _decide(operation: Consume, row: Row, tried_ms: int, now: int, budget: Budge
                 reject=operation.reject,
             )
         case Extend():
-            return consumption.decide_extend(row, operation.attempt, operation.extend_ms, now)
+            return consumption.decide_extend(row, operation.attempt, operation.extend_ms, now, operation.run)
         case GiveBack():
             return consumption.decide_give_back(row, operation.attempt, operation.after_ms, now)
         case SignAgain():
@@ -283,7 +283,7 @@ def _write(
             changed.append(
                 {"id": number, "subscription": subscription, "old_state": int(old.state), "old_attempt": old.attempt}
                 | {"extends": int(isinstance(operation, Extend)), "new_since_ms": tx.now if pair in fresh else None}
-                | new_values(row, tx.now)
+                | {"new_begun": row.begun, **new_values(row, tx.now)}
             )
     for subscription, numbers in sorted(acked.items()):
         tx.change(tx.sql.ack, len(numbers), subscription=subscription, ids=sorted(numbers), now=tx.now)

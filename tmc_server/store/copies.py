@@ -65,10 +65,15 @@ def load_copies(
     numbers: Collection[MessageNumber],
     attempt: Attempt,
     sequences: Mapping[MessageNumber, OrderSequence],
+    redelivered: Collection[MessageNumber] = (),
 ) -> None:
-    """Hand over a copy of each of these messages when the transaction is committed. sequences: of those that have one."""
+    """Hand over a copy of each of these messages when the transaction is committed.
+
+    sequences: of those that have one.  redelivered: see Copy.
+    """
     for row in tx.rows(tx.sql.bodies, ids=sorted(numbers)) if numbers else ():
-        tx.copies.append(copy_of(tx, Submitted.stored(row), subscription, attempt, sequences.get(row.id)))
+        submitted, again = Submitted.stored(row), row.id in redelivered
+        tx.copies.append(copy_of(tx, submitted, subscription, attempt, sequences.get(row.id), redelivered=again))
 
 
 def copy_of(
@@ -77,6 +82,7 @@ def copy_of(
     subscription: SubscriptionNumber,
     attempt: Attempt,
     sequence: OrderSequence | None,
+    redelivered: bool = False,
 ) -> Copy:
     """sequence None: the copy is delivered without regard to its order key."""
     headers = message.headers if sequence is None else {**message.headers, SEQUENCE: str(sequence)}
@@ -91,4 +97,5 @@ def copy_of(
         body=message.body,
         content_type=message.content_type,
         headers=headers,
+        redelivered=redelivered,
     )

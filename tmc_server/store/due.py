@@ -112,8 +112,11 @@ def _gone(row: Any, subscription: SubscriptionNumber, now: int) -> Mapping[str, 
 
 
 def _used_up(consumption: sa.Table, policy: RetryPolicy) -> sa.ColumnElement[bool]:
-    """`RetryPolicy.is_used_up` in SQL; parameter now."""
-    by_count = consumption.c.tried > policy.max_retry
+    """`RetryPolicy.is_used_up` in SQL, but for lowered policies; parameter now."""
+    is_lost = sa.and_(
+        consumption.c.begun == 0, sa.or_(consumption.c.tried_ms.is_not(None), consumption.c.extended > 0)
+    )  # its last attempt does not count
+    by_count = sa.and_(consumption.c.tried > policy.max_retry, sa.not_(is_lost))
     if not policy.max_age_ms:
         return by_count
     since_ms = sa.func.coalesce(consumption.c.since_ms, consumption.c.created_ms)

@@ -10,6 +10,8 @@ from tmc_server.domain.numbers import Attempt, MessageNumber, SubscriptionNumber
 from tmc_server.store.transaction import Transaction
 
 NO_ACK = "no ack"
+LOST = "no handler began this copy, and nobody answered; this attempt does not count"
+DIED = "a handler began and never answered: its process ended, or lost the center"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain import consumption as c
 from tmc_server.domain import message as m
-from tmc_server.domain.numbers import Shard
+from tmc_server.domain.numbers import ANSWERED, Shard
 from tmc_server.store.line_statements import LineStatements
 from tmc_server.store.sql import ByIds, InsertRows, by_ids, by_primary, has_state
 from tmc_server.store.tables import alert, audit, failed, lease, retention, shard_tables, tombstone
@@ -100,8 +100,8 @@ class ShardStatements:
         )
 
     def _for_consumptions(self, consumption: sa.Table) -> None:
-        self.insert_consumptions = InsertRows(consumption, without=("order_hash", "sequence", "extended"))
-        self.insert_ordered = InsertRows(consumption, without=("extended",))
+        self.insert_consumptions = InsertRows(consumption, without=("order_hash", "sequence", "extended", "begun"))
+        self.insert_ordered = InsertRows(consumption, without=("extended", "begun"))
         since_ms = sa.func.coalesce(consumption.c.since_ms, consumption.c.created_ms).label("since_ms")
         # subscription, ids
         self.lock_consumptions = ByIds(
@@ -118,6 +118,7 @@ class ShardStatements:
                     consumption.c.created_ms,
                     consumption.c.closed_ms,
                     consumption.c.incarnation,
+                    consumption.c.begun,
                     since_ms,
                 )
                 .where(consumption.c.subscription_no == sa.bindparam("subscription"), by_ids(consumption.c.message_id))
@@ -164,6 +165,7 @@ class ShardStatements:
                 incarnation=None,
                 tried_ms=None,
                 extended=(consumption.c.extended + 1) * sa.bindparam("extends"),
+                begun=sa.bindparam("new_begun"),
                 since_ms=sa.func.coalesce(sa.bindparam("new_since_ms", type_=sa.BigInteger), consumption.c.since_ms),
             )
         )
@@ -186,6 +188,7 @@ class ShardStatements:
                     incarnation=None,
                     tried_ms=None,
                     extended=0,
+                    begun=ANSWERED,
                 ),
                 consumption,
             )
@@ -203,6 +206,7 @@ class ShardStatements:
                 consumption.c.tried_ms,
                 consumption.c.incarnation,
                 consumption.c.extended,
+                consumption.c.begun,
                 consumption.c.order_hash,
                 consumption.c.sequence,
                 sa.func.coalesce(consumption.c.since_ms, consumption.c.created_ms).label("since_ms"),
@@ -224,6 +228,7 @@ class ShardStatements:
                 consumption.c.state == int(c.ConsumptionState.SCHEDULED),
                 consumption.c.attempt == sa.bindparam("old_attempt"),
                 consumption.c.tried == sa.bindparam("old_tried"),
+                consumption.c.begun == sa.bindparam("old_begun"),
                 consumption.c.due_ms <= sa.bindparam("now"),
                 leased,
             )
@@ -236,6 +241,7 @@ class ShardStatements:
                 incarnation=sa.bindparam("new_incarnation"),
                 tried_ms=sa.bindparam("new_tried_ms"),
                 extended=0,
+                begun=0,
             ),
             consumption,
         )
@@ -285,7 +291,13 @@ class ShardStatements:
         self.rescue = by_primary(
             consumption.update()
             .where(*died, by_ids(consumption.c.message_id), leased)
-            .values(due_ms=sa.bindparam("now"), tried=consumption.c.tried - 1, incarnation=None, tried_ms=None),
+            .values(
+                due_ms=sa.bindparam("now"),
+                tried=consumption.c.tried - 1,
+                incarnation=None,
+                tried_ms=None,
+                begun=ANSWERED,
+            ),
             consumption,
         )
         # the same: lock and read them before they are rescued.

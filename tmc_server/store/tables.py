@@ -648,6 +648,9 @@ def _build(shard: Shard) -> ShardTables:
         sa.Column("sequence", sa.BigInteger),
         sa.Column("extended", sa.Integer, nullable=False, server_default="0"),  # how often, in the current attempt
         _ms("since_ms", nullable=True),  # when its budget of attempts began; NULL: at created_ms
+        # The run of a handler that began the current attempt; 0: none did, as far as anybody knows: an attempt that nobody
+        # began uses up no retry.  -1: it was nacked or taken back.
+        sa.Column("begun", sa.BigInteger, nullable=False, server_default="0"),
         # Redelivery, one subscription at a time: a subscriber that is away costs one look, not one per row.
         sa.Index(f"tmc_consumption_{nn}_due", "subscription_no", "due_ms"),
         **_OPTIONS,

@@ -313,6 +313,7 @@ class TestRemoving:
         assert states == [ConsumptionState.CANCELLED, ConsumptionState.ACKED]
 
     def test_nothing_is_given_up_with_a_stale_copy(self, store: StoreUnderTest) -> None:
+        store.begin_handlers()
         number = store.submitted(room=1)
         store.catalog_store.change_delay_ms = DELAY_MS
         store.monotonic = lambda: time.monotonic() + 2 * DELAY_MS

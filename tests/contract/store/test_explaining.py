@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -281,18 +282,20 @@ def test_a_delivery_that_was_given_up(store: StoreUnderTest, explain: Explain) -
 
 
 def test_one_that_was_given_up_without_a_word(store: StoreUnderTest, explain: Explain) -> None:
+    store.begin_handlers()
     number = store.submitted(room=1)
     for _ in range(POLICY.max_retry + 1):
         store.clock.advance(3_600)
         store.redeliver(room=1)
-    assert "none was acked" in _only(explain(number)).sentence
+    assert "a handler began and never answered" in _only(explain(number)).sentence
 
 
 def test_an_error_is_that_of_its_attempt(store: StoreUnderTest, explain: Explain) -> None:
     number = store.submitted(room=1)
     store.perform(store.nack_of(number, 1))
-    for _ in range(POLICY.max_retry + 1):
-        store.clock.advance(3_600)
+    store.set_policy(replace(POLICY, max_age_ms=3_600_000))
+    for _ in range(2):
+        store.clock.advance(1_800)
         store.redeliver(room=1)
     assert "The last one was not answered; attempt 1 failed: broken." in _only(explain(number)).sentence
 

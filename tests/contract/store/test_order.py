@@ -166,6 +166,7 @@ def _reject(store: StoreUnderTest, number: int) -> None:
 
 
 def _use_up(store: StoreUnderTest, number: int) -> None:
+    store.begin_handlers()
     for _ in range(POLICY.max_retry + 1):
         store.clock.advance(60)
         store.redeliver(room=1)

@@ -18,6 +18,7 @@ HALF_A_MINUTE = RetryPolicy(interval_ms=10_000, max_retry=100, cap_ms=10_000, ma
 
 def attempts_until_given_up(store: StoreUnderTest, number: int) -> list[int]:
     """Seconds from now at which it was delivered, and last when it was given up."""
+    store.begin_handlers()
     began, seen = store.clock(), []
     for _ in range(1_000):
         if store.redeliver(room=None).moved:

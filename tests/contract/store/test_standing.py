@@ -71,15 +71,17 @@ def test_each_way_into_failed_is_counted_by_topic_and_subscriber(
         store.perform(*(store.nack_of(number, 1, reject=True) for number in numbers))
     elif way == "nack of the last try":
         for attempt in range(1, POLICY.max_retry + 2):
-            store.perform(*(store.nack_of(number, attempt, retry_after_ms=0) for number in numbers))
+            store.perform(*(store.nack_of(number, attempt) for number in numbers))
+            store.clock.advance(3600)
             store.redeliver(room=10)
     else:
+        store.begin_handlers()
         for _ in range(POLICY.max_retry + 1):
             store.clock.advance(3600)
             store.redeliver(room=None)
     assert {store.consumption_state(number) for number in numbers} == {ConsumptionState.FAILED}
     assert _failed_total(store) - before == 3
-    failed_ms = store.clock()
+    failed_ms = store.row(numbers[0]).closed_ms
     store.clock.advance(5)
     deliveries = _of(store, counts)[1]
     assert (deliveries.open, deliveries.failed, deliveries.oldest_failed_ms) == (0, 3, failed_ms)

@@ -26,6 +26,8 @@ class Life:
     attempt: int = 0
     tried: int = 0
     due: int | None = None
+    out_ms: int | None = None  # since when its last copy is out, with nobody known to have begun it
+    begun: int = 0
 
 
 class Lives(RuleBasedStateMachine):
@@ -72,9 +74,14 @@ class Lives(RuleBasedStateMachine):
                 life.due = self.store.clock() + life.operation.delay_ms
 
     def _tried(self, life: Life) -> None:
+        lost_ms = 0 if life.out_ms is None else self.store.clock() - life.out_ms
         life.attempt += 1
-        life.tried += 1
-        life.due = self.store.clock() + POLICY.delay_after_ms(life.tried)
+        life.tried += life.out_ms is None or not life.tried
+        wait_ms = POLICY.delay_after_ms(life.tried)
+        while life.out_ms is not None and wait_ms <= lost_ms and wait_ms < 300_000:
+            wait_ms = min(2 * wait_ms, 300_000)
+        life.due = self.store.clock() + wait_ms
+        life.out_ms, life.begun = self.store.clock(), 0
 
     @rule(life=messages, by_attempt=st.booleans())
     def rollback(self, life: Life, by_attempt: bool) -> None:
@@ -105,16 +112,29 @@ class Lives(RuleBasedStateMachine):
             assert isinstance(answer, TmcError)
             return
         assert answer == DONE
-        if reject or life.tried > POLICY.max_retry:
+        life.out_ms, life.begun = None, 0
+        if reject or (after is None and life.tried > POLICY.max_retry):
             life.duty, life.due = C.FAILED, None
+        elif after is None:
+            life.due = self.store.clock() + POLICY.delay_after_ms(life.tried)
         else:
-            life.due = self.store.clock() + (POLICY.delay_after_ms(life.tried) if after is None else after)
+            life.tried, life.due = max(0, life.tried - 1), self.store.clock() + after
 
     @rule(life=messages, attempt=st.integers(1, 5))
     def give_back(self, life: Life, attempt: int) -> None:
         self.store.perform(self.store.give_back_of(life.operation.number, attempt))
-        if life.duty is C.SCHEDULED and attempt == life.attempt:
-            life.tried, life.due = max(0, life.tried - 1), self.store.clock()
+        if life.duty is C.SCHEDULED and attempt == life.attempt and not life.begun:
+            life.tried, life.due, life.out_ms = max(0, life.tried - 1), self.store.clock(), None
+
+    @rule(life=messages, attempt=st.integers(1, 5), run=st.sampled_from([1, 2]))
+    def begin_a_handler(self, life: Life, attempt: int, run: int) -> None:
+        (answer,) = self.store.perform(self.store.extend_of(life.operation.number, attempt, 5_000, run))
+        if life.duty is not C.SCHEDULED or attempt != life.attempt or life.begun not in (0, run):
+            assert isinstance(answer, TmcError)
+            return
+        assert answer == DONE
+        life.begun, life.out_ms = run, None
+        life.due = max(life.due or 0, self.store.clock() + 5_000)
 
     @rule(life=messages)
     def reactivate(self, life: Life) -> None:
@@ -122,6 +142,7 @@ class Lives(RuleBasedStateMachine):
         if life.duty is C.FAILED:
             assert answer == DONE
             life.duty, life.tried, life.due = C.SCHEDULED, 0, self.store.clock()
+            life.out_ms, life.begun = None, 0
         else:
             assert isinstance(answer, TmcError)
 
@@ -132,7 +153,7 @@ class Lives(RuleBasedStateMachine):
         expected = set()
         for life in self.lives:
             if life.due is not None and life.due <= self.store.clock():
-                if life.tried > POLICY.max_retry:
+                if life.tried > POLICY.max_retry and life.out_ms is None:
                     life.duty, life.due = C.FAILED, None
                 else:
                     self._tried(life)

@@ -226,6 +226,7 @@ class TestDelivering:
         assert (row.attempt, row.tried, row.due_ms) == (0, 0, store.clock())
 
     def test_tries_fall_at_0_10_30_60_and_then_it_is_failed(self, store: StoreUnderTest) -> None:
+        store.begin_handlers()
         number = store.submitted()
         start, tries = store.clock(), []
         for _ in range(130):
@@ -249,6 +250,7 @@ class TestDelivering:
         assert store.redeliver(room=1) == Claimed(delivered=1)
 
     def test_a_used_up_row_fails_without_room_too(self, store: StoreUnderTest) -> None:
+        store.begin_handlers()
         number = store.submitted()
         for _ in range(4):
             store.redeliver(room=1)

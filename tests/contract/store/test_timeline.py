@@ -16,6 +16,7 @@ from tmc_server.domain.retry import RetryPolicy
 from tmc_server.requests.lookup import Lookup
 from tmc_server.requests.timeline import Event, EventKind, Timelines
 from tmc_server.store.engines import ShardMap
+from tmc_server.store.journal import DIED, LOST
 from tmc_server.store.reading import Reader
 
 Timeline = Callable[[int], Sequence[Event]]
@@ -70,21 +71,23 @@ def test_attempts_that_nobody_answers_and_the_operators_part(store: StoreUnderTe
     number = store.submitted(room=1)
     store.clock.advance(10)
     store.redeliver()
-    store.clock.advance(20)
-    store.redeliver()
+    store.begin_handlers()
+    for _ in range(2):
+        store.clock.advance(20)
+        store.redeliver()
     store.clock.advance(5)
     store.perform(store.reactivate_of(number))
     store.clock.advance(1)
     store.perform(store.cancel_of(number))
     assert _sentences(store, timeline(number), began)[2:] == [
         (0, f"Attempt 1 was handed over {BY}."),
-        (10, "Attempt 1 was not answered: no ack."),
-        (10, f"Attempt 2 was handed over {BY}."),
-        (30, "Attempt 2 was not answered: no ack."),
-        (30, "Alert, delivery failed: given up after attempt 2: no ack."),
-        (35, "Operator operator: reactivate consumption. Reason: test."),
-        (36, "Operator operator: cancel consumption. Reason: test."),
-        (36, "Cancelled after 2 attempts."),
+        (10, f"Attempt 1 was not answered: {LOST}."),
+        (30, f"Attempt 2 failed: {DIED}."),
+        (50, f"Attempt 3 failed: {DIED}."),
+        (50, f"Alert, delivery failed: given up after attempt 3: {DIED}."),
+        (55, "Operator operator: reactivate consumption. Reason: test."),
+        (56, "Operator operator: cancel consumption. Reason: test."),
+        (56, "Cancelled after 3 attempts."),
     ]
 
 

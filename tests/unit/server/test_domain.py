@@ -19,7 +19,7 @@ from tmc_server.domain.consumption import Budget, Row
 from tmc_server.domain.consumption import ConsumptionState as C
 from tmc_server.domain.ids import EPOCH_MS, IdGenerator, MessageId, created_ms
 from tmc_server.domain.message import Decided, MessageEvent, MessageState, digest_of
-from tmc_server.domain.numbers import MessageNumber
+from tmc_server.domain.numbers import ANSWERED, NO_RUN, MessageNumber, RunNumber
 from tmc_server.domain.placement import SHARDS, shard_of, shards_of
 from tmc_server.domain.retry import RetryKind, RetryPolicy
 from tmc_server.errors import AlreadyCommitted, AlreadyRolledBack, AttemptStale, ConsumptionClosed, NoIdentity
@@ -151,7 +151,7 @@ class TestConsumption:
         assert consumption.decide_give_back(self.ROW, attempt, 0, 0) is None
 
     def test_an_unsigned_copy_from_before_there_were_keys_comes_again_uncounted(self) -> None:
-        given_back = Row(C.SCHEDULED, attempt=2, tried=1, due_ms=9)
+        given_back = Row(C.SCHEDULED, attempt=2, tried=1, due_ms=9, begun=ANSWERED)
         assert consumption.decide_sign_again(self.ROW, 2, tried_ms=4, since_ms=5, now=9) == given_back
 
     @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ class TestConsumption:
 
     def test_the_last_nack_fails(self) -> None:
         last = Row(C.SCHEDULED, 4, 4, 50)
-        assert consumption.decide_nack(last, 4, self.POLICY, 0, self.BUDGET) == Row(C.FAILED, 4, 4, None)
+        assert consumption.decide_nack(last, 4, self.POLICY, 0, self.BUDGET) == Row(C.FAILED, 4, 4, None, ANSWERED)
 
     def test_due_rows(self) -> None:
         assert consumption.decide_due(self.ROW, self.POLICY, True, 100, self.BUDGET) == Row(C.SCHEDULED, 3, 3, 3100)
@@ -182,6 +182,48 @@ class TestConsumption:
             C.FAILED, 9, 4, None
         )
         assert consumption.decide_due(self.ROW, self.POLICY, False, 100, self.BUDGET) == Row(C.CANCELLED, 2, 2, None)
+
+    def test_a_copy_that_nobody_began_does_not_count_and_the_next_wait_is_longer(self) -> None:
+        waits = []
+        for lost_ms in (999, 1_000, 2_500, 100_000, 10_000_000):
+            after = consumption.decide_due(
+                Row(C.SCHEDULED, 7, 1, 0), self.POLICY, True, 0, self.BUDGET, lost_ms=lost_ms
+            )
+            assert (after.state, after.attempt, after.tried) == (C.SCHEDULED, 8, 1)
+            waits.append(after.due_ms)
+        assert waits == [1_000, 2_000, 4_000, 128_000, 300_000]
+
+    def test_a_policy_without_a_wait_still_waits_after_a_loss(self) -> None:
+        after = consumption.decide_due(
+            Row(C.SCHEDULED, 1, 1, 0), RetryPolicy(interval_ms=0), True, 0, self.BUDGET, lost_ms=700
+        )
+        assert after.due_ms == 1_024
+
+    def test_the_policys_own_wait_may_be_longer_than_that(self) -> None:
+        slow = RetryPolicy(interval_ms=900_000)
+        after = consumption.decide_due(Row(C.SCHEDULED, 1, 1, 0), slow, True, 0, self.BUDGET, lost_ms=10_000_000)
+        assert after.due_ms == 900_000
+
+    def test_one_run_of_an_attempt_begins_and_no_other(self) -> None:
+        first, second = RunNumber(11), RunNumber(12)
+        begun = consumption.decide_extend(self.ROW, 2, 10, 100, first)
+        assert begun == Row(C.SCHEDULED, 2, 2, 110, begun=first)
+        assert isinstance(begun, Row)
+        assert consumption.decide_extend(begun, 2, 10, 100, first) == begun  # its answer was lost
+        assert isinstance(consumption.decide_extend(begun, 2, 10, 100, second), AttemptStale)
+        assert consumption.decide_extend(begun, 2, 10, 100, NO_RUN) == begun  # a copy that waits for a handler
+        assert consumption.decide_give_back(begun, 2, 0, 0) is None
+
+    @pytest.mark.parametrize("retry_after_ms", [None, 5])
+    def test_no_run_begins_an_attempt_that_is_over(self, retry_after_ms: int | None) -> None:
+        over = consumption.decide_nack(self.ROW, 2, self.POLICY, 0, self.BUDGET, retry_after_ms=retry_after_ms)
+        assert isinstance(over, Row)
+        assert (over.begun, over.tried) == (ANSWERED, 2 if retry_after_ms is None else 1)
+        assert isinstance(consumption.decide_extend(over, 2, 10, 0, RunNumber(1)), AttemptStale)
+        assert consumption.decide_give_back(over, 2, 0, 0) is None
+        again = consumption.decide_nack(over, 2, self.POLICY, 0, self.BUDGET, retry_after_ms=7)
+        assert isinstance(again, Row)
+        assert again.tried == over.tried
 
     @pytest.mark.parametrize(("state", "event"), list(itertools.product(C, consumption.ConsumptionEvent)))
     def test_every_pair_is_an_arrow_or_no_source(self, state: C, event: consumption.ConsumptionEvent) -> None:

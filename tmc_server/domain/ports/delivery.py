@@ -14,7 +14,10 @@ from tmc_server.domain.operations import Answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """One copy of a message for one subscription, ready to be handed over. shard, number, subscription name its row."""
+    """One copy of a message for one subscription, ready to be handed over. shard, number, subscription name its row.
+
+    redelivered: the copy before it was handed over, and nobody answered: its consumer may have died over it.
+    """
 
     shard: Shard
     number: MessageNumber
@@ -26,6 +29,7 @@ class Copy:
     body: bytes
     content_type: str
     headers: Mapping[str, str]
+    redelivered: bool = False
 
 
 class Outlet(Protocol):
@@ -82,8 +86,15 @@ class ForwardAnswers(Protocol):
     def acknowledge(self, copies: Sequence[Copy]) -> None:
         """They were forwarded: that is all there was to do."""
 
-    def refuse(self, copies: Sequence[Copy], error: str) -> None:
-        """Forwarding failed: a failed attempt, retried by the subscription's policy."""
+    def refuse(self, copies: Sequence[Copy], error: str, *, final: bool = False) -> None:
+        """The target refused them: a failed attempt, retried by the subscription's policy. final: never tried again."""
+
+    def complain(self, subscription: SubscriptionNumber, detail: str) -> None:
+        """Alert the owner: the target has been refusing for a while, uncounted."""
+
+
+class ForwarderUnavailable(Exception):
+    """This server cannot forward to targets of this kind, for example because their address is not configured."""
 
 
 class Forwarding(Protocol):
