@@ -10,8 +10,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,20 @@ def nack(error: str, *, reject: bool = False, retry_after: timedelta | None = No
     return answer
 
 
+def not_begun(message: Message) -> tuple[sender.Kind, Any]:
+    """No handler was called."""
+    return sender.NACK, consumption_pb2.NackRequest(message_id=message.id, attempt=message.attempt, not_begun=True)
+
+
+_AROUND: list[tuple[Callable[[], None], Callable[[], None]]] = []
+
+
+def around_handlers(before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Have a framework's connections looked after: called in the thread of each handler. Must not raise."""
+    if (before, after) not in _AROUND:
+        _AROUND.append((before, after))
+
+
 class Calling:
     """loop: where `async def` handlers run."""
 
@@ -76,7 +91,19 @@ class Calling:
             checked.add(id(inbox))
 
     def handle(self, runs: Sequence[Run]) -> Sequence[Answer]:
-        """Call the handler. Returns: the answers for the center, one per run."""
+        """Call the handler. Returns: the answers for the center, one per run.
+
+        Raises InboxDown: nothing was handled, or nobody knows whether it was.
+        """
+        for before, _ in _AROUND:
+            before()
+        try:
+            return self._handle(runs)
+        finally:
+            for _, after in _AROUND:
+                after()
+
+    def _handle(self, runs: Sequence[Run]) -> Sequence[Answer]:
         listener = self._listeners.by_topic.get(runs[0].message.topic)
         if listener is None or listener.batch is None:
             (run,) = runs
@@ -104,6 +131,8 @@ class Calling:
                     raise errors.NotFound(
                         f"nothing here listens to {message.topic}: add a listener or attach a MessageConsumer"
                     )
+        except errors.InboxDown:
+            raise
         except _OUTCOMES as exc:
             return _outcome(message, exc)
         except Exception as exc:
@@ -119,6 +148,8 @@ class Calling:
         try:
             with tracing.handling([run.message for run in runs], time.monotonic() - runs[0].arrived):
                 self._call(listener, runs, bodies)
+        except errors.InboxDown:
+            raise
         except errors.Later as exc:
             return {run.message.id: _outcome(run.message, exc) for run in runs}
         except Exception as exc:
@@ -140,7 +171,9 @@ class Calling:
         elif listener.inbox.is_async:
             self._await(self._with_async_inbox(listener, listener.inbox, messages, bodies), runs)
         else:
-            with listener.inbox.once_each(messages) as effects:
+            with ExitStack() as stack:
+                with _opening():
+                    effects = stack.enter_context(listener.inbox.once_each(messages))
                 if effects.messages:
                     self._invoke(listener, effects.messages, bodies, effects.handle, runs)
 
@@ -161,7 +194,9 @@ class Calling:
     async def _with_async_inbox(
         self, listener: Listener, inbox: SqlInbox, messages: Sequence[Message], bodies: Mapping[str, Any]
     ) -> None:
-        async with inbox.once_async(messages) as effects:
+        async with AsyncExitStack() as stack:
+            with _opening():
+                effects = await stack.enter_async_context(inbox.once_async(messages))
             if effects.messages:
                 await _called(listener, effects.messages, bodies, effects.handle)()
 
@@ -192,6 +227,17 @@ class Calling:
             tasks[0].result()
         except asyncio.CancelledError as exc:
             raise CancelledError from exc  # an Exception: this thread itself was not cancelled
+
+
+@contextmanager
+def _opening() -> Iterator[None]:
+    """What fails before a handler begins is no failure of it, but for a message that comes out of order."""
+    try:
+        yield
+    except (errors.OutOfOrder, errors.InboxDown):
+        raise
+    except Exception as exc:
+        raise errors.InboxDown(_text(exc)) from exc
 
 
 def _called(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +26,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from tmc_client import errors, sender, wire
-from tmc_client.batches import BatchSize
 from tmc_client.codecs import Topic
 from tmc_client.connection import Identity, abandon, watch_forks
 from tmc_client.handling import ANSWER_TIMEOUT_S, Handling
@@ -33,13 +33,14 @@ from tmc_client.listeners import Listeners, MessageConsumer
 from tmc_client.received import Message, Transport
 from tmc_client.screening import Calls, Screen
 from tmc_client.transports.stream import StreamTransport
+from tmc_client.turns import BatchSize
 from tmc_common.protocol import consumption_pb2
 
 if TYPE_CHECKING:
     from tmc_client.aio import AsyncCenter
     from tmc_client.center import Center
     from tmc_client.inbox import SqlInbox
-    from tmc_client.transports.rabbitmq import Broker
+    from tmc_client.transports.rabbitmq import Plan
 
 log = logging.getLogger("tmc_client.consumer")
 
@@ -62,8 +63,10 @@ class Consumer:
     center: from `tmc_client.connect` or `tmc_client.aio.connect`.
     concurrency: handlers at once.  prefetch: copies fetched ahead; by default four times the concurrency.
     max_handling: how long a handler may run; one that runs longer is given up, its message nacked, the owner alerted.
+    grace: how long `stop`, or `run` after a signal, waits for running handlers.
     broker_user, broker_password: credentials for RabbitMQ, if the center delivers through it; by default
     TMC_BROKER_USER and TMC_BROKER_PASSWORD of the environment, or guest. The center provides the broker's address.
+    broker_tls: for a broker with certificates of a private authority, ssl.create_default_context(cafile="ca.pem").
     """
 
     def __init__(
@@ -75,7 +78,11 @@ class Consumer:
         max_handling: timedelta = _MAX_HANDLING,
         broker_user: str | None = None,
         broker_password: str | None = None,
+        broker_tls: ssl.SSLContext | None = None,
+        grace: timedelta = timedelta(seconds=30),
     ) -> None:
+        self._broker_tls = broker_tls
+        self._grace = grace
         self._center = _blocking(center)
         self._concurrency = concurrency
         self._prefetch = prefetch or concurrency * 4
@@ -97,7 +104,9 @@ class Consumer:
         )
         calls = Calls(describe=self._describe, report=self._report_forged, unsigned=self._ask_for_a_signed_one)
         self._screen = Screen(calls, self._handling.arrive)
+        self._complained: Sequence[str] = ()
         self._stop_requested = threading.Event()
+        self._stopped = False
         self._stopping_since = 0.0
 
     def after_fork(self) -> None:
@@ -141,17 +150,35 @@ class Consumer:
         """Number of copies that were dropped because the center did not sign them."""
         return self._screen.forged
 
+    def health(self) -> Sequence[str]:
+        """What keeps this consumer from handling messages, a sentence each; none: it is well.
+
+        Its transport is down, a queue cannot be read, a listener waits for its inbox, or all handlers hang.
+        """
+        found = [self._handling.broken] if self._handling.broken else []
+        if self._transport is None:
+            found.append("the center has not said yet how copies are delivered")
+        else:
+            found += [f"{name} cannot be read" for name in self._transport.unread]
+        return [*found, *(f"the listener of {topic} is paused: its inbox is down" for topic in self._handling.paused)]
+
     def listener(
-        self, topic: Topic[Any] | str, *, inbox: SqlInbox | None = None, max_handling: timedelta | None = None
+        self,
+        topic: Topic[Any] | str,
+        *,
+        inbox: SqlInbox | None = None,
+        max_handling: timedelta | None = None,
+        concurrency: int | None = None,
     ) -> Callable[[Handler], Handler]:
         """Handle a topic's messages with the decorated function, `def` or `async def`.
 
         Its first parameter is the body, read as annotated. A parameter annotated `Message` gets the message, one named
         `session` the inbox's session. Without `inbox` the handler may run more than once per message: make it
-        idempotent. max_handling: for this topic instead of the consumer's.
+        idempotent. max_handling: for this topic instead of the consumer's.  concurrency: calls of this function at once,
+        if less than the consumer's; topics take turns in any case.
         """
         _demand_topic(topic, "listener")
-        return self._registering(topic, inbox, max_handling, None)
+        return self._registering(topic, inbox, max_handling, None, concurrency)
 
     def batch_listener(
         self,
@@ -161,6 +188,7 @@ class Consumer:
         max_wait: timedelta = timedelta(milliseconds=100),
         inbox: SqlInbox | None = None,
         max_handling: timedelta | None = None,
+        concurrency: int | None = None,
     ) -> Callable[[Handler], Handler]:
         """Handle a topic's messages in batches: one call, and with an inbox one transaction, for many.
 
@@ -182,15 +210,24 @@ class Consumer:
                 f"max_messages={max_messages} needs a prefetch of at least that, this consumer has {self._prefetch}: "
                 f"give tmc.Consumer(center, prefetch={4 * max_messages})"
             )
-        return self._registering(topic, inbox, max_handling, size)
+        return self._registering(topic, inbox, max_handling, size, concurrency)
 
     def _registering(
-        self, topic: Topic[Any] | str, inbox: SqlInbox | None, max_handling: timedelta | None, batch: BatchSize | None
+        self,
+        topic: Topic[Any] | str,
+        inbox: SqlInbox | None,
+        max_handling: timedelta | None,
+        batch: BatchSize | None,
+        concurrency: int | None,
     ) -> Callable[[Handler], Handler]:
         declared = topic if isinstance(topic, Topic) else Topic(topic)
+        if concurrency is not None and not 1 <= concurrency <= self._concurrency:
+            raise ValueError(
+                f"concurrency={concurrency}: 1 to {self._concurrency}, what the consumer has; give it more there first"
+            )
 
         def register(handler: Handler) -> Handler:
-            self._listeners.add(declared, handler, inbox, max_handling, batch)
+            self._listeners.add(declared, handler, inbox, max_handling, batch, concurrency)
             return handler
 
         return register
@@ -249,7 +286,15 @@ class Consumer:
         except ModuleNotFoundError as exc:
             raise errors.InvalidRequest(f"this center delivers through RabbitMQ: install {exc.name}") from exc
         credentials = rabbitmq.Credentials(*self._credentials)
-        return rabbitmq.RabbitTransport(self._queues, credentials, self._prefetch, self._screen)
+        return rabbitmq.RabbitTransport(
+            self._queues,
+            credentials,
+            self._prefetch,
+            self._screen,
+            concurrency=self._concurrency,
+            tls=self._broker_tls,
+            on_lost=self._handling.keeper.hurry,
+        )
 
     def _describe(self) -> consumption_pb2.DescribeSubscriptionsResponse:
         """Ask the center for our subscriptions. Raises TmcError."""
@@ -277,29 +322,46 @@ class Consumer:
         except grpc.RpcError as exc:
             raise wire.from_rpc(exc) from exc
 
-    def _queues(self) -> tuple[Broker, Sequence[str]]:
-        """The broker and the queues of the topics handled here. Raises TmcError: one of them has no queue yet."""
-        from tmc_client.transports.rabbitmq import Broker
+    def _queues(self) -> Plan:
+        """The broker and the queues of the topics handled here. Raises TmcError: none of them has a queue yet."""
+        from tmc_client.transports.rabbitmq import Broker, Plan
 
         plan = self._describe()
         queues = {found.topic: found.queue for found in plan.subscriptions}
         handled = self._listeners.by_topic
         wanted = list(queues) if self._listeners.everything is not None else list(handled)
         missing = sorted(set(handled) - set(queues))
-        if missing or not wanted:
+        if len(missing) == len(wanted):
             raise errors.NotFound(_not_subscribed(self._center.identity.app, missing))
+        if missing and missing != self._complained:
+            log.error("%s; the other topics are consumed", _not_subscribed(self._center.identity.app, missing))
+        self._complained = missing
         broker = plan.broker
         where = Broker(host=broker.host, port=broker.port, virtual_host=broker.virtual_host, tls=broker.tls)
-        return where, sorted({queues[topic] for topic in wanted})
+        return Plan(
+            broker=where, queues=sorted({queues[topic] for topic in wanted if topic in queues}), missing=missing
+        )
 
-    def stop(self, grace: timedelta = timedelta(seconds=30)) -> None:
-        """Stop receiving, let running handlers finish, store their acks. Copies not yet handled are redelivered."""
+    def stop(self, grace: timedelta | None = None) -> None:
+        """Stop receiving, give back what no handler has begun, let running handlers finish, store their acks.
+
+        grace: how long to wait for the handlers; by default the consumer's. A second call does nothing.
+        """
         self._request_stop()
         with self._transport_lock:
-            transport = self._transport
+            transport, done, self._stopped = self._transport, self._stopped, True
+        if done:
+            return
+        grace = self._grace if grace is None else grace
         if transport is not None:
             transport.stop()
-        self._handling.wait_idle(grace.total_seconds())
+        self._handling.give_back_waiting()
+        if not self._handling.wait_idle(grace.total_seconds()):
+            log.warning(
+                "stopped after a grace of %g s, before these messages were handled: %s; they are delivered again",
+                grace.total_seconds(),
+                ", ".join(self._handling.running) or "none",
+            )
         self._handling.stop()
         self._center.sender.flush(grace.total_seconds())
         if transport is not None:

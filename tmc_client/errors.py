@@ -11,7 +11,8 @@
     |-- Decided                   the message was already decided the other way, or the delivery is closed
     |-- Overloaded      retryable repeat after .retry_after
     |-- Unavailable     retryable the center is away or restarting
-    |   `-- DeadlineExceeded      no answer in time: the outcome is unknown, a retry with the same ids is safe
+    |   |-- DeadlineExceeded      no answer in time: the outcome is unknown, a retry with the same ids is safe
+    |   `-- InboxDown             a handler's inbox cannot be used: its messages wait
     |-- Fenced                    the center knows that this transaction was rolled back: it must not commit
     `-- CenterFault               a fault of the center: its operators find it by the id in the text
 
@@ -94,6 +95,10 @@ class Unavailable(TmcError):
 
 class DeadlineExceeded(Unavailable):
     """No answer in time. The call may have taken effect: retry with the same ids, or look up the message."""
+
+
+class InboxDown(Unavailable):
+    """The inbox of a handler cannot be used, mostly because its database is down: the message comes again, uncounted."""
 
 
 class Fenced(TmcError):

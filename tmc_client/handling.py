@@ -8,24 +8,26 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from tmc_client import errors
-from tmc_client.batches import Batch
-from tmc_client.calling import Answer, Calling, ack, nack
+from tmc_client.calling import Answer, Calling, ack, nack, not_begun
 from tmc_client.connection import abandon
 from tmc_client.keeping import Keeper
 from tmc_client.listeners import Listeners
 from tmc_client.received import Message, Receipt
 from tmc_client.runs import Run, Runs
 from tmc_client.sender import Sender
+from tmc_client.turns import Turn, Turns
 from tmc_client.workers import HANDLERS, Workers
 from tmc_common import tracing
 
 log = logging.getLogger("tmc_client.consumer")
 
 ANSWER_TIMEOUT_S = 120.0
+_ASK_AGAIN_S = 0.5
 
 
 class Handling:
@@ -54,11 +56,12 @@ class Handling:
         self.keeper = Keeper(answers, monotonic, watch=self.give_up_overdue)
         self._runs = Runs(self.keeper.begin, self.keeper.end, monotonic)
         self._workers: Workers | None = None
-        self._batches: dict[str, Batch] = {}
+        self._turns = Turns(concurrency)
+        self._turn_of: dict[Run, Turn] = {}  # of those whose handlers have begun
         self._calling = Calling(listeners, self._running_loop)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
-        self._stopping = False
+        self._stopping = threading.Event()
         self.broken = ""
         self.arrived = 0
 
@@ -68,19 +71,23 @@ class Handling:
         return self._runs.hanging
 
     @property
+    def running(self) -> Sequence[str]:
+        """Ids of the messages whose handlers run, and of those that wait for one."""
+        return self._runs.active
+
+    @property
     def threads(self) -> int:
         """Threads that take work; 0: not started."""
         return self._workers.count if self._workers is not None else 0
 
     def start(self) -> None:
-        self._workers = Workers(self._concurrency)
-        self._batches = {
-            topic: Batch(listener.batch) for topic, listener in self._listeners.by_topic.items() if listener.batch
-        }
+        for topic, listener in self._listeners.by_topic.items():
+            self._turns.open(topic, listener.concurrency, listener.batch)
         if self._listeners.need_a_loop:
             self._loop = asyncio.new_event_loop()
             self._loop_thread = threading.Thread(target=self._run_loop, name=HANDLERS, daemon=True)
             self._loop_thread.start()
+        self._workers = Workers(self._concurrency, self._work)
         self.keeper.start()
 
     def check_inboxes(self) -> None:
@@ -91,11 +98,22 @@ class Handling:
         assert self._loop is not None
         return self._loop
 
+    @property
+    def paused(self) -> Sequence[str]:
+        """Topics whose listeners wait for their inboxes."""
+        return self._turns.paused
+
     def begin_no_more(self) -> None:
-        """Start no more handlers: the center redelivers queued messages; running handlers may finish."""
-        self._stopping = True
-        for batch in self._batches.values():
-            batch.stop()
+        """Start no more handlers; running ones may finish."""
+        self._stopping.set()
+        self._turns.stop()
+
+    def give_back_waiting(self) -> int:
+        """Give the messages that no handler has begun back to the center. After `begin_no_more`. Returns: how many."""
+        left = self._turns.left()
+        for run in left:
+            self._give_back(run)
+        return len(left)
 
     def wait_idle(self, seconds: float) -> bool:
         """Wait until no handler runs or waits, except those given up. Returns False on timeout."""
@@ -104,8 +122,7 @@ class Handling:
     def stop(self) -> None:
         """End threads and loop. Handlers that still run lose their loop, or keep their daemon thread."""
         self.begin_no_more()
-        if self._workers is not None:
-            self._workers.stop()
+        self.give_back_waiting()
         if self._loop is not None and self._loop_thread is not None:
             asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop)
             self._loop_thread.join(5)
@@ -124,36 +141,76 @@ class Handling:
 
     def arrive(self, message: Message, receipt: Receipt) -> None:
         """A genuine copy came: run its handler, unless its message is being handled. See received.OnMessage."""
-        assert self._workers is not None
         run = self._runs.arrive(message, receipt, self._listeners.limit_s(message.topic))
         self.arrived += 1  # after its run is registered, so that `wait_idle` covers every copy that is counted
-        if run is None:
-            return
-        batch = self._batches.get(message.topic)
-        if batch is None:
-            self._workers.submit(partial(self._work, (run,)))
-        elif batch.add(run):
-            self._workers.submit(partial(self._work_batch, batch))
+        if run is not None and not self._turns.add(run):
+            self._give_back(run)
 
-    def _work_batch(self, batch: Batch) -> None:
-        if runs := batch.take():
-            self._work(runs)
-
-    def _work(self, runs: Sequence[Run]) -> None:
-        """Call the handler of one message or batch and send the answers. Runs in a worker thread."""
-        begun = not self._stopping
+    def _work(self) -> bool:
+        """Take a turn: call the handler of one message or batch and send the answers. Returns False: there are no more."""
+        turn = self._turns.take()
+        if turn is None:
+            return False
+        runs = [run for run in turn.runs if not run.is_suspect or self._may_begin(run)]
         answers: Sequence[Answer | None] = [None] * len(runs)
-        if begun:
-            for run in runs:
-                self._runs.begin(run)
-            try:
+        for run in runs:
+            self._runs.begin(run)
+            self._turn_of[run] = turn
+        try:
+            if runs:
                 answers = self._calling.handle(runs)
-            except BaseException as exc:  # noqa: BLE001 - SystemExit in a handler must not end this thread
-                log.error("message %s could not be answered: %r", runs[0].message.id, exc)
+        except errors.InboxDown as exc:
+            answers = [self._postponed(turn, exc)] * len(runs)
+        except BaseException as exc:  # noqa: BLE001 - SystemExit in a handler must not end this thread
+            log.error("message %s could not be answered: %r", runs[0].message.id, exc)
+        else:
+            if runs and turn.probes:
+                self._resumed(turn)
         for run, answer in zip(runs, answers, strict=True):
-            self._ended(run, answer, begun)
+            self._turn_of.pop(run, None)
+            self._ended(run, answer)
+        self._turns.end(turn)
+        return True
 
-    def _ended(self, run: Run, answer: Answer | None, begun: bool) -> None:
+    def _may_begin(self, run: Run) -> bool:
+        """Ask the center whether the handler of a suspect may begin; if not, the message is left to others. Blocks."""
+        while not self._stopping.is_set():
+            try:
+                self.keeper.ask(run).result()
+            except (errors.Decided, errors.NotFound) as exc:
+                log.debug("message %s is not handled here: %s", run.message.id, exc)
+                self._ended(run, None)
+                return False
+            except errors.TmcError as exc:
+                log.debug("whether message %s may be handled is not known yet: %s", run.message.id, exc)
+                self._stopping.wait(_ASK_AGAIN_S)
+            else:
+                return True
+        self._give_back(run)
+        return False
+
+    def _postponed(self, turn: Turn, exc: errors.InboxDown) -> Answer:
+        """The inbox of a listener cannot be used: no handler's fault, so the message comes again, uncounted."""
+        pause_s, topic = self._turns.pause(turn), turn.runs[0].message.topic
+        log.error(
+            "message %s comes again, and the listener of %s is paused for %.0f s: its inbox cannot be used: %s",
+            turn.runs[0].message.id,
+            topic,
+            pause_s,
+            exc,
+            exc_info=None if turn.is_paused_again else exc.__cause__,
+        )
+        return nack(f"its inbox cannot be used: {exc}", retry_after=timedelta(seconds=pause_s))
+
+    def _resumed(self, turn: Turn) -> None:
+        self._turns.resume(turn)
+        log.info("the listener of %s works again", turn.runs[0].message.topic)
+
+    def _give_back(self, run: Run) -> None:
+        """No handler has begun it: the center delivers it again at once, uncounted."""
+        self._ended(run, not_begun)
+
+    def _ended(self, run: Run, answer: Answer | None) -> None:
         if not self._runs.end(run):
             self._came_back(run, answer)
             return
@@ -161,9 +218,7 @@ class Handling:
         self._runs.answered(run)
         for receipt in run.receipts:
             receipt.handled()
-        if not begun:
-            self._runs.forget(run)  # the center delivers it again
-        elif stored is None:
+        if stored is None:
             self._forget(run, done=False)
         else:
             stored.add_done_callback(partial(self._on_stored, run, answer))
@@ -210,6 +265,8 @@ class Handling:
         log.error("message %s of %s, attempt %d: %s", message.id, message.topic, message.attempt, error)
         assert self._workers is not None
         assert run.thread is not None
+        if run in self._turn_of:
+            self._turns.end(self._turn_of.pop(run))
         self._workers.replace(run.thread)
         stored = self._answer(run, nack(error, hangs=True))
         for receipt in run.receipts:
@@ -235,7 +292,8 @@ class Handling:
             "messages, its process must be started again"
         )
         log.critical(self.broken)
-        self._stopping = True
+        self.begin_no_more()
+        self.give_back_waiting()
         self._on_broken()
 
 

@@ -10,9 +10,17 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,7 +33,7 @@ from tmc_client.local.engines import Source, engine_of
 from tmc_client.local.sessions import SessionTransaction
 from tmc_client.producer import duration
 from tmc_client.received import Message
-from tmc_client.tables import inbox, inbox_order
+from tmc_client.tables import inbox, inbox_order, inexact
 
 LEAST_AGE = timedelta(days=7)
 _PAGE = 1_000
@@ -62,6 +70,7 @@ class SqlInbox:
                 "function that returns a connection."
             )
         self._connect = connect
+        self._compares_exactly = False  # seen once, of whatever database
         self.stays_in_thread = stays_in_thread
         self.is_async = is_of_asyncio(connect)
 
@@ -72,11 +81,13 @@ class SqlInbox:
         """
         with _closed(self._connect()) as source:
             _check(_local(source))
+        self._compares_exactly = True
 
     async def check_async(self) -> None:
         """As `check`, of an inbox that makes AsyncSessions."""
         async with self._connect() as session:
             await session.run_sync(lambda _: _check(SessionTransaction(session.sync_session)))
+        self._compares_exactly = True
 
     @contextmanager
     def once(self, message: Message) -> Iterator[Any]:
@@ -91,28 +102,61 @@ class SqlInbox:
     @contextmanager
     def once_each(self, messages: Sequence[Message]) -> Iterator[Effects]:
         """As `once`, of several messages in one transaction."""
-        with _closed(self._connect()) as source:
-            handling = _Handling(lambda: _local(source), messages)
-            effects = handling.begin()
+        with ExitStack() as stack:
+            handling, effects = self._begun(stack, messages)
+            self._compares_exactly = True
             try:
                 yield effects
-            except BaseException:
-                handling.fail()
+            except BaseException as exc:
+                handling.fail(exc)
                 raise
             handling.end()
+
+    def _begun(self, stack: ExitStack, messages: Sequence[Message]) -> tuple[_Handling, Effects]:
+        """Begin, once more if the first connection turns out to be lost: a pool keeps those that a server has closed."""
+        source = stack.enter_context(_closed(self._connect()))
+        handling = _Handling(partial(_local, source), messages, checks=not self._compares_exactly)
+        try:
+            return handling, handling.begin()
+        except Exception as exc:
+            if not handling.is_lost(exc):
+                raise
+        stack.close()
+        source = stack.enter_context(_closed(self._connect()))
+        handling = _Handling(partial(_local, source), messages, checks=not self._compares_exactly)
+        return handling, handling.begin()
 
     @asynccontextmanager
     async def once_async(self, messages: Sequence[Message]) -> AsyncIterator[Effects]:
         """As `once_each`, of an inbox that makes AsyncSessions."""
-        async with self._connect() as session:
-            handling = _Handling(lambda: SessionTransaction(session.sync_session), messages)
-            effects = await session.run_sync(lambda _: handling.begin())
+        async with AsyncExitStack() as stack:
+            handling, effects = await self._begun_async(stack, messages)
+            self._compares_exactly = True
             try:
-                yield Effects(handle=session, messages=effects.messages)
-            except BaseException:
-                await session.run_sync(lambda _: handling.fail())
+                yield effects
+            except BaseException as exc:
+                lost = exc
+                await effects.handle.run_sync(lambda _: handling.fail(lost))
                 raise
-            await session.run_sync(lambda _: handling.end())
+            await effects.handle.run_sync(lambda _: handling.end())
+
+    async def _begun_async(self, stack: AsyncExitStack, messages: Sequence[Message]) -> tuple[_Handling, Effects]:
+        session = await stack.enter_async_context(self._connect())
+        handling = _Handling(
+            partial(SessionTransaction, session.sync_session), messages, checks=not self._compares_exactly
+        )
+        try:
+            effects = await session.run_sync(lambda _: handling.begin())
+        except Exception as exc:
+            if not handling.is_lost(exc):
+                raise
+            await stack.aclose()
+            session = await stack.enter_async_context(self._connect())
+            handling = _Handling(
+                partial(SessionTransaction, session.sync_session), messages, checks=not self._compares_exactly
+            )
+            effects = await session.run_sync(lambda _: handling.begin())
+        return handling, Effects(handle=session, messages=effects.messages)
 
 
 def _closed(source: Any) -> AbstractContextManager[Any]:
@@ -145,6 +189,7 @@ def _check(local: LocalTransaction) -> None:
     try:
         for table in (inbox, inbox_order):
             local.run(sa.select(table).where(sa.false()), {}).fetchall()
+        _demand_exact(local)
     except Exception as exc:
         local.roll_back()
         local.explain(exc, inbox, inbox_order)
@@ -155,11 +200,21 @@ def _check(local: LocalTransaction) -> None:
         local.stop()
 
 
+def _demand_exact(local: LocalTransaction) -> None:
+    """Raises InvalidRequest: the table takes different subscribers for the same."""
+    dialect = local.engine.dialect if local.engine is not None else getattr(local, "dialect", None)
+    if dialect is not None and (sentence := inexact(local.run, dialect.name, inbox)):
+        raise errors.InvalidRequest(sentence)
+
+
 class _Handling:
     """One transaction with the inbox rows of these messages. local: begins another one on the same connection."""
 
-    def __init__(self, local: Callable[[], LocalTransaction], messages: Sequence[Message]) -> None:
+    def __init__(self, local: Callable[[], LocalTransaction], messages: Sequence[Message], *, checks: bool) -> None:
+        """checks: whether to look at how the table compares first."""
         self._new = local
+        self._checks = checks
+        self._local: Any = None
         # Of an order key in their order; a single message and those without an order key stay where they are.
         self._messages = sorted(messages, key=lambda message: message.sequence or 0)
 
@@ -169,38 +224,49 @@ class _Handling:
             self._local = self._new()
             self._local.begin(_PLACE, lends_commit=True)
             try:
+                if self._checks:
+                    _demand_exact(self._local)
                 happened = self._note() or {
                     message.id for message in _by_line(self._messages) if not self._in_turn(message)
                 }
                 if not happened and self._messages:
                     return Effects(handle=self._local.handle, messages=tuple(self._messages))
             except BaseException:
-                self.fail()
+                self._undo()
                 raise
-            self.fail()
+            self._undo()
             self._messages = [message for message in self._messages if message.id not in happened]
             if not self._messages:
                 return Effects(handle=None, messages=())
 
+    def is_lost(self, exc: BaseException) -> bool:
+        return self._local is not None and self._local.is_lost(exc)
+
     def end(self) -> None:
-        """Commit, unless a block inside has committed for both."""
+        """Commit, unless a block inside has committed for both. Raises InboxDown: the connection is lost."""
         if not self._messages:
             return
         try:
             self._local.verify()
             if not self._local.committed:
                 self._local.commit()
-        except BaseException:
-            self._local.roll_back()
+        except BaseException as exc:
+            self.fail(exc)
             raise
-        finally:
+        else:
             self._local.stop()
 
-    def fail(self) -> None:
-        """Roll back."""
+    def fail(self, exc: BaseException) -> None:
+        """Roll back. Raises InboxDown if it is over because the connection is lost, which is no failure of the handler."""
         if self._messages:
-            self._local.roll_back()
-            self._local.stop()
+            lost = isinstance(exc, Exception) and self.is_lost(exc)
+            self._undo()
+            if lost:
+                raise errors.InboxDown(f"{type(exc).__name__}: {exc}") from exc
+
+    def _undo(self) -> None:
+        self._local.roll_back()
+        self._local.stop()
 
     def _note(self) -> set[str]:
         """Insert the rows. Returns: which messages have had their effect; if any, nothing is inserted."""

@@ -1,6 +1,7 @@
 """Sends Extends repeatedly, so that the center sends no second copy while the first is being handled.
 
-Copies that were fetched and wait for a free handler count as being handled.
+Copies that were fetched and wait for a free handler are extended too. Once a handler has begun, its Extends say so: if it
+never answers, the attempt counts.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 from tmc_client import errors, sender
 from tmc_client.received import Message
+from tmc_client.runs import Run
 from tmc_client.sender import Sender
 from tmc_common.protocol import consumption_pb2
 
@@ -28,7 +32,7 @@ _TIMEOUT_S = 10.0
 
 @dataclass(kw_only=True, slots=True)
 class _Work:
-    message: Message
+    run: Run
     every_s: float
     due: float
 
@@ -71,13 +75,13 @@ class Keeper:
         if self._thread is not None:
             self._thread.join(5)
 
-    def begin(self, message: Message) -> None:
-        """Start extending this message; a newer copy replaces an older one."""
-        known_s = message.interval_ms / 2000 or self._every_s.get(message.topic, _UNKNOWN_S)
-        every_s = max(known_s, _LEAST_S)
+    def begin(self, run: Run) -> None:
+        """Start extending this message, or continue with its newest copy."""
+        message = run.message
+        every_s = self._every(message)
         with self._lock:
             due = self._monotonic() + min(every_s, _FIRST_S)
-            self._work[message.id] = _Work(message=message, every_s=every_s, due=due)
+            self._work[message.id] = _Work(run=run, every_s=every_s, due=due)
             if due < self._wakes_at:
                 self._condition.notify()
 
@@ -89,7 +93,15 @@ class Keeper:
         """The newest copy of a message that is kept."""
         with self._lock:
             work = self._work.get(message_id)
-        return work.message if work is not None else None
+        return work.run.message if work is not None else None
+
+    def hurry(self) -> None:
+        """Extend everything at once: its copies may come to other consumers, which ask the center who handles them."""
+        with self._condition:
+            for work in self._work.values():
+                work.due = 0.0
+            self._wakes_at = 0.0
+            self._condition.notify()
 
     def run_once(self) -> int:
         """Extend what is due. Returns: how many."""
@@ -99,13 +111,26 @@ class Keeper:
             for work in due:
                 work.due = now + work.every_s
         for work in due:
-            extend_s = max(2 * work.every_s, _LEAST_EXTENSION_S)
-            request = consumption_pb2.ExtendRequest(
-                message_id=work.message.id, attempt=work.message.attempt, extend_ms=round(extend_s * 1000)
-            )
             # Ignore errors: after a refusal a newer copy is on its way, after an outage the next Extend may work.
-            self._sender.send(sender.EXTEND, request, _TIMEOUT_S)
+            self._extend(work.run, work.every_s, work.run.begun)
         return len(due)
+
+    def ask(self, run: Run) -> Future[Any]:
+        """Tell the center that the handler of this run begins. Returns: the answer; errors.Decided: it must not."""
+        return self._extend(run, self._every(run.message), run.number)
+
+    def _extend(self, run: Run, every_s: float, begun: int) -> Future[Any]:
+        request = consumption_pb2.ExtendRequest(
+            message_id=run.message.id,
+            attempt=run.message.attempt,
+            extend_ms=round(max(2 * every_s, _LEAST_EXTENSION_S) * 1000),
+            run=begun,
+        )
+        return self._sender.send(sender.EXTEND, request, _TIMEOUT_S)
+
+    def _every(self, message: Message) -> float:
+        known_s = message.interval_ms / 2000 or self._every_s.get(message.topic, _UNKNOWN_S)
+        return max(known_s, _LEAST_S)
 
     def _run(self) -> None:
         while True:

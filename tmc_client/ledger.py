@@ -22,7 +22,7 @@ from tmc_client.answered import SOME
 from tmc_client.connection import watch_forks
 from tmc_client.local.engines import Source, engine_of
 from tmc_client.producer import Prepared, Producer, wait
-from tmc_client.tables import ledger, ledger_info, metadata, raise_if_lacking
+from tmc_client.tables import compare_exactly, ledger, ledger_info, metadata, raise_if_lacking
 
 log = logging.getLogger("tmc_client.ledger")
 
@@ -34,7 +34,7 @@ _SETTLE_EVERY_S = 0.5
 
 
 def create_tables(engine: Source) -> None:
-    """Create the tables of ledger, inbox and outbox where they are missing. Safe to repeat.
+    """Create the tables of ledger, inbox and outbox where they are missing, mend those of earlier versions. Safe to repeat.
 
     engine: or a function that returns a new connection of a driver. Raises InvalidRequest for anything else.
     """
@@ -48,6 +48,7 @@ def create_tables_of(engine: sa.Engine) -> None:
         try:
             metadata.create_all(engine)
             with engine.begin() as connection:
+                compare_exactly(connection)
                 ledger_id_of(connection.execute)
             return
         except (sa.exc.OperationalError, sa.exc.IntegrityError, sa.exc.ProgrammingError):

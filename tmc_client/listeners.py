@@ -5,24 +5,24 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, get_args, get_origin, get_type_hints
 
-from tmc_client.batches import BatchSize
 from tmc_client.codecs import Topic
 from tmc_client.received import Message
 
 if TYPE_CHECKING:
     from tmc_client.inbox import SqlInbox
+    from tmc_client.turns import BatchSize
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listener:
     """One decorated function. wants_*: names of the parameters for the message and what the inbox connects with.
 
-    batch: it takes lists, of that many messages.
+    batch: it takes lists, of that many messages.  concurrency: calls at once; None: as many as the consumer has threads.
     """
 
     topic: Topic[Any]
@@ -34,6 +34,7 @@ class Listener:
     is_async: bool
     limit_s: float
     batch: BatchSize | None = None
+    concurrency: int | None = None
 
 
 class MessageConsumer(Protocol):
@@ -66,12 +67,14 @@ class Listeners:
         inbox: SqlInbox | None,
         max_handling: timedelta | None,
         batch: BatchSize | None = None,
+        concurrency: int | None = None,
     ) -> None:
         """Register a function. Raises ValueError: its topic has one already. TypeError: its signature is unusable."""
         if topic.name in self.by_topic:
             raise ValueError(f"topic {topic.name} has a listener already: one function handles one topic")
         limit_s = self._limit_s if max_handling is None else _limit(max_handling)
-        self.by_topic[topic.name] = _inspected(topic, handler, inbox, limit_s, batch)
+        listener = _inspected(topic, handler, inbox, limit_s, batch)
+        self.by_topic[topic.name] = replace(listener, concurrency=concurrency)
 
     def attach(self, consumer: MessageConsumer) -> None:
         """Raises ValueError: there is one already."""

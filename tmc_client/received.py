@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,8 @@ class Message:
     """A message as its handler sees it.
 
     attempt: 1 for the first copy.  subscriber: APP.TAG.  interval_ms: the subscription's shortest delay between two
-    attempts when this copy was made; 0: the center did not send it.
+    attempts when this copy was made; 0: the center did not send it.  redelivered: a consumer had the message before and did
+    not answer, perhaps because it died over it.
     """
 
     id: str
@@ -27,6 +28,7 @@ class Message:
     producer: str
     subscriber: str
     interval_ms: int = 0
+    redelivered: bool = False
 
     @property
     def order_key(self) -> str:
@@ -52,6 +54,10 @@ class Receipt(Protocol):
     def answered(self) -> None:
         """The outcome is stored, or the center will redeliver the message: the transport may forget the copy."""
 
+    @property
+    def lost(self) -> bool:
+        """Whether the copy's connection is lost: the broker gives it to any consumer."""
+
 
 OnMessage = Callable[[Message, Receipt], None]
 """Called in a transport's thread for every copy; must not block."""
@@ -61,6 +67,10 @@ class Transport(Protocol):
     """Receives copies until it is stopped. malformed: number of copies dropped because they are not the center's."""
 
     malformed: int
+
+    @property
+    def unread(self) -> Sequence[str]:
+        """What it cannot receive from now."""
 
     def start(self) -> None: ...
     def stop(self) -> None:

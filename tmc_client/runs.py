@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from asyncio import Task
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tmc_client.received import Message, Receipt
@@ -18,6 +19,7 @@ class Run:
 
     message: the newest copy; answers and Extends carry its attempt number.  limit_s: how long its handler may take.
     arrived: monotonic seconds.
+    number: names this run at the center.
     task: the coroutine of an `async def` handler.
     """
 
@@ -26,6 +28,7 @@ class Run:
     arrived: float = field(default_factory=time.monotonic)
     receipts: list[Receipt] = field(default_factory=list)
     late: list[tuple[Message, Receipt]] = field(default_factory=list)
+    number: int = field(default_factory=lambda: random.getrandbits(62) + 1)
     deadline: float | None = None
     thread: threading.Thread | None = None
     task: Task[Any] | None = None
@@ -33,16 +36,26 @@ class Run:
     handled: bool = False
     came_back: bool = False
 
+    @property
+    def begun(self) -> int:
+        """Its number once its handler has begun; 0 before."""
+        return self.number if self.deadline is not None else 0
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether its message may have killed a consumer, or may be handled by another one: the center is asked first."""
+        return self.message.redelivered or all(receipt.lost for receipt in self.receipts)
+
 
 class Runs:
-    """Thread-safe. keep: start extending this message at the center.  release: stop extending it.
+    """Thread-safe. keep: start extending this run's message at the center.  release: stop extending it.
 
     Both are called with the lock held, so that an answer and an Extend never overtake each other.
     """
 
     def __init__(
         self,
-        keep: Callable[[Message], None],
+        keep: Callable[[Run], None],
         release: Callable[[Message], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,15 +75,15 @@ class Runs:
             if run is None:
                 run = self._runs[message.id] = Run(message=message, limit_s=limit_s, receipts=[receipt])
                 self._active += 1
-                self._keep(message)
+                self._keep(run)
                 return run
             if run.handled:
                 run.late.append((message, receipt))
             else:
-                self._keep(message)
                 run.receipts.append(receipt)
                 if message.attempt > run.message.attempt:
-                    run.message = message
+                    run.message = replace(message, redelivered=run.message.redelivered)
+                self._keep(run)
             return None
 
     def begin(self, run: Run) -> None:
@@ -123,6 +136,12 @@ class Runs:
         with self._lock:
             run.came_back = True
             self._hanging.discard(run)
+
+    @property
+    def active(self) -> Sequence[str]:
+        """Ids of the messages that are not handled yet."""
+        with self._lock:
+            return [number for number, run in self._runs.items() if not run.handled]
 
     @property
     def hanging(self) -> int:

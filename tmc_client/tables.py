@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 from sqlalchemy.schema import CreateColumn
 
 from tmc_client import errors
 
 metadata = sa.MetaData()
 
+_EXACT = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
+
+
+def _text(length: int) -> sa.types.TypeEngine[str]:
+    """Text that is compared exactly: MariaDB and MySQL otherwise take "Stock" and "stock" for the same name."""
+    return sa.String(length).with_variant(mysql.VARCHAR(length, **_EXACT), "mysql", "mariadb")
+
+
 # One row per message; the primary key is what a check's rollback marker will collide with.
 ledger = sa.Table(
     "tmc_ledger",
     metadata,
-    sa.Column("message_id", sa.String(64), primary_key=True),
+    sa.Column("message_id", _text(64), primary_key=True),
     sa.Column("state", sa.SmallInteger, nullable=False),
-    sa.Column("topic", sa.String(128), nullable=False),
-    sa.Column("message_key", sa.String(128), nullable=False),
+    sa.Column("topic", _text(128), nullable=False),
+    sa.Column("message_key", _text(128), nullable=False),
     sa.Column("attempt_id", sa.LargeBinary(16), nullable=False),
     sa.Column("created_ms", sa.BigInteger, nullable=False),
     sa.Column("settled_ms", sa.BigInteger),
@@ -38,8 +48,8 @@ ledger_info = sa.Table(
 inbox = sa.Table(
     "tmc_inbox",
     metadata,
-    sa.Column("subscriber", sa.String(160), primary_key=True),
-    sa.Column("message_id", sa.String(64), primary_key=True),
+    sa.Column("subscriber", _text(160), primary_key=True),
+    sa.Column("message_id", _text(64), primary_key=True),
     sa.Column("received_ms", sa.BigInteger, nullable=False),
 )
 
@@ -49,10 +59,10 @@ inbox_order = sa.Table(
     "tmc_inbox_order",
     metadata,
     # A hash of the next three: databases may compare text without regard to case and accents.
-    sa.Column("line", sa.String(32), primary_key=True),
-    sa.Column("subscriber", sa.String(160), nullable=False),
-    sa.Column("topic", sa.String(128), nullable=False),
-    sa.Column("order_key", sa.String(128), nullable=False),
+    sa.Column("line", _text(32), primary_key=True),
+    sa.Column("subscriber", _text(160), nullable=False),
+    sa.Column("topic", _text(128), nullable=False),
+    sa.Column("order_key", _text(128), nullable=False),
     sa.Column("sequence", sa.BigInteger, nullable=False),
     sa.Column("changed_ms", sa.BigInteger, nullable=False),
 )
@@ -62,13 +72,13 @@ outbox = sa.Table(
     "tmc_outbox",
     metadata,
     sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
-    sa.Column("topic", sa.String(128), nullable=False),
-    sa.Column("message_key", sa.String(128), nullable=False),
-    sa.Column("order_key", sa.String(128), nullable=False),
+    sa.Column("topic", _text(128), nullable=False),
+    sa.Column("message_key", _text(128), nullable=False),
+    sa.Column("order_key", _text(128), nullable=False),
     # A hash of topic and order key while the message is not sent; NULL: nothing has to wait for it.
-    sa.Column("line", sa.String(32)),
+    sa.Column("line", _text(32)),
     sa.Column("body", sa.LargeBinary((1 << 24) - 1), nullable=False),
-    sa.Column("content_type", sa.String(128), nullable=False),
+    sa.Column("content_type", _text(128), nullable=False),
     sa.Column("headers", sa.Text, nullable=False),
     sa.Column("delay_ms", sa.BigInteger, nullable=False),
     sa.Column("attempt_id", sa.LargeBinary(16), nullable=False),
@@ -81,7 +91,7 @@ outbox = sa.Table(
     sa.Column("sent_ms", sa.BigInteger),
     # 1: by the process that committed it; 0: by a relay.
     sa.Column("direct", sa.SmallInteger, nullable=False),
-    sa.Column("error", sa.String(500), nullable=False),
+    sa.Column("error", _text(500), nullable=False),
     sa.Index("tmc_outbox_due", "due_ms", "id"),
     sa.Index("tmc_outbox_line", "line", "id"),
     sa.Index("tmc_outbox_key", "message_key"),
@@ -93,7 +103,7 @@ outbox_relay = sa.Table(
     "tmc_outbox_relay",
     metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("owner", sa.String(64), nullable=False),
+    sa.Column("owner", _text(64), nullable=False),
     sa.Column("until_ms", sa.BigInteger, nullable=False),
 )
 
@@ -109,6 +119,41 @@ def lacking(connection: sa.Connection, *wanted: sa.Table) -> str:
             if column.name not in there:
                 return no_column(column, connection.dialect)
     return ""
+
+
+INEXACT = sa.text(
+    "SELECT table_name, column_name, collation_name FROM information_schema.columns WHERE table_schema = DATABASE()"
+    " AND table_name IN ('tmc_ledger', 'tmc_inbox', 'tmc_inbox_order', 'tmc_outbox') AND collation_name IS NOT NULL"
+    " AND RIGHT(collation_name, 4) <> '_bin' ORDER BY table_name, ordinal_position"
+)
+"""Columns of our tables that MariaDB or MySQL compare without regard to case or accents."""
+
+
+def inexact(run: Callable[[sa.Executable, dict[str, Any]], Any], dialect: str, *wanted: sa.Table) -> str:
+    """One sentence about the first of these tables that takes different names for the same, and how to mend it; "": none.
+
+    run: see LocalTransaction.
+    """
+    if dialect not in ("mysql", "mariadb"):
+        return ""
+    names = {table.name for table in wanted}
+    for name, column, collation in run(INEXACT, {}).fetchall():
+        if name in names:
+            return (
+                f"Table {name} compares {column} without regard to case ({collation}), so that two subscribers may be taken "
+                f"for one: call tmc.create_tables(engine), or ALTER TABLE {name} {CONVERT}"
+            )
+    return ""
+
+
+def compare_exactly(connection: sa.Connection) -> None:
+    """Convert tables of earlier versions on MariaDB and MySQL, which compared text by the database's own collation."""
+    if connection.dialect.name in ("mysql", "mariadb"):
+        for name in dict.fromkeys(row[0] for row in connection.execute(INEXACT)):
+            connection.exec_driver_sql(f"ALTER TABLE {name} {CONVERT}")
+
+
+CONVERT = "CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 
 
 def no_table(table: sa.Table) -> str:

@@ -27,6 +27,15 @@ def connect(parameters: pika.connection.Parameters) -> pika.BlockingConnection:
         raise AMQPConnectionError(str(exc) or type(exc).__name__) from exc
 
 
+def text_of(reason: object) -> str:
+    """What is behind an error of the library, whose own text is empty where TLS or a proxy refuses the connection."""
+    inner = [*getattr(reason, "exceptions", ()), getattr(reason, "exception", None), *getattr(reason, "args", ())]
+    for each in inner:
+        if isinstance(each, BaseException) and (text := text_of(each)):
+            return text
+    return str(reason) or type(reason).__name__
+
+
 def hang_up(connection: Any) -> None:
     """Drop a connection whose peer no longer responds; its callbacks run as for any lost connection."""
     if not connection.is_closed:

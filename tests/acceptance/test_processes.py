@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import tmc_client as tmc
 from tests.support.cluster import ROOT, TMC, Cluster
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
-from tmc_common.protocol import types_pb2
+from tmc_common.protocol import admin_pb2, types_pb2
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.services]
 
@@ -77,30 +79,29 @@ def test_a_reference_that_is_no_consumer(reference: str, complaint: str) -> None
     assert complaint in done.stderr
 
 
-def test_a_consumer_that_crashes_in_its_handler_again_and_again(tmp_path: Path) -> None:
-    """Bounded copies, the others get through, and the bad one is FAILED at its limit.
-
-    What a dying process had handled a moment before, and not acked yet, shares its try; its next ones come at other times.
-    """
-    with Cluster(servers=1, TMC_DELIVERY__SCAN_SECONDS="0.1") as cluster:
+@pytest.mark.parametrize("listener", ["plain", "asyncio", "batch"])
+@pytest.mark.parametrize("delivery", ["builtin", "rabbitmq"])
+def test_a_message_that_kills_its_consumers_fails_alone(tmp_path: Path, delivery: str, listener: str) -> None:
+    """Thirty good ones were fetched with it, again and again: none of them loses a retry, and the alert names the crash."""
+    with Cluster(servers=1, TMC_DELIVERY__SCAN_SECONDS="0.1", TMC_DELIVERY__KIND=delivery) as cluster:
         cluster.register("orders", "coupons")
-        retry = types_pb2.RetryPolicy(interval_ms=2000, max_retry=1)
-        subscription = cluster.subscribe("order.paid", "coupons", retry=retry)
-        cluster.in_effect(subscription)
+        retry = types_pb2.RetryPolicy(interval_ms=1000, max_retry=1)
+        cluster.in_effect(cluster.subscribe("order.paid", "coupons", retry=retry))
+        with tmc.connect(cluster.addresses, app="orders", key=cluster.keys["orders"]) as orders:
+            for number in range(31):
+                orders.publish("order.paid", b"x", key="bad" if number == 10 else f"good-{number}")
         environment = os.environ | {
             "STORY_ADDRESS": cluster.addresses,
             "STORY_KEY": cluster.keys["coupons"],
             "STORY_FOLDER": str(tmp_path),
+            "STORY_LISTENER": listener,
         }
-        command = [TMC, "consume", "tests.support.story.crashing:consumer", "--processes", "2"]
+        command = [TMC, "consume", "tests.support.story.crashing:consumer"]
         with open(tmp_path / "log", "wb") as log:
-            consumer = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
+            consumer = subprocess.Popen(
+                [*command, "--processes", "2"], env=environment, cwd=ROOT, stdout=log, stderr=log
+            )
         try:
-            with tmc.connect(cluster.addresses, app="orders", key=cluster.keys["orders"]) as orders:
-                orders.publish("order.paid", b"x", key="bad")
-                eventually((tmp_path / "copies").exists)  # so that the good ones' retries come at other times
-                for number in range(30):
-                    orders.publish("order.paid", b"x", key=f"good-{number}")
             eventually(
                 lambda: cluster.consumptions() == {"ACKED": 30, "FAILED": 1},
                 seconds=100,
@@ -109,10 +110,53 @@ def test_a_consumer_that_crashes_in_its_handler_again_and_again(tmp_path: Path) 
         finally:
             consumer.send_signal(signal.SIGTERM)
             consumer.wait(60)
-        copies = Counter(line.split()[0] for line in (tmp_path / "copies").read_text().splitlines())
+        crashes = Counter(line.split()[0] for line in (tmp_path / "copies").read_text().splitlines())["bad"]
         tries = 1 + retry.max_retry
-        assert tries <= copies["bad"] <= tries * 4  # x-delivery-limit 3: the broker hands a copy out four times at most
-        assert len(copies) == 31
+        assert tries <= crashes <= 2 * tries + 1  # those that the center knew of, and one before each that it did not
+        alerts = eventually(lambda: cluster.admin("ListAlerts", admin_pb2.ListAlertsRequest()).alerts)
+        (detail,) = [alert.detail for alert in alerts if alert.kind == "delivery failed"]
+        assert "a handler began and never answered" in detail
+
+
+def _consume_a_little(center: tmc.Center) -> None:
+    """Stop as soon as the first handlers run, with the others waiting behind them."""
+    consumer, handled = tmc.Consumer(center, concurrency=2, prefetch=40), threading.Event()
+
+    @consumer.listener("order.paid")
+    def handle(body: bytes) -> None:
+        handled.set()
+        time.sleep(0.02)
+
+    consumer.start()
+    handled.wait(30)
+    consumer.stop()
+    consumer.stop()  # a second one is free
+
+
+@pytest.mark.parametrize("delivery", ["builtin", "rabbitmq"])
+def test_restarts_alone_cost_nothing(tmp_path: Path, delivery: str) -> None:
+    """SIGTERM while forty copies wait behind slow handlers, eight times, without a single retry allowed."""
+    with Cluster(servers=1, TMC_DELIVERY__SCAN_SECONDS="0.1", TMC_DELIVERY__KIND=delivery) as cluster:
+        cluster.register("orders", "coupons")
+        retry = types_pb2.RetryPolicy(interval_ms=1000, max_retry=0)
+        cluster.in_effect(cluster.subscribe("order.paid", "coupons", retry=retry))
+        with tmc.connect(cluster.addresses, app="orders", key=cluster.keys["orders"]) as orders:
+            for number in range(40):
+                orders.publish("order.paid", b"x", key=f"good-{number}")
+        for _ in range(8):
+            with tmc.connect(cluster.addresses, app="coupons", key=cluster.keys["coupons"]) as center:
+                _consume_a_little(center)
+        assert set(cluster.consumptions()) <= {"ACKED", "SCHEDULED"}
+        environment = os.environ | {
+            "STORY_ADDRESS": cluster.addresses,
+            "STORY_KEY": cluster.keys["coupons"],
+            "STORY_FOLDER": str(tmp_path),
+        }
+        command = [sys.executable, "-m", "tmc_client.consume", "tests.support.story.crashing:consumer"]
+        last = subprocess.Popen(command, env=environment, cwd=ROOT)
+        eventually(lambda: cluster.consumptions() == {"ACKED": 40}, seconds=60)
+        last.send_signal(signal.SIGTERM)
+        assert last.wait(30) == 0
 
 
 def test_a_stopping_consumer_ends_cleanly_and_its_supervisor_too(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import tmc_client as tmc
 from tmc_client import sender
-from tmc_client.batches import BatchSize
 from tmc_client.handling import Handling
 from tmc_client.listeners import Listeners
+from tmc_client.turns import BatchSize
 
 
 class HandClock:
@@ -53,6 +53,7 @@ class AnswersTaken:
 class CountedReceipt:
     def __init__(self) -> None:
         self.seen: list[str] = []
+        self.lost = False
 
     def handled(self) -> None:
         self.seen.append("handled")

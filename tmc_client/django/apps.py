@@ -9,6 +9,8 @@ from django.conf import settings
 from django.core import checks
 
 from tmc_client import django, errors
+from tmc_client.calling import around_handlers
+from tmc_client.django import fitness
 
 
 class TmcConfig(AppConfig):
@@ -17,6 +19,7 @@ class TmcConfig(AppConfig):
     verbose_name = "Transaction message center"
 
     def ready(self) -> None:
+        around_handlers(fitness.before_handler, fitness.after_handler)
         checks.register(_check_settings)
         checks.register(_check_requests)
         checks.register(_check_sqlite)

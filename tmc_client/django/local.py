@@ -14,7 +14,7 @@ from sqlalchemy import Table
 from sqlalchemy.dialects import registry
 
 from tmc_client import errors
-from tmc_client.local import Recorder
+from tmc_client.local import Recorder, causes
 from tmc_client.local.connections import ConnectionTransaction
 from tmc_client.local.drivers import Driver
 from tmc_client.local.statements import Text
@@ -127,10 +127,15 @@ class AtomicTransaction(ConnectionTransaction):
     def _raw(self) -> Any:
         return self._connection.connection
 
-    def _is_lost(self, exc: BaseException) -> bool:
-        raw, cause = self._connection.connection, exc.__cause__
+    def is_lost(self, exc: BaseException) -> bool:
+        raw = self._connection.connection
         dialect: Any = self.dialect
-        return raw is None or (isinstance(cause, Exception) and dialect.is_disconnect(cause, raw, None))
+        module = dialect.loaded_dbapi if raw is None else self._connection.Database
+        return any(
+            isinstance(each, django.db.InterfaceError)
+            or (isinstance(each, module.Error) and (raw is None or dialect.is_disconnect(each, raw, None)))
+            for each in causes(exc)
+        )
 
     def _returns(self) -> bool:
         return self._connection.vendor != "mysql" or bool(self._connection.mysql_is_mariadb)

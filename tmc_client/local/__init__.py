@@ -11,12 +11,20 @@ text and parameters of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, Executable, Table
+
+
+def causes(exc: BaseException) -> Iterator[BaseException]:
+    """Yield the error, and each one behind it."""
+    cause: BaseException | None = exc
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 class Recorder(Protocol):
@@ -88,6 +96,9 @@ class LocalTransaction(Protocol):
 
     def is_duplicate(self, exc: BaseException) -> bool:
         """Whether a row was refused because of its key, or for a reason that this library cannot tell from that."""
+
+    def is_lost(self, exc: BaseException) -> bool:
+        """Whether this error, or what caused it, says that the connection is gone."""
 
     def explain(self, exc: BaseException, *tables: Table) -> None:
         """After `roll_back`: raise InvalidRequest if a statement failed because one of these is missing or too old."""

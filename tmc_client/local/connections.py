@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_client import errors
-from tmc_client.local import Recorder, Rows
+from tmc_client.local import Recorder, Rows, causes
 from tmc_client.local.drivers import Driver, driver_of, unwrapped
 from tmc_client.local.statements import Found
 from tmc_client.tables import no_column, no_table, outbox
@@ -98,9 +98,8 @@ class ConnectionTransaction:
         """Whether a transaction is open. None: the driver does not know."""
         return self._driver.in_transaction(self._connection)
 
-    def _is_lost(self, exc: BaseException) -> bool:
-        """Whether this error says that the connection is gone."""
-        return self._driver.is_lost(exc, self._connection)
+    def is_lost(self, exc: BaseException) -> bool:
+        return any(self._driver.is_lost(each, self._connection) for each in causes(exc))
 
     def _returns(self) -> bool:
         """Whether INSERT ... RETURNING is known: MySQL does not know it, MariaDB does."""
@@ -135,7 +134,7 @@ class ConnectionTransaction:
         try:
             self._say(f"RELEASE SAVEPOINT {self._savepoint}")
         except self._driver.module.Error as exc:
-            if self._is_lost(exc):
+            if self.is_lost(exc):
                 raise
             self._end_early()
         if self._outer is not None:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from tmc_client import errors
-from tmc_client.local import Recorder, Rows
+from tmc_client.local import Recorder, Rows, causes
 from tmc_client.local.driver_level import driver_behind, execute
 from tmc_client.local.drivers import Driver
 from tmc_client.one_transaction import OneTransaction, watched
@@ -122,10 +122,10 @@ class SessionTransaction:
         # On SQLite, a snapshot that is outdated by another write is an OperationalError. A listener may have raised its own.
         module: Any = self._engine.dialect.loaded_dbapi
         kinds = (sa.exc.IntegrityError, sa.exc.OperationalError, module.IntegrityError, module.OperationalError)
-        cause: BaseException | None = exc
-        while cause is not None and not isinstance(cause, kinds):
-            cause = cause.__cause__ or cause.__context__
-        return cause is not None
+        return any(isinstance(each, kinds) for each in causes(exc))
+
+    def is_lost(self, exc: BaseException) -> bool:
+        return any(isinstance(each, sa.exc.DBAPIError) and each.connection_invalidated for each in causes(exc))
 
     def explain(self, exc: BaseException, *tables: sa.Table) -> None:
         raise_if_lacking(exc, self._engine, *tables)

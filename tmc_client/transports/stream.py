@@ -32,6 +32,11 @@ class _Receipt:
     def answered(self) -> None:
         """Nothing to do: the center that sent the copy stored the answer itself."""
 
+    @property
+    def lost(self) -> bool:
+        """Never: the center gives it to nobody else while it is extended."""
+        return False
+
 
 def _message(delivery: consumption_pb2.Delivery) -> Message:
     return Message(
@@ -45,6 +50,7 @@ def _message(delivery: consumption_pb2.Delivery) -> Message:
         producer=delivery.producer,
         subscriber=delivery.subscriber,
         interval_ms=delivery.retry_interval_ms,
+        redelivered=delivery.redelivered,
     )
 
 
@@ -67,6 +73,7 @@ class StreamTransport:
         self._prefetch = prefetch
         self._on_message = on_message
         self._complaint = ""
+        self._reads = False
         self.malformed = 0  # the center itself makes what comes here
         self._condition = threading.Condition()
         self._credit = 0
@@ -74,6 +81,11 @@ class StreamTransport:
         self._stopping = threading.Event()
         self._call: grpc.Call | None = None
         self._thread = threading.Thread(target=self._run, name="tmc-stream", daemon=True)
+
+    @property
+    def unread(self) -> Sequence[str]:
+        """Its topics, while the stream is broken."""
+        return [] if self._reads else self._topics
 
     def start(self) -> None:
         self._thread.start()
@@ -119,6 +131,7 @@ class StreamTransport:
                 self._condition.notify_all()
             received = 0
             try:
+                self._reads = True  # until it turns out to be broken
                 received = self._receive(generation)
             except grpc.RpcError as exc:
                 error = wire.from_rpc(exc)
@@ -126,6 +139,7 @@ class StreamTransport:
                     self._complain(error)
             except Exception:
                 log.exception("the stream of this consumer failed and is opened again")
+            self._reads = False
             failures = 0 if received else min(failures + 1, len(_PAUSES_S) - 1)
             self._stopping.wait(_PAUSES_S[failures])
 

@@ -18,7 +18,7 @@ from tests.support.outlet import SomeCatalog, a_copy
 from tests.support.rabbitmq import RabbitMQ
 from tmc_client.received import Message, OnMessage, Receipt, Transport
 from tmc_client.screening import Calls, Screen
-from tmc_client.transports.rabbitmq import Broker, Credentials, RabbitTransport
+from tmc_client.transports.rabbitmq import Broker, Credentials, Plan, RabbitTransport
 from tmc_client.transports.stream import StreamTransport
 from tmc_common.protocol import consumption_pb2
 from tmc_server.delivery.rabbitmq_properties import properties_of
@@ -136,13 +136,21 @@ class TestRabbitMQ(TransportContract):
         self.connection.close()
 
     @contextmanager
-    def transport(self, prefetch: int, on_message: OnMessage) -> Iterator[Transport]:
+    def transport(
+        self, prefetch: int, on_message: OnMessage, *others: str, concurrency: int = 1
+    ) -> Iterator[Transport]:
         calls = Calls(describe=lambda: None, report=lambda _: None, unsigned=lambda _: None)
         screen = Screen(calls, on_message)
         found = consumption_pb2.SubscriptionInfo(topic="t1", queue=self.name)
         screen.learn(consumption_pb2.DescribeSubscriptionsResponse(subscriptions=[found]))
         place = Broker(host="127.0.0.1", port=self.broker.port, virtual_host="/", tls=False)
-        made = RabbitTransport(lambda: (place, [self.name]), Credentials("guest", "guest"), prefetch, screen)
+        made = RabbitTransport(
+            lambda: Plan(broker=place, queues=[self.name, *others]),
+            Credentials("guest", "guest"),
+            prefetch,
+            screen,
+            concurrency=concurrency,
+        )
         made.start()
         yield made
         made.stop()
@@ -154,3 +162,52 @@ class TestRabbitMQ(TransportContract):
         for key in keys:
             copy = a_copy(1, key=key)
             self.channel.basic_publish("", self.name, copy.body, properties_of(copy, catalog))
+
+    def test_a_missing_queue_keeps_no_other_from_being_read_and_is_read_when_it_comes(self) -> None:
+        received, late = Received(), f"{self.name}.late"
+        with self.transport(10, received, late) as made:
+            self.send(["one"])
+            eventually(lambda: received.keys == ["one"])
+            eventually(lambda: made.unread == [late])
+            self.channel.queue_declare(late)
+            eventually(lambda: made.unread == [])
+        self.channel.queue_delete(late)
+
+    def test_a_queue_that_is_deleted_is_read_again_and_the_others_meanwhile(self) -> None:
+        received, other = Received(), f"{self.name}.other"
+        self.channel.queue_declare(other)
+        with self.transport(10, received, other) as made:
+            eventually(lambda: made.unread == [])
+            self.channel.queue_delete(other)
+            eventually(lambda: made.unread == [other])
+            self.send(["meanwhile"])
+            eventually(lambda: received.keys == ["meanwhile"])
+            assert not received.copies[0][1].lost
+            self.channel.queue_declare(other)
+            eventually(lambda: made.unread == [])
+        self.channel.queue_delete(other)
+
+    def test_a_busy_queue_keeps_all_handlers_busy_however_many_queues_there_are(self) -> None:
+        received = Received()
+        others = [f"{self.name}.{number}" for number in range(20)]
+        for each in others:
+            self.channel.queue_declare(each)
+        with self.transport(10, received, *others, concurrency=8):
+            self.send([f"k{n}" for n in range(12)])
+            eventually(lambda: len(received.keys) == 8)
+            received.answer(8)
+            eventually(lambda: len(received.keys) == 12)
+        for each in others:
+            self.channel.queue_delete(each)
+
+    def test_what_the_broker_gives_again_says_so_and_the_first_copy_is_lost(self) -> None:
+        received, again = Received(), Received()
+        with self.transport(10, received):
+            self.send(["one"])
+            eventually(lambda: received.keys == ["one"])
+            ((message, receipt),) = received.copies
+            assert (message.redelivered, receipt.lost) == (False, False)
+        assert receipt.lost
+        with self.transport(10, again):
+            eventually(lambda: again.keys == ["one"])
+            assert again.copies[0][0].redelivered

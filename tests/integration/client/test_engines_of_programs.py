@@ -183,7 +183,7 @@ def test_a_connection_that_was_lost_clears_the_pool(mariadb: MariaDB) -> None:
         except sa.exc.OperationalError:
             refused += 1
     engine.dispose()
-    assert refused == 1
+    assert refused == 0  # the first one has begun once more
 
 
 @pytest.mark.parametrize("driver", ["mysqldb", "pymysql"])

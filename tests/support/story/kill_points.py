@@ -67,7 +67,7 @@ CONSUMER: Mapping[str, KillPoint] = {
     "after commit": KillPoint("tmc_client.one_transaction:OneTransaction.commit", after=True),
     "before the ack to the center": KillPoint("tmc_client.handling:Handling._answer"),
     "after the ack to the center": KillPoint("tmc_client.handling:Handling._on_stored"),
-    **_around("ack to the broker", "tmc_client.transports.rabbitmq:RabbitTransport._send_acks"),
+    **_around("ack to the broker", "tmc_client.transports.rabbitmq:_Reader._send_acks"),
 }
 
 

@@ -19,8 +19,8 @@ from tests.support.eventually import eventually
 from tests.support.handlers import HandlerBench
 from tests.support.messages import a_message, in_line
 from tmc_client import aio
-from tmc_client.batches import BatchSize
 from tmc_client.tables import inbox
+from tmc_client.turns import BatchSize
 
 _LONG_S = 600.0
 
@@ -75,14 +75,16 @@ def test_a_batch_that_does_not_fill_is_handled_after_a_while(bench: HandlerBench
     eventually(lambda: seen == [[1], [2]])
 
 
-def test_what_a_stopping_consumer_has_collected_is_left_to_the_center(bench: HandlerBench) -> None:
+def test_what_a_stopping_consumer_has_collected_is_given_back(bench: HandlerBench) -> None:
     seen: list[list[int]] = []
     bench.start(lambda numbers: seen.append(numbers), batch=_size(100))
     receipt = bench.arrive(_body(1))
     bench.handling.begin_no_more()
+    bench.handling.give_back_waiting()
     assert bench.handling.wait_idle(30)
-    assert (seen, bench.center.sent) == ([], [])
-    assert receipt.seen == ["handled"]
+    assert (seen, bench.center.answers()) == ([], [("NackMany", 1)])
+    assert bench.center.sent[-1][1].not_begun
+    assert receipt.seen == ["handled", "answered"]
 
 
 def test_a_bad_message_is_found_by_halves(bench: HandlerBench, engine: sa.Engine) -> None:

@@ -21,6 +21,13 @@ from tmc_client.consumer import Consumer
 from tmc_client.handling import Handling
 from tmc_client.inbox import Effects
 from tmc_client.keeping import Keeper
+from tmc_client.runs import Run
+from tmc_client.turns import BatchSize
+
+
+def a_run(**changes: Any) -> Run:
+    return Run(message=a_message(**changes), limit_s=60.0)
+
 
 Gates = dict[int, threading.Event]
 
@@ -255,6 +262,145 @@ def test_a_limit_that_is_none_is_refused(wrong: timedelta) -> None:
         Consumer(AnswersTaken(), max_handling=wrong)  # type: ignore[arg-type]
 
 
+# -- what a consumer before may have died over -------------------------------------------------------------------------
+
+
+def test_the_center_is_asked_before_a_redelivered_copy_is_handled(benches: Callable[..., HandlerBench]) -> None:
+    bench, entered = benches(), []
+    bench.center.hold = True
+    bench.start(lambda body: entered.append(1))
+    receipt = bench.arrive(a_message(redelivered=True))
+    eventually(lambda: bench.center.sent)
+    name, asked = bench.center.sent[0]
+    assert (name, asked.attempt, asked.run > 0, entered) == ("ExtendMany", 1, True, [])
+    bench.center.hold = False
+    bench.center.open[0].set_result(None)
+    eventually(lambda: receipt.seen == ["handled", "answered"])
+    assert entered == [1]
+
+
+@pytest.mark.parametrize("refusal", [tmc.Decided("another run has begun"), tmc.Gone("closed long ago")])
+def test_a_redelivered_copy_that_others_handle_or_have_handled_is_let_go(
+    benches: Callable[..., HandlerBench], refusal: tmc.TmcError
+) -> None:
+    bench, entered = benches(), []
+    bench.center.hold = True
+    bench.start(lambda body: entered.append(1))
+    receipt = bench.arrive(a_message(redelivered=True))
+    eventually(lambda: bench.center.open)
+    bench.center.open[0].set_exception(refusal)
+    eventually(lambda: receipt.seen == ["handled", "answered"])
+    assert (entered, bench.center.answers()) == ([], [])
+    assert bench.handling.wait_idle(30)
+
+
+def test_a_center_that_is_down_is_asked_until_it_answers(benches: Callable[..., HandlerBench]) -> None:
+    bench, entered = benches(), []
+    bench.center.hold = True
+    bench.start(lambda body: entered.append(1))
+    receipt = bench.arrive(a_message(redelivered=True))
+    eventually(lambda: bench.center.open)
+    bench.center.open[0].set_exception(tmc.Unavailable("down"))
+    eventually(lambda: len(bench.center.open) == 2)
+    bench.center.hold = False
+    bench.center.open[1].set_result(None)
+    eventually(lambda: receipt.seen == ["handled", "answered"])
+    assert entered == [1]
+
+
+def test_a_first_copy_is_handled_without_asking(benches: Callable[..., HandlerBench]) -> None:
+    bench = benches()
+    bench.start(lambda body: None)
+    receipt = bench.arrive(a_message())
+    eventually(lambda: receipt.seen == ["handled", "answered"])
+    assert [name for name, _ in bench.center.sent] == ["AckMany"]
+
+
+def test_an_extend_names_the_run_once_its_handler_has_begun(benches: Callable[..., HandlerBench]) -> None:
+    bench, gate, entered = benches(concurrency=1), threading.Event(), []
+
+    def handle(body: bytes, message: tmc.Message) -> None:
+        entered.append(message.id)
+        assert gate.wait(30)
+
+    bench.start(handle)
+    bench.arrive(a_message(1))
+    eventually(lambda: entered)
+    bench.arrive(a_message(2))
+    bench.clock.now += 5
+    bench.handling.keeper.run_once()
+    begun = {request.message_id: request.run > 0 for name, request in bench.center.sent if name == "ExtendMany"}
+    assert begun == {"1-1-0-1": True, "1-1-0-2": False}
+    gate.set()
+
+
+def test_what_no_handler_began_is_given_back_at_the_stop(benches: Callable[..., HandlerBench]) -> None:
+    bench, gate, entered = benches(concurrency=1), threading.Event(), []
+
+    def handle(body: bytes) -> None:
+        entered.append(1)
+        assert gate.wait(30)
+
+    bench.start(handle)
+    receipts = [bench.arrive(a_message(number)) for number in range(1, 4)]
+    eventually(lambda: entered)
+    bench.handling.begin_no_more()
+    assert bench.handling.give_back_waiting() == 2
+    late = bench.arrive(a_message(4))
+    gate.set()
+    assert bench.handling.wait_idle(30)
+    eventually(lambda: [receipt.seen for receipt in (*receipts, late)] == [["handled", "answered"]] * 4)
+    given_back = [request.message_id for name, request in bench.center.sent if name == "NackMany" and request.not_begun]
+    assert given_back == ["1-1-0-2", "1-1-0-3", "1-1-0-4"]
+    assert [request.message_id for name, request in bench.center.sent if name == "AckMany"] == ["1-1-0-1"]
+    assert entered == [1]
+
+
+# -- inboxes that are down -----------------------------------------------------------------------------------------------
+
+
+class DownInbox:
+    """Cannot be opened, or not committed, until it is `well`."""
+
+    stays_in_thread = is_async = False
+
+    def __init__(self, fails_at: str) -> None:
+        self.fails_at = fails_at
+        self.well = False
+
+    @contextmanager
+    def once_each(self, messages: Sequence[tmc.Message]) -> Iterator[Effects]:
+        if self.fails_at == "open" and not self.well:
+            raise OSError("the database is down")
+        yield Effects(handle=None, messages=messages)
+        if self.fails_at == "commit" and not self.well:
+            raise tmc.errors.InboxDown("the database went down")
+
+
+@pytest.mark.parametrize("fails_at", ["open", "commit"])
+@pytest.mark.parametrize("batch", [None, BatchSize(max_messages=2, max_wait_s=0.01)])
+def test_an_inbox_that_is_down_postpones_and_pauses_its_listener(
+    benches: Callable[..., HandlerBench],
+    fails_at: str,
+    batch: BatchSize | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    bench, inbox, handled = benches(concurrency=2), DownInbox(fails_at), []
+    bench.start(lambda body: handled.append(1), inbox=inbox, batch=batch)
+    for number in range(1, 9):
+        bench.arrive(a_message(number, content_type="application/json", body=b"1"))
+    eventually(lambda: bench.handling.paused == ["t"])
+    postponed = [request for name, request in bench.center.sent if name == "NackMany"]
+    assert all(request.retry_after_ms > 0 and "inbox" in request.error for request in postponed)
+    assert "AckMany" not in {name for name, _ in bench.center.sent}
+    inbox.well = True
+    eventually(lambda: bench.handling.wait_idle(0) and bench.handling.paused == [])
+    acked = {request.message_id for name, request in bench.center.sent if name == "AckMany"}
+    assert len(acked) >= 4
+    assert "works again" in caplog.text
+
+
 # -- Extends ---------------------------------------------------------------------------------------------------------
 
 
@@ -265,7 +411,7 @@ def test_a_limit_that_is_none_is_refused(wrong: timedelta) -> None:
 def test_extends_follow_the_interval_that_came_with_the_copy(interval_ms: int, times: list[float]) -> None:
     center, clock, seen = AnswersTaken(), HandClock(), []
     keeper = Keeper(center, clock)  # type: ignore[arg-type]
-    keeper.begin(a_message(interval_ms=interval_ms))
+    keeper.begin(a_run(interval_ms=interval_ms))
     for step in range(1, 2000):
         clock.now = 1000 + step / 100
         if keeper.run_once():
@@ -278,7 +424,7 @@ def test_the_interval_of_the_topic_serves_copies_without_one() -> None:
     center, clock = AnswersTaken(), HandClock()
     keeper = Keeper(center, clock)  # type: ignore[arg-type]
     keeper.expect("t", 1000)
-    keeper.begin(a_message())
+    keeper.begin(a_run())
     clock.now += 0.5
     assert keeper.run_once() == 1
 

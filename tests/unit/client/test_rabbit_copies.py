@@ -11,7 +11,7 @@ import pytest
 from tmc_client.received import Message
 from tmc_client.screening import Calls, Screen
 from tmc_client.transports import rabbitmq
-from tmc_client.transports.rabbitmq import Broker, Credentials, RabbitTransport, message_of
+from tmc_client.transports.rabbitmq import Credentials, Plan, RabbitTransport, _Reader, message_of
 
 HEADERS = {"tmc-key": "k", "tmc-attempt": 2, "tmc-subscriber": "coupons.default", "tmc-interval-ms": 700, "trace": "x"}
 
@@ -80,7 +80,7 @@ class _Channel:
 
 class _Method:
     delivery_tag = 7
-    consumer_tag = "c"
+    redelivered = False
 
 
 @pytest.mark.parametrize("properties", MALFORMED.values(), ids=MALFORMED)
@@ -89,7 +89,7 @@ def test_what_the_center_did_not_make_is_acked_away_and_counted_and_no_handler_s
 ) -> None:
     seen: list[Message] = []
 
-    def plan() -> tuple[Broker, list[str]]:
+    def plan() -> Plan:
         raise AssertionError("nobody asks for the plan")
 
     def unasked(*_: object) -> Any:
@@ -98,13 +98,13 @@ def test_what_the_center_did_not_make_is_acked_away_and_counted_and_no_handler_s
     calls = Calls(describe=unasked, report=unasked, unsigned=unasked)
     screen = Screen(calls, lambda message, _receipt: seen.append(message))
     transport = RabbitTransport(plan, Credentials("u", "p"), 10, screen)
-    channel = _Channel()
-    transport._on_copy(channel, _Method(), properties, b"body")
+    reader, channel = _Reader(transport, "queue"), _Channel()
+    reader._on_copy(channel, _Method(), properties, b"body")
     assert seen == []
     assert channel.acked == [7]
     assert transport.malformed == 1
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    transport._on_copy(channel, _Method(), _properties(), b"body")
+    reader._on_copy(channel, _Method(), _properties(), b"body")
     assert len(seen) == 1
 
 

@@ -93,7 +93,7 @@ def test_text_does_not_move_from_one_field_to_its_neighbor(one: list[str], other
     assert (signed_content(first) == signed_content(second)) == (one == other)
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(Message)])
+@pytest.mark.parametrize("field", [field.name for field in fields(Message) if field.name != "redelivered"])
 def test_whatever_a_handler_gets_is_signed(field: str) -> None:
     signature = signatures.sign(KEY, signed_content(A_MESSAGE))
     tampered = replace(A_MESSAGE, **{field: CHANGED[field]})
