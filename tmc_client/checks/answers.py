@@ -88,15 +88,15 @@ class Checks:
     def _outcome(self, question: Question) -> Answer:
         outcome = self._outcomes.get(question.topic)
         if outcome is None:
-            return Answer(Verdict.UNKNOWN, "NOBODY: no ledger and no function answers for this topic.")
+            return Answer.not_now("NOBODY: no ledger and no function answers for this topic.")
         try:
             verdict = outcome(question)
         except Exception as exc:
             log.exception("the function for topic %s failed", question.topic)
-            return Answer(Verdict.UNKNOWN, f"FAILED: {exc!r}"[:500])
+            return Answer.not_now(f"FAILED: {exc!r}"[:500])
         if not isinstance(verdict, Verdict):
             log.error("the function for topic %s returned %r instead of a tmc.Verdict", question.topic, verdict)
-            return Answer(Verdict.UNKNOWN, f"NO_VERDICT: the function returned {type(verdict).__name__}.")
+            return Answer.not_now(f"NO_VERDICT: the function returned {type(verdict).__name__}.")
         return Answer(verdict, "The producer's own function said so.")
 
     def serve(self, address: str = "127.0.0.1:0", **options: Any) -> ChecksServer:

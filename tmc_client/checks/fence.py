@@ -3,7 +3,7 @@
 A message that is not in the ledger may belong to a transaction that is still open. Before "rolled back" is answered,
 a marker is inserted with the primary key of the missing row: from then on that transaction cannot commit. Each marker
 is committed in a transaction of its own, on separate connections: several in one would deadlock with blocks that send
-several messages. Any failure on the way is answered UNKNOWN, and the center asks again.
+several messages. Any failure on the way is answered UNKNOWN / NOT_NOW, and the center asks again, uncounted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from tmc_client.checks.questions import Answer, Question, Verdict
+from tmc_client.checks.questions import Answer, Because, Question, Verdict
 from tmc_client.connection import watch_forks
 from tmc_client.ledger import COMMITTED, ROLLED_BACK
 from tmc_client.local.engines import Source, engine_of, is_in_memory
@@ -60,7 +60,7 @@ class LedgerAnswers:
         except sa.exc.SQLAlchemyError as exc:
             why = self._lacking() or "the ledger cannot be read now."
             log.warning("checks are answered UNKNOWN: %s (%s)", why, _short(exc))
-            return [Answer(Verdict.UNKNOWN, f"LEDGER_AWAY: {why}")] * len(questions)
+            return [Answer.not_now(f"LEDGER_AWAY: {why}")] * len(questions)
         return [self._one(question, known, ledger_id, horizon_ms, fences, until) for question in questions]
 
     def _look(self, questions: Sequence[Question]) -> tuple[dict[str, int], bytes, int]:
@@ -87,7 +87,8 @@ class LedgerAnswers:
     ) -> Answer:
         if not question.ledger_id or question.ledger_id != ledger_id:
             which = "another ledger" if question.ledger_id else "no ledger"
-            return Answer(Verdict.UNKNOWN, f"WRONG_LEDGER: the message was prepared with {which}.")
+            detail = f"WRONG_LEDGER: the message was prepared with {which}."
+            return Answer(Verdict.UNKNOWN, detail, Because.WRONG_LEDGER)
         state = known.get(question.message_id)
         if state is not None:
             return _of(state)
@@ -96,7 +97,7 @@ class LedgerAnswers:
         if not fences:
             return Answer(Verdict.UNKNOWN, "NOT_THERE: a GET may not fence, set the option batch=true of the target.")
         if time.monotonic() > until:
-            return Answer(Verdict.UNKNOWN, "IN_FLIGHT: there was no time left to fence it.")
+            return Answer.not_now("IN_FLIGHT: there was no time left to fence it.")
         return self._fence(question)
 
     def _fence(self, question: Question) -> Answer:
@@ -104,13 +105,13 @@ class LedgerAnswers:
             with self._connect() as connection:
                 self._begin(connection)
                 if _is_locked(connection, question.message_id):
-                    return Answer(Verdict.UNKNOWN, "IN_FLIGHT: its transaction is being committed.")
+                    return Answer.not_now("IN_FLIGHT: its transaction is being committed.")
                 connection.execute(ledger.insert(), _marker(question))
                 connection.commit()
         except sa.exc.IntegrityError:
             return self._after_all(question)
         except sa.exc.SQLAlchemyError as exc:
-            return Answer(Verdict.UNKNOWN, f"IN_FLIGHT: {_short(exc)}")
+            return Answer.not_now(f"IN_FLIGHT: {_short(exc)}")
         return Answer(Verdict.ROLLBACK, "FENCED: it is not in the ledger and cannot get there any more.")
 
     def _after_all(self, question: Question) -> Answer:
@@ -118,9 +119,9 @@ class LedgerAnswers:
         try:
             known, _, _ = self._look([question])
         except sa.exc.SQLAlchemyError as exc:
-            return Answer(Verdict.UNKNOWN, f"LEDGER_AWAY: {_short(exc)}")
+            return Answer.not_now(f"LEDGER_AWAY: {_short(exc)}")
         state = known.get(question.message_id)
-        return Answer(Verdict.UNKNOWN, "IN_FLIGHT: it came and went.") if state is None else _of(state)
+        return Answer.not_now("IN_FLIGHT: it came and went.") if state is None else _of(state)
 
     def _begin(self, connection: sa.Connection) -> None:
         if connection.dialect.name == "sqlite":

@@ -104,7 +104,13 @@ def question_of(request: check_pb2.CheckRequest) -> Question:
 
 def response_of(question: Question, answer: Answer) -> check_pb2.CheckResponse:
     verdict: Any = int(answer.verdict)
-    return check_pb2.CheckResponse(verdict=verdict, detail=answer.detail, message_id=question.message_id)
+    because: Any = int(answer.because)
+    return check_pb2.CheckResponse(
+        verdict=verdict,
+        detail=answer.detail,
+        message_id=question.message_id,
+        unknown_reason=because,
+    )
 
 
 def _place(address: str) -> HostPort:
@@ -119,7 +125,8 @@ class ChecksServer:
     """A gRPC server that answers checks and nothing else.
 
     address: host:port, port 0 takes a free one. Centers without service discovery learn it from the producer's calls.
-    advertise: host:port that the center can reach.  agent, service, tag: register it in Consul (`tmc-center[consul]`).
+    advertise: host:port that the center can reach.  agent, service, tag: register it in Consul (`tmc-center[consul]`), with
+    agent_token or CONSUL_HTTP_TOKEN.
     """
 
     def __init__(
@@ -132,6 +139,7 @@ class ChecksServer:
         agent: str = "",
         service: str = "",
         tag: str = "",
+        agent_token: str = "",
         advertise: str = "",
     ) -> None:
         place = _place(address)
@@ -150,7 +158,7 @@ class ChecksServer:
                 f"Cannot listen on {address}: give checks.serve() another address, or stop what uses it."
             ) from exc
         self.address = str(HostPort(place.host, self.port))
-        self._agent, self._service, self._tag = agent, service, tag
+        self._agent, self._service, self._tag, self._agent_token = agent, service, tag, agent_token
         self.advertised = advertise or self.address
         if not advertise and place.is_unspecified:
             raise ValueError("this address means nothing to the center: say advertise='HOST:PORT' that it can reach")
@@ -166,7 +174,9 @@ class ChecksServer:
         if self._agent:
             from tmc_client.discovery import Registration
 
-            self._registration = Registration(self._agent, self._service, self.advertised, tag=self._tag, check="tcp")
+            self._registration = Registration(
+                self._agent, self._service, self.advertised, tag=self._tag, check="tcp", token=self._agent_token
+            )
             self._registration.start()
 
     def _announce(self) -> None:

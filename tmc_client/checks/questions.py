@@ -30,12 +30,26 @@ class Question:
     created_ms: int = 0
 
 
+class Because(IntEnum):
+    """Why an answer is UNKNOWN: tmc.v1.UnknownReason. Only UNSPECIFIED counts toward the topic's limit of checks."""
+
+    UNSPECIFIED = 0
+    NOT_NOW = 1
+    WRONG_LEDGER = 2
+
+
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a check. detail: one line for operators."""
+    """The answer to a check. detail: one line for operators.  because: of an UNKNOWN."""
 
     verdict: Verdict
     detail: str = ""
+    because: Because = Because.UNSPECIFIED
+
+    @classmethod
+    def not_now(cls, detail: str) -> Answer:
+        """Nothing can be said now: the center asks again, and does not count it."""
+        return cls(Verdict.UNKNOWN, detail, Because.NOT_NOW)
 
 
 class Denied(Exception):

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from tmc_client import errors, tracing
-from tmc_client.checks.questions import Denied, Question
+from tmc_client.checks.questions import Answer, Denied, Question
 from tmc_client.checks.running import Answering
 
 _MOST_BYTES = 4 << 20
@@ -75,7 +75,7 @@ def _get(checks: Answering, query: str, headers: Mapping[str, str]) -> Reply:
     )
     with tracing.answering([question], headers):
         answer = checks.answer(headers.get("tmc-check-token", ""), [question], fences=False)[0]
-    return 200, {"status": answer.verdict.name, "messageKey": question.key, "detail": answer.detail}
+    return 200, {"messageKey": question.key, **_said(answer)}
 
 
 def _post(checks: Answering, headers: Mapping[str, str], body: bytes) -> Reply:
@@ -88,8 +88,7 @@ def _post(checks: Answering, headers: Mapping[str, str], body: bytes) -> Reply:
     with tracing.answering(questions, headers):
         answers = checks.answer(headers.get("tmc-check-token", ""), questions)
     results = [
-        {"messageId": question.message_id, "status": answer.verdict.name, "detail": answer.detail}
-        for question, answer in zip(questions, answers, strict=True)
+        {"messageId": question.message_id, **_said(answer)} for question, answer in zip(questions, answers, strict=True)
     ]
     return 200, {"results": results}
 
@@ -111,6 +110,11 @@ def _question(item: Mapping[str, Any]) -> Question:
         ledger_id=bytes.fromhex(ledger_id),
         created_ms=created_ms,
     )
+
+
+def _said(answer: Answer) -> dict[str, str]:
+    said = {"status": answer.verdict.name, "detail": answer.detail}
+    return said | ({"unknownReason": answer.because.name} if answer.because else {})
 
 
 class WsgiChecks:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tmc_common.protocol import types_pb2 as tmc_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12tmc/v1/check.proto\x12\x06tmc.v1\x1a\x12tmc/v1/types.proto\"y\n\x0c\x43heckRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x12\n\nattempt_id\x18\x04 \x01(\x0c\x12\x11\n\tledger_id\x18\x05 \x01(\x0c\x12\x12\n\ncreated_ms\x18\x06 \x01(\x03\"U\n\rCheckResponse\x12 \n\x07verdict\x18\x01 \x01(\x0e\x32\x0f.tmc.v1.Verdict\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x12\n\nmessage_id\x18\x03 \x01(\t\"7\n\x10\x43heckManyRequest\x12#\n\x05items\x18\x01 \x03(\x0b\x32\x14.tmc.v1.CheckRequest\";\n\x11\x43heckManyResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.tmc.v1.CheckResponse2\x86\x01\n\x0c\x43heckService\x12\x34\n\x05\x43heck\x12\x14.tmc.v1.CheckRequest\x1a\x15.tmc.v1.CheckResponse\x12@\n\tCheckMany\x12\x18.tmc.v1.CheckManyRequest\x1a\x19.tmc.v1.CheckManyResponseB$\n\x06tmc.v1B\nCheckProtoP\x01Z\x0ctmc/v1;tmcv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12tmc/v1/check.proto\x12\x06tmc.v1\x1a\x12tmc/v1/types.proto\"y\n\x0c\x43heckRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x12\n\nattempt_id\x18\x04 \x01(\x0c\x12\x11\n\tledger_id\x18\x05 \x01(\x0c\x12\x12\n\ncreated_ms\x18\x06 \x01(\x03\"\x84\x01\n\rCheckResponse\x12 \n\x07verdict\x18\x01 \x01(\x0e\x32\x0f.tmc.v1.Verdict\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x12\n\nmessage_id\x18\x03 \x01(\t\x12-\n\x0eunknown_reason\x18\x04 \x01(\x0e\x32\x15.tmc.v1.UnknownReason\"7\n\x10\x43heckManyRequest\x12#\n\x05items\x18\x01 \x03(\x0b\x32\x14.tmc.v1.CheckRequest\";\n\x11\x43heckManyResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.tmc.v1.CheckResponse*l\n\rUnknownReason\x12\x1e\n\x1aUNKNOWN_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16UNKNOWN_REASON_NOT_NOW\x10\x01\x12\x1f\n\x1bUNKNOWN_REASON_WRONG_LEDGER\x10\x02\x32\x86\x01\n\x0c\x43heckService\x12\x34\n\x05\x43heck\x12\x14.tmc.v1.CheckRequest\x1a\x15.tmc.v1.CheckResponse\x12@\n\tCheckMany\x12\x18.tmc.v1.CheckManyRequest\x1a\x19.tmc.v1.CheckManyResponseB$\n\x06tmc.v1B\nCheckProtoP\x01Z\x0ctmc/v1;tmcv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,14 +33,16 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tmc.v1.check_pb2', _globals
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\006tmc.v1B\nCheckProtoP\001Z\014tmc/v1;tmcv1'
+  _globals['_UNKNOWNREASON']._serialized_start=426
+  _globals['_UNKNOWNREASON']._serialized_end=534
   _globals['_CHECKREQUEST']._serialized_start=50
   _globals['_CHECKREQUEST']._serialized_end=171
-  _globals['_CHECKRESPONSE']._serialized_start=173
-  _globals['_CHECKRESPONSE']._serialized_end=258
-  _globals['_CHECKMANYREQUEST']._serialized_start=260
-  _globals['_CHECKMANYREQUEST']._serialized_end=315
-  _globals['_CHECKMANYRESPONSE']._serialized_start=317
-  _globals['_CHECKMANYRESPONSE']._serialized_end=376
-  _globals['_CHECKSERVICE']._serialized_start=379
-  _globals['_CHECKSERVICE']._serialized_end=513
+  _globals['_CHECKRESPONSE']._serialized_start=174
+  _globals['_CHECKRESPONSE']._serialized_end=306
+  _globals['_CHECKMANYREQUEST']._serialized_start=308
+  _globals['_CHECKMANYREQUEST']._serialized_end=363
+  _globals['_CHECKMANYRESPONSE']._serialized_start=365
+  _globals['_CHECKMANYRESPONSE']._serialized_end=424
+  _globals['_CHECKSERVICE']._serialized_start=537
+  _globals['_CHECKSERVICE']._serialized_end=671
 # @@protoc_insertion_point(module_scope)

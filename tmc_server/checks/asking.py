@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from tmc_common import tracing
@@ -18,6 +19,8 @@ from tmc_server.errors import CheckRefused
 log = EventLog("tmc.checks")
 
 _POISON = {CheckReason.FAILED, CheckReason.TOO_LARGE, CheckReason.NOT_UNDERSTOOD}
+_ASK_THE_NEXT = {CheckReason.UNREACHABLE, CheckReason.WRONG_LEDGER}
+_HOMES = 10_000
 _CALLS_FOR_POISON = 24  # enough to find one among a thousand
 
 
@@ -27,6 +30,9 @@ class CheckDispatcher:
     def __init__(self, askers: Mapping[str, Asker], addressing: Addressing) -> None:
         self._askers = askers
         self._addressing = addressing
+        # By app, tag and ledger id: the instance that answered for it, and ledgers that some instance did not have.
+        self._homes: dict[tuple[int, str, bytes], Endpoint] = {}
+        self._strayed: set[tuple[int, str, bytes]] = set()
 
     def ask(
         self, target: CheckTarget, app: App, tag: str, questions: Sequence[Question], seconds: float
@@ -41,13 +47,37 @@ class CheckDispatcher:
         endpoints = self._addressing.endpoints(target, app, tag)
         if isinstance(endpoints, CheckAnswer):
             return [endpoints] * len(questions)
-        answers: list[CheckAnswer] = []
-        for endpoint in endpoints:
-            with _span(questions, endpoint):
-                answers = _guarded(asker, target, endpoint, app.check_token, questions, until)
-            if any(answer.reason is not CheckReason.UNREACHABLE for answer in answers):
-                break
-        return answers
+        ask = partial(_asked, asker, target, app.check_token, until)
+        answers: dict[int, CheckAnswer] = {}
+        for home, indexes in self._by_home(app, tag, questions).items():
+            open_ = indexes
+            for endpoint in sorted(endpoints, key=lambda each: each != home):
+                found = ask(endpoint, [questions[index] for index in open_])
+                answers.update(zip(open_, found, strict=True))
+                self._learn(app, tag, endpoint, ((questions[index], answers[index]) for index in open_))
+                open_ = [index for index in open_ if answers[index].reason in _ASK_THE_NEXT]
+                if not open_ or time.monotonic() > until:
+                    break
+        return [answers[index] for index in range(len(questions))]
+
+    def _by_home(self, app: App, tag: str, questions: Sequence[Question]) -> Mapping[Endpoint | None, list[int]]:
+        """Indexes of the questions by the instance that had their ledger last."""
+        found: dict[Endpoint | None, list[int]] = {}
+        for index, question in enumerate(questions):
+            found.setdefault(self._homes.get((app.number, tag, question.ledger_id)), []).append(index)
+        return found
+
+    def _learn(self, app: App, tag: str, home: Endpoint, answered: Iterable[tuple[Question, CheckAnswer]]) -> None:
+        """Only where instances have different ledgers does it matter which one is asked first."""
+        for question, answer in answered:
+            name = (app.number, tag, question.ledger_id)
+            if answer.reason is CheckReason.WRONG_LEDGER:
+                self._strayed.add(name)
+            elif name in self._strayed and answer.said:
+                self._strayed.discard(name)
+                self._homes[name] = home
+        if len(self._homes) + len(self._strayed) > _HOMES:
+            self._homes, self._strayed = {}, set()
 
     def asks_singly(self, target: CheckTarget) -> bool:
         """See domain.ports.checks.Asking."""
@@ -112,6 +142,13 @@ def _span(questions: Sequence[Question], endpoint: Endpoint) -> AbstractContextM
     attributes = tracing.messaging("check", "", first.topic, "" if others else first.message_id, more)
     links = [each.context for each in others]
     return tracing.span(f"check {first.topic}", "CLIENT", attributes, parent=first.context, links=links)
+
+
+def _asked(
+    asker: Asker, target: CheckTarget, token: str, until: float, endpoint: Endpoint, questions: Sequence[Question]
+) -> list[CheckAnswer]:
+    with _span(questions, endpoint):
+        return _guarded(asker, target, endpoint, token, questions, until)
 
 
 def _guarded(

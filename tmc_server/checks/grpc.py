@@ -30,6 +30,12 @@ def request_of(question: Question) -> check_pb2.CheckRequest:
     )
 
 
+_UNKNOWN_REASONS: dict[int, CheckReason] = {
+    check_pb2.UNKNOWN_REASON_NOT_NOW: CheckReason.NOT_NOW,
+    check_pb2.UNKNOWN_REASON_WRONG_LEDGER: CheckReason.WRONG_LEDGER,
+}
+
+
 def answer_of(question: Question, response: check_pb2.CheckResponse) -> CheckAnswer:
     """What a well-formed response means."""
     if response.message_id and response.message_id != question.message_id:
@@ -39,7 +45,7 @@ def answer_of(question: Question, response: check_pb2.CheckResponse) -> CheckAns
     if said in (Verdict.COMMIT, Verdict.ROLLBACK):
         return CheckAnswer(Verdict(said), detail=detail)
     if said in (0, Verdict.UNKNOWN):
-        return CheckAnswer.unknown(CheckReason.ANSWERED, detail)
+        return CheckAnswer.unknown(_UNKNOWN_REASONS.get(int(response.unknown_reason), CheckReason.ANSWERED), detail)
     return CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, f"Verdict {said} is none.")
 
 

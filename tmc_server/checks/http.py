@@ -57,7 +57,7 @@ def answer_of(question: Question, body: bytes) -> CheckAnswer:
 
 def answer_of_object(question: Question, found: object) -> CheckAnswer:
     """What one JSON object means. Echoes of the question, where there are any, must be right."""
-    if not isinstance(found, dict) or not set(found) <= {"status", "detail", *_ECHOES}:
+    if not isinstance(found, dict) or not set(found) <= {"status", "detail", "unknownReason", *_ECHOES}:
         return CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, _shown(json.dumps(found).encode()))
     for name, field in _ECHOES.items():
         if name in found and found[name] != getattr(question, field):
@@ -67,7 +67,12 @@ def answer_of_object(question: Question, found: object) -> CheckAnswer:
         status = str(status)
     if not isinstance(status, str) or status not in _STATUS:
         return CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, f"status {str(status)[:128]!r} is none.")
-    return _said(status, str(found.get("detail", ""))[:500])
+    said = _said(status, str(found.get("detail", ""))[:500])
+    reason = _UNKNOWN_REASONS.get(str(found.get("unknownReason")))
+    return CheckAnswer.unknown(reason, said.detail) if reason and said.verdict is Verdict.UNKNOWN else said
+
+
+_UNKNOWN_REASONS = {reason.name: reason for reason in (CheckReason.NOT_NOW, CheckReason.WRONG_LEDGER)}
 
 
 def _said(status: str, detail: str = "") -> CheckAnswer:

@@ -34,6 +34,8 @@ class CheckReason(Enum):
     """Why an answer is UNKNOWN, with what an operator does about it. The names are shown and documented."""
 
     ANSWERED = "The producer said so."
+    NOT_NOW = "The producer cannot know now: its database is down, or the transaction is still running."
+    WRONG_LEDGER = "No instance has the ledger that the message was prepared with: start one that does."
     NOT_UNDERSTOOD = "The answer is none of the enumerated ones: compare the endpoint with docs/checks.md."
     OTHER_MESSAGE = "The answer is about another message: the endpoint mixes up its answers."
     FIELD_ABSENT = "The field of the verdict is not set in the answer: an empty answer decides nothing."

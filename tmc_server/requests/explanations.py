@@ -133,6 +133,8 @@ def _explain_undecided(check: CheckView, created_ms: int, now: int) -> Explanati
         reason = _reason_of(check.last_answer)
         if reason in _OF_TARGET:
             why, what = Why.CHECK_TARGET_WRONG, "its service cannot be asked as its topic says, since"
+        elif reason in (CheckReason.NOT_NOW, CheckReason.WRONG_LEDGER):
+            why, what = Why.CHECK_SCHEDULED, "its service has been unable to know since"
         elif reason is not None and not reason.of_service:
             why, what = Why.CHECK_BROKEN, "its check endpoint has given no valid answer since"
         elif reason is CheckReason.NOT_ASKED:

@@ -379,3 +379,22 @@ class TestOperators:
         assert again is not None
         store.desk.record(store.shard, [Checked(again, ROLLBACK)])
         assert store.state_of(failed) is ROLLED_BACK
+
+
+@pytest.mark.parametrize("reason", ["NOT_NOW", "WRONG_LEDGER"])
+def test_a_producer_that_cannot_know_now_uses_up_no_checks(
+    store: StoreUnderTest, due_message: int, reason: str
+) -> None:
+    """Its database is down for three hours while its endpoint answers."""
+    store.set_checks(RetryPolicy(interval_ms=10_000, max_retry=1))
+    asking = ScriptedAsking(CheckAnswer.unknown(CheckReason[reason], "LEDGER_AWAY"))
+    duty = store.checking(asking)
+    for _ in range(180):
+        duty.run_once()
+        store.clock.advance(60)
+    assert len(asking.pages) >= 100
+    assert store.state_of(due_message) is PREPARED
+    assert [alert.kind for alert in store.alerted("check failed")] == []
+    asking.usual = COMMIT
+    duty.run_once()
+    assert store.state_of(due_message) is COMMITTED

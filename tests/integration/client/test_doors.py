@@ -25,7 +25,12 @@ from tmc_server.domain.catalog import App
 TOKEN = "the-token"
 ASKED = {"items": [{"messageId": "1-1-05-1", "topic": "shop.paid", "messageKey": "k"}]}
 ANSWER = [
-    {"messageId": "1-1-05-1", "status": "UNKNOWN", "detail": "WRONG_LEDGER: the message was prepared with no ledger."}
+    {
+        "messageId": "1-1-05-1",
+        "status": "UNKNOWN",
+        "detail": "WRONG_LEDGER: the message was prepared with no ledger.",
+        "unknownReason": "WRONG_LEDGER",
+    }
 ]
 
 
