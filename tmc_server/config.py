@@ -215,6 +215,9 @@ class RabbitmqConfig(Section):
     queue_type: Literal["quorum", "classic"] = Field(
         "quorum", description="type of the queues that the center declares"
     )
+    single_node: bool = Field(
+        False, description="the broker is one node: empty queues that accept nothing are deleted and declared again"
+    )
     window: int = Field(2000, ge=20, le=100_000, description="maximum unconfirmed copies; half of them for one queue")
     window_bytes: int = Field(
         64 << 20, ge=1 << 20, le=4 << 30, description="maximum bytes of their bodies, approximately"

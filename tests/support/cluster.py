@@ -114,6 +114,7 @@ class Cluster:
             "TMC_STORE__CHANGE_DELAY_MS": "1500",
             "TMC_DELIVERY__KIND": "rabbitmq",
             "TMC_RABBITMQ__URL": f"amqp://guest:guest@127.0.0.1:{broker_port}/%2F",
+            "TMC_RABBITMQ__SINGLE_NODE": "true",
             "TMC_SERVER__LEASE_SECONDS": str(lease_seconds),
             "TMC_LIMITS__ITEMS_PER_SECOND": "0",
         } | settings

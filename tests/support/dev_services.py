@@ -130,6 +130,7 @@ def _environment(state: Mapping[str, Any]) -> dict[str, str]:
         "TMC_STORE__CATALOG": state["mariadb"]["url"],
         "TMC_DELIVERY__KIND": "rabbitmq",
         "TMC_RABBITMQ__URL": state["rabbitmq"]["url"],
+        "TMC_RABBITMQ__SINGLE_NODE": "true",
         "TMC_CONSUL__AGENT": state["consul"]["url"],
         "TMC_DISCOVERY__KIND": "consul",
     }

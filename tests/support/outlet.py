@@ -88,6 +88,8 @@ class RecordedAnswers:
         self.given_back: list[tuple[Copy, int]] = []
         self.acknowledged: list[Copy] = []
         self.refused: list[tuple[Copy, str]] = []
+        self.final: list[Copy] = []
+        self.complaints: list[tuple[int, str]] = []
 
     def give_back(self, copies: Sequence[Copy], after_ms: int) -> None:
         with self.lock:
@@ -97,9 +99,14 @@ class RecordedAnswers:
         with self.lock:
             self.acknowledged += copies
 
-    def refuse(self, copies: Sequence[Copy], error: str) -> None:
+    def refuse(self, copies: Sequence[Copy], error: str, *, final: bool = False) -> None:
         with self.lock:
             self.refused += [(copy, error) for copy in copies]
+            self.final += copies if final else ()
+
+    def complain(self, subscription: int, detail: str) -> None:
+        with self.lock:
+            self.complaints.append((subscription, detail))
 
 
 def a_copy(subscription: int, body: bytes = b"hello", **changes: object) -> Copy:

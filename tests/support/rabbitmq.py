@@ -119,6 +119,11 @@ class RabbitMQ:
         os.killpg(group, signal.SIGSTOP)
         eventually(lambda: all(state == "T" for state in _states_of(group)))
 
+    def resume(self) -> None:
+        """After `suspend`."""
+        assert self.process is not None
+        os.killpg(self.process.pid, signal.SIGCONT)
+
     def kill(self) -> None:
         """Kill -9 of the node and of everything it started."""
         assert self.process is not None

@@ -22,7 +22,7 @@ from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.alerts import AlertOutbox
 from tmc_server.domain.ports.catalog import CatalogSource
-from tmc_server.domain.ports.delivery import BrokerAddress, Copy, Outlet, SharedProgress
+from tmc_server.domain.ports.delivery import BrokerAddress, Copy, ForwarderUnavailable, Outlet, SharedProgress
 from tmc_server.duties.periodic import Periodic
 
 log = EventLog("tmc.app")
@@ -51,6 +51,7 @@ class Outlets:
         self._alerts = alerts
         self._progress = progress
         self.answers = CopyAnswers(loop, catalog)
+        self.answers.raise_alert = self.raise_alert
         self._raised: dict[tuple[str, SubscriptionNumber, int], str] = {}
         self._told: set[tuple[str, SubscriptionNumber, int]] = set()
         self.streams: StreamOutlet | None = None
@@ -84,7 +85,9 @@ class Outlets:
             raise CannotStart(f"[rabbitmq] needs {exc.name}: install tmc-center[rabbitmq].") from exc
         limits = config.rabbitmq
         self._exchanges = RabbitExchanges(url)
-        self.queues = RabbitQueues(url, self._catalog, limits.queue_type, self.raise_alert, wake)
+        self.queues = RabbitQueues(
+            url, self._catalog, limits.queue_type, self.raise_alert, wake, single_node=limits.single_node
+        )
         return RabbitOutlet(
             url=url,
             catalog=self._catalog,
@@ -104,8 +107,8 @@ class Outlets:
         for name, entry in installed(ENTRY_POINTS).items():
             try:
                 made[name] = entry.load()(self._catalog, self.answers, wake)
-            except ImportError as exc:
-                log.debug("forwarder_missing", "forwarder %s is not installed: %s", name, exc)
+            except (ImportError, ForwarderUnavailable) as exc:
+                log.info("forwarder_missing", "this server forwards nothing to %s: %s", name, exc)
         return made
 
     def examine(self, forward: Forward) -> None:
@@ -141,7 +144,10 @@ class Outlets:
 
     def unforwardable(self, subscription: SubscriptionNumber, kind: str) -> None:
         """Alert the owner: this server holds the shard, but has no such forwarder."""
-        detail = f"no forwarder {kind!r} is installed on the server that looks after these messages: they wait"
+        detail = (
+            f"the server that looks after these messages cannot forward to {kind!r}: install and configure that on all "
+            "servers; until then they wait"
+        )
         self.raise_alert("no forwarder", subscription, detail, _EPISODE_MINUTES)
 
     def duties(self) -> list[Periodic]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tmc_common.eventlog import EventLog
+from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.operations import THE_CENTER, Ack, GiveBack, Nack, Operation
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import Copy
@@ -19,12 +20,16 @@ _AT_ONCE = 500  # less than any queue of the group commit takes
 
 
 class CopyAnswers:
-    """Called from any thread; works on the loop. `performer` is set when the group commit exists."""
+    """Called from any thread; works on the loop. `performer` is set when the group commit exists.
+
+    raise_alert: kind, subscription, detail.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, catalog: CatalogSource) -> None:
         self._loop = loop
         self._catalog = catalog
         self.performer: Performer | None = None
+        self.raise_alert: Callable[[str, SubscriptionNumber, str], None] = lambda _kind, _subscription, _detail: None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def give_back(self, copies: Sequence[Copy], after_ms: int = 0) -> None:
@@ -52,8 +57,8 @@ class CopyAnswers:
             ]
         )
 
-    def refuse(self, copies: Sequence[Copy], error: str) -> None:
-        """Forwarding failed: nack the copies, so that they are retried by the subscription's policy."""
+    def refuse(self, copies: Sequence[Copy], error: str, *, final: bool = False) -> None:
+        """The target refused them: nack the copies. final: they are FAILED at once, not retried by the policy."""
         subscriptions = self._catalog.current.subscriptions
 
         def nack(copy: Copy) -> Nack:
@@ -66,9 +71,14 @@ class CopyAnswers:
                 attempt=copy.attempt,
                 policy=policy,
                 error=error[:500],
+                reject=final,
             )
 
         self._start([nack(copy) for copy in copies])
+
+    def complain(self, subscription: SubscriptionNumber, detail: str) -> None:
+        """The target of a subscription has been refusing for a while: alert its owner."""
+        self.raise_alert("queue refuses", subscription, detail)
 
     def _start(self, operations: Sequence[Operation]) -> None:
         try:

@@ -2,6 +2,10 @@
 
 Unverified: it was tested against the mock cluster inside librdkafka only, never against a real Kafka. Brokers:
 TMC_KAFKA_BOOTSTRAP (host:port, commas between several).
+
+A copy that cannot be delivered now is given back, uncounted, once librdkafka has given it up; until then no other copy of
+its message is made. A copy that can never be delivered makes its message FAILED at once. A record that is too large for
+the broker takes its whole batch with it: all of it is sent again, one record at a time.
 """
 
 from __future__ import annotations
@@ -17,18 +21,20 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from tmc_common.eventlog import EventLog
 from tmc_common.headers import ORDER_KEY
 from tmc_server.delivery.spans import PublishSpans
-from tmc_server.delivery.window import Destination, Window
+from tmc_server.delivery.window import ALERT_AFTER, Destination, Window
 from tmc_server.domain.catalog import FORWARD_KEY
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.catalog import CatalogSource
-from tmc_server.domain.ports.delivery import Copy, ForwardAnswers
+from tmc_server.domain.ports.delivery import Copy, ForwardAnswers, ForwarderUnavailable
 from tmc_server.metrics import METRICS
 
 log = EventLog("tmc.kafka")
 
-_AWAY = {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._MSG_TIMED_OUT, KafkaError._PURGE_QUEUE}
+_TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
+_NEVER = {KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD, KafkaError.TOPIC_EXCEPTION, KafkaError._INVALID_ARG}
+"""About the record or the name of its topic: trying again does not help. Everything else may be mended."""
 
 
 class KafkaForwarder:
@@ -54,19 +60,20 @@ class KafkaForwarder:
             "message.timeout.ms": 10_000,
             "linger.ms": 5,
         } | (settings or {})
+        if not (self._settings["bootstrap.servers"] or "test.mock.num.brokers" in self._settings):
+            raise ForwarderUnavailable("TMC_KAFKA_BOOTSTRAP is not set")
         self._producer: Producer | None = None
+        self._alone: Producer | None = None  # sends one record at a time
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="tmc-kafka", daemon=True)
 
     def start(self) -> None:
-        """Without brokers in the environment nothing is forwarded: rows wait."""
-        if self._settings["bootstrap.servers"] or "test.mock.num.brokers" in self._settings:
-            self._producer = Producer(self._settings)
-            self._thread.start()
+        self._producer = Producer(self._settings)
+        self._thread.start()
 
     def stop(self) -> bool:
         self._stopping.set()
-        left = self._producer.flush(10) if self._producer is not None else 0
+        left: int = sum(producer.flush(10) for producer in (self._producer, self._alone) if producer is not None)
         if self._thread.is_alive():
             self._thread.join(5)
         return left == 0
@@ -75,6 +82,8 @@ class KafkaForwarder:
         assert self._producer is not None
         while not self._stopping.is_set():
             self._producer.poll(0.1)
+            if self._alone is not None:
+                self._alone.poll(0)
 
     @property
     def in_flight(self) -> int:
@@ -92,50 +101,76 @@ class KafkaForwarder:
     def deliver(self, copies: Sequence[Copy]) -> None:
         assert self._producer is not None
         for copy in copies:
-            forward = self._catalog.current.subscriptions[copy.subscription].forward
-            assert forward is not None
-            # Messages of one order key belong into one partition.
-            key = copy.headers.get(FORWARD_KEY) or forward.key or copy.headers.get(ORDER_KEY) or copy.key
-            message_id = str(MessageId(copy.topic, copy.producer, copy.shard, copy.number))
-            headers = {**copy.headers, "tmc-message-id": message_id, "tmc-attempt": str(copy.attempt)}
-            try:
-                self._producer.produce(
-                    forward.target, copy.body, key.encode(), headers=list(headers.items()), on_delivery=self._on(copy)
-                )
-            except (KafkaException, BufferError) as exc:
-                self._forget(copy)
-                self._answers.give_back([copy], after_ms=1000)
-                log.warning("kafka_unavailable", "Kafka takes nothing now: %s", exc)
+            self._destination(copy.subscription).unconfirmed.add((copy.shard, copy.number))
+            self._produce(self._producer, copy)
         METRICS.published.inc(len(copies))
 
-    def _on(self, copy: Copy) -> Callable[[Any, Any], None]:
+    def _produce(self, producer: Producer, copy: Copy) -> None:
+        forward = self._catalog.current.subscriptions[copy.subscription].forward
+        assert forward is not None
+        # Messages of one order key belong into one partition.
+        key = copy.headers.get(FORWARD_KEY) or forward.key or copy.headers.get(ORDER_KEY) or copy.key
+        message_id = str(MessageId(copy.topic, copy.producer, copy.shard, copy.number))
+        headers = {**copy.headers, "tmc-message-id": message_id, "tmc-attempt": str(copy.attempt)}
+        on_delivery = self._on(copy, alone=producer is self._alone)
+        try:
+            producer.produce(
+                forward.target, copy.body, key.encode(), headers=list(headers.items()), on_delivery=on_delivery
+            )
+        except KafkaException as exc:
+            self._failed(copy, exc.args[0], alone=True)  # librdkafka itself refuses this one record
+        except BufferError as exc:
+            self._give_back(copy, str(exc))
+
+    def _on(self, copy: Copy, *, alone: bool) -> Callable[[Any, Any], None]:
         began = time.monotonic()
 
         def delivered(error: Any, _message: Any) -> None:
-            self._forget(copy)
             lasted_s, why = time.monotonic() - began, "" if error is None else str(error.str())
             self._spans.published([copy], lasted_s, "kafka", why)
-            if error is None:
-                self._window.succeeded(self._destination(copy.subscription))
-                self._answers.acknowledge([copy])
-            elif error.code() in _AWAY:
-                pause_s = self._window.failed(self._destination(copy.subscription)).pause_s
-                METRICS.given_back.labels("connection lost").inc()
-                self._answers.give_back([copy], after_ms=round(pause_s * 1000))
-            else:
-                METRICS.returned.inc()
-                self._answers.refuse([copy], f"Kafka: {error.str()}")
+            if error is not None:
+                self._failed(copy, error, alone=alone)
+                return
+            self._forget(copy)
+            self._window.succeeded(self._destination(copy.subscription))
+            self._answers.acknowledge([copy])
 
         return delivered
 
+    def _failed(self, copy: Copy, error: Any, *, alone: bool) -> None:
+        if error.code() in _TOO_LARGE and not alone:
+            if self._alone is None:
+                self._alone = Producer(self._settings | {"linger.ms": 0, "batch.num.messages": 1})
+            self._produce(self._alone, copy)
+        elif error.code() in _NEVER | _TOO_LARGE:
+            METRICS.returned.inc()
+            self._forget(copy)
+            self._answers.refuse([copy], f"Kafka: {error.str()}", final=True)
+        else:
+            self._give_back(copy, str(error.str()))
+
+    def _give_back(self, copy: Copy, why: str) -> None:
+        self._forget(copy)
+        failure = self._window.failed(self._destination(copy.subscription))
+        METRICS.given_back.labels("connection lost").inc()
+        self._answers.give_back([copy], after_ms=round(failure.pause_s * 1000))
+        if failure.begins_a_pause:
+            log.warning("kafka_refuses", "Kafka refuses messages for now: %s", why)
+            if failure.pauses >= ALERT_AFTER:
+                self._answers.complain(copy.subscription, f"Kafka: {why}")
+
     def _forget(self, copy: Copy) -> None:
-        self._window.release(self._destination(copy.subscription), 1)
+        destination = self._destination(copy.subscription)
+        destination.unconfirmed.discard((copy.shard, copy.number))
+        self._window.release(destination, 1)
 
     def drained_until(self, subscription: SubscriptionNumber, tried_ms: int) -> None:
         """No-op: the center's consumers do not read from Kafka."""
 
     def look(self, subscription: SubscriptionNumber) -> QueueLook | None:
-        return QueueLook() if self._producer is not None else None
+        if self._producer is None:
+            return None
+        return QueueLook(consumers=1, unwritten=frozenset(self._destination(subscription).unconfirmed))
 
     def _destination(self, subscription: SubscriptionNumber) -> Destination:
         return self._destinations.setdefault(subscription, Destination(f"kafka for subscription {subscription}"))

@@ -1,9 +1,10 @@
 """Publish copies to RabbitMQ on one connection and thread, pipelined, with publisher confirms.
 
 A copy is handed to the thread after its row is committed with the attempt counted. A confirm needs no further write.
-After a return (which comes before its own ack), a nack, a confirm timeout, a closed channel or a lost connection, the
-copy is given back and the attempt does not count. For copies forwarded to an exchange, the confirm is the ack, and a
-refusal counts as a failed attempt.
+After a return (which comes before its own ack), a nack, a closed channel or a lost connection, the copy is given back
+and the attempt does not count. A copy that is not confirmed in time stays unconfirmed: it may still arrive, as in a queue
+without a leader, so no other copy of its message is made. For copies forwarded to an exchange, the confirm is the ack,
+and a refusal counts as a failed attempt.
 
 Each producer has its own channel for each exchange it sends to (see rabbitmq_lane), so a missing exchange, or a
 message that the broker rejects, affects no other producer.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,7 +31,7 @@ from tmc_server.delivery.spans import PublishSpans
 from tmc_server.delivery.window import ALERT_AFTER, CONFIRM_TIMEOUT_S, Destination, Failure, Window
 from tmc_server.domain.catalog import FORWARD_KEY, Catalog
 from tmc_server.domain.consumption import QueueLook
-from tmc_server.domain.numbers import SubscriptionNumber
+from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import Copy, ForwardAnswers, SharedProgress
 from tmc_server.domain.queue_names import queue_of
@@ -141,6 +142,8 @@ class RabbitOutlet:
         self._window.release(self._route(subscription).destination, count)
 
     def deliver(self, copies: Sequence[Copy]) -> None:
+        for copy in copies:
+            self._route(copy.subscription).destination.unconfirmed.add((copy.shard, copy.number))
         with self._lock:
             connected = self._connection is not None
             if connected:
@@ -150,7 +153,7 @@ class RabbitOutlet:
                     self._connection.ioloop.add_callback_threadsafe(self._drain)
         if not connected:
             for copy in copies:
-                self.release(copy.subscription, 1)
+                self._not_sent(copy)
             self._answers.give_back(copies, after_ms=1000)
 
     def drained_until(self, subscription: SubscriptionNumber, tried_ms: int) -> None:
@@ -160,8 +163,9 @@ class RabbitOutlet:
         if self._connection is None or self._blocked:
             return None
         route = self._route(subscription)
+        unwritten = self.unconfirmed(subscription)
         if route.forwards:
-            return QueueLook()
+            return QueueLook(consumers=1, unwritten=unwritten)
         found = self._queues.look(route.key)
         if found is None:
             return None
@@ -172,8 +176,16 @@ class RabbitOutlet:
             return None  # what the other servers saw is not known: a copy that seems lost may still wait
         still_ms = self._window.looked(route.destination, found[0])
         return QueueLook(
-            consumers=found[0], messages=found[1], passed_ms=route.destination.passed_ms, still_ms=still_ms
+            consumers=found[0],
+            messages=found[1],
+            passed_ms=route.destination.passed_ms,
+            still_ms=still_ms,
+            unwritten=unwritten,
         )
+
+    def unconfirmed(self, subscription: SubscriptionNumber) -> Set[tuple[Shard, MessageNumber]]:
+        """Messages whose copies are on their way to this subscription's destination, or may be."""
+        return frozenset(self._route(subscription).destination.unconfirmed)
 
     def share_progress(self) -> bool:
         """Publish this server's queue progress to the other servers. Returns False: nothing is left to do. Blocks."""
@@ -305,7 +317,7 @@ class RabbitOutlet:
         METRICS.publisher_connected.set(0)
         self._blocked = False
         for copy in copies:
-            self.release(copy.subscription, 1)
+            self._not_sent(copy)
         for lane in self._lanes.values():
             for sent in lane.lose_everything():
                 self._forget(sent)
@@ -411,14 +423,14 @@ class RabbitOutlet:
             route = self._route(copy.subscription)
             lane = self._lanes.get(self._lane_name(route))
             if lane is None or not lane.accepts:
-                self._window.release(route.destination, 1)
+                self._not_sent(copy)
                 stranded.append(copy)
                 continue
             try:
                 sent = self._as_sent(copy, route, catalog, now, digests)
             except Exception as exc:  # only this copy is affected: its attempt counts, the others are still sent
                 log.exception("message_unsendable", "a message for %s cannot be published", route.destination.name)
-                self._window.release(route.destination, 1)
+                self._not_sent(copy)
                 self._answers.refuse([copy], f"cannot be published: {exc!r}")
                 continue
             self._window.add_bytes(sent.size)
@@ -465,19 +477,36 @@ class RabbitOutlet:
             self._answers.acknowledge(good)
 
     def _failed(self, lane: Lane, destination: Destination, lost: list[Sent], why: str, silent: bool) -> None:
-        """Handle copies that were not accepted. silent: the broker did not answer, so the attempt does not count."""
+        """Handle copies that were not accepted. silent: the broker did not answer, so they may still arrive: they stay
+        unconfirmed, and nothing more goes there for a while.
+        """
+        if silent:
+            self._pause(lane, destination, lost, why)
+            return
         METRICS.returned.inc(len(lost))
         for sent in lost:
             self._spans.published([sent.copy], time.monotonic() - sent.at, destination.name, why)
         failure = self._window.failed(destination)
         copies = [sent.copy for sent in lost]
-        if lane.exchange and not silent:
+        if lane.exchange:
             self._answers.refuse(copies, f"{destination.name}: {why}")
             return
         METRICS.given_back.labels("returned").inc(len(copies))
         self._answers.give_back(copies, after_ms=round(failure.pause_s * 1000))
-        if not lane.exchange and failure.begins_a_pause:
-            self._heal(destination, copies[0].subscription, failure, why, silent, any(sent.unroutable for sent in lost))
+        if failure.begins_a_pause:
+            missing = any(sent.unroutable for sent in lost)
+            self._heal(destination, copies[0].subscription, failure, why, silent=False, missing=missing)
+
+    def _pause(self, lane: Lane, destination: Destination, late: list[Sent], why: str) -> None:
+        METRICS.returned.inc(len(late))
+        failure = self._window.failed(destination)
+        subscription = late[0].copy.subscription
+        if not failure.begins_a_pause:
+            return
+        if not lane.exchange:
+            self._heal(destination, subscription, failure, why, silent=True, missing=False)
+        elif failure.pauses >= ALERT_AFTER:
+            self._raise_alert("queue refuses", subscription, f"{destination.name}: {why}")
 
     def _heal(
         self,
@@ -498,11 +527,22 @@ class RabbitOutlet:
             self._raise_alert("queue refuses", subscription, f"{destination.name}: {why}")
 
     def _forget(self, sent: Sent) -> None:
+        sent.destination.unconfirmed.discard((sent.copy.shard, sent.copy.number))
+        if not sent.overdue:
+            self._leave_window(sent)
+
+    def _leave_window(self, sent: Sent) -> None:
         self._window.add_bytes(-sent.size)
         self._window.release(sent.destination, 1)
 
+    def _not_sent(self, copy: Copy) -> None:
+        """It was reserved and never reached the broker."""
+        destination = self._route(copy.subscription).destination
+        destination.unconfirmed.discard((copy.shard, copy.number))
+        self._window.release(destination, 1)
+
     def _tick(self) -> None:
-        """Once a second, give up on copies that were not confirmed in time."""
+        """Once a second, look for copies that were not confirmed in time."""
         connection = self._connection
         if connection is None or not connection.is_open:
             return
@@ -515,7 +555,7 @@ class RabbitOutlet:
             self._give_up_on(lane, lane.expire(before))
 
     def _give_up_on(self, lane: Lane, late: list[Sent]) -> None:
-        """Fail copies that were not confirmed in time."""
+        """Let copies that were not confirmed in time leave the window."""
         groups: dict[Destination, list[Sent]] = {}
         for sent in late:
             groups.setdefault(sent.destination, []).append(sent)
@@ -524,7 +564,7 @@ class RabbitOutlet:
                 self._failed(lane, destination, lost, "no confirm in time", silent=True)
         finally:
             for sent in late:
-                self._forget(sent)
+                self._leave_window(sent)
 
     @property
     def in_flight(self) -> int:

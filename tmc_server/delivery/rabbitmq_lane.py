@@ -35,7 +35,10 @@ NO_ROUTE = 312
 
 @dataclass(slots=True, kw_only=True)
 class Sent:
-    """A copy on its way. group: only copies of one group are in flight together; 0: nothing is known against it."""
+    """A copy on its way. group: only copies of one group are in flight together; 0: nothing is known against it.
+
+    overdue: it was not confirmed in time, and no longer counts in the window.
+    """
 
     copy: Copy
     key: str
@@ -46,6 +49,7 @@ class Sent:
     group: int = 0
     returned: str = ""
     unroutable: bool = False
+    overdue: bool = False
 
     @property
     def row(self) -> tuple[int, int, int]:
@@ -80,6 +84,7 @@ class Lane:
         self.ready = False
         self.accepts = False
         self._sent: dict[int, Sent] = {}  # by delivery tag, in ascending order
+        self._overdue: dict[int, Sent] = {}  # the same, not confirmed in time: in nobody's way
         self._waiting: deque[Sent] = deque()  # behind a copy that is, or has to be, alone
         self._tags: dict[tuple[object, ...], int] = {}  # by what a return brings back
         self._last_tag = 0
@@ -142,33 +147,41 @@ class Lane:
         self._tags[name_of(sent.key, sent.properties)] = self._last_tag
 
     def _on_return(self, _channel: Any, method: Any, properties: BasicProperties, _body: bytes) -> None:
-        tag = self._tags.get(name_of(method.routing_key, properties))
-        if tag is not None and tag in self._sent:
-            self._sent[tag].returned = method.reply_text
-            self._sent[tag].unroutable = method.reply_code == NO_ROUTE
+        tag = self._tags.get(name_of(method.routing_key, properties), 0)
+        sent = self._sent.get(tag) or self._overdue.get(tag)
+        if sent is not None:
+            sent.returned = method.reply_text
+            sent.unroutable = method.reply_code == NO_ROUTE
 
     def _on_confirm(self, frame: Any) -> None:
         method = frame.method
-        if method.multiple:
-            tags = list(takewhile(lambda tag: tag <= method.delivery_tag, self._sent))
-        else:
-            tags = [method.delivery_tag] if method.delivery_tag in self._sent else []
-        done = [self._sent.pop(tag) for tag in tags]
-        if not self._sent:
+        done: list[Sent] = []
+        for waiting in (self._overdue, self._sent) if self._overdue else (self._sent,):
+            if method.multiple:
+                tags = list(takewhile(lambda tag: tag <= method.delivery_tag, waiting))
+            else:
+                tags = [method.delivery_tag] if method.delivery_tag in waiting else []
+            done += [waiting.pop(tag) for tag in tags]
+        if not self._sent and not self._overdue:
             self._tags.clear()
-        elif len(self._tags) > 4 * len(self._sent) + 1000:
-            self._tags = {name: tag for name, tag in self._tags.items() if tag in self._sent}
+        elif len(self._tags) > 4 * (len(self._sent) + len(self._overdue)) + 1000:
+            open_ = self._sent.keys() | self._overdue.keys()
+            self._tags = {name: tag for name, tag in self._tags.items() if tag in open_}
         self._closings = 0
         self._owner.answered(self, done, nacked=isinstance(method, Basic.Nack))
         self._advance()
 
     def expire(self, before: float) -> list[Sent]:
-        """Remove copies handed over up to `before` that were not confirmed, and return those in flight.
+        """Mark copies handed over up to `before` that were not confirmed as overdue, and return them.
 
-        Copies that only waited here, or are under suspicion, say nothing about their queue: they count as stranded.
+        They may still arrive, so they stay here: the broker confirms them later, or the channel ends. Copies that only
+        waited here, or are under suspicion, say nothing about their queue: they count as stranded.
         """
         late = [sent for sent in self._sent.values() if sent.at <= before]
         stranded = [sent for sent in self._waiting if sent.at <= before] + [sent for sent in late if sent.group]
+        self._overdue |= {tag: sent for tag, sent in self._sent.items() if sent.at <= before and not sent.group}
+        for sent in late:
+            sent.overdue = not sent.group
         self._sent = {tag: sent for tag, sent in self._sent.items() if sent.at > before}
         self._waiting = deque(sent for sent in self._waiting if sent.at > before)
         for sent in stranded:
@@ -187,7 +200,8 @@ class Lane:
     def lose_everything(self) -> list[Sent]:
         """Returns: all that was in flight or waiting. It accepts nothing until it is opened again."""
         self.ready = self.accepts = False
-        lost = [*self._sent.values(), *self._waiting]
+        lost = [*self._overdue.values(), *self._sent.values(), *self._waiting]
+        self._overdue.clear()
         self._sent.clear()
         self._waiting.clear()
         self._tags.clear()
@@ -197,6 +211,9 @@ class Lane:
         self.ready = False
         about_content = getattr(reason, "reply_code", 0) in _CONTENT and self._connection.is_open
         if about_content and self._sent:
+            for sent in self._overdue.values():
+                self._owner.stranded(self, sent)
+            self._overdue.clear()
             self._find_culprit(reason)
             self._open_again()
             return

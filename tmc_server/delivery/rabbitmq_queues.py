@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 import pika
@@ -25,10 +25,15 @@ _HEARTBEAT_S = 12
 _ANSWER_S = 3.0  # a queue without a leader never answers, on a connection that is well
 _REST_S = 60.0  # before a queue that did not answer is asked again
 _NOT_FOUND = 404
+_LOOK_AGAIN_S = 60.0  # for queues that somebody deleted, although nothing is published to them
+_LOOKS_AT_ONCE = 50
 
 
 class RabbitQueues:
-    """The queues of this center. kind: quorum or classic.  raise_alert: (kind, subscription, detail). All methods block."""
+    """The queues of this center. kind: quorum or classic.  raise_alert: (kind, subscription, detail). All methods block.
+
+    single_node: the broker is one node, so that a quorum queue which accepts nothing has lost its leader for good.
+    """
 
     def __init__(
         self,
@@ -37,6 +42,7 @@ class RabbitQueues:
         kind: str,
         raise_alert: Callable[[str, SubscriptionNumber, str], None],
         on_declared: Callable[[], None] = lambda: None,
+        single_node: bool = False,
     ) -> None:
         """on_declared: a queue is there that was not before."""
         self._parameters = pika.URLParameters(url)
@@ -53,7 +59,8 @@ class RabbitQueues:
         self._connection: pika.BlockingConnection | None = None
         self._channel: BlockingChannel | None = None
         self._on_declared = on_declared
-        self._declared: set[str] = set()
+        self._single_node = single_node
+        self._declared: dict[str, float] = {}  # on this connection, and when they were last seen
         self._known: set[str] = set()  # declared at least once, and not missed since
         self._refused: set[str] = set()
         self._silent: set[str] = set()
@@ -78,6 +85,7 @@ class RabbitQueues:
         }
         with self._lock:
             self._keep_alive()
+        self._look_for_deleted(wanted)
         undeclared = [name for name in wanted if name not in self._declared]
         undeclared.sort(key=lambda name: self._resting.get(name, 0.0))  # those that did not answer come last
         unknown = len(self._known)
@@ -90,6 +98,16 @@ class RabbitQueues:
             if len(self._known) > unknown:
                 self._on_declared()
         return False
+
+    def _look_for_deleted(self, wanted: Collection[str]) -> None:
+        """Look at a few queues that were not looked at for a while: one that was deleted is declared again."""
+        before = time.monotonic() - _LOOK_AGAIN_S
+        old = [name for name, seen in self._declared.items() if seen < before and name in wanted]
+        for name in old[:_LOOKS_AT_ONCE]:
+            with self._lock:
+                if not self._rests(name) and self._declared.get(name, before) < before:
+                    self._declared[name] = time.monotonic()
+                    self._look(name)
 
     def is_known(self, queue: str) -> bool:
         """Was it declared, as far as anybody knows? Does not block."""
@@ -122,18 +140,31 @@ class RabbitQueues:
                 channel.queue_declare(name, durable=True, arguments=self.arguments())
         except ChannelClosedByBroker as exc:
             self._channel = None
-            # It exists with other arguments, which its operators must resolve, or we may not declare it.
+            exists = self._exists(name)
             if name not in self._refused:
                 self._refused.add(name)
                 log.warning("queue_not_declared", "queue %s cannot be declared: %s", name, exc.reply_text)
-                self._raise_alert("queue differs", subscription, f"{name}: {exc.reply_text}")
+                kind = "queue differs" if exists else "queue refuses"
+                self._raise_alert(kind, subscription, f"{name} cannot be declared: {exc.reply_text}")
+            if not exists:
+                self._resting[name] = time.monotonic() + _REST_S
+                return
         except AMQPError:
             self._drop()
             raise
         else:
             self._refused.discard(name)
-        self._declared.add(name)
+        self._declared[name] = time.monotonic()
         self._known.add(name)
+
+    def _exists(self, name: str) -> bool:
+        """Whether a queue that cannot be declared is there all the same, with other arguments."""
+        try:
+            self._open().queue_declare(name, passive=True)
+        except ChannelClosedByBroker:
+            self._channel = None
+            return False
+        return True
 
     @contextmanager
     def _patience(self, name: str) -> Iterator[None]:
@@ -152,18 +183,20 @@ class RabbitQueues:
         """Declare it again at the next run. silent: it exists but does not answer.  missing: it was deleted."""
         if silent:
             self._silent.add(queue)
-        if missing and queue in self._declared:
+        if missing and queue in self._known:
             self._missing.add(queue)
         if missing:
             self._known.discard(queue)
-        self._declared.discard(queue)
+        self._declared.pop(queue, None)
 
     def _renew(self, channel: BlockingChannel, name: str) -> None:
         """Delete a queue that accepts nothing, is empty and has no consumers, so that it is declared again.
 
-        A quorum queue whose broker was killed within half a second of its declaration never gets a leader. If it held
-        a copy after all, the center delivers that copy again.
+        A quorum queue whose only broker was killed within half a second of its declaration never gets a leader. If it held
+        a copy after all, the center delivers that copy again. In a cluster it gets one with its majority: it is left alone.
         """
+        if not self._single_node:
+            return
         found = channel.queue_declare(name, passive=True).method
         if found.message_count == 0 and found.consumer_count == 0:
             log.warning(
@@ -186,7 +219,8 @@ class RabbitQueues:
             channel = self._open()
             with self._patience(queue):
                 answer = channel.queue_declare(queue, passive=True).method
-            return int(answer.consumer_count), int(answer.message_count)
+                found = int(answer.consumer_count), int(answer.message_count)
+                return found if any(found) or self._kind != "quorum" else self._look_inside(channel, queue)
         except ChannelClosedByBroker as exc:
             self._channel = None
             if exc.reply_code == _NOT_FOUND:
@@ -197,6 +231,15 @@ class RabbitQueues:
             self._drop()
             log.debug("broker_silent", "the broker does not answer: %r", exc)
         return None
+
+    def _look_inside(self, channel: BlockingChannel, queue: str) -> tuple[int, int]:
+        """A queue without a leader is said to have no messages and no consumers; only its members know. They are asked for
+        a message: without a leader there is no answer.
+        """
+        method, _, _ = channel.basic_get(queue)
+        if method is not None:
+            channel.basic_nack(method.delivery_tag)
+        return 0, int(method is not None)
 
     def _open(self) -> BlockingChannel:
         if self._connection is None or not self._connection.is_open:
@@ -209,7 +252,7 @@ class RabbitQueues:
     def _drop(self) -> None:
         """After a lost connection the broker may have lost its queues too: all are declared again."""
         connection, self._connection, self._channel = self._connection, None, None
-        self._declared = set()
+        self._declared = {}
         if connection is not None and connection.is_open:
             try:
                 connection.close()

@@ -1,8 +1,9 @@
 """Limit the copies in flight to a broker: in total, per destination, and to a destination that refuses.
 
-Copies count from `reserve` until they are answered. A destination that refuses gets its own pause, 1 s doubling to
-60 s, during which nothing is sent to it; then a few copies probe it, and the first success reopens it. So a bad queue
-delays only its own messages.
+Copies count from `reserve` until they are answered, or for CONFIRM_TIMEOUT_S: then they leave the window to others, but
+stay `unconfirmed`, because they may still arrive, and no second copy is sent meanwhile. A destination that refuses gets
+its own pause, 1 s doubling to 60 s, during which nothing is sent to it; then a few copies probe it, and the first success
+reopens it. So a bad queue delays only its own messages.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from tmc_server.domain.numbers import MessageNumber, Shard
 from tmc_server.domain.ports.delivery import QueueProgress
 
 CONFIRM_TIMEOUT_S = 10.0
@@ -46,11 +48,15 @@ class Destination:
         "paused_until",
         "seen",
         "shared",
+        "unconfirmed",
     )
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.in_flight = 0
+        self.unconfirmed: set[tuple[Shard, MessageNumber]] = (
+            set()
+        )  # handed over and not answered; changed without the lock
         self.failures = 0  # pauses in a row
         self.paused_until = 0.0
         self.passed_ms = 0  # time of the newest attempt whose copy left the queue, as seen by any server

@@ -3,16 +3,19 @@ available, so this forwarder is marked unverified."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaError
 
 from tests.support.eventually import eventually
 from tests.support.outlet import RecordedAnswers, SomeCatalog, a_copy
+from tmc_server.delivery import kafka
 from tmc_server.delivery.kafka import KafkaForwarder
 from tmc_server.domain.catalog import Forward
 from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.ports.delivery import ForwarderUnavailable
 
 FORWARDS = (Forward("kafka", "events", ""), Forward("kafka", "events", "of the subscription"))
 
@@ -45,7 +48,7 @@ def test_a_confirm_is_the_ack(bench: Bench) -> None:
     eventually(lambda: len(bench.answers.acknowledged) == 50)
     eventually(lambda: bench.outlet.in_flight == 0)
     assert (bench.answers.refused, bench.answers.given_back) == ([], [])
-    assert bench.outlet.look(1) == QueueLook()
+    assert bench.outlet.look(1) == QueueLook(consumers=1)
 
 
 def test_what_arrives_carries_key_headers_and_id(bench: Bench) -> None:
@@ -67,14 +70,74 @@ def test_what_arrives_carries_key_headers_and_id(bench: Bench) -> None:
     assert set(got.values()) == {(key, b"hello") for key in (b"key", b"of the subscription", b"own", b"alice")}
 
 
-def test_a_message_that_kafka_refuses_is_a_try_by_the_policy() -> None:
+def test_a_message_that_is_too_large_for_kafka_is_failed_at_once_and_alone() -> None:
     bench = Bench(**{"message.max.bytes": 1000})
     large, small = a_copy(1, body=b"x" * 2000), a_copy(1)
     bench.send(large, small)
     eventually(lambda: bench.answers.acknowledged == [small])
     eventually(lambda: bench.outlet.in_flight == 0)
-    assert [copy for copy, _ in [*bench.answers.refused, *bench.answers.given_back]] == [large]
+    assert bench.answers.final == [large]
+    assert "too large" in bench.answers.refused[0][1].lower()
+    assert bench.answers.given_back == []
     bench.outlet.stop()
+
+
+class Refusing:
+    """A producer whose broker refuses each batch with a record over its limit."""
+
+    def __init__(self, settings: dict[str, object]) -> None:
+        self.batches = settings.get("batch.num.messages") != 1
+        self.waiting: list[tuple[bytes, Callable[[object, object], None]]] = []
+
+    def produce(self, _topic: str, body: bytes, _key: bytes, *, headers: object, on_delivery: Any) -> None:
+        self.waiting.append((body, on_delivery))
+        if not self.batches:
+            self.answer()
+
+    def answer(self) -> None:
+        batch, self.waiting = self.waiting, []
+        refused = any(len(body) > 1000 for body, _ in batch)
+        for _, on_delivery in batch:
+            on_delivery(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE) if refused else None, None)
+
+    def poll(self, _seconds: float) -> None: ...
+
+    def flush(self, _seconds: float) -> int:
+        return 0
+
+
+def test_a_record_that_is_too_large_for_the_broker_does_not_take_its_batch_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Refusing] = []
+
+    def producer(settings: dict[str, object]) -> Refusing:
+        made.append(Refusing(settings))
+        return made[-1]
+
+    monkeypatch.setattr(kafka, "Producer", producer)
+    bench = Bench()
+    small, large = [a_copy(1) for _ in range(59)], a_copy(1, body=b"x" * 2000)
+    bench.send(*small, large)
+    made[0].answer()
+    assert bench.answers.acknowledged == small
+    assert (bench.answers.final, bench.answers.given_back) == ([large], [])
+    assert bench.outlet.in_flight == 0
+    bench.outlet.stop()
+
+
+def test_while_kafka_has_not_answered_no_second_copy_is_made() -> None:
+    catalog, answers = SomeCatalog("consumer", 0, FORWARDS), RecordedAnswers()
+    settings = {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 60_000, "log_level": 0}
+    outlet = KafkaForwarder(catalog, answers, lambda: None, settings)
+    outlet.start()
+    assert outlet.reserve(1, 1) == 1
+    copy = a_copy(1)
+    outlet.deliver([copy])
+    look = outlet.look(1)
+    assert look is not None
+    assert look.unwritten == {(copy.shard, copy.number)}
+    outlet.stop()
 
 
 def test_brokers_that_are_away_count_nothing() -> None:
@@ -90,9 +153,8 @@ def test_brokers_that_are_away_count_nothing() -> None:
     outlet.stop()
 
 
-def test_without_brokers_in_the_environment_rows_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_brokers_in_the_environment_it_is_no_forwarder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So its rows wait, and their owner is alerted that this server cannot forward them."""
     monkeypatch.delenv("TMC_KAFKA_BOOTSTRAP", raising=False)
-    outlet = KafkaForwarder(SomeCatalog("consumer", 0, FORWARDS), RecordedAnswers(), lambda: None)
-    outlet.start()
-    assert (outlet.reserve(1, 5), outlet.look(1)) == (0, None)
-    assert outlet.stop() is True
+    with pytest.raises(ForwarderUnavailable, match="TMC_KAFKA_BOOTSTRAP"):
+        KafkaForwarder(SomeCatalog("consumer", 0, FORWARDS), RecordedAnswers(), lambda: None)

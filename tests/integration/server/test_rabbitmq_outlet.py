@@ -40,6 +40,7 @@ class Bench:
         other_owner_of: int = 0,
         progress: SharedProgress | None = None,
         consumer: str = "",
+        single_node: bool = True,
     ) -> None:
         self.broker = broker
         self.consumer = consumer or f"consumer{next(_names)}"
@@ -51,7 +52,7 @@ class Bench:
         def raise_alert(kind: str, subscription: int, detail: str) -> None:
             self.alerts.append((kind, subscription, detail))
 
-        self.queues = RabbitQueues(url or broker.url, self.catalog, queue_type, raise_alert)
+        self.queues = RabbitQueues(url or broker.url, self.catalog, queue_type, raise_alert, single_node=single_node)
         if declare:
             self.queues.run_once()
         self.outlet = RabbitOutlet(
@@ -404,6 +405,67 @@ def test_only_an_empty_queue_without_consumers_is_declared_again(bench: Bench, m
     assert bench.send(2) == 1  # it is there again
     bench.settled()
     assert len(bench.messages(bench.queue(2))) == 1
+
+
+def test_in_a_cluster_a_silent_queue_is_left_to_its_majority(
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, deleted = Bench(rabbitmq, single_node=False), []
+    monkeypatch.setattr(
+        "pika.adapters.blocking_connection.BlockingChannel.queue_delete", lambda _, queue: deleted.append(queue)
+    )
+    bench.queues.heal(bench.queue(1), silent=True)
+    bench.queues.run_once()
+    assert deleted == []
+    assert bench.queues.is_known(bench.queue(1))
+    bench.close()
+
+
+def test_a_deleted_queue_that_nothing_is_published_to_is_noticed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tmc_server.delivery.rabbitmq_queues._LOOK_AGAIN_S", -1.0)
+    bench.delete(bench.queue(1))
+    bench.queues.run_once()
+    assert [alert[:2] for alert in bench.alerts] == [("queue missing", 1)]
+    assert bench.messages(bench.queue(1)) == []  # it is there
+
+
+def test_a_queue_that_cannot_be_declared_is_not_taken_for_a_deleted_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tmc_server.delivery.rabbitmq_queues._LOOK_FOR_S", 0.0)
+    broker = RabbitMQ()
+    broker.control("set_vhost_limits", "-p", "/", '{"max-queues": 1}')
+    bench = Bench(broker)
+    for _ in range(3):
+        bench.queues.run_once()
+        bench.outlet.look(2)
+    assert [alert[:2] for alert in bench.alerts] == [("queue refuses", 2)]
+    assert (bench.queues.is_known(bench.queue(1)), bench.queues.is_known(bench.queue(2))) == (True, False)
+    assert bench.send(1) == 1
+    bench.settled()
+    bench.close()
+    broker.stop()
+
+
+def test_a_copy_that_is_not_confirmed_in_time_is_not_sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a queue without a leader: what is on its way may still arrive."""
+    monkeypatch.setattr("tmc_server.delivery.rabbitmq.CONFIRM_TIMEOUT_S", 0.5)
+    broker = RabbitMQ()
+    bench = Bench(broker)
+    bench.send(1)
+    bench.settled()
+    assert bench.outlet.reserve(1, 20) == 20
+    broker.suspend()
+    copies = [a_copy(1) for _ in range(20)]
+    bench.outlet.deliver(copies)
+    eventually(lambda: bench.outlet.in_flight == 0)  # they have left the window to others
+    assert bench.outlet.unconfirmed(1) == {(copy.shard, copy.number) for copy in copies}
+    assert bench.answers.given_back == []
+    assert bench.outlet.reserve(1, 1) == 0  # its pause
+    broker.resume()
+    eventually(lambda: not bench.outlet.unconfirmed(1))
+    assert bench.answers.given_back == []
+    assert len(bench.messages(bench.queue(1))) == 21
+    bench.close()
+    broker.stop()
 
 
 def test_a_broker_that_never_answers_is_reconnected(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,21 +26,29 @@ class _Broker:
     def __init__(self) -> None:
         self.now = 1000.0
         self.silent: set[str] = set()
+        self.leaderless: set[str] = set()
         self.declared: list[str] = []
         self.connections = 0
 
     def connect(self, _parameters: object) -> Any:
         self.connections += 1
         connection = SimpleNamespace(is_open=True, process_data_events=lambda _limit: None, close=lambda: None)
-        channel = SimpleNamespace(is_open=True, queue_declare=self.declare)
+        channel = SimpleNamespace(is_open=True, queue_declare=self.declare, basic_get=self.get)
         connection.channel = lambda: channel
         return connection
 
-    def declare(self, name: str, **_: Any) -> None:
+    def declare(self, name: str, **_: Any) -> Any:
         if name in self.silent:
             self.now += 3
             raise AMQPConnectionError
         self.declared.append(name)
+        return SimpleNamespace(method=SimpleNamespace(consumer_count=0, message_count=0))
+
+    def get(self, name: str) -> Any:
+        if name in self.leaderless:
+            self.now += 3
+            raise AMQPConnectionError
+        return None, None, None
 
 
 @pytest.fixture
@@ -130,3 +138,16 @@ def test_thirty_silent_queues_do_not_keep_the_others_from_being_declared(broker:
     broker.now += 60
     _run(queues, 1)
     assert all(queues.is_known(name) for name in names)
+
+
+def test_no_messages_and_no_consumers_of_a_queue_without_a_leader_means_unknown(broker: _Broker) -> None:
+    catalog = SomeCatalog("coupons", 2)
+    queues = RabbitQueues("amqp://localhost", catalog, "quorum", lambda *_: None)
+    first, second = (queue_of(each, catalog.current) for each in catalog.current.subscriptions.values())
+    broker.leaderless = {first}
+    assert (queues.look(first), queues.look(second)) == (None, (0, 0))
+    broker.leaderless = set()
+    broker.now += 30
+    assert queues.look(first) is None  # it is left alone for a while
+    broker.now += 31
+    assert queues.look(first) == (0, 0)
