@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from tmc_cli.options import ConfigFile, command, loaded
 from tmc_cli.workers import worker_commands
 from tmc_common.supervisor import Supervisor
 from tmc_server.app import DEV, SERVER, CannotStart, Form, in_one_process, serve
-from tmc_server.app.reaching import wait_for_databases
+from tmc_server.app.reaching import run_when_possible
 from tmc_server.config import Config, ConfigError
 from tmc_server.telemetry import configure_logging
 
@@ -89,7 +90,6 @@ def _serve(config: Config, form: Form = SERVER, on_started: Callable[[int], None
         if not os.access(path, os.R_OK):
             fail(f"{name}: cannot read {path}: {'no such file' if not Path(path).exists() else 'permission denied'}.")
     try:
-        if wait_for_databases(config):
-            serve(config, form, on_started)
+        run_when_possible(config, partial(serve, config, form, on_started))
     except CannotStart as exc:
         fail(exc)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from tmc_server.config import Config
 from tmc_server.errors import StoreUnavailable, TmcError
@@ -27,6 +27,18 @@ from tmc_server.store.shard_map import (
 
 class CannotStart(RuntimeError):
     """The server refuses to start; the text says why and what to do."""
+
+
+class CannotStartYet(CannotStart):
+    """The server cannot start now, because of its surroundings; it can when they are mended."""
+
+
+def said_by_database(exc: Exception) -> str:
+    """One sentence for operators: what the database itself said, without the statement, or our own words."""
+    cause = exc.__cause__ if isinstance(exc, StoreUnavailable) else exc
+    if cause is None or (isinstance(exc, StoreUnavailable) and str(exc) != str(StoreUnavailable())):
+        return str(exc)
+    return f"The database cannot be used: {getattr(cause, 'orig', None) or cause}. Check its state, and the rights of the user."
 
 
 def open_shards(config: Config, patient: bool = False, clock: Callable[[], int] | None = None) -> ShardMap:
@@ -69,6 +81,8 @@ def initialize(config: Config, new_token: bool = False, accept_shard_map: bool =
             accept(shards)
         check(shards)
         return OperatorStore(shards.catalog, 0).make_first(replace=new_token)
+    except (StoreUnavailable, SQLAlchemyError) as exc:
+        raise CannotStart(said_by_database(exc)) from exc
     except (TmcError, DatabaseTaken, ShardsElsewhere) as exc:
         raise CannotStart(str(exc)) from exc
     finally:

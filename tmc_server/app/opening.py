@@ -9,9 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from tmc_common.eventlog import EventLog
+from tmc_server.app.maintenance import CannotStart
 from tmc_server.config import Config
 from tmc_server.domain.numbers import Shard
-from tmc_server.errors import Retryable, StoreUnavailable
+from tmc_server.errors import Retryable
 from tmc_server.store.activation import CatalogActivation
 from tmc_server.store.catalog import CatalogStore
 from tmc_server.store.catalog_watch import CatalogWatch
@@ -51,7 +52,7 @@ class OpenStore:
 
 
 def open_store(config: Config, shards: ShardMap, is_open: bool, undo: ExitStack) -> OpenStore:
-    """Blocks. Raises TmcError, DatabaseTaken, ShardsElsewhere.
+    """Blocks. Raises TmcError, DatabaseTaken, ShardsElsewhere; CannotStart: its settings are unsafe.
 
     is_open: see Form.  undo: gives back what was taken, should the start fail later.
     """
@@ -94,4 +95,4 @@ def _demand_safe_settings(config: Config, shards: ShardMap) -> None:
         if not finding.ok
     ]
     if bad:
-        raise StoreUnavailable("This database is not ready to keep messages:\n" + "\n".join(bad))
+        raise CannotStart("This database is not ready to keep messages:\n" + "\n".join(bad))

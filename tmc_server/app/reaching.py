@@ -1,6 +1,7 @@
-"""Waits for the databases to answer before a server starts.
+"""Waits for the databases before a server starts.
 
-An unreachable database may recover; a refusal (wrong password, no such database) is permanent and reported at once.
+A database that is down, read-only or full may recover; a refusal (wrong password, no such database) is permanent and
+reported at once.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import signal
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from tmc_common.eventlog import EventLog
-from tmc_server.app.maintenance import CannotStart
+from tmc_server.app.maintenance import CannotStart, CannotStartYet
 from tmc_server.config import Config
 
 log = EventLog("tmc.app")
@@ -51,6 +53,26 @@ def wait_for_databases(config: Config, pause: Callable[[float], bool] | None = N
     stopping = threading.Event()
     with _signals(stopping):
         return _wait(config, stopping.wait)
+
+
+def run_when_possible(config: Config, run: Callable[[], None]) -> None:
+    """Run a server as soon as its databases allow; while they do not, say so every 30 seconds. Returns after SIGTERM too.
+
+    Raises: CannotStart, this will not get better by waiting.
+    """
+    stopping, said_at = threading.Event(), float("-inf")
+    while wait_for_databases(config):
+        try:
+            run()
+        except CannotStartYet as exc:
+            if time.monotonic() - said_at >= _SAID_AGAIN_S:
+                log.warning("database_awaited", "the server starts when its database can be used: %s", exc)
+                said_at = time.monotonic()
+        else:
+            return
+        with _signals(stopping):
+            if stopping.wait(_RETRY_S):
+                return
 
 
 def _wait(config: Config, pause: Callable[[float], bool]) -> bool:

@@ -11,17 +11,18 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
+import sqlalchemy as sa
 import uvloop
 
 from tmc_common.addresses import is_loopback
 from tmc_common.eventlog import EventLog
 from tmc_server.app.form import SERVER, Form
-from tmc_server.app.maintenance import CannotStart, open_shards
+from tmc_server.app.maintenance import CannotStart, CannotStartYet, open_shards, said_by_database
 from tmc_server.app.memory import keep_memory_small
 from tmc_server.app.opening import OpenStore, open_store
 from tmc_server.app.wiring import Wiring, wire
 from tmc_server.config import Config
-from tmc_server.errors import TmcError
+from tmc_server.errors import StoreUnavailable, TmcError
 from tmc_server.store.dialects.contract import DatabaseTaken
 from tmc_server.store.shard_map import ShardsElsewhere
 from tmc_server.telemetry import MetricsEndpoint
@@ -29,6 +30,7 @@ from tmc_server.telemetry import MetricsEndpoint
 log = EventLog("tmc.app")
 
 Result = TypeVar("Result")
+_BEAT_S = 1.0
 SAME_SIGNAL_S = 1.0  # a terminal and a supervisor may both pass on one wish to stop
 
 
@@ -79,6 +81,10 @@ class Server:
                 )
                 await server._start()
                 undo.pop_all()
+        except StoreUnavailable as exc:
+            raise CannotStartYet(said_by_database(exc)) from exc
+        except sa.exc.SQLAlchemyError as exc:
+            raise CannotStart(said_by_database(exc)) from exc
         except (TmcError, DatabaseTaken, ShardsElsewhere, OSError) as exc:
             raise CannotStart(str(exc)) from exc
         log.info("server_started", "serving on port %d as node %s", server.port, store.nodes.lease)
@@ -97,9 +103,15 @@ class Server:
         await parts.grpc.server.start()
         await parts.grpc.set_serving(True)
         self.metrics.is_ready = True
+        self._beat()
         if not self._is_manual:
             for duty in (*parts.duties, *parts.findable):
                 duty.start()
+
+    def _beat(self) -> None:
+        """Show that the event loop runs, as long as it does."""
+        self.metrics.beat()
+        asyncio.get_running_loop().call_later(_BEAT_S, self._beat)
 
     def _take_up(self) -> None:
         """Before the first call: take leases, rescue what an earlier run left behind, start the outlets."""

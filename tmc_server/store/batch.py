@@ -15,7 +15,7 @@ from tmc_server.domain.ports.delivery import Copy, Outlet
 from tmc_server.errors import StoreUnavailable
 from tmc_server.metrics import METRICS
 from tmc_server.store.consumptions import consume
-from tmc_server.store.engines import Database, repeated
+from tmc_server.store.engines import Database, StoreConflict, repeated
 from tmc_server.store.messages import decide_each, prepare
 from tmc_server.store.outcomes import Outcome
 from tmc_server.store.statements import statements_of
@@ -77,12 +77,16 @@ class ShardWriter:
                 yield open_tx
                 committing = True
         except BaseException as exc:
+            is_uncertain = committing and isinstance(exc, StoreUnavailable | StoreConflict | sa.exc.DBAPIError)
             if open_tx is not None:
                 # The commit may have gone through and counted these attempts, but nothing was handed over.
-                uncertain = open_tx.copies if committing and isinstance(exc, StoreUnavailable) else []
+                uncertain = open_tx.copies if is_uncertain else []
                 open_tx.release()
                 if uncertain:
                     self._take_back(uncertain)
+            if is_uncertain and not isinstance(exc, StoreUnavailable):
+                # Whatever the database says: repeated, the operations find their own work.
+                raise StoreUnavailable from exc
             raise
         self.hook("committed")
         self._hand_over(open_tx)

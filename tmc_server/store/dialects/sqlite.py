@@ -16,7 +16,15 @@ from sqlalchemy import event
 from tmc_server.store.dialects.contract import DatabaseTaken, Failure, Finding
 
 # Our own writers take turns: who locks the file is somebody else.
-_AWAY = ("is locked", "disk I/O error", "disk is full", "readonly database", "unable to open")
+_AWAY = (
+    "is locked",
+    "disk I/O error",
+    "disk is full",
+    "readonly database",
+    "unable to open",
+    "out of memory",
+    "interrupted",
+)
 
 
 class SQLite:
