@@ -20,6 +20,7 @@ import threading
 import time
 from collections import Counter
 from datetime import timedelta
+from pathlib import Path
 
 import grpc
 
@@ -137,10 +138,12 @@ def consume(address: str, key: str, count: str, folder: str) -> None:
     consumer = tmc.Consumer(center, concurrency=4, prefetch=1000)
     handled: Counter[str] = Counter()
     done = threading.Event()
-    wanted = int(count)
+    wanted, own = int(count), Path(folder).name
 
     @consumer.listener(TOPIC)
     def handle(body: bytes, message: tmc.Message) -> None:
+        if not message.key.startswith(own):
+            return  # of the run before
         handled[message.key] += 1
         if len(handled) >= wanted:
             done.set()

@@ -17,13 +17,16 @@ def run(args: Sequence[str], prog_name: str) -> None:
     parser = argparse.ArgumentParser(prog=prog_name, description="Run a consumer until SIGTERM or SIGINT.")
     parser.add_argument("consumer", metavar="MODULE:NAME", help="a tmc_client.Consumer")
     parser.add_argument("--processes", type=int, default=1, help="number of processes")
+    parser.add_argument(
+        "--health-port", type=int, help="serve /healthz on this port; further processes on the ports after it"
+    )
     options = parser.parse_args(args)
     if options.processes < 1:
         parser.error("--processes must be 1 or more")
     configure_logging()
     try:
-        raise SystemExit(run_consumer(options.consumer, options.processes))
-    except ValueError as exc:
+        raise SystemExit(run_consumer(options.consumer, options.processes, options.health_port))
+    except (ValueError, OSError) as exc:
         fail(exc)
 
 

@@ -1,6 +1,6 @@
-"""python -m tmc_client.consume MODULE:CONSUMER [PROCESSES]: run a Consumer of a module until a signal stops it.
+"""python -m tmc_client.consume MODULE:CONSUMER [PROCESSES [HEALTH_PORT]]: run a Consumer of a module until a signal stops it.
 
-The same as `tmc consume`, for programs that install the client alone.
+The same as `tmc consume`, for programs that install the client alone. HEALTH_PORT: see run.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 
 from tmc_client import loading
 from tmc_client.consumer import Consumer
+from tmc_client.health import HealthEndpoint
 from tmc_common.supervisor import Supervisor
 
 
@@ -18,22 +19,29 @@ def load(reference: str) -> Consumer:
     return loading.load(reference, Consumer, "shop.consumers:consumer")
 
 
-def run(reference: str, processes: int = 1) -> int:
-    """Returns: the exit code. Raises ValueError."""
+def run(reference: str, processes: int = 1, health_port: int | None = None) -> int:
+    """Returns: the exit code. Raises ValueError; OSError: a port is taken.
+
+    health_port: /healthz is served there on all addresses; by further processes on the ports after it. None: nowhere.
+    """
     if processes == 1:
-        load(reference).run()
+        consumer = load(reference)
+        if health_port is not None:
+            HealthEndpoint("", health_port, consumer.health)
+        consumer.run()
         return 0
-    command = ["-m", "tmc_client.consume", reference]
-    return Supervisor([(command, os.environ)] * processes).run()
+    command = ["-m", "tmc_client.consume", reference, "1"]
+    ports = [[]] * processes if health_port is None else [[str(health_port + number)] for number in range(processes)]
+    return Supervisor([([*command, *port], os.environ) for port in ports]).run()
 
 
 def main() -> None:
     """The command."""
-    if len(sys.argv) not in (2, 3):
+    if len(sys.argv) not in (2, 3, 4):
         raise SystemExit(__doc__)
     try:
-        raise SystemExit(run(sys.argv[1], int(sys.argv[2]) if len(sys.argv) == 3 else 1))
-    except ValueError as exc:
+        raise SystemExit(run(sys.argv[1], *map(int, sys.argv[2:])))
+    except (ValueError, OSError) as exc:
         print(exc, file=sys.stderr)
         raise SystemExit(2) from exc
 

@@ -19,11 +19,12 @@ log = EventLog("tmc_common.consul")
 def agent_client(agent: str, token: str, timeout_s: float) -> Consul:
     """A client of the agent at host:port. One thread at a time.
 
-    Proxies and credentials of the environment are not used: the agent's address is the operators' own, and a proxy would
-    see the token.
+    token: "": that of CONSUL_HTTP_TOKEN, if it is set. Proxies and credentials of the environment are not used: the
+    agent's address is the operators' own, and a proxy would see the token.
     """
     place = HostPort.parse(agent)
     client = Consul(host=place.in_url, port=place.port, token=token or None, connections_timeout=timeout_s)
+    client.token = token or client.token  # the library prefers the environment's
     client.http.session.trust_env = False
     return client
 
@@ -64,11 +65,16 @@ class Registration:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self._registered = False
 
     def run_once(self) -> bool:
-        """Register unless the agent knows us. Returns: it did not. Raises ConsulException, RequestException."""
+        """Register at the first call, and whenever the agent has forgotten us. Returns: it was necessary.
+
+        At the first call even if the agent knows us: of an earlier run, with its check and its token.
+        Raises ConsulException, RequestException.
+        """
         with self._lock:
-            if self._stopping.is_set() or self.id in self._client.agent.services():
+            if self._stopping.is_set() or (self._registered and self.id in self._client.agent.services()):
                 return False
             self._client.agent.service.register(
                 self._service,
@@ -78,6 +84,7 @@ class Registration:
                 tags=[self._tag] if self._tag else [],
                 check=self._check,
             )
+            self._registered = True
             return True
 
     def deregister(self) -> None:

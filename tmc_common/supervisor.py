@@ -1,4 +1,7 @@
-"""Runs several processes of one program: fresh interpreters, never forks; restarts those that die, passes signals on."""
+"""Runs several processes of one program: fresh interpreters, never forks; restarts those that end, passes signals on.
+
+One that ends well without our asking was stopped by somebody else, for example with SIGTERM: it is replaced, too.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,7 @@ class Supervisor:
                 child.tell(signal.SIGTERM)  # it was being started when the signal came
             return False
         child.process = None
-        if self._stopping or code == 0:
+        if self._stopping:
             child.done = True
             return False
         if code == 2:

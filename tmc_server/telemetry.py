@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from threading import Thread
 from typing import Any
 
@@ -67,10 +68,13 @@ def _as_line(value: object) -> object:
     return escaped(value) if isinstance(value, str) else value  # the renderer shows others by repr, which escapes
 
 
+SILENT_S = 30.0  # an event loop that runs no callback for so long hangs
+
+
 class MetricsEndpoint:
     """/metrics for Prometheus, /healthz and /readyz, one per process. listen: host:port, port 0 for a free one; "": none.
 
-    is_ready: what /readyz says; /healthz says that the process answers.
+    is_ready: what /readyz says; /healthz says whether the server's event loop runs: `beat` is called by it every second.
 
     One thread serves all connections. Each gets one response, and `patience_s` to request and read it; beyond
     `connections` at once the oldest is dropped, so that idle connections cannot block scrapes.
@@ -78,6 +82,7 @@ class MetricsEndpoint:
 
     def __init__(self, listen: str, patience_s: float = 10.0, connections: int = 64) -> None:
         self.is_ready = False
+        self._beat_at: float | None = None
         self._listen = listen
         self._patience_s = patience_s
         self._most = connections
@@ -86,6 +91,15 @@ class MetricsEndpoint:
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
         self._thread: Thread | None = None
+
+    def beat(self) -> None:
+        """The server's event loop is alive. The first call begins the watch."""
+        self._beat_at = time.monotonic()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the event loop has been heard of lately."""
+        return self._beat_at is None or time.monotonic() - self._beat_at < SILENT_S
 
     def start(self) -> None:
         """Answers scrapes when it returns. Raises OSError whose text is for the operator: the port is taken, or no such host."""
@@ -143,7 +157,7 @@ class MetricsEndpoint:
         self._open[me] = None
         try:
             async with asyncio.timeout(self._patience_s):
-                writer.write(_answer(await reader.readuntil(b"\r\n\r\n"), self.is_ready))
+                writer.write(_answer(await reader.readuntil(b"\r\n\r\n"), self.is_ready, self.is_alive))
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
@@ -153,7 +167,7 @@ class MetricsEndpoint:
             self._open.pop(me, None)
 
 
-def _answer(request: bytes, is_ready: bool) -> bytes:
+def _answer(request: bytes, is_ready: bool, is_alive: bool) -> bytes:
     """The whole response to one request head."""
     line, _, fields = request.partition(b"\r\n")
     method, _, rest = line.decode("latin-1").partition(" ")
@@ -161,7 +175,8 @@ def _answer(request: bytes, is_ready: bool) -> bytes:
     if method not in ("GET", "HEAD"):
         return _response("405 Method Not Allowed", "text/plain", b"")
     if path == "/healthz":
-        return _response("200 OK", "text/plain", b"ok\n", with_body=method == "GET")
+        status, body = ("200 OK", b"ok\n") if is_alive else ("503 Service Unavailable", b"the event loop hangs\n")
+        return _response(status, "text/plain", body, with_body=method == "GET")
     if path == "/readyz":
         status, body = ("200 OK", b"ready\n") if is_ready else ("503 Service Unavailable", b"starting or stopping\n")
         return _response(status, "text/plain", body, with_body=method == "GET")

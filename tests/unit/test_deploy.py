@@ -50,7 +50,7 @@ def test_an_expression_uses_series_and_labels_that_there_are(where: str, express
     assert set(names) <= set(SERIES)
     grouped = {label.strip() for part in re.findall(r"(?:by|on) \(([^)]*)\)", expression) for label in part.split(",")}
     selected = set(re.findall(r"(\w+)=~?!?\"", expression))
-    assert grouped | selected <= {"instance"} | set.union(*(SERIES[name] for name in names))
+    assert grouped | selected <= {"instance", "job"} | set.union(*(SERIES[name] for name in names))
 
 
 def test_every_alert_has_a_row_that_says_what_to_do() -> None:

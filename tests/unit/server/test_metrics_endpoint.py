@@ -118,3 +118,21 @@ def test_a_process_is_healthy_before_it_is_ready(endpoint: MetricsEndpoint) -> N
     endpoint.is_ready = True
     assert _status(endpoint.port, "/readyz") == (200, "ready\n")
     assert _status(endpoint.port, "/ready")[0] == 404
+
+
+def _health(port: int) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=30) as answer:
+            return answer.status, str(answer.read().decode())
+    except HTTPError as exc:
+        return exc.code, str(exc.read().decode())
+
+
+def test_a_server_whose_event_loop_hangs_is_not_healthy(
+    endpoint: MetricsEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _health(endpoint.port) == (200, "ok\n")  # it starts
+    endpoint.beat()
+    assert _health(endpoint.port) == (200, "ok\n")
+    monkeypatch.setattr("tmc_server.telemetry.SILENT_S", 0.0)
+    assert _health(endpoint.port) == (503, "the event loop hangs\n")

@@ -1,0 +1,47 @@
+"""/healthz of a consumer, and what a consumer says of itself."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterator
+from urllib.error import HTTPError
+
+import pytest
+
+import tmc_client as tmc
+from tests.support.handlers import AnswersTaken
+from tmc_client.health import HealthEndpoint
+
+
+@pytest.fixture
+def wrong() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def endpoint(wrong: list[str]) -> Iterator[HealthEndpoint]:
+    made = HealthEndpoint("127.0.0.1", 0, lambda: wrong)
+    yield made
+    made.close()
+
+
+def _get(endpoint: HealthEndpoint, path: str = "/healthz") -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as exc:
+        return exc.code, exc.read().decode()
+
+
+def test_a_consumer_is_healthy_while_nothing_is_wrong(endpoint: HealthEndpoint, wrong: list[str]) -> None:
+    assert _get(endpoint) == (200, "ok\n")
+    wrong += ["queue a cannot be read", "the listener of t is paused: its inbox is down"]
+    assert _get(endpoint) == (503, "queue a cannot be read\nthe listener of t is paused: its inbox is down\n")
+    wrong.clear()
+    assert _get(endpoint, "/healthz?verbose") == (200, "ok\n")
+    assert _get(endpoint, "/") == (404, "")
+
+
+def test_a_consumer_that_has_not_started_says_why_it_receives_nothing() -> None:
+    consumer = tmc.Consumer(AnswersTaken())  # type: ignore[arg-type]
+    assert consumer.health() == ["the center has not said yet how copies are delivered"]
