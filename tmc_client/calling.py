@@ -231,7 +231,7 @@ class Calling:
 
 @contextmanager
 def _opening() -> Iterator[None]:
-    """What fails before a handler begins is no failure of it, but for a message that comes out of order."""
+    """Raise InboxDown for whatever fails before a handler begins, except for a message that comes out of order."""
     try:
         yield
     except (errors.OutOfOrder, errors.InboxDown):

@@ -151,7 +151,7 @@ class Consumer:
         return self._screen.forged
 
     def health(self) -> Sequence[str]:
-        """What keeps this consumer from handling messages, a sentence each; none: it is well.
+        """List what keeps this consumer from handling messages, a sentence each; nothing if it is well.
 
         Its transport is down, a queue cannot be read, a listener waits for its inbox, or all handlers hang.
         """

@@ -70,7 +70,7 @@ class Transport(Protocol):
 
     @property
     def unread(self) -> Sequence[str]:
-        """What it cannot receive from now."""
+        """List the queues or topics that it cannot receive from now."""
 
     def start(self) -> None: ...
     def stop(self) -> None:

@@ -53,7 +53,7 @@ def start() -> Delivery:
 
 
 def broken(life: Delivery) -> str:
-    """Which invariant does not hold; "": all do."""
+    """Name the invariant that does not hold; "": all do."""
     began = {attempt for attempt, _ in life.began}
     if life.row.state is ConsumptionState.FAILED and len(began | life.nacks) <= POLICY.max_retry:
         return "failed, and handlers have not failed as often as the policy allows"
@@ -65,7 +65,7 @@ def broken(life: Delivery) -> str:
 
 
 def moves(life: Delivery, without: str = "") -> Iterator[tuple[str, Delivery]]:
-    """What may happen next: a sentence, and the delivery afterwards."""
+    """Yield what may happen next: a sentence, and the delivery afterwards."""
     if life.row.state is ConsumptionState.ACKED:
         return
     yield from _claims(life, without)

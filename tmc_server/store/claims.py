@@ -162,7 +162,7 @@ class _Claims:
         )
 
     def _alert_vanished(self, new: Row, again: Sequence[Any]) -> None:
-        """One alert for all of these: they have the same cause, and the owner is told once."""
+        """Alert the owner once for all of these: they have the same cause."""
         vanished = [row for row in again if (_lost_ms(row, self._tx.now) or 0) >= _VANISHED_MS]
         for row in vanished[:1]:
             self._tx.alert_once(

@@ -1,6 +1,6 @@
 """Every cause by which a copy can end, and what it costs: only a handler's own failure uses up a retry.
 
-CAUSES is data. Whoever adds a way for a copy to end adds a row: what happens, on which delivery, to which kind of handler, and
+CAUSES is data. A new way for a copy to end needs a new row: what happens, on which delivery, to which kind of handler, and
 what is expected of the row in the store. What a consumer does is done by the real SDK; its requests reach the store as
 operations, as over the wire.
 """
@@ -25,6 +25,7 @@ from tmc_client.inbox import Effects
 from tmc_client.turns import BatchSize
 from tmc_server.domain.consumption import ConsumptionState as C
 from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.numbers import MessageNumber
 from tmc_server.domain.operations import Consume
 from tmc_server.domain.retry import RetryPolicy
 
@@ -239,36 +240,30 @@ def it_is_given_back_while_a_handler_runs(store: StoreUnderTest, consumer: Consu
     assert store.row(consumer.number) == before
 
 
-def the_copy_vanishes(store: StoreUnderTest, consumer: Consumer) -> None:
-    store.outlet.looks_like = QueueLook(consumers=1, messages=0)
+def _twenty_hours_of(store: StoreUnderTest, number: int, look: QueueLook) -> int:
+    """Redeliver every hour while the queue looks like this. Returns: how many copies there were."""
+    store.outlet.looks_like = look
     for _ in range(20):
         store.clock.advance(3_600)
         store.redeliver(room=None)
-    assert len(store.delivered_attempts(consumer.number)) == 21
+    return len(store.delivered_attempts(number))
+
+
+def the_copy_vanishes(store: StoreUnderTest, consumer: Consumer) -> None:
+    assert _twenty_hours_of(store, consumer.number, QueueLook(consumers=1)) == 21
 
 
 def the_copy_vanishes_and_nobody_consumes(store: StoreUnderTest, consumer: Consumer) -> None:
-    store.outlet.looks_like = QueueLook(consumers=0, messages=0)
-    for _ in range(20):
-        store.clock.advance(3_600)
-        store.redeliver(room=None)
-    assert len(store.delivered_attempts(consumer.number)) == 21
+    assert _twenty_hours_of(store, consumer.number, QueueLook(consumers=0)) == 21
 
 
 def it_is_not_confirmed(store: StoreUnderTest, consumer: Consumer) -> None:
-    store.outlet.looks_like = QueueLook(consumers=1, unwritten={(store.shard, consumer.number)})
-    for _ in range(20):
-        store.clock.advance(3_600)
-        store.redeliver(room=None)
-    assert len(store.delivered_attempts(consumer.number)) == 1
+    on_their_way = {(store.shard, MessageNumber(consumer.number))}
+    assert _twenty_hours_of(store, consumer.number, QueueLook(consumers=1, unwritten=on_their_way)) == 1
 
 
 def it_waits_in_its_queue(store: StoreUnderTest, consumer: Consumer) -> None:
-    store.outlet.looks_like = QueueLook(consumers=0, messages=1)
-    for _ in range(20):
-        store.clock.advance(3_600)
-        store.redeliver(room=None)
-    assert len(store.delivered_attempts(consumer.number)) == 1
+    assert _twenty_hours_of(store, consumer.number, QueueLook(consumers=0, messages=1)) == 1
 
 
 def nothing_has_room(store: StoreUnderTest, _consumer: Consumer) -> None:

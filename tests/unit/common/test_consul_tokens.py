@@ -1,4 +1,4 @@
-"""Which token a call to Consul carries, and when an instance is registered."""
+"""Tokens of calls to Consul, and the registration of instances."""
 
 from __future__ import annotations
 

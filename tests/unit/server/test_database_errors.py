@@ -1,4 +1,4 @@
-"""What the numbers of MariaDB and MySQL mean: a database that cannot now is no fault of the center, and nothing is final."""
+"""The errors of MariaDB and MySQL by number: a database that cannot now is no fault of the center, and nothing is final."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which instance of a service is asked: the next one if nobody is there, or if it has another ledger."""
+"""Checks go to the next instance of a service if nobody is there, or if it has another ledger."""
 
 from __future__ import annotations
 
