@@ -405,3 +405,42 @@ def test_subscribe_streams_are_refused_where_queues_deliver(center: RunningCente
             next(stream)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "DescribeSubscriptions" in caught.value.details()
+
+
+def test_a_copy_that_the_broker_gives_to_another_consumer_waits_for_the_handler_that_runs(
+    center: RunningCenter, orders: tmc.Center, rabbitmq: RabbitMQ
+) -> None:
+    """As after a lost connection, or the broker's consumer_timeout: the center is asked who handles it."""
+    app, topic = f"app{next(_names)}", _topic()
+    made = center.subscribe(topic, app, retry=types_pb2.RetryPolicy(interval_ms=1000, max_retry=0))
+    entered: list[str] = []
+    gate = threading.Event()
+
+    def consume(connection: tmc.Center, name: str) -> tmc.Consumer:
+        consumer = tmc.Consumer(connection, concurrency=1)
+
+        @consumer.listener(topic)
+        def handle(body: bytes) -> None:
+            entered.append(name)
+            assert gate.wait(60)
+
+        consumer.start()
+        return consumer
+
+    with _connect(center, app) as first, _connect(center, app) as second:
+        one = consume(first, "one")
+        orders.publish(topic, b"x", key="k")
+        eventually(lambda: entered == ["one"])
+        two = consume(second, "two")
+        eventually(lambda: two.health() == [])
+        while not two.received_copies:  # the first one may get it back: then they are the same run
+            copies = one.received_copies
+            rabbitmq.control("close_all_connections", "a restart")
+            eventually(lambda copies=copies: one.received_copies > copies or two.received_copies, seconds=60)
+        eventually(lambda: two.is_idle)  # it has let it go
+        assert entered == ["one"]
+        gate.set()
+        eventually(lambda: _consumptions(center, made.number) == {"ACKED": 1})
+        one.stop()
+        two.stop()
+    assert entered == ["one"]
