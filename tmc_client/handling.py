@@ -28,6 +28,7 @@ log = logging.getLogger("tmc_client.consumer")
 
 ANSWER_TIMEOUT_S = 120.0
 _ASK_AGAIN_S = 0.5
+_ASKED_OFTEN = 10
 
 
 class Handling:
@@ -155,6 +156,7 @@ class Handling:
         answers: Sequence[Answer | None] = [None] * len(runs)
         for run in runs:
             self._runs.begin(run)
+            self.keeper.begun(run)
             self._turn_of[run] = turn
         try:
             if runs:
@@ -174,7 +176,9 @@ class Handling:
 
     def _may_begin(self, run: Run) -> bool:
         """Ask the center whether the handler of a suspect may begin; if not, the message is left to others. Blocks."""
+        asked = 0
         while not self._stopping.is_set():
+            asked += 1
             try:
                 self.keeper.ask(run).result()
             except (errors.Decided, errors.NotFound) as exc:
@@ -182,11 +186,13 @@ class Handling:
                 self._ended(run, None)
                 return False
             except errors.TmcError as exc:
-                log.debug("whether message %s may be handled is not known yet: %s", run.message.id, exc)
+                level = logging.WARNING if asked == _ASKED_OFTEN else logging.DEBUG
+                log.log(level, "whether message %s may be handled is not known yet: %s", run.message.id, exc)
                 self._stopping.wait(_ASK_AGAIN_S)
             else:
                 return True
-        self._give_back(run)
+        # The center may have noted that it begins: only an answer takes that back.
+        self._ended(run, nack("its consumer stopped before it began", retry_after=timedelta(0)))
         return False
 
     def _postponed(self, turn: Turn, exc: errors.InboxDown) -> Answer:
@@ -265,8 +271,9 @@ class Handling:
         log.error("message %s of %s, attempt %d: %s", message.id, message.topic, message.attempt, error)
         assert self._workers is not None
         assert run.thread is not None
-        if run in self._turn_of:
-            self._turns.end(self._turn_of.pop(run))
+        turn = self._turn_of.pop(run, None)  # its worker may take it out at the same moment
+        if turn is not None:
+            self._turns.end(turn)
         self._workers.replace(run.thread)
         stored = self._answer(run, nack(error, hangs=True))
         for receipt in run.receipts:

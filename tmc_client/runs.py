@@ -19,7 +19,7 @@ class Run:
 
     message: the newest copy; answers and Extends carry its attempt number.  limit_s: how long its handler may take.
     arrived: monotonic seconds.
-    number: names this run at the center.
+    number: identifies this run at the center.
     task: the coroutine of an `async def` handler.
     """
 
@@ -81,8 +81,11 @@ class Runs:
                 run.late.append((message, receipt))
             else:
                 run.receipts.append(receipt)
-                if message.attempt > run.message.attempt:
-                    run.message = replace(message, redelivered=run.message.redelivered)
+                # A handler that runs already is not asked about any more; one that waits may be another's meanwhile.
+                redelivered = run.message.redelivered or (message.redelivered and run.deadline is None)
+                newest = message if message.attempt > run.message.attempt else run.message
+                if newest is not run.message or redelivered != run.message.redelivered:
+                    run.message = replace(newest, redelivered=redelivered)
                 self._keep(run)
             return None
 

@@ -39,6 +39,7 @@ class _Line:
     running: int = 0
     pauses: int = 0
     paused_until: float = 0.0
+    is_probed: bool = False
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -48,11 +49,8 @@ class Turn:
     runs: Sequence[Run]
     line: _Line
     suspect: bool = False
+    probes: bool = False
     over: bool = False
-
-    @property
-    def probes(self) -> bool:
-        return self.line.pauses > 0
 
     @property
     def is_paused_again(self) -> bool:
@@ -114,6 +112,8 @@ class Turns:
             turn.line.running -= 1
             if turn.suspect:
                 self._suspect_runs = False
+            if turn.probes:
+                turn.line.is_probed = False
             if self._waiting and self._idle:
                 self._changed.notify()
 
@@ -129,7 +129,7 @@ class Turns:
     def resume(self, turn: Turn) -> None:
         """The listener of this turn works again."""
         with self._changed:
-            turn.line.pauses, turn.line.paused_until = 0, 0.0
+            turn.line.pauses, turn.line.paused_until, turn.line.is_probed = 0, 0.0, False
             self._changed.notify_all()
 
     @property
@@ -170,6 +170,7 @@ class Turns:
                 turn, soon_s = self._turn(line, now)
                 if turn is not None:
                     line.running += 1
+                    turn.probes = line.is_probed = line.pauses > 0
                     if not line.fresh and not line.suspects:
                         self._waiting.remove(line)
                     return turn, None
@@ -178,7 +179,7 @@ class Turns:
             return None, wait_s
 
     def _turn(self, line: _Line, now: float) -> tuple[Turn | None, float | None]:
-        if line.running >= (1 if line.pauses else line.limit):
+        if line.running >= line.limit or line.is_probed:
             return None, None
         if now < line.paused_until:
             return None, line.paused_until - now

@@ -24,7 +24,7 @@ def causes(exc: BaseException) -> Iterator[BaseException]:
     cause: BaseException | None = exc
     while cause is not None:
         yield cause
-        cause = cause.__cause__ or cause.__context__
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
 
 
 class Recorder(Protocol):

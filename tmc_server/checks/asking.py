@@ -12,14 +12,14 @@ from tmc_common import tracing
 from tmc_common.eventlog import EventLog
 from tmc_server.checks.addressing import Addressing
 from tmc_server.domain.catalog import App
-from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question
+from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question, Verdict
 from tmc_server.domain.ports.checks import Asker, Endpoint
 from tmc_server.errors import CheckRefused
 
 log = EventLog("tmc.checks")
 
 _POISON = {CheckReason.FAILED, CheckReason.TOO_LARGE, CheckReason.NOT_UNDERSTOOD}
-_ASK_THE_NEXT = {CheckReason.UNREACHABLE, CheckReason.WRONG_LEDGER}
+_ASK_THE_NEXT = {CheckReason.UNREACHABLE, CheckReason.WRONG_LEDGER, CheckReason.NOT_NOW}
 _HOMES = 10_000
 _CALLS_FOR_POISON = 24  # enough to find one among a thousand
 
@@ -53,7 +53,8 @@ class CheckDispatcher:
             open_ = indexes
             for endpoint in sorted(endpoints, key=lambda each: each != home):
                 found = ask(endpoint, [questions[index] for index in open_])
-                answers.update(zip(open_, found, strict=True))
+                for index, answer in zip(open_, found, strict=True):
+                    answers[index] = _better(answers.get(index), answer)
                 self._learn(app, tag, endpoint, ((questions[index], answers[index]) for index in open_))
                 open_ = [index for index in open_ if answers[index].reason in _ASK_THE_NEXT]
                 if not open_ or time.monotonic() > until:
@@ -73,7 +74,7 @@ class CheckDispatcher:
             name = (app.number, tag, question.ledger_id)
             if answer.reason is CheckReason.WRONG_LEDGER:
                 self._strayed.add(name)
-            elif name in self._strayed and answer.said:
+            elif name in self._strayed and answer.verdict is not Verdict.UNKNOWN:
                 self._strayed.discard(name)
                 self._homes[name] = home
         if len(self._homes) + len(self._strayed) > _HOMES:
@@ -142,6 +143,13 @@ def _span(questions: Sequence[Question], endpoint: Endpoint) -> AbstractContextM
     attributes = tracing.messaging("check", "", first.topic, "" if others else first.message_id, more)
     links = [each.context for each in others]
     return tracing.span(f"check {first.topic}", "CLIENT", attributes, parent=first.context, links=links)
+
+
+def _better(before: CheckAnswer | None, answer: CheckAnswer) -> CheckAnswer:
+    """What an instance that cannot know now says tells more than that others have another ledger, or are not there."""
+    if before is not None and before.reason is CheckReason.NOT_NOW and answer.reason in _ASK_THE_NEXT:
+        return before
+    return answer
 
 
 def _asked(

@@ -73,7 +73,9 @@ class KafkaForwarder:
 
     def stop(self) -> bool:
         self._stopping.set()
-        left: int = sum(producer.flush(10) for producer in (self._producer, self._alone) if producer is not None)
+        left = self._producer.flush(10) if self._producer is not None else 0
+        if self._alone is not None:  # the answers of the first one may have made it
+            left += self._alone.flush(10)
         if self._thread.is_alive():
             self._thread.join(5)
         return left == 0

@@ -25,6 +25,7 @@ _HEARTBEAT_S = 12
 _ANSWER_S = 3.0  # a queue without a leader never answers, on a connection that is well
 _REST_S = 60.0  # before a queue that did not answer is asked again
 _NOT_FOUND = 404
+_NOT_ALLOWED = 403
 _LOOK_AGAIN_S = 60.0  # for queues that somebody deleted, although nothing is published to them
 _LOOKS_AT_ONCE = 50
 
@@ -102,7 +103,7 @@ class RabbitQueues:
     def _look_for_deleted(self, wanted: Collection[str]) -> None:
         """Look at a few queues that were not looked at for a while: one that was deleted is declared again."""
         before = time.monotonic() - _LOOK_AGAIN_S
-        old = [name for name, seen in self._declared.items() if seen < before and name in wanted]
+        old = [name for name, seen in list(self._declared.items()) if seen < before and name in wanted]
         for name in old[:_LOOKS_AT_ONCE]:
             with self._lock:
                 if not self._rests(name) and self._declared.get(name, before) < before:
@@ -160,10 +161,14 @@ class RabbitQueues:
     def _exists(self, name: str) -> bool:
         """Whether a queue that cannot be declared is there all the same, with other arguments."""
         try:
-            self._open().queue_declare(name, passive=True)
+            with self._patience(name):
+                self._open().queue_declare(name, passive=True)
         except ChannelClosedByBroker:
             self._channel = None
             return False
+        except AMQPError:
+            self._drop()
+            raise
         return True
 
     @contextmanager
@@ -234,9 +239,15 @@ class RabbitQueues:
 
     def _look_inside(self, channel: BlockingChannel, queue: str) -> tuple[int, int]:
         """A queue without a leader is said to have no messages and no consumers; only its members know. They are asked for
-        a message: without a leader there is no answer.
+        a message: without a leader there is no answer. Without the right to read, the queue is taken as it looks.
         """
-        method, _, _ = channel.basic_get(queue)
+        try:
+            method, _, _ = channel.basic_get(queue)
+        except ChannelClosedByBroker as exc:
+            if exc.reply_code != _NOT_ALLOWED:
+                raise
+            self._channel = None
+            return 0, 0
         if method is not None:
             channel.basic_nack(method.delivery_tag)
         return 0, int(method is not None)

@@ -17,7 +17,9 @@ from tmc_server.domain.numbers import MessageNumber, Shard
 from tmc_server.domain.ports.delivery import QueueProgress
 
 CONFIRM_TIMEOUT_S = 10.0
-UNCERTAIN_MS = 15_000  # the longest a copy can be unanswered: the confirm timeout plus time to act on it
+# The confirm timeout plus time to act on it: what a dead server handed over before that was confirmed, or is unconfirmed
+# and comes again as a lost copy.
+UNCERTAIN_MS = 15_000
 LONGEST_PAUSE_S = 60.0
 ALERT_AFTER = 3
 _PROBE = 10

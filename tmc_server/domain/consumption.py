@@ -241,9 +241,9 @@ def decide_due(
     attempt does not count, and the wait after the next one is longer, up to five minutes.
     """
     if not subscribed:
-        return replace(row, state=TRANSITIONS[row.state, ConsumptionEvent.REMOVE].to, due_ms=None)
+        return replace(row, state=TRANSITIONS[row.state, ConsumptionEvent.REMOVE].to, due_ms=None, begun=NO_RUN)
     if budget.is_used_up(row, policy, now, counts=lost_ms is None):
-        return replace(row, state=TRANSITIONS[row.state, ConsumptionEvent.EXHAUST].to, due_ms=None)
+        return replace(row, state=TRANSITIONS[row.state, ConsumptionEvent.EXHAUST].to, due_ms=None, begun=NO_RUN)
     tried = (row.tried if lost_ms is None else _without_this(row)) + 1
     wait_ms = policy.delay_for_ms(tried, budget.number)
     if lost_ms is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from tmc_server.domain import consumption
 from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.consumption import Budget, ConsumptionState, QueueLook, Row
-from tmc_server.domain.numbers import MessageNumber, OrderHash, OrderSequence
+from tmc_server.domain.numbers import ANSWERED, MessageNumber, OrderHash, OrderSequence
 from tmc_server.domain.ordering import releases_next
 from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.store.consumptions import UNDER_WAY, new_values, note_failures, row_of
@@ -67,14 +67,14 @@ def claim_due(
 
 _VANISHED_MS = 60_000
 _VANISHED = (
-    "copies were handed over, and are neither in their queue nor with a handler: a policy of the broker (TTL, length, delivery"
-    " limit), a purge, or consumers that lose what they fetch; they are delivered again, uncounted"
+    "copies were handed over a while ago, and no handler is known to have begun them: a policy of the broker (TTL, length,"
+    " delivery limit), a purge, or consumers that lose what they fetch; they are delivered again, uncounted"
 )
 
 
 def _is_unanswered(row: Any) -> bool:
     """Whether its last copy was handed over and nobody answered, but for asking for more time."""
-    return row.tried_ms is not None or bool(row.extended)
+    return row.begun != ANSWERED and (row.tried_ms is not None or bool(row.extended))
 
 
 def _lost_ms(row: Any, now: int) -> int | None:

@@ -28,6 +28,8 @@ from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.numbers import MessageNumber
 from tmc_server.domain.operations import Consume
 from tmc_server.domain.retry import RetryPolicy
+from tmc_server.store.claims import claim_due
+from tmc_server.store.statements import statements_of
 
 NO_RETRIES = replace(POLICY, max_retry=0)
 """One failure of a handler, and the message is FAILED."""
@@ -458,3 +460,20 @@ def test_copies_that_vanish_are_alerted_once_they_are_a_minute_old(store: StoreU
     (alert,) = store.alerted("copies vanish")
     assert alert.number in (first, second)
     assert "policy of the broker" in alert.detail
+
+
+def test_failures_of_a_claim_that_is_partly_won_are_alerted(store: StoreUnderTest) -> None:
+    """Nacked rows are past their age; one of them is acked between the look and the claim."""
+    store.set_policy(replace(POLICY, max_age_ms=60_000))
+    numbers = [store.submitted(room=1) for _ in range(3)]
+    for number in numbers:
+        store.perform(store.nack_of(number, 1))
+    store.clock.advance(3_600)
+    which = {"subscription": store.subscription.number, "now": store.clock(), "limit": 10}
+    with store.database.reading() as connection:
+        read = connection.execute(statements_of(store.shard).due_consumptions, which).fetchall()
+    store.perform(store.ack_of(numbers[0]))
+    lease = store.leases.held()[store.shard]
+    with store.database.connection() as connection, store.writer.transaction(connection, store.shard) as tx:
+        assert claim_due(tx, store.subscription, read, QueueLook(), lease.guard).failed == 2
+    assert {alert.number for alert in store.alerted("delivery failed")} == set(numbers[1:])

@@ -308,6 +308,62 @@ def test_a_center_that_is_down_is_asked_until_it_answers(benches: Callable[..., 
     assert entered == [1]
 
 
+def test_a_consumer_that_stops_while_it_asks_takes_back_what_the_center_may_have_noted(
+    benches: Callable[..., HandlerBench],
+) -> None:
+    bench = benches()
+    bench.center.hold = True
+    bench.start(lambda body: None)
+    receipt = bench.arrive(a_message(redelivered=True))
+    eventually(lambda: bench.center.open)
+    bench.handling.begin_no_more()
+    bench.center.hold = False
+    bench.center.open[0].set_exception(tmc.DeadlineExceeded("no answer"))
+    eventually(lambda: receipt.seen == ["handled", "answered"])
+    name, answer = bench.center.sent[-1]
+    assert (name, answer.not_begun, answer.HasField("retry_after_ms"), answer.retry_after_ms) == (
+        "NackMany",
+        False,
+        True,
+        0,
+    )
+
+
+def test_a_lost_connection_tells_the_center_at_once_whose_handlers_run(benches: Callable[..., HandlerBench]) -> None:
+    bench, gate, entered = benches(), threading.Event(), []
+
+    def handle(body: bytes) -> None:
+        entered.append(1)
+        assert gate.wait(30)
+
+    bench.start(handle)
+    bench.arrive(a_message())
+    eventually(lambda: entered)
+    bench.handling.keeper.hurry()
+    eventually(lambda: bench.center.sent)
+    assert bench.center.sent[0][1].run > 0
+    gate.set()
+
+
+def test_a_waiting_copy_that_was_with_another_consumer_meanwhile_is_asked_about(
+    benches: Callable[..., HandlerBench],
+) -> None:
+    bench, gate, entered = benches(concurrency=1), threading.Event(), []
+
+    def handle(body: bytes, message: tmc.Message) -> None:
+        entered.append(message.id)
+        assert gate.wait(30)
+
+    bench.start(handle)
+    bench.arrive(a_message(1))
+    eventually(lambda: entered)
+    bench.arrive(a_message(2))
+    bench.arrive(a_message(2, redelivered=True))
+    gate.set()
+    eventually(lambda: len(entered) == 2)
+    assert [request.message_id for name, request in bench.center.sent if name == "ExtendMany"] == ["1-1-0-2"]
+
+
 def test_a_first_copy_is_handled_without_asking(benches: Callable[..., HandlerBench]) -> None:
     bench = benches()
     bench.start(lambda body: None)

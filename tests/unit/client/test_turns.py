@@ -159,3 +159,21 @@ def test_threads_that_wait_are_woken_by_a_message_an_end_and_the_stop() -> None:
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
+
+
+def test_a_paused_listener_is_probed_beside_handlers_that_began_before() -> None:
+    clock = HandClock()
+    turns = added(Turns(8, clock), *(a_run(n) for n in range(6)))
+    slow, failed = take(turns), take(turns)
+    assert slow is not None
+    assert failed is not None
+    turns.pause(failed)
+    turns.end(failed)
+    clock.now += 1
+    probe = take(turns)
+    assert probe is not None
+    assert (probe.probes, slow.probes) == (True, False)
+    assert take(turns) is None
+    turns.resume(probe)
+    turns.end(probe)
+    assert taken(turns)

@@ -36,6 +36,8 @@ class Instances:
     ) -> list[CheckAnswer]:
         ledger = self.ledgers[endpoint]
         self.asked.append((ledger, [question.key for question in questions]))
+        if ledger == "busy":
+            return [CheckAnswer.unknown(CheckReason.NOT_NOW)] * len(questions)
         if ledger == "down":
             return [CheckAnswer.unknown(CheckReason.UNREACHABLE)] * len(questions)
         wrong = CheckAnswer.unknown(CheckReason.WRONG_LEDGER)
@@ -99,3 +101,13 @@ def test_an_instance_that_knows_is_the_only_one_asked() -> None:
     addressing: Any = instances
     assert _ask(CheckDispatcher(askers, addressing), _question("a", "north")) == [COMMIT]
     assert instances.asked == [("north", ["a"])]
+
+
+def test_an_instance_that_cannot_know_now_does_not_hide_the_one_that_can() -> None:
+    instances = Instances("busy", "south")
+    askers: Any = {"scripted": instances}
+    addressing: Any = instances
+    dispatcher = CheckDispatcher(askers, addressing)
+    known, unknown = _ask(dispatcher, _question("a", "south"), _question("b", "west"))
+    assert known == COMMIT
+    assert unknown.reason is CheckReason.NOT_NOW  # the ledger may be that of the instance that cannot know
