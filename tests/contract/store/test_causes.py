@@ -28,6 +28,7 @@ from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.numbers import MessageNumber
 from tmc_server.domain.operations import Consume
 from tmc_server.domain.retry import RetryPolicy
+from tmc_server.errors import AttemptStale
 from tmc_server.store.claims import claim_due
 from tmc_server.store.statements import statements_of
 
@@ -224,6 +225,7 @@ def another_run_of_it_is_under_way(store: StoreUnderTest, consumer: Consumer) ->
     eventually(lambda: consumer.bench.center.open)
     ((_, asked),) = consumer.bench.center.sent
     (refusal,) = store.perform(store.extend_of(consumer.number, asked.attempt, asked.extend_ms, asked.run))
+    assert isinstance(refusal, AttemptStale)
     consumer.bench.center.open[0].set_exception(tmc.Decided(str(refusal)))
     assert consumer.bench.handling.wait_idle(30)
     assert not consumer.entered.is_set()
