@@ -113,9 +113,14 @@ def test_a_message_that_kills_its_consumers_fails_alone(tmp_path: Path, delivery
         crashes = Counter(line.split()[0] for line in (tmp_path / "copies").read_text().splitlines())["bad"]
         tries = 1 + retry.max_retry
         assert tries <= crashes <= 2 * tries + 1  # those that the center knew of, and one before each that it did not
-        alerts = eventually(lambda: cluster.admin("ListAlerts", admin_pb2.ListAlertsRequest()).alerts)
-        (detail,) = [alert.detail for alert in alerts if alert.kind == "delivery failed"]
+        (detail,) = eventually(lambda: _failures_alerted(cluster))
         assert "a handler began and never answered" in detail
+
+
+def _failures_alerted(cluster: Cluster) -> list[str]:
+    """Details of the alerts about deliveries that failed: other alerts may come before them."""
+    alerts = cluster.admin("ListAlerts", admin_pb2.ListAlertsRequest()).alerts
+    return [alert.detail for alert in alerts if alert.kind == "delivery failed"]
 
 
 def _consume_a_little(center: tmc.Center) -> None:
