@@ -28,7 +28,7 @@ def connect(parameters: pika.connection.Parameters) -> pika.BlockingConnection:
 
 
 def text_of(reason: object) -> str:
-    """What is behind an error of the library, whose own text is empty where TLS or a proxy refuses the connection."""
+    """Say what is behind an error of the library, whose own text is empty where TLS or a proxy refuses the connection."""
     inner = [*getattr(reason, "exceptions", ()), getattr(reason, "exception", None), *getattr(reason, "args", ())]
     for each in inner:
         if isinstance(each, BaseException) and (text := text_of(each)):

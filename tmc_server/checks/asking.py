@@ -146,7 +146,7 @@ def _span(questions: Sequence[Question], endpoint: Endpoint) -> AbstractContextM
 
 
 def _better(before: CheckAnswer | None, answer: CheckAnswer) -> CheckAnswer:
-    """What an instance that cannot know now says tells more than that others have another ledger, or are not there."""
+    """Keep the answer of an instance that cannot know now: that others lack the ledger, or are down, tells less."""
     if before is not None and before.reason is CheckReason.NOT_NOW and answer.reason in _ASK_THE_NEXT:
         return before
     return answer
