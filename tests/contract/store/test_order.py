@@ -421,6 +421,7 @@ def test_whatever_needs_a_locked_line_is_retried(with_row_locks: StoreUnderTest)
 def test_a_delivery_is_not_given_up_while_its_line_is_locked(with_row_locks: StoreUnderTest) -> None:
     store = with_row_locks
     store.set_order(OrderMode.SKIP)
+    store.begin_handlers()
     head, follower = store.sent("a", room=1), store.sent("a")
     for _ in range(POLICY.max_retry):
         store.clock.advance(60)
