@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,9 +109,14 @@ class RabbitMQ:
         return connect(pika.URLParameters(self.url))
 
     def control(self, *arguments: str) -> str:
-        """rabbitmqctl."""
+        """Run rabbitmqctl, and return what it printed. It is patient with a node that is slow to answer."""
         command = [_script("rabbitmqctl"), "-n", self.node, *arguments]
-        return subprocess.run(command, env=self._environment, check=True, capture_output=True, text=True).stdout
+        for attempt in range(5):
+            done = subprocess.run(command, env=self._environment, capture_output=True, text=True)
+            if done.returncode == 0:
+                return done.stdout
+            time.sleep(attempt)
+        raise AssertionError(f"{command[3:]}: {done.returncode}: {done.stderr}{done.stdout}")
 
     def suspend(self) -> None:
         """It takes no more and answers nothing. Returns when every thread has stopped: a signal takes its time."""
