@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,12 +80,13 @@ class RabbitMQ:
         return epmd
 
     def start(self) -> None:
-        """Start the node, and wait until it takes connections."""
+        """Start the node, and wait until it takes connections and, a moment later, commands."""
         with open(self.home / "output", "ab") as log:
             self.process = subprocess.Popen(
                 [_script("rabbitmq-server")], env=self._environment, stdout=log, stderr=log, start_new_session=True
             )
         eventually(self._answers, seconds=120)
+        self.control("await_startup")
 
     def _answers(self) -> bool:
         assert self.process is not None
@@ -109,14 +109,11 @@ class RabbitMQ:
         return connect(pika.URLParameters(self.url))
 
     def control(self, *arguments: str) -> str:
-        """Run rabbitmqctl, and return what it printed. It is patient with a node that is slow to answer."""
+        """Run rabbitmqctl, and return what it printed."""
         command = [_script("rabbitmqctl"), "-n", self.node, *arguments]
-        for attempt in range(5):
-            done = subprocess.run(command, env=self._environment, capture_output=True, text=True)
-            if done.returncode == 0:
-                return done.stdout
-            time.sleep(attempt)
-        raise AssertionError(f"{command[3:]}: {done.returncode}: {done.stderr}{done.stdout}")
+        done = subprocess.run(command, env=self._environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{arguments}: {done.returncode}: {done.stderr}{done.stdout}"
+        return done.stdout
 
     def suspend(self) -> None:
         """It takes no more and answers nothing. Returns when every thread has stopped: a signal takes its time."""

@@ -432,7 +432,6 @@ def test_a_deleted_queue_that_nothing_is_published_to_is_noticed(bench: Bench, m
 def test_a_queue_that_cannot_be_declared_is_not_taken_for_a_deleted_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tmc_server.delivery.rabbitmq_queues._LOOK_FOR_S", 0.0)
     broker = RabbitMQ()
-    broker.control("await_startup")
     broker.control("set_vhost_limits", "-p", "/", '{"max-queues": 1}')
     bench = Bench(broker)
     for _ in range(3):
