@@ -40,6 +40,7 @@ ACTIONS: Mapping[str, Action] = {
     "resume-subscription": Action(method="ResumeSubscription", done="The subscription was resumed."),
     "repair-order": Action(method="RepairOrder", shows=True),
     "reactivate": Action(method="ReactivateConsumption", done="The delivery was reactivated."),
+    "deliver-now": Action(method="DeliverNow", done="The delivery is due now."),
     "cancel": Action(method="CancelConsumption", done="The delivery was cancelled."),
     "replay": Action(method="ReplayDelivery", done="The message was replayed."),
     "check-now": Action(method="CheckNow", shows=True),

@@ -30,6 +30,7 @@ from tmc_server.domain.operations import (
     Answer,
     Cancel,
     Decide,
+    DeliverNow,
     Done,
     Extend,
     GiveBack,
@@ -229,6 +230,9 @@ class StoreUnderTest:
 
     def reactivate_of(self, number: int) -> Reactivate:
         return Reactivate(**self._delivery(number), actor="operator", reason="test")
+
+    def deliver_now_of(self, number: int) -> DeliverNow:
+        return DeliverNow(**self._delivery(number), actor="operator", reason="test")
 
     def cancel_of(self, number: int) -> Cancel:
         return Cancel(**self._delivery(number), actor="operator", reason="test")

@@ -56,6 +56,7 @@ COMMANDS = (
     lists.list_messages,
     lists.list_consumptions,
     messages.reactivate,
+    messages.deliver_now,
     messages.cancel,
     messages.replay,
     bulk.bulk,

@@ -16,7 +16,7 @@ from tmc_server.printable import escaped
 
 def bulk(
     context: typer.Context,
-    action: Annotated[str, typer.Argument(help="REACTIVATE, CANCEL or REPLAY.")],
+    action: Annotated[str, typer.Argument(help="REACTIVATE, DELIVER_NOW, CANCEL or REPLAY.")],
     topic: str = "",
     app: str = "",
     tag: str = "",
@@ -30,7 +30,7 @@ def bulk(
     rate: Annotated[int | None, typer.Option(help="Deliveries per second at most; by default 2,000.")] = None,
     hold_ms: Annotated[int | None, typer.Option(help="Wait before the first delivery; by default 5,000.")] = None,
 ) -> None:
-    """Reactivate, cancel or replay many deliveries. Without --dry-run: only count them, and print how to start."""
+    """Reactivate, deliver now, cancel or replay many deliveries. Without --dry-run: only count them, and print how to start."""
     wanted = admin_pb2.BulkFilter(
         action=enum_value(admin_pb2.BulkAction, "BULK_ACTION_", action),
         topic=topic,

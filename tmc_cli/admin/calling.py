@@ -184,7 +184,7 @@ def change_policy(policy: types_pb2.RetryPolicy, *, exponential: bool | None, **
 def enum_value(enum: Any, prefix: str, name: str) -> str:
     """The full name of an enum's value, from what a user types. Raises BadParameter: there is none."""
     known = {key.removeprefix(prefix): key for key in enum.keys()}  # noqa: SIM118 - a protobuf enum is no dictionary
-    full: str | None = known.get(name.upper() or "UNSPECIFIED")
+    full: str | None = known.get(name.upper().replace("-", "_") or "UNSPECIFIED")
     if full is None:
         raise typer.BadParameter(f"{name!r} is none of {', '.join(sorted(set(known) - {'UNSPECIFIED'}))}")
     return full

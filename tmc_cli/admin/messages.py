@@ -178,6 +178,12 @@ def reactivate(context: typer.Context, message_id: str, app: str, reason: Reason
     call(context, "ReactivateConsumption", request, admin_pb2.Consumption)
 
 
+def deliver_now(context: typer.Context, message_id: str, app: str, reason: Reason, tag: str = "") -> None:
+    """Deliver a SCHEDULED delivery now instead of at its due time. Uses up no retry."""
+    request = admin_pb2.DeliverNowRequest(message_id=message_id, app=app, tag=tag, reason=reason)
+    call(context, "DeliverNow", request, admin_pb2.Consumption)
+
+
 def replay(context: typer.Context, message_id: str, app: str, reason: Reason, tag: str = "") -> None:
     """Send an acked message again to one subscriber, as a new message; its handler runs again."""
     request = admin_pb2.ReplayDeliveryRequest(message_id=message_id, app=app, tag=tag, reason=reason)

@@ -36,6 +36,7 @@ class BulkAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BULK_ACTION_REACTIVATE: _ClassVar[BulkAction]
     BULK_ACTION_CANCEL: _ClassVar[BulkAction]
     BULK_ACTION_REPLAY: _ClassVar[BulkAction]
+    BULK_ACTION_DELIVER_NOW: _ClassVar[BulkAction]
 
 class BulkState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -77,6 +78,7 @@ BULK_ACTION_UNSPECIFIED: BulkAction
 BULK_ACTION_REACTIVATE: BulkAction
 BULK_ACTION_CANCEL: BulkAction
 BULK_ACTION_REPLAY: BulkAction
+BULK_ACTION_DELIVER_NOW: BulkAction
 BULK_STATE_UNSPECIFIED: BulkState
 BULK_STATE_HELD: BulkState
 BULK_STATE_RUNNING: BulkState
@@ -840,6 +842,18 @@ class ListConsumptionsResponse(_message.Message):
     def __init__(self, consumptions: _Optional[_Iterable[_Union[Consumption, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class ReactivateConsumptionRequest(_message.Message):
+    __slots__ = ("message_id", "app", "tag", "reason")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    app: str
+    tag: str
+    reason: str
+    def __init__(self, message_id: _Optional[str] = ..., app: _Optional[str] = ..., tag: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DeliverNowRequest(_message.Message):
     __slots__ = ("message_id", "app", "tag", "reason")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     APP_FIELD_NUMBER: _ClassVar[int]

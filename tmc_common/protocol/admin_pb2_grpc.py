@@ -156,6 +156,11 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.ReactivateConsumptionRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.Consumption.FromString,
                 _registered_method=True)
+        self.DeliverNow = channel.unary_unary(
+                '/tmc.v1.AdminService/DeliverNow',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.DeliverNowRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.Consumption.FromString,
+                _registered_method=True)
         self.CancelConsumption = channel.unary_unary(
                 '/tmc.v1.AdminService/CancelConsumption',
                 request_serializer=tmc_dot_v1_dot_admin__pb2.CancelConsumptionRequest.SerializeToString,
@@ -538,6 +543,13 @@ class AdminServiceServicer(object):
 
     def ReactivateConsumption(self, request, context):
         """FAILED -> SCHEDULED: with the full number of attempts of its policy; attempt numbers continue.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeliverNow(self, request, context):
+        """Deliver a SCHEDULED delivery now instead of at its due time. Uses up no retry. Refused while an attempt is under way.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -962,6 +974,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
             'ReactivateConsumption': grpc.unary_unary_rpc_method_handler(
                     servicer.ReactivateConsumption,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.ReactivateConsumptionRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.Consumption.SerializeToString,
+            ),
+            'DeliverNow': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeliverNow,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.DeliverNowRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.Consumption.SerializeToString,
             ),
             'CancelConsumption': grpc.unary_unary_rpc_method_handler(
@@ -1823,6 +1840,33 @@ class AdminService(object):
             target,
             '/tmc.v1.AdminService/ReactivateConsumption',
             tmc_dot_v1_dot_admin__pb2.ReactivateConsumptionRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.Consumption.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeliverNow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/DeliverNow',
+            tmc_dot_v1_dot_admin__pb2.DeliverNowRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.Consumption.FromString,
             options,
             channel_credentials,

@@ -20,6 +20,7 @@ class BulkAction(IntEnum):
     REACTIVATE = 1
     CANCEL = 2
     REPLAY = 3
+    DELIVER_NOW = 4
 
     @property
     def states(self) -> tuple[ConsumptionState, ...]:
@@ -31,6 +32,7 @@ _STATES = {
     BulkAction.REACTIVATE: (ConsumptionState.FAILED,),
     BulkAction.CANCEL: (ConsumptionState.FAILED, ConsumptionState.SCHEDULED, ConsumptionState.WAITING),
     BulkAction.REPLAY: (ConsumptionState.ACKED,),
+    BulkAction.DELIVER_NOW: (ConsumptionState.SCHEDULED,),
 }
 
 

@@ -61,6 +61,7 @@ class ConsumptionEvent(Enum):
     CANCEL = "CancelConsumption"
     HOLD = "redelivering, copy waits"
     REACTIVATE = "ReactivateConsumption"
+    HURRY = "DeliverNow"
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ TRANSITIONS: Mapping[tuple[ConsumptionState | None, ConsumptionEvent], Transitio
     (_S.SCHEDULED, _E.CANCEL): Transition("y", _S.CANCELLED),
     (_S.FAILED, _E.CANCEL): Transition("z", _S.CANCELLED),
     (_S.WAITING, _E.CANCEL): Transition("aa", _S.CANCELLED),
+    (_S.SCHEDULED, _E.HURRY): Transition("ab", _S.SCHEDULED),
 }
 
 
@@ -224,6 +226,20 @@ def decide_reactivate(row: Row, now: int) -> Decision:
     return replace(row, state=transition.to, tried=0, due_ms=now, begun=ANSWERED)
 
 
+def decide_deliver_now(row: Row, tried_ms: int, now: int) -> Decision:
+    """An operator ends the wait for the next attempt. Nothing is counted, and no copy that is on its way is doubled.
+
+    tried_ms: when the row's newest copy was handed over; 0: it is answered, or with a consumer.
+    """
+    transition = _transition(row, ConsumptionEvent.HURRY)
+    if isinstance(transition, TmcError):
+        return transition
+    is_answered = row.begun == ANSWERED or row.attempt == NO_ATTEMPT
+    if not is_answered and (row.begun != NO_RUN or not 0 < tried_ms <= now - VANISHED_MS):
+        return ConsumptionClosed(f"Attempt {row.attempt} is on its way or with a consumer: nothing was changed.")
+    return None if row.due_ms is not None and row.due_ms <= now else replace(row, due_ms=now)
+
+
 def decide_cancel(row: Row) -> Decision:
     """An operator gives a delivery up for good; repeated, it changes nothing."""
     if row.state is ConsumptionState.CANCELLED:
@@ -258,6 +274,9 @@ def _after_a_loss_ms(wait_ms: int, lost_ms: int) -> int:
         wait_ms = min(max(wait_ms * 2, 1), longest_ms)
     return wait_ms
 
+
+VANISHED_MS = 60_000
+"""How long after it was handed over a copy that nobody answered is assumed lost."""
 
 _LONGEST_HOLD_MS = 300_000
 _SHORTEST_HOLD_MS = 1_000

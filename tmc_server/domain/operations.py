@@ -195,5 +195,10 @@ class Reactivate(ByOperator):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DeliverNow(ByOperator):
+    """A scheduled delivery does not wait for its due time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Cancel(ByOperator):
     """A delivery is given up for good."""

@@ -83,6 +83,7 @@ _ADMIN_METHODS = {
         Scope.MESSAGE: (
             "ReactivateConsumption",
             "CancelConsumption",
+            "DeliverNow",
             "ReplayDelivery",
             "CheckNow",
             "ReactivateCheck",

@@ -1,4 +1,4 @@
-"""What operators do about deliveries: reactivate and cancel one, pause and resume many, repair their order. All audited."""
+"""What operators do about deliveries: reactivate, hurry and cancel one, pause and resume many, repair order. All audited."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from tmc_server.domain.catalog import Subscription, Topic
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import OrderHash
-from tmc_server.domain.operations import THE_CENTER, ByOperator, Cancel, Done, Reactivate, Stored
+from tmc_server.domain.operations import THE_CENTER, ByOperator, Cancel, DeliverNow, Done, Reactivate, Stored
 from tmc_server.domain.placement import shards_of
 from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, ChangeEverywhere
 from tmc_server.domain.ports.delivery import Replaying
@@ -48,6 +48,10 @@ class DeliveryControl:
     async def reactivate(self, actor: str, message_id: str, app: str, tag: str, reason: str) -> ConsumptionView:
         """A failed delivery gets a fresh budget. Raises ConsumptionClosed when it is not FAILED."""
         return await self._perform(Reactivate, actor, message_id, app, tag, reason)
+
+    async def deliver_now(self, actor: str, message_id: str, app: str, tag: str, reason: str) -> ConsumptionView:
+        """Make a scheduled delivery due. Raises ConsumptionClosed: it is not SCHEDULED, or an attempt is under way."""
+        return await self._perform(DeliverNow, actor, message_id, app, tag, reason)
 
     async def cancel(self, actor: str, message_id: str, app: str, tag: str, reason: str) -> ConsumptionView:
         """Give a delivery up for good. Raises ConsumptionClosed when it was acked."""

@@ -32,11 +32,11 @@ class Why(Enum):
     ROLLED_BACK = "Nothing: its producer did not commit."
     NO_SUBSCRIBER = "Subscribe before messages are sent; send this one again if somebody needs it."
     # A delivery
-    DELAYED = "Nothing: its producer asked for the delay."
+    DELAYED = "Nothing: its producer asked for the delay. `tmc admin deliver-now` ends it."
     DUE = (
         "Nothing, for a second. If it stays due, its consumers are busy, or no server works (`tmc admin list-servers`)."
     )
-    RETRY_SCHEDULED = "Read the error; the message is delivered again at that time."
+    RETRY_SCHEDULED = "Read the error; the message is delivered again then, or at once by `tmc admin deliver-now`."
     AWAITS_ACK = "Nothing: a consumer has it, or gets it from the queue. Without an ack it is delivered again then."
     EXTENDED = "Nothing: it is in a handler, or waits for a free one. If this lasts, read the consumer's log."
     NO_CONSUMER = "Start the consumer, and check its app, tag and topics."

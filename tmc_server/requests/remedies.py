@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tmc_server.requests.explanations import Why
 
 _OF_SUBSCRIPTION = "{topic} {app} --tag {tag}"
+_DELIVER_NOW = "deliver-now {message} {app} --tag {tag} --reason '...'"
 _COMMANDS: dict[Why, Sequence[str]] = {
     Why.CHECK_SCHEDULED: ["check-now {message}"],
     Why.PRODUCER_UNREACHABLE: ["get-check {topic}", "check-now {message}"],
@@ -19,6 +20,8 @@ _COMMANDS: dict[Why, Sequence[str]] = {
         "decide {message} COMMIT --reason '...'",
         "decide {message} ROLLBACK --reason '...'",
     ],
+    Why.DELAYED: [_DELIVER_NOW],
+    Why.RETRY_SCHEDULED: [_DELIVER_NOW],
     Why.TOPIC_PAUSED: ["resume-topic {topic} --reason '...'"],
     Why.SUBSCRIPTION_PAUSED: [f"resume-subscription {_OF_SUBSCRIPTION} --reason '...'"],
     Why.BLOCKED: [

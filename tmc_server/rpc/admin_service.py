@@ -152,6 +152,12 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServic
         )
         return self._consumption(request.message_id, view)
 
+    async def DeliverNow(self, operator: Operator, request: admin_pb2.DeliverNowRequest) -> Any:
+        view = await self._deliveries.deliver_now(
+            operator.name, request.message_id, request.app, request.tag, request.reason
+        )
+        return self._consumption(request.message_id, view)
+
     async def ReplayDelivery(self, operator: Operator, request: admin_pb2.ReplayDeliveryRequest) -> Any:
         view = await self._deliveries.replay(
             operator.name, request.message_id, request.app, request.tag, request.reason

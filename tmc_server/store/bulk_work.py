@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from tmc_server.domain.bulk import BulkAction, BulkJob, BulkProgress, ItemOutcome, Place
 from tmc_server.domain.ids import IdGenerator
 from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
-from tmc_server.domain.operations import THE_CENTER, ByOperator, Cancel, Done, Reactivate, Selected, Stored
+from tmc_server.domain.operations import THE_CENTER, ByOperator, Cancel, DeliverNow, Done, Reactivate, Selected, Stored
 from tmc_server.errors import CatalogStale, ConsumptionClosed, MessageGone, SubscriptionUnknown, TmcError
 from tmc_server.store.batch import ShardWriter, in_transaction
 from tmc_server.store.consumptions import consume
@@ -29,7 +29,11 @@ from tmc_server.store.tables import bulk_item, bulk_progress
 from tmc_server.store.transaction import Transaction
 
 _INSERT_ITEMS = InsertRows(bulk_item)
-_OPERATIONS: Mapping[BulkAction, type[ByOperator]] = {BulkAction.REACTIVATE: Reactivate, BulkAction.CANCEL: Cancel}
+_OPERATIONS: Mapping[BulkAction, type[ByOperator]] = {
+    BulkAction.REACTIVATE: Reactivate,
+    BulkAction.CANCEL: Cancel,
+    BulkAction.DELIVER_NOW: DeliverNow,
+}
 _DETAIL = 200
 _REPLAY_BYTES = 4 << 20  # bodies of one page; statements have them as hexadecimal text, and databases limit that
 

@@ -65,7 +65,6 @@ def claim_due(
     return claimed
 
 
-_VANISHED_MS = 60_000
 _VANISHED = (
     "copies were handed over a while ago, and no handler is known to have begun them: a policy of the broker (TTL, length,"
     " delivery limit), a purge, or consumers that lose what they fetch; they are delivered again, uncounted"
@@ -163,7 +162,7 @@ class _Claims:
 
     def _alert_vanished(self, new: Row, again: Sequence[Any]) -> None:
         """Alert the owner once for all of these: they have the same cause."""
-        vanished = [row for row in again if (_lost_ms(row, self._tx.now) or 0) >= _VANISHED_MS]
+        vanished = [row for row in again if (_lost_ms(row, self._tx.now) or 0) >= consumption.VANISHED_MS]
         for row in vanished[:1]:
             self._tx.alert_once(
                 [

@@ -1,4 +1,4 @@
-"""Ack, nack, extend, give back, reactivate, cancel: the consumption half of a batch."""
+"""Ack, nack, extend, give back, reactivate, deliver now, cancel: the consumption half of a batch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tmc_server.domain.operations import (
     ByOperator,
     Cancel,
     Consume,
+    DeliverNow,
     Done,
     Extend,
     GiveBack,
@@ -33,7 +34,11 @@ from tmc_server.store.outcomes import Outcome, Wait
 from tmc_server.store.transaction import Transaction
 
 UNDER_WAY = (ConsumptionState.SCHEDULED, ConsumptionState.WAITING)
-_ACTIONS: Mapping[type[ByOperator], str] = {Reactivate: "reactivate consumption", Cancel: "cancel consumption"}
+_ACTIONS: Mapping[type[ByOperator], str] = {
+    Reactivate: "reactivate consumption",
+    DeliverNow: "deliver now",
+    Cancel: "cancel consumption",
+}
 _BLOCKED = "; the later messages of its order key wait until it is acked, reactivated or cancelled"
 _Pair = tuple[SubscriptionNumber, MessageNumber]
 _Accepted = tuple[_Pair, Consume]
@@ -255,6 +260,8 @@ def _decide(operation: Consume, row: Row, tried_ms: int, now: int, budget: Budge
             return consumption.decide_sign_again(row, operation.attempt, tried_ms, operation.since_ms, now)
         case Reactivate():
             return consumption.decide_reactivate(row, now)
+        case DeliverNow():
+            return consumption.decide_deliver_now(row, tried_ms, now)
         case Cancel():
             return consumption.decide_cancel(row)
     raise TypeError(f"{type(operation).__name__} is no operation on a consumption")
@@ -268,6 +275,7 @@ def _write(
     fresh = {pair for pair, operation in accepted if isinstance(operation, Reactivate)}
     acked: dict[SubscriptionNumber, list[MessageNumber]] = {}
     reactivated: dict[SubscriptionNumber, list[MessageNumber]] = {}
+    hurried: dict[SubscriptionNumber, list[MessageNumber]] = {}
     changed: list[dict[str, Any]] = []
     for pair, row in after.items():
         subscription, number = pair
@@ -279,6 +287,8 @@ def _write(
             acked.setdefault(subscription, []).append(number)
         elif isinstance(operation, Reactivate) and old.state is ConsumptionState.FAILED:
             reactivated.setdefault(subscription, []).append(number)
+        elif isinstance(operation, DeliverNow):
+            hurried.setdefault(subscription, []).append(number)
         else:
             changed.append(
                 {"id": number, "subscription": subscription, "old_state": int(old.state), "old_attempt": old.attempt}
@@ -290,6 +300,8 @@ def _write(
         tx.traffic[Flow(0, subscription)] += len(numbers)
     for subscription, numbers in sorted(reactivated.items()):
         tx.change(tx.sql.reactivate, len(numbers), subscription=subscription, ids=sorted(numbers), now=tx.now)
+    for subscription, numbers in sorted(hurried.items()):
+        tx.change(tx.sql.deliver_now, len(numbers), subscription=subscription, ids=sorted(numbers), now=tx.now)
     tx.change_each(tx.sql.change_consumption, changed)
     tx.reach("written")
 

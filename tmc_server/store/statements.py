@@ -194,6 +194,20 @@ class ShardStatements:
             )
         )
 
+        # subscription, ids, now: SCHEDULED ones are due; what is known of their last copies stays.
+        self.deliver_now = ByIds(
+            by_primary(
+                consumption.update()
+                .where(
+                    consumption.c.subscription_no == sa.bindparam("subscription"),
+                    by_ids(consumption.c.message_id),
+                    has_state(consumption.c.state, c.sources(c.ConsumptionEvent.HURRY)),
+                )
+                .values(due_ms=sa.bindparam("now")),
+                consumption,
+            )
+        )
+
     def _for_claims(self, message: sa.Table, consumption: sa.Table) -> None:
         # subscription, now, limit: oldest due first, no locks.
         self.due_consumptions = (

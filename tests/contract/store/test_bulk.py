@@ -34,6 +34,7 @@ from tmc_server.store.tables import audit, bulk_item, failed, shard_tables
 
 C = ConsumptionState
 REACTIVATE, CANCEL, REPLAY = BulkAction.REACTIVATE, BulkAction.CANCEL, BulkAction.REPLAY
+DELIVER_NOW = BulkAction.DELIVER_NOW
 
 
 class Bulk:
@@ -138,6 +139,19 @@ def test_what_failed_is_reactivated_with_a_fresh_budget_and_an_outcome_each(bulk
     assert sum(bulk.slept) == pytest.approx(450 / 2_000)
     noted = actions(store)
     assert (noted["start bulk job"], noted["reactivate consumption"]) == (1, 0)
+
+
+def test_what_waits_is_delivered_now_and_what_is_under_way_is_not(bulk: Bulk) -> None:
+    store = bulk.store
+    failing, delayed = store.submitted(room=1), store.submitted(delay_ms=3_600_000)
+    store.perform(store.nack_of(failing, attempt=1, retry_after_ms=3_600_000))
+    under_way = store.submitted(room=1)
+    store.clock.advance(0.001)
+    job = bulk.start(DELIVER_NOW)
+    assert bulk.finish(job) == BulkProgress(done=2, unchanged=1, finished=1)
+    assert store.redeliver(room=None).delivered == 2
+    assert [store.row(number).attempt for number in (failing, delayed, under_way)] == [2, 1, 1]
+    assert "on its way" in bulk.outcomes(job)[under_way][1]
 
 
 def test_only_what_the_filter_names(bulk: Bulk) -> None:

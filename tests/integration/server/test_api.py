@@ -498,6 +498,16 @@ class TestAdmin:
         assert api("AdminService/ReactivateConsumption", again)[:2] == ("FAILED_PRECONDITION", "CONSUMPTION_CLOSED")
         second = next(d for response in stream for d in response.deliveries if d.message_id == message_id)
         assert second.attempt == delivery.attempt + 1
+        now = admin_pb2.DeliverNowRequest(message_id=message_id, app="coupons", reason="stock is back")
+        closed = ("FAILED_PRECONDITION", "CONSUMPTION_CLOSED")
+        assert api("AdminService/DeliverNow", now)[:2] == closed, "it is with its consumer"
+        later = consumption_pb2.NackRequest(
+            message_id=message_id, attempt=second.attempt, error="not yet", retry_after_ms=3_600_000
+        )
+        api("ConsumptionService/Nack", later, center.as_app("coupons"))
+        assert api("AdminService/DeliverNow", now).state == types_pb2.CONSUMPTION_STATE_SCHEDULED
+        third = next(d for response in stream for d in response.deliveries if d.message_id == message_id)
+        assert third.attempt == second.attempt + 1
         stream.cancel()
 
 

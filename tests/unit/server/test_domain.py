@@ -6,6 +6,7 @@ import ast
 import doctest
 import itertools
 import string
+from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
@@ -57,6 +58,7 @@ CONSUMPTION_TRANSITIONS = {
     (C.SCHEDULED, CE.CANCEL, C.CANCELLED, False),
     (C.FAILED, CE.CANCEL, C.CANCELLED, False),
     (C.WAITING, CE.CANCEL, C.CANCELLED, False),
+    (C.SCHEDULED, CE.HURRY, C.SCHEDULED, False),
 }
 
 
@@ -164,6 +166,34 @@ class TestConsumption:
     def test_an_unsigned_copy_of_a_closed_delivery_changes_nothing(self) -> None:
         closed = Row(C.ACKED, 2, 2, None)
         assert isinstance(consumption.decide_sign_again(closed, 2, tried_ms=4, since_ms=5, now=9), AttemptStale)
+
+    @pytest.mark.parametrize(
+        ("attempt", "begun", "tried_ms", "goes"),
+        [
+            (0, 0, 0, True),  # delayed
+            (2, ANSWERED, 0, True),  # waits for its retry
+            (2, 0, 40_000, True),  # nobody has answered for a minute: lost
+            (2, 0, 40_001, False),  # on its way
+            (2, 0, 0, False),  # with a consumer, which asked for more time
+            (2, 7, 1, False),  # in a handler
+        ],
+    )
+    def test_only_what_is_not_under_way_is_delivered_now(
+        self, attempt: int, begun: int, tried_ms: int, goes: bool
+    ) -> None:
+        row = Row(C.SCHEDULED, attempt=attempt, tried=attempt, due_ms=500_000, begun=begun)
+        decision = consumption.decide_deliver_now(row, tried_ms, now=100_000)
+        if goes:
+            assert decision == replace(row, due_ms=100_000)
+        else:
+            assert isinstance(decision, ConsumptionClosed)
+
+    def test_what_is_due_is_not_delivered_sooner(self) -> None:
+        assert consumption.decide_deliver_now(Row(C.SCHEDULED, 0, 0, due_ms=50), 0, now=100_000) is None
+
+    @pytest.mark.parametrize("state", [C.ACKED, C.FAILED, C.CANCELLED, C.WAITING])
+    def test_only_what_is_scheduled_is_delivered_now(self, state: C) -> None:
+        assert isinstance(consumption.decide_deliver_now(Row(state, 1, 1, None), 0, now=0), ConsumptionClosed)
 
     def test_acks(self) -> None:
         acked = Row(C.ACKED, 2, 2, None)
