@@ -69,6 +69,7 @@ class RabbitQueues:
         self._resting: dict[str, float] = {}  # did not answer: not asked before then
         self._heard = 0.0
         self._looks: dict[str, tuple[float, tuple[int, int] | None]] = {}
+        self._left_over: dict[str, float] = {}  # queues of removed subscriptions: not looked at before then
 
     def arguments(self) -> dict[str, str | int]:
         """Arguments of every queue. The limit stops endless redelivery of a message that crashes its consumers."""
@@ -87,6 +88,8 @@ class RabbitQueues:
         with self._lock:
             self._keep_alive()
         self._look_for_deleted(wanted)
+        removed = {queue_of(each, catalog) for each in catalog.subscriptions.values() if each.removed_ms is not None}
+        self._delete_left_over(removed - set(wanted))
         undeclared = [name for name in wanted if name not in self._declared]
         undeclared.sort(key=lambda name: self._resting.get(name, 0.0))  # those that did not answer come last
         unknown = len(self._known)
@@ -109,6 +112,36 @@ class RabbitQueues:
                 if not self._rests(name) and self._declared.get(name, before) < before:
                     self._declared[name] = time.monotonic()
                     self._look(name)
+
+    def _delete_left_over(self, names: Collection[str]) -> None:
+        """Delete queues that no subscription has any more, when they are empty and nobody consumes them.
+
+        Not in the first minute: their consumers ack what they have, and a subscription may be made again.
+        """
+        now = time.monotonic()
+        self._left_over = {name: self._left_over.get(name, now + _LOOK_AGAIN_S) for name in names}
+        for name in [name for name, at in self._left_over.items() if at <= now][:_LOOKS_AT_ONCE]:
+            with self._lock:
+                self._left_over[name] = now + _LOOK_AGAIN_S
+                if not self._rests(name) and self._look(name) == (0, 0):
+                    self._delete(name)
+                    self._left_over[name] = float("inf")
+
+    def _delete(self, name: str) -> None:
+        try:
+            with self._patience(name):
+                self._open().queue_delete(name)
+        except ChannelClosedByBroker as exc:
+            self._channel = None
+            log.warning("queue_not_deleted", "queue %s has no subscription and stays: %s", name, exc.reply_text)
+        except AMQPError:
+            self._drop()
+            raise
+        else:
+            log.info("queue_deleted", "queue %s has no subscription, no messages and no consumers: it is deleted", name)
+        for known in (self._known, self._missing):
+            known.discard(name)
+        self._declared.pop(name, None)
 
     def is_known(self, queue: str) -> bool:
         """Was it declared, as far as anybody knows? Does not block."""

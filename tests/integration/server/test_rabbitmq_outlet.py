@@ -429,6 +429,46 @@ def test_a_deleted_queue_that_nothing_is_published_to_is_noticed(bench: Bench, m
     assert bench.messages(bench.queue(1)) == []  # it is there
 
 
+def test_a_queue_without_subscription_is_deleted_when_it_is_empty_and_nobody_reads_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tmc_server.delivery.rabbitmq_queues._LOOK_AGAIN_S", -1.0)
+    monkeypatch.setattr("tmc_server.delivery.rabbitmq_queues._LOOK_FOR_S", 0.0)
+    bench.send(1)
+    bench.settled()
+    current = bench.catalog.current
+    removed = {number: replace(each, removed_ms=1) for number, each in current.subscriptions.items() if number == 1}
+    bench.catalog.current = replace(current, subscriptions={**current.subscriptions, **removed})
+
+    def exists(subscription: int) -> bool:
+        connection = bench.broker.connect()
+        try:
+            connection.channel().queue_declare(bench.queue(subscription), passive=True)
+        except pika.exceptions.ChannelClosedByBroker:
+            return False
+        finally:
+            connection.close()
+        return True
+
+    bench.queues.run_once()
+    assert exists(1)  # it holds a copy
+    assert len(bench.messages(bench.queue(1))) == 1
+    connection = bench.broker.connect()
+    connection.channel().basic_consume(bench.queue(1), lambda *_: None)
+    eventually(lambda: bench.queues.look(bench.queue(1)) == (1, 0))
+    bench.queues.run_once()
+    assert exists(1)  # it has a consumer
+    connection.close()
+    eventually(lambda: bench.queues.run_once() or not exists(1))
+    bench.queues.run_once()
+    assert exists(2)
+    assert bench.alerts == []
+    bench.catalog.current = current
+    bench.queues.run_once()
+    assert exists(1)
+    assert bench.alerts == []
+
+
 def test_a_queue_that_cannot_be_declared_is_not_taken_for_a_deleted_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tmc_server.delivery.rabbitmq_queues._LOOK_FOR_S", 0.0)
     broker = RabbitMQ()
