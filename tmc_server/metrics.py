@@ -103,6 +103,11 @@ class Metrics:
         self.streams_open = gauge("streams_open", "streams of consumers that are open")
         self.commit_waiting = gauge("commit_waiting", "operations that wait for a transaction of the group commit")
         self.pool_in_use = gauge("pool_in_use", "connections of a database's pool that are in use", "database")
+        self.clock_ahead_seconds = gauge(
+            "clock_ahead_seconds",
+            "how far the center's time is ahead of a database's clock, which was set back",
+            "database",
+        )
         self.audit_rewound = gauge(
             "audit_rewound", "1: seals of the audit trail that this server saw are gone", "database"
         )

@@ -264,9 +264,15 @@ def _measure(store: OpenStore, commit: ShardedGroupCommit) -> None:
     METRICS.commit_waiting.set_function(lambda: commit.waiting)
     METRICS.build_info.labels(version("tmc-center")).set(1)
     for database in store.shards.databases:
+        ahead = METRICS.clock_ahead_seconds.labels(place_of(database))
+        ahead.set_function(partial(_clock_ahead_s, database))
         pool: Any = database.engine.pool
         if hasattr(pool, "checkedout"):
             METRICS.pool_in_use.labels(place_of(database)).set_function(pool.checkedout)
+
+
+def _clock_ahead_s(database: Database) -> float:
+    return database.clock_ahead_ms / 1000
 
 
 def _at_once(work: Callable[[], None]) -> None:

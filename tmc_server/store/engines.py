@@ -15,17 +15,22 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from tmc_common.eventlog import EventLog
 from tmc_server.domain.numbers import Shard
 from tmc_server.domain.placement import SHARDS
 from tmc_server.errors import RowLocked, StoreUnavailable
 from tmc_server.store.dialects import dialect_of
 from tmc_server.store.dialects.contract import Failure
 
+log = EventLog("tmc.store")
+
 Result = TypeVar("Result")
 _CLOCK_FOR_S = 1.5  # the look at the catalog brings it every second
 _CLOCK_ERROR_MS = 125.0  # as long as it may be off by more, a reading is repeated
 _CLOCK_TRIES = 3
 _CLOCK_DRIFT = 0.001  # two clocks run apart by less
+_CLOCK_SET_BACK_MS = 1_000  # a smaller step back is taken at once
+_CLOCK_SLOWED = 0.1
 
 
 class StoreConflict(Exception):
@@ -48,7 +53,8 @@ class CarriedClock:
     offset of the two clocks from both sides, and the bounds of successive readings are intersected. So the error is
     at most half the duration of the fastest reading plus the drift since, and a slow response cannot shift the
     estimate: it goes back by no more than it may have been ahead. If new bounds exclude the old ones, the clock was
-    set, and we follow it.
+    set. Forward, we follow it. If it was set back, due times that are stored would be that much too far away: the estimate
+    goes on from where it was, a tenth slower, until the clock has caught up.
     Thread-safe: one attribute is replaced.
     """
 
@@ -70,8 +76,21 @@ class CarriedClock:
             if max(least, low - drift) <= min(most, high + drift):
                 least, most = max(least, low - drift), min(most, high + drift)
                 used = min(max(known, least), most)
+            if known - used > _CLOCK_SET_BACK_MS:
+                used = max(used, known - (after - known_at) * 1000 * _CLOCK_SLOWED)
         self._known = (used, least, most, after)
-        return max(most - used, used - least)
+        return max(most - used, min(used, most) - least)
+
+    def not_before(self, ms: int, now: float) -> None:
+        """Another server has seen this time already. Something must have been read."""
+        assert self._known is not None
+        used, least, most, at = self._known
+        self._known = (max(used, ms - now * 1000), least, most, at)
+
+    @property
+    def ahead_ms(self) -> int:
+        """How far the estimate is ahead of a clock that was set back."""
+        return round(max(self._known[0] - self._known[2], 0)) if self._known is not None else 0
 
     def at(self, now: float) -> int:
         """Milliseconds since the epoch. Something must have been read."""
@@ -91,7 +110,7 @@ class Database:
         self.url = sa.make_url(url)
         self.dialect = dialect_of(self.url.get_backend_name())
         self._carried = CarriedClock()
-        self._clock = clock or (wall_clock_ms if self.dialect.clock is None else None)
+        self._clock = clock
         self._writer = threading.RLock() if self.dialect.has_one_writer else nullcontext()
         self.engine, self.readers = self.dialect.engines(self.url, pool_size, patient)
         self._exclusive = self.dialect.exclusive_lock(self.url, self.engine)
@@ -111,9 +130,9 @@ class Database:
         if not self._carried.knows(now):
             for _ in range(_CLOCK_TRIES):
                 before = time.monotonic()
-                read = int(connection.exec_driver_sql(f"SELECT {self.dialect.clock}").scalar_one())
+                read = self._read_clock(connection)
                 now = time.monotonic()
-                if self._carried.take(read, before, now) <= _CLOCK_ERROR_MS:
+                if self._take(read, before, now) <= _CLOCK_ERROR_MS:
                     break
         return self._carried.at(now)
 
@@ -122,10 +141,40 @@ class Database:
         if self._clock is not None:
             return self._clock(), connection.exec_driver_sql(query).scalar_one()
         before = time.monotonic()
-        read, value = connection.exec_driver_sql(f"SELECT {self.dialect.clock}, ({query})").one()
+        if self.dialect.clock is None:
+            read, value = wall_clock_ms(), connection.exec_driver_sql(query).scalar_one()
+        else:
+            read, value = connection.exec_driver_sql(f"SELECT {self.dialect.clock}, ({query})").one()
         now = time.monotonic()
-        self._carried.take(int(read), before, now)
+        self._take(int(read), before, now)
         return self._carried.at(now), value
+
+    def not_before(self, ms: int) -> None:
+        """Another server has read this time here, before the clock was set back. To be called after `now`."""
+        if self._clock is None:
+            self._carried.not_before(ms, time.monotonic())
+
+    @property
+    def clock_ahead_ms(self) -> int:
+        """How far `now` is ahead of the database's clock, since that was set back."""
+        return self._carried.ahead_ms
+
+    def _read_clock(self, connection: sa.Connection) -> int:
+        if self.dialect.clock is None:
+            return wall_clock_ms()
+        return int(connection.exec_driver_sql(f"SELECT {self.dialect.clock}").scalar_one())
+
+    def _take(self, read: int, before: float, after: float) -> float:
+        was_ahead = self._carried.ahead_ms > _CLOCK_SET_BACK_MS
+        error = self._carried.take(read, before, after)
+        if self._carried.ahead_ms > _CLOCK_SET_BACK_MS and not was_ahead:
+            log.warning(
+                "clock_set_back",
+                "the clock of %s was set back by %.1f s: the center's time goes on, a tenth slower, until it has caught up",
+                self.url.render_as_string(hide_password=True),
+                self._carried.ahead_ms / 1000,
+            )
+        return error
 
     def connect(self) -> sa.Connection:
         """A connection to keep. Raises StoreUnavailable."""

@@ -140,8 +140,12 @@ class ShardLeases:
     def _read(self) -> tuple[int, dict[Shard, Any]]:
         """The time and the rows by shard."""
         with self._database.reading() as connection:
-            found = connection.execute(sa.select(lease).where(lease.c.shard.in_(self._shards)))
-            return self._database.now(connection), {row.shard: row for row in found}
+            found = {
+                row.shard: row for row in connection.execute(sa.select(lease).where(lease.c.shard.in_(self._shards)))
+            }
+            self._database.now(connection)
+            self._database.not_before(max((row.expires_ms for row in found.values()), default=0) - self._lease_ms)
+            return self._database.now(connection), found
 
     def _create(self, missing: Sequence[Shard]) -> None:
         rows = [{"shard": shard, "owner": 0, "epoch": 0, "expires_ms": 0} for shard in missing]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 
 from tests.support.store import StoreUnderTest
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.errors import InvalidField
 from tmc_server.store.due import SqlDueWork
+from tmc_server.store.engines import Database, wall_clock_ms
 from tmc_server.store.leases import ADOPTED_S, LAST_RESORT_MS, WITHOUT_OWNER_MS, ShardLeases
 from tmc_server.store.nodes import NodeSlots, server_runs
+from tmc_server.store.tables import lease
 
 LEASE_MS = 10_000
 SHARDS = list(range(32))
@@ -238,3 +241,26 @@ def test_who_still_beats_keeps_its_shards_a_little_longer(store: StoreUnderTest)
     assert set(servers.leases[1].held()) == own
     store.clock.advance(WITHOUT_OWNER_MS / 1000)
     assert servers.turn(1)[1] == 32
+
+
+def test_a_server_that_starts_after_the_clock_was_set_back_goes_on_with_the_time_of_the_others(
+    store: StoreUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.leases.release()
+    url = store.database.url.render_as_string(hide_password=False)
+    first, later = Database(url), Database(url)
+    ShardLeases(first, SHARDS, lambda: 1, lambda: [1], LEASE_MS).run_once()
+    with first.reading() as connection:
+        seen = connection.execute(sa.select(sa.func.max(lease.c.expires_ms))).scalar_one() - LEASE_MS
+    if later.dialect.clock is None:
+        now = wall_clock_ms()
+        monkeypatch.setattr("tmc_server.store.engines.wall_clock_ms", lambda: now - 3_600_000)
+    else:
+        monkeypatch.setattr(type(later.dialect), "clock", f"{later.dialect.clock} - 3600000")
+    with later.reading() as connection:
+        assert later.now(connection) < seen
+        ShardLeases(later, SHARDS, lambda: 2, lambda: [1, 2], LEASE_MS).run_once()
+        assert later.now(connection) >= seen
+    assert later.clock_ahead_ms > 3_000_000
+    first.close()
+    later.close()
