@@ -117,6 +117,7 @@ class Why(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WHY_ACKED: _ClassVar[Why]
     WHY_CANCELLED: _ClassVar[Why]
     WHY_CHECK_TARGET_WRONG: _ClassVar[Why]
+    WHY_NO_FORWARDER: _ClassVar[Why]
 
 class RetryKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -215,6 +216,7 @@ WHY_FAILED: Why
 WHY_ACKED: Why
 WHY_CANCELLED: Why
 WHY_CHECK_TARGET_WRONG: Why
+WHY_NO_FORWARDER: Why
 RETRY_KIND_UNSPECIFIED: RetryKind
 RETRY_KIND_LINEAR: RetryKind
 RETRY_KIND_EXPONENTIAL: RetryKind

@@ -360,6 +360,7 @@ def _serve(
         change=administering.change,
         replaying=SqlReplays([writers[database] for database in store.shards.shards], store.nodes.ids),
     )
+    desks = [_desk(store, each) for each in store.shard_databases]
     lookup = Lookup(catalog, reader)
     operators = OperatorStore(store.shards.catalog, store.catalog.change_delay_ms)
     servicers = {
@@ -382,7 +383,7 @@ def _serve(
             readings=Readings(
                 lookup=lookup,
                 browsing=Browsing(catalog, Lister(store.shards, lambda: catalog.current.topics), reader),
-                explaining=Explaining(catalog, lookup, reader, outlets.outlet.look),
+                explaining=Explaining(catalog, lookup, reader, outlets.outlet.look, partial(_alerted, desks)),
                 timelines=Timelines(catalog, lookup, reader),
                 overviewing=Overviewing(catalog, counts, traffic),
                 auditing=Auditing(trail),
@@ -393,13 +394,7 @@ def _serve(
             proposals=Proposals(SqlProposals(store.shards.catalog), _approval_rules(config), operators),
             server=store.nodes.name,
             settings=list(settings_of(config)),
-            alerts=Alerts(
-                catalog,
-                store.catalog,
-                reader,
-                [_desk(store, each) for each in store.shard_databases],
-                administering.change,
-            ),
+            alerts=Alerts(catalog, store.catalog, reader, desks, administering.change),
         ),
     }
     edge = _edge(config, store, first_use, form.secret, sso)
@@ -410,6 +405,12 @@ def _serve(
 def _desk(store: OpenStore, database: Database) -> tuple[SqlEpisodeDesk, Sequence[Shard]]:
     shards = store.shards.shards_in(database)
     return SqlEpisodeDesk(database, shards[0]), shards
+
+
+def _alerted(
+    desks: Sequence[tuple[SqlEpisodeDesk, Sequence[Shard]]], kind: str, subscription: SubscriptionNumber
+) -> str:
+    return next((detail for desk, _ in desks if (detail := desk.open_detail(kind, subscription))), "")
 
 
 def _part(store: OpenStore, writer: ShardWriter, outbox: SqlAlertOutbox) -> _Part:

@@ -17,7 +17,10 @@ from tmc_server.requests.lookup import Lookup
 
 
 class Explaining:
-    """look: at a subscription's queue, as this server sees it; blocks."""
+    """look: at a subscription's queue, as this server sees it.  alerted: the detail of an open alert of this kind, or "".
+
+    Both block.
+    """
 
     def __init__(
         self,
@@ -25,11 +28,13 @@ class Explaining:
         lookup: Lookup,
         reader: RowReader,
         look: Callable[[SubscriptionNumber], QueueLook | None],
+        alerted: Callable[[str, SubscriptionNumber], str] = lambda _kind, _subscription: "",
     ) -> None:
         self._catalog = catalog
         self._lookup = lookup
         self._reader = reader
         self._look = look
+        self._alerted = alerted
 
     async def explain(self, message_id: str, topic: str, key: str) -> tuple[MessageView, Sequence[Explanation]]:
         """By id, or the newest message of topic and key. Raises MessageUnknown, MessageGone, TopicUnknown."""
@@ -63,6 +68,9 @@ class Explaining:
             if view.waits_for
             else "",
             head=self._head(catalog, view),
+            unforwardable=self._alerted("no forwarder", subscription.number)
+            if is_due and subscription.forward is not None
+            else "",
         )
 
     def _head(self, catalog: Catalog, view: ConsumptionView) -> Delivery | None:

@@ -41,6 +41,7 @@ class Why(Enum):
     EXTENDED = "Nothing: it is in a handler, or waits for a free one. If this lasts, read the consumer's log."
     NO_CONSUMER = "Start the consumer, and check its app, tag and topics."
     BROKER_AWAY = "Look at the broker: it is away, blocks publishers, or does not answer."
+    NO_FORWARDER = "Install and configure the forwarder on all servers; docs/operating.md says how."
     TOPIC_PAUSED = "`tmc admin resume-topic`."
     SUBSCRIPTION_PAUSED = "`tmc admin resume-subscription`."
     BEHIND = "Whatever helps the message that it waits for."
@@ -71,7 +72,8 @@ class Delivery:
     """What is known of one delivery. look: at its queue; None: unknown, or it does not matter.
 
     error: of its last failed attempt, if any.  waits_for, head: while it waits, the id of the message that must be acked
-    first, and its delivery to the same subscription; None: it has none, or it is gone.
+    first, and its delivery to the same subscription; None: it has none, or it is gone.  unforwardable: what the server
+    that looks after it says it cannot do; "": nothing.
     """
 
     view: ConsumptionView
@@ -81,6 +83,7 @@ class Delivery:
     error: AttemptView | None
     waits_for: str = ""
     head: Delivery | None = None
+    unforwardable: str = ""
 
 
 _END_OF_TIME_S = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
@@ -228,6 +231,8 @@ def _explain_scheduled(of: Delivery, now: int) -> Explanation:
         return _because(of, Why.SUBSCRIPTION_PAUSED, f"The subscription is paused.{with_consumer}")
     if view.attempt == 0 and due_ms > now:
         return _because(of, Why.DELAYED, f"It is delayed until {at(due_ms)}.", due_ms)
+    if of.unforwardable:
+        return _because(of, Why.NO_FORWARDER, f"It cannot be forwarded: {of.unforwardable}.")
     if look is None:
         return _because(of, Why.BROKER_AWAY, "Nothing can be delivered now: its broker cannot be reached.")
     handed_over = view.tried_ms is not None

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_server.domain.alerts import KINDS, MOST_OPEN, OTHER_ERRORS, SETTLED_MS, UNKNOWN_KIND, Ending
-from tmc_server.domain.numbers import Shard
+from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.domain.ports.alerts import Alert, Episode
 from tmc_server.store.auditing import act, record
 from tmc_server.store.engines import Database, repeated
@@ -161,6 +161,12 @@ class SqlEpisodeDesk:
         query = sa.select(episode).order_by(episode.c.id.desc()).limit(limit)
         with self._database.reading() as connection:
             return [self._view(row) for row in connection.execute(query.where(_OPEN) if open_only else query)]
+
+    def open_detail(self, kind: str, subscription: SubscriptionNumber) -> str:
+        mine = (_OPEN, episode.c.kind == kind, episode.c.subscription_no == subscription)
+        query = sa.select(episode.c.detail).where(*mine).order_by(episode.c.id.desc()).limit(1)
+        with self._database.reading() as connection:
+            return connection.execute(query).scalar() or ""
 
     def acknowledge(self, actor: str, number: int, reason: str) -> Episode | None:
         return repeated(partial(self._acknowledge, actor, number, reason))

@@ -10,18 +10,21 @@ import pytest
 
 from tests.support.asking import AWAY, UNKNOWN, ScriptedAsking
 from tests.support.store import POLICY, StoreUnderTest
+from tmc_server.domain.catalog import Forward
 from tmc_server.domain.checks import CheckAnswer, CheckReason
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import MessageNumber
 from tmc_server.domain.ordering import OrderMode
-from tmc_server.domain.ports.catalog import NewTopic
+from tmc_server.domain.ports.catalog import NewSubscription, NewTopic
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import MessageGone, MessageUnknown
 from tmc_server.requests.explaining import Explaining
 from tmc_server.requests.explanations import Explanation, Why
 from tmc_server.requests.lookup import Lookup
+from tmc_server.store.alert_outbox import SqlAlertOutbox
 from tmc_server.store.engines import ShardMap
+from tmc_server.store.episodes import SqlEpisodeDesk
 from tmc_server.store.reading import Reader
 from tmc_server.store.retention import ClosedMessages
 
@@ -32,7 +35,8 @@ Explain = Callable[[int], Sequence[Explanation]]
 @pytest.fixture
 def explain(store: StoreUnderTest) -> Explain:
     reader = Reader(ShardMap(store.database, [store.database] * 32))
-    explaining = Explaining(store.watch, Lookup(store.watch, reader), reader, store.outlet.look)
+    alerted = SqlEpisodeDesk(store.database, store.shard).open_detail
+    explaining = Explaining(store.watch, Lookup(store.watch, reader), reader, store.outlet.look, alerted)
     store.outlet.looks_like = READ
 
     def ask(number: int) -> Sequence[Explanation]:
@@ -227,6 +231,23 @@ def test_a_broker_that_is_away(store: StoreUnderTest, explain: Explain) -> None:
     store.outlet.looks_like = None
     found = _only(explain(number))
     assert (found.why, found.next_ms) == (Why.BROKER_AWAY, None)
+
+
+def test_a_server_without_the_forwarder(store: StoreUnderTest, explain: Explain) -> None:
+    """The server that is asked may have it: what the one says that looks after the message is in its alert."""
+    new = NewSubscription(
+        topic=store.topic.name, app="coupons", tag="kafka", policy=POLICY, forward=Forward("kafka", "events", "")
+    )
+    forwarding = store.catalog_store.register_subscription("test", new).number
+    store.watch.run_once()
+    number = store.submitted()
+    assert [each.why for each in explain(number)] == [Why.DUE, Why.DUE]
+    outbox = SqlAlertOutbox(store.database, store.shard, store.watch)
+    outbox.add("no forwarder", store.topic.number, forwarding, 1, "TMC_KAFKA_BOOTSTRAP is not set")
+    outbox.group(["log"], 10)
+    to_queue, to_kafka = explain(number)
+    assert (to_queue.why, to_kafka.why) == (Why.DUE, Why.NO_FORWARDER)
+    assert "TMC_KAFKA_BOOTSTRAP is not set" in to_kafka.sentence
 
 
 @pytest.mark.parametrize("what", ["topic", "subscription"])

@@ -103,6 +103,9 @@ class EpisodeDesk(Protocol):
     def episodes(self, open_only: bool, limit: int) -> Sequence[Episode]:
         """Newest first."""
 
+    def open_detail(self, kind: str, subscription: SubscriptionNumber) -> str:
+        """What the newest open alert of this kind says about a subscription; "": there is none."""
+
     def acknowledge(self, actor: str, number: int, reason: str) -> Episode | None:
         """No further reminders; audited. None: there is no such episode."""
 
