@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.ports.alerts import Alert
 
-Facts = Mapping[str, str | int | list[str]]
+Facts = Mapping[str, Any]
 
 
 def facts(alert: Alert, catalog: Catalog) -> Facts:
@@ -39,4 +40,5 @@ def facts(alert: Alert, catalog: Catalog) -> Facts:
         "owner": owner.id if owner is not None else "",
         "owner_email": owner.alert_email if owner is not None else "",
         "owner_phone": owner.alert_phone if owner is not None else "",
+        "also": [facts(each, catalog) for each in alert.alike],
     }

@@ -15,6 +15,11 @@ class LogSink:
     """One warning per notice, with what an operator needs to look further."""
 
     def send(self, alert: Alert, catalog: Catalog) -> None:
+        for each in (alert, *alert.alike):
+            self._log(each, catalog)
+
+    @staticmethod
+    def _log(alert: Alert, catalog: Catalog) -> None:
         values = facts(alert, catalog)
         log.warning(
             "alert_raised",

@@ -25,6 +25,9 @@ class Text:
 _ENGLISH: Mapping[str, str] = {
     "raised": "[tmc] {kind}: {where}",
     "resolved": "[tmc] resolved: {kind}: {where}",
+    "more": "{subject}, and {count} more",
+    "also": "Also {where}: {alert}",
+    "others": "... and {count} others: tmc admin list-alerts",
     "for": "{topic} for {subscriber} ({tag})",
     "detail": "Error: {detail}",
     "count": "{count} new, {total} since {since}; the last one at {last}.",
@@ -38,6 +41,9 @@ _ENGLISH: Mapping[str, str] = {
 _CHINESE: Mapping[str, str] = {
     "raised": "[tmc] {kind}：{where}",
     "resolved": "[tmc] 已关闭：{kind}：{where}",
+    "more": "{subject}，另有 {count} 项",
+    "also": "另有 {where}：{alert}",
+    "others": "…… 及其他 {count} 项：tmc admin list-alerts",
     "for": "{topic} → {subscriber}（{tag}）",
     "detail": "错误：{detail}",
     "count": "新增 {count} 次，自 {since} 起共 {total} 次；最近一次：{last}。",
@@ -64,6 +70,7 @@ _CHINESE_KINDS: Mapping[str, str] = {
 }
 
 
+_LISTED = 20  # of the notices that are sent together, in a text
 _BULK_KINDS = ("delivery failed",)  # whose failures `tmc admin bulk` selects by their fingerprint
 
 
@@ -72,7 +79,7 @@ def text_of(facts: Facts, language: Language) -> Text:
     words = _CHINESE if language == "zh" else _ENGLISH
     kind = str(facts["kind"])
     values = {name: escaped(str(value)) for name, value in facts.items()}
-    where = words["for"].format(**values) if facts["subscriber"] else values["topic"]
+    where = _where(facts, words)
     times = {"since": _time(facts["since_ms"]), "last": _time(facts["last_ms"])}
     resolved = facts["event"] == "resolved"
     messages = facts["message_ids"]
@@ -90,7 +97,19 @@ def text_of(facts: Facts, language: Language) -> Text:
         lines.append(words["acknowledge"].format(alert=values["alert_id"]))
     named = _CHINESE_KINDS.get(kind, kind) if language == "zh" else kind
     subject = words["resolved" if resolved else "raised"].format(kind=escaped(named), where=where)
+    also = facts["also"]
+    if also:
+        subject = words["more"].format(subject=subject, count=len(also))
+        for each in also[:_LISTED]:
+            lines.append(words["also"].format(where=_where(each, words), alert=escaped(str(each["alert_id"]))))
+        if len(also) > _LISTED:
+            lines.append(words["others"].format(count=len(also) - _LISTED))
     return Text(subject=subject, lines=tuple(lines))
+
+
+def _where(facts: Facts, words: Mapping[str, str]) -> str:
+    values = {name: escaped(str(facts[name])) for name in ("topic", "subscriber", "tag")}
+    return words["for"].format(**values) if facts["subscriber"] else values["topic"]
 
 
 def _time(ms: object) -> str:

@@ -2,16 +2,19 @@
 
 All servers share the outbox; only one of them can claim a notice at a time. A sink gets each notice once, or twice
 if a server dies or loses its database between sending and marking. A failing sink delays only its own notices, and a
-refused notice delays no other: it is retried with an increasing back-off.
+refused notice delays no other: it is retried with an increasing back-off. Notices that are due at once and have one cause
+(a broker is away, and sixty subscriptions with it) are sent as one.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from tmc_common.eventlog import EventLog
-from tmc_server.domain.ports.alerts import AlertOutbox, AlertSink
+from tmc_server.domain.catalog import Catalog
+from tmc_server.domain.ports.alerts import Alert, AlertOutbox, AlertSink
 from tmc_server.domain.ports.catalog import CatalogSource
 
 log = EventLog("tmc.duties")
@@ -20,6 +23,7 @@ CLAIM_MS = 120_000
 _AGAIN_MS = 5_000
 _LONGEST_AGAIN_MS = 60_000
 _AWAY = 3  # failures in a row: it is the sink, not these notices
+_ONE_CAUSE = 4  # as many notices alike are sent as one
 _REMEMBERED = 1_000  # refused notices; others of this sink may have sent them since
 
 
@@ -69,7 +73,7 @@ class Alerting:
         name: str,
         sink: AlertSink,
         catalog: CatalogSource,
-        page: int = 10,
+        page: int = 100,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._outbox = outbox
@@ -83,30 +87,43 @@ class Alerting:
     def run_once(self) -> bool:
         """Send due notices. Returns: there may be more. Raises the sink's last error; failed notices are retried."""
         claimed_until = self._monotonic() + CLAIM_MS / 2000  # half of it, so that marking comes in time
-        waiting = list(self._outbox.claim(self._name, self._page, CLAIM_MS))
-        more = len(waiting) == self._page
+        claimed = self._outbox.claim(self._name, self._page, CLAIM_MS)
+        more = len(claimed) == self._page
+        waiting = self._by_cause(claimed)
         failure: Exception | None = None
         in_a_row = 0
         try:
             while waiting and in_a_row < _AWAY and self._monotonic() < claimed_until:
+                first, *alike = waiting[0]
                 try:
-                    self._sink.send(waiting[0], self._catalog.current)
+                    self._sink.send(replace(first, alike=alike) if alike else first, self._catalog.current)
                 except Exception as exc:
                     failure, in_a_row = exc, in_a_row + 1
-                    notice = waiting.pop(0)
-                    log.debug("alert_not_sent", "%s does not take notice %d", self._name, notice.id, exc_info=exc)
-                    self._outbox.put_back([notice], self._again_ms(notice.id))
+                    log.debug("alert_not_sent", "%s does not take notice %d", self._name, first.id, exc_info=exc)
+                    self._outbox.put_back(waiting.pop(0), max(self._again_ms(each.id) for each in (first, *alike)))
                 else:
                     in_a_row = 0
-                    notice = waiting.pop(0)
-                    self._refused.pop(notice.id, None)
-                    self._outbox.mark_sent([notice])
+                    self._refused.pop(first.id, None)
+                    self._outbox.mark_sent(waiting.pop(0))
         finally:
             if waiting:
-                self._outbox.put_back(waiting, _AGAIN_MS)
+                self._outbox.put_back([each for together in waiting for each in together], _AGAIN_MS)
         if failure is not None:
             raise failure
         return more
+
+    def _by_cause(self, notices: Iterable[Alert]) -> list[Sequence[Alert]]:
+        """What is sent together. A notice that was refused is sent alone: it may be the one that is not taken."""
+        catalog = self._catalog.current
+        alike: dict[object, list[Alert]] = {}
+        for notice in notices:
+            cause = notice.id if notice.id in self._refused else _cause(notice, catalog)
+            alike.setdefault(cause, []).append(notice)
+        return [
+            part
+            for together in alike.values()
+            for part in ([together] if len(together) >= _ONE_CAUSE else [[each] for each in together])
+        ]
 
     def _again_ms(self, notice: int) -> int:
         """How long a notice waits that was refused once more: 5 s, 10 s, 20 s, 40 s, then 60 s."""
@@ -115,3 +132,9 @@ class Alerting:
         if len(self._refused) > _REMEMBERED:
             del self._refused[next(iter(self._refused))]
         return min(_LONGEST_AGAIN_MS, _AGAIN_MS << min(times - 1, 4))
+
+
+def _cause(notice: Alert, catalog: Catalog) -> object:
+    """Equal for what belongs together: also the owner, who gets mail about the own topics only."""
+    topic = catalog.topics.get(notice.topic)
+    return notice.kind, notice.event, notice.fingerprint, topic.owner if topic is not None else 0

@@ -72,6 +72,14 @@ class SinkContract(ABC):
         self.sink().send(an_alert(**changes), CATALOG)
         assert len(self.taken()) == 1
 
+    def test_notices_that_are_sent_together_are_all_named(self) -> None:
+        """The log has a line for each; whoever acknowledges needs the ids."""
+        alike = [an_alert(episode=f"0-{number}", detail=f"detail {number}") for number in (18, 19)]
+        self.sink().send(an_alert(episode="0-17", alike=alike), CATALOG)
+        text = "\n".join(self.taken())
+        for number in (18, 19):
+            assert f"0-{number}" in text or f"detail {number}" in text
+
     def test_hostile_text_is_text(self) -> None:
         self.sink().send(an_alert(detail=HOSTILE), CATALOG)
         assert len(self.taken()) == 1

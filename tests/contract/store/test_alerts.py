@@ -143,11 +143,35 @@ def test_a_dead_sink_delays_no_other_and_gets_everything_in_few_notices(store: S
     assert webhook.counts == [120]
 
 
-def _told_of(store: StoreUnderTest, server: Server, subscriptions: Collection[int]) -> None:
-    """One notice each, all due at once, in this order."""
+def _told_of(store: StoreUnderTest, server: Server, subscriptions: Collection[int], kind: str = "") -> None:
+    """One notice each, all due at once, in this order. kind "": each has its own."""
     for subscription in subscriptions:
-        store.alerts.add("no consumer", store.topic.number, subscription, 1, "nobody reads")
+        store.alerts.add(kind or f"kind {subscription}", store.topic.number, subscription, 1, "nobody reads")
     server.grouping.run_once()
+
+
+def test_one_cause_with_sixty_subscriptions_is_one_notice(store: StoreUnderTest) -> None:
+    sink = Sink()
+    server = Server(store, webhook=sink)
+    _told_of(store, server, range(100, 160), kind="no consumer")
+    server.send()
+    (sent,) = sink.got
+    assert [sent.subscription, *(each.subscription for each in sent.alike)] == list(range(100, 160))
+    server.send()
+    assert len(sink.got) == 1
+
+
+def test_what_is_refused_together_is_sent_one_by_one(store: StoreUnderTest) -> None:
+    sink = Sink(refuses=[100])
+    server = Server(store, webhook=sink)
+    _told_of(store, server, range(100, 110), kind="no consumer")
+    for asked in ([100], list(range(100, 110))):
+        sink.asked.clear()
+        with pytest.raises(OSError, match="refused"):
+            server.send()
+        assert sink.asked == asked
+        store.clock.advance(5)
+    assert [alert.subscription for alert in sink.got] == list(range(101, 110))
 
 
 def test_a_notice_that_its_sink_refuses_holds_up_no_other_and_comes_less_and_less_often(store: StoreUnderTest) -> None:

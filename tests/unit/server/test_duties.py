@@ -239,6 +239,7 @@ class TestAlerting:
                 attempt=1,
                 detail="",
                 created_ms=0,
+                fingerprint=str(i),
             )
             for i in range(5)
         ]
@@ -302,6 +303,7 @@ class TestAlerting:
             "owner": "",
             "owner_email": "",
             "owner_phone": "",
+            "also": [],
         }
         WebhookSink(f"http://{rogue.address}/gone").send(
             self.ALERTS[0], _Fixed.current

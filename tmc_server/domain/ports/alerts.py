@@ -19,7 +19,7 @@ class Alert:
     the first few that are about a message.  fingerprint: of the error; "": it has none.
 
     Of a notice: episode, the id of its episode, see `alert_id`; total, the alerts of the episode so far; since_ms, when
-    the episode began.
+    the episode began; alike, further notices that are sent with it.
     """
 
     id: int
@@ -40,6 +40,7 @@ class Alert:
     episode: str = ""
     total: int = 1
     since_ms: int = 0
+    alike: Sequence[Alert] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
