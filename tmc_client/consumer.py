@@ -34,6 +34,7 @@ from tmc_client.received import Message, Transport
 from tmc_client.screening import Calls, Screen
 from tmc_client.transports.stream import StreamTransport
 from tmc_client.turns import BatchSize
+from tmc_common.addresses import HostPort
 from tmc_common.protocol import consumption_pb2
 
 if TYPE_CHECKING:
@@ -337,7 +338,8 @@ class Consumer:
             log.error("%s; the other topics are consumed", _not_subscribed(self._center.identity.app, missing))
         self._complained = missing
         broker = plan.broker
-        where = Broker(host=broker.host, port=broker.port, virtual_host=broker.virtual_host, tls=broker.tls)
+        nodes = [HostPort(broker.host, broker.port), *map(HostPort.parse, broker.others)]
+        where = Broker(nodes=nodes, virtual_host=broker.virtual_host, tls=broker.tls)
         return Plan(
             broker=where, queues=sorted({queues[topic] for topic in wanted if topic in queues}), missing=missing
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 
 class HostPort(NamedTuple):
@@ -40,6 +42,11 @@ class HostPort(NamedTuple):
             raise ValueError(f"{text!r} is not HOST:PORT; an IPv6 address goes in brackets")
         return cls(host, int(port))
 
+    @classmethod
+    def parse_all(cls, text: str) -> Sequence[HostPort]:
+        """One or several, with commas between them. Raises ValueError."""
+        return [cls.parse(each.strip()) for each in text.split(",")]
+
 
 def is_loopback(address: str) -> bool:
     """Whether a key may be sent to this address in the clear.
@@ -52,3 +59,14 @@ def is_loopback(address: str) -> bool:
         return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def each_host(url: str) -> Sequence[str]:
+    """A URL for each host of one that may have several. Raises ValueError: it is no URL.
+
+    >>> each_host("amqp://user:password@one:5672,two:5672/%2F")
+    ['amqp://user:password@one:5672/%2F', 'amqp://user:password@two:5672/%2F']
+    """
+    parts = urlsplit(url)
+    user, at, hosts = parts.netloc.rpartition("@")
+    return [parts._replace(netloc=f"{user}{at}{host.strip()}").geturl() for host in hosts.split(",")]

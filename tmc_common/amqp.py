@@ -5,6 +5,7 @@ Frames written together take one system call, where the library makes three per 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,26 @@ import pika
 from pika.adapters.select_connection import SelectConnection
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPConnectionError, StreamLostError
+
+from tmc_common.addresses import each_host
+
+
+class Nodes:
+    """The nodes of a broker, each with these settings of the library. Whoever connects again takes the next one.
+
+    url: amqp://user:password@host:5672/%2F, also with several hosts: host:5672,other:5672.
+    """
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        each = [pika.URLParameters(one) for one in each_host(url)]
+        for parameters in each:
+            for name, value in settings.items():
+                setattr(parameters, name, value)
+        self.first = each[0]
+        self._turns = itertools.cycle(each)
+
+    def next(self) -> pika.connection.Parameters:
+        return next(self._turns)
 
 
 def connect(parameters: pika.connection.Parameters) -> pika.BlockingConnection:

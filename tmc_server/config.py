@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from tmc_common.addresses import HostPort, is_loopback
+from tmc_common.addresses import HostPort, each_host, is_loopback
 from tmc_server.domain.alerts import Language, WebhookFormat
 from tmc_server.domain.egress import Egress
 from tmc_server.domain.placement import SHARDS
@@ -77,6 +77,18 @@ def _address_or_nothing(value: str) -> str:
 Address = Annotated[str, AfterValidator(_address_or_nothing)]
 
 
+def _addresses_or_nothing(value: str) -> str:
+    try:
+        if value:
+            HostPort.parse_all(value)
+    except ValueError:
+        raise ValueError("give host:port, or several with commas between them") from None
+    return value
+
+
+Addresses = Annotated[str, AfterValidator(_addresses_or_nothing)]
+
+
 def _database_url(value: SecretStr) -> SecretStr:
     """Validate the URL. Unlike SQLAlchemy's errors, ours never quote the password."""
     from sqlalchemy import make_url
@@ -101,8 +113,10 @@ def _has_host(value: SecretStr, schemes: tuple[str, ...], form: str) -> SecretSt
     """Require a scheme and a host. Unlike urllib's errors, ours never quote the password."""
     text = value.get_secret_value()
     try:
-        parts = urlsplit(text)
-        good = not text or (parts.scheme in schemes and bool(parts.hostname) and parts.port != 0)
+        good = not text or all(
+            parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+            for parts in map(urlsplit, each_host(text))
+        )
     except ValueError:
         good = False
     if not good:
@@ -119,7 +133,8 @@ def _amqp_url(value: SecretStr) -> SecretStr:
     except ModuleNotFoundError:
         return value  # said when it is needed
     try:
-        URLParameters(text)  # its query has options of its own, and its errors quote their values
+        for each in each_host(text):
+            URLParameters(each)  # its query has options of its own, and its errors quote their values
     except (ValueError, TypeError, AttributeError, SyntaxError):
         if text:
             raise ValueError(f"give {form} with options that pika knows") from None
@@ -210,8 +225,15 @@ class DeliveryConfig(Section):
 class RabbitmqConfig(Section):
     """[rabbitmq]"""
 
-    url: SecretStr = Field(SecretStr(""), description="amqp://user:password@host:5672/%2F, or amqps://; empty: none")
-    consumer_address: Address = Field("", description="host:port for consumers; empty: that of url")
+    url: SecretStr = Field(
+        SecretStr(""),
+        description="amqp://user:password@host:5672/%2F, or amqps://; nodes of a cluster: host:5672,other:5672; empty: none",
+    )
+    management: SecretStr = Field(
+        SecretStr(""),
+        description="http://user:password@host:15672, the management API, for `tmc doctor`; empty: policies are not seen",
+    )
+    consumer_address: Addresses = Field("", description="host:port,host:port for consumers; empty: those of url")
     queue_type: Literal["quorum", "classic"] = Field(
         "quorum", description="type of the queues that the center declares"
     )
@@ -227,6 +249,11 @@ class RabbitmqConfig(Section):
     @classmethod
     def _scheme(cls, value: SecretStr) -> SecretStr:
         return _amqp_url(value)
+
+    @field_validator("management")
+    @classmethod
+    def _management(cls, value: SecretStr) -> SecretStr:
+        return _has_host(value, ("http", "https"), "http://user:password@host:15672")
 
 
 class ConsulConfig(Section):

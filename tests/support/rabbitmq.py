@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pika
@@ -30,7 +30,7 @@ def _script(name: str) -> str:
 class RabbitMQ:
     """One private broker; guest:guest. `url` is what the center and pika take. home: keep the data there."""
 
-    def __init__(self, home: Path | None = None) -> None:
+    def __init__(self, home: Path | None = None, plugins: Sequence[str] = ()) -> None:
         self._keep = home is not None
         self.home = home or Path(tempfile.mkdtemp(prefix="tmc-rabbitmq-"))
         self.home.mkdir(parents=True, exist_ok=True)
@@ -38,12 +38,16 @@ class RabbitMQ:
             atexit.register(self.stop)  # a test that fails half way leaves nothing behind
         self.port = free_port()
         self.node = f"tmc{self.port}@localhost" if home is None else "tmcdev@localhost"
+        self._management_port = free_port()
         (self.home / "config").mkdir(exist_ok=True)
         (self.home / "config" / "rabbitmq.conf").write_text(
-            f"listeners.tcp.1 = 127.0.0.1:{self.port}\nloopback_users.guest = false\nlog.console = false\n"
+            f"management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {self._management_port}\n"
+            * bool(plugins)
+            + f"listeners.tcp.1 = 127.0.0.1:{self.port}\nloopback_users.guest = false\nlog.console = false\n"
             "vm_memory_high_watermark.absolute = 1GB\ndisk_free_limit.absolute = 50MB\n"
         )
-        (self.home / "config" / "enabled_plugins").write_text("[].\n")
+        self.management = f"http://guest:guest@127.0.0.1:{self._management_port}"
+        (self.home / "config" / "enabled_plugins").write_text(f"[{','.join(plugins)}].\n")
         self._environment = os.environ | {
             "HOME": str(self.home),
             "RABBITMQ_NODENAME": self.node,

@@ -18,7 +18,7 @@ from pika.exceptions import AMQPError
 
 from tmc_client.connection import watch_forks
 from tmc_client.outbox.entries import Entry, Failure, Trouble
-from tmc_common.amqp import CorkedConnection, give_up
+from tmc_common.amqp import CorkedConnection, Nodes, give_up
 from tmc_common.headers import ORDER_KEY, to_wire
 
 log = logging.getLogger("tmc_client.outbox")
@@ -35,7 +35,9 @@ def _by_topic(entry: Entry) -> str:
 
 
 class RabbitTarget:
-    """entries.Target. url: amqp://...  exchange: "" is the default one, which routes to the queue of that name.
+    """entries.Target. url: amqp://..., also with several hosts.
+
+    exchange: "" is the default one, which routes to the queue of that name.
 
     routing_key: of a message; by default its topic. Needs `tmc-center[rabbitmq]`.
     """
@@ -43,7 +45,7 @@ class RabbitTarget:
     delays = False
 
     def __init__(self, url: str, *, exchange: str = "", routing_key: Callable[[Entry], str] = _by_topic) -> None:
-        self._parameters = pika.URLParameters(url)
+        self._nodes = Nodes(url)
         self._exchange = exchange
         self._routing_key = routing_key
         self._reset()
@@ -65,7 +67,7 @@ class RabbitTarget:
         with self._lock:
             link = self._link
             if link is None or link.ended:
-                link = self._link = _Link(self._parameters)
+                link = self._link = _Link(self._nodes.next())
             try:
                 link.opened.result(_TIMEOUT_S)
                 link.publish(page)

@@ -28,6 +28,7 @@ from pika.exceptions import NoFreeChannels
 from tmc_client.errors import TmcError
 from tmc_client.received import Message
 from tmc_client.screening import Screen, Suspect
+from tmc_common.addresses import HostPort
 from tmc_common.amqp import give_up, text_of
 from tmc_common.headers import from_wire
 from tmc_common.signatures import HEADER
@@ -44,10 +45,9 @@ _PATIENCE_S = 15.0  # a broker that just started may take our connection and nev
 
 @dataclass(frozen=True, kw_only=True)
 class Broker:
-    """The broker's address, as the center gives it."""
+    """The broker's address, as the center gives it. nodes: one or more; if one does not answer, the next one is tried."""
 
-    host: str
-    port: int
+    nodes: Sequence[HostPort]
     virtual_host: str
     tls: bool
 
@@ -302,6 +302,7 @@ class RabbitTransport:
         self._stopping = threading.Event()
         self._closing = threading.Event()
         self._lock = threading.Lock()
+        self._connects = 0
         self._failures = 0
         self.malformed = 0
         self._readers: Mapping[str, _Reader] = {}
@@ -402,12 +403,14 @@ class RabbitTransport:
 
     def _connect(self, broker: Broker, loop: Any) -> None:
         tls = self._tls or ssl.create_default_context()
+        host, port = broker.nodes[self._connects % len(broker.nodes)]
+        self._connects += 1
         parameters = pika.ConnectionParameters(
-            host=broker.host,
-            port=broker.port,
+            host=host,
+            port=port,
             virtual_host=broker.virtual_host,
             credentials=pika.PlainCredentials(self._credentials.user, self._credentials.password),
-            ssl_options=pika.SSLOptions(tls, broker.host) if broker.tls else None,
+            ssl_options=pika.SSLOptions(tls, host) if broker.tls else None,
             heartbeat=10,
             client_properties={"connection_name": "tmc consumer"},
         )

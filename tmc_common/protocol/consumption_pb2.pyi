@@ -175,16 +175,18 @@ class DescribeSubscriptionsResponse(_message.Message):
     def __init__(self, subscriptions: _Optional[_Iterable[_Union[SubscriptionInfo, _Mapping]]] = ..., broker: _Optional[_Union[BrokerAddress, _Mapping]] = ...) -> None: ...
 
 class BrokerAddress(_message.Message):
-    __slots__ = ("host", "port", "virtual_host", "tls")
+    __slots__ = ("host", "port", "virtual_host", "tls", "others")
     HOST_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     VIRTUAL_HOST_FIELD_NUMBER: _ClassVar[int]
     TLS_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     host: str
     port: int
     virtual_host: str
     tls: bool
-    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., virtual_host: _Optional[str] = ..., tls: bool = ...) -> None: ...
+    others: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., virtual_host: _Optional[str] = ..., tls: bool = ..., others: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SubscriptionInfo(_message.Message):
     __slots__ = ("topic", "tag", "retry", "queue", "delivery_keys", "signed_since_ms")

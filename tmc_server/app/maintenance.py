@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
@@ -126,7 +126,20 @@ def diagnose(config: Config) -> tuple[list[str], bool]:
         lines += [str(finding) for finding in found]
         well = all(finding.ok for finding in found)
     shards.close()
-    return lines, well
+    broker = _examine_broker(config)
+    return lines + [str(finding) for finding in broker], well and all(finding.ok for finding in broker)
+
+
+def _examine_broker(config: Config) -> Sequence[Finding]:
+    url = config.rabbitmq.url.get_secret_value()
+    if not url:
+        return []
+    try:
+        from tmc_server.delivery.rabbitmq_fitness import examine_broker
+    except ModuleNotFoundError as exc:
+        must = f"be installed with {exc.name}: tmc-center[rabbitmq]"
+        return [Finding(setting="RabbitMQ", value="", must=must, ok=False)]
+    return examine_broker(url, config.rabbitmq.management.get_secret_value())
 
 
 def _examine_map(shards: ShardMap) -> list[Finding]:

@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
-from tmc_common.addresses import HostPort
+from tmc_common.addresses import HostPort, each_host
 from tmc_common.eventlog import EventLog
 from tmc_common.plugins import installed
 from tmc_server.app.maintenance import CannotStart
@@ -186,8 +186,12 @@ class Outlets:
 
 
 def _broker_address(url: str, advertised: str) -> BrokerAddress:
-    parts = urlsplit(url)
-    host, port = parts.hostname or "127.0.0.1", parts.port or (5671 if parts.scheme == "amqps" else 5672)
-    if advertised:
-        host, port = HostPort.parse(advertised)
-    return BrokerAddress(host=host, port=port, virtual_host=unquote(parts.path[1:]) or "/", tls=parts.scheme == "amqps")
+    each = [urlsplit(one) for one in each_host(url)]
+    scheme, path = each[0].scheme, each[0].path
+    usual = 5671 if scheme == "amqps" else 5672
+    nodes = HostPort.parse_all(advertised) if advertised else [_node(parts, usual) for parts in each]
+    return BrokerAddress(nodes=nodes, virtual_host=unquote(path[1:]) or "/", tls=scheme == "amqps")
+
+
+def _node(parts: SplitResult, usual_port: int) -> HostPort:
+    return HostPort(parts.hostname or "127.0.0.1", parts.port or usual_port)

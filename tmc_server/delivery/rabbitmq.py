@@ -19,11 +19,10 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import pika
 from pika.adapters.select_connection import IOLoop
 from pika.exceptions import NoFreeChannels
 
-from tmc_common.amqp import CorkedConnection, give_up, hang_up
+from tmc_common.amqp import CorkedConnection, Nodes, give_up, hang_up
 from tmc_common.eventlog import EventLog
 from tmc_server.delivery.rabbitmq_lane import Lane, Sent
 from tmc_server.delivery.rabbitmq_properties import Digests, properties_of, sign_copy
@@ -97,10 +96,9 @@ class RabbitOutlet:
         signatures: bool = True,
     ) -> None:
         self._signatures = signatures
-        self._parameters = pika.URLParameters(url)
-        self._parameters.heartbeat = 10
-        self._parameters.socket_timeout = self._parameters.stack_timeout = 5
-        self._parameters.client_properties = {"connection_name": "tmc publisher"}
+        self._nodes = Nodes(
+            url, heartbeat=10, socket_timeout=5, stack_timeout=5, client_properties={"connection_name": "tmc publisher"}
+        )
         self._catalog = catalog
         self._spans = PublishSpans(catalog)
         self._queues = queues
@@ -229,7 +227,7 @@ class RabbitOutlet:
 
     def _connect_once(self, loop: Any) -> None:
         connection = CorkedConnection(
-            self._parameters,
+            self._nodes.next(),
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_open_error,
             on_close_callback=self._on_close,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from tmc_common.amqp import answered_within, connect
+from tmc_common.amqp import Nodes, answered_within, connect
 from tmc_server.domain.catalog import Forward
 from tmc_server.errors import ForwardRefused
 
@@ -20,16 +20,21 @@ class RabbitExchanges:
     """The exchanges of one broker."""
 
     def __init__(self, url: str) -> None:
-        self._parameters = parameters = pika.URLParameters(url)
-        parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = _PATIENCE_S
-        parameters.client_properties = {"connection_name": "tmc exchanges"}
+        self._nodes = Nodes(
+            url,
+            socket_timeout=_PATIENCE_S,
+            stack_timeout=_PATIENCE_S,
+            blocked_connection_timeout=_PATIENCE_S,
+            client_properties={"connection_name": "tmc exchanges"},
+        )
 
     def examine(self, forward: Forward) -> None:
         """See domain.ports.delivery.Forwarding."""
-        host = f"{self._parameters.host}:{self._parameters.port}"
-        place = f"virtual host {self._parameters.virtual_host!r} of the broker at {host}"
+        node = self._nodes.next()
+        host = f"{node.host}:{node.port}"
+        place = f"virtual host {node.virtual_host!r} of the broker at {host}"
         try:
-            self._look(forward.target)
+            self._look(node, forward.target)
         except ChannelClosedByBroker as exc:
             if exc.reply_code == _NOT_FOUND:
                 raise ForwardRefused(
@@ -45,8 +50,8 @@ class RabbitExchanges:
                 f"({type(exc).__name__}). Repeat when it can, or say --untried."
             ) from exc
 
-    def _look(self, exchange: str) -> None:
-        connection = connect(self._parameters)
+    def _look(self, node: pika.connection.Parameters, exchange: str) -> None:
+        connection = connect(node)
         try:
             with answered_within(connection, _PATIENCE_S):
                 connection.channel().exchange_declare(exchange, passive=True)

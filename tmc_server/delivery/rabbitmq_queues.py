@@ -11,7 +11,7 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from tmc_common.amqp import answered_within, connect
+from tmc_common.amqp import Nodes, answered_within, connect
 from tmc_common.eventlog import EventLog
 from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.catalog import CatalogSource
@@ -46,13 +46,14 @@ class RabbitQueues:
         single_node: bool = False,
     ) -> None:
         """on_declared: a queue is there that was not before."""
-        self._parameters = pika.URLParameters(url)
-        self._parameters.heartbeat = (
-            _HEARTBEAT_S  # answered by run_once; a broker that is silent for so long is given up
+        self._nodes = Nodes(
+            url,
+            heartbeat=_HEARTBEAT_S,  # answered by run_once; a broker that is silent for so long is given up
+            socket_timeout=5,
+            stack_timeout=5,
+            blocked_connection_timeout=5,
+            client_properties={"connection_name": "tmc queues"},
         )
-        self._parameters.socket_timeout = self._parameters.stack_timeout = 5
-        self._parameters.blocked_connection_timeout = 5
-        self._parameters.client_properties = {"connection_name": "tmc queues"}
         self._catalog = catalog
         self._kind = kind
         self._raise_alert = raise_alert
@@ -288,7 +289,7 @@ class RabbitQueues:
     def _open(self) -> BlockingChannel:
         if self._connection is None or not self._connection.is_open:
             self._drop()
-            self._connection = connect(self._parameters)
+            self._connection = connect(self._nodes.next())
         if self._channel is None or not self._channel.is_open:
             self._channel = self._connection.channel()
         return self._channel

@@ -373,8 +373,13 @@ def forward_to(forward: Forward | None) -> types_pb2.Forward | None:
 def broker_to(broker: BrokerAddress | None) -> consumption_pb2.BrokerAddress | None:
     if broker is None:
         return None
+    first, *others = broker.nodes
     return consumption_pb2.BrokerAddress(
-        host=broker.host, port=broker.port, virtual_host=broker.virtual_host, tls=broker.tls
+        host=first.host,
+        port=first.port,
+        others=map(str, others),
+        virtual_host=broker.virtual_host,
+        tls=broker.tls,
     )
 
 

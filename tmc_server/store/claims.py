@@ -67,7 +67,7 @@ def claim_due(
 
 _VANISHED = (
     "copies were handed over a while ago, and no handler is known to have begun them: a policy of the broker (TTL, length,"
-    " delivery limit), a purge, or consumers that lose what they fetch; they are delivered again, uncounted"
+    " delivery limit; tmc doctor names them), a purge, or consumers that lose what they fetch; they come again, uncounted"
 )
 
 

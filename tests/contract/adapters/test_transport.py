@@ -15,11 +15,13 @@ import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
 from tests.support.outlet import SomeCatalog, a_copy
+from tests.support.ports import free_port
 from tests.support.rabbitmq import RabbitMQ
 from tmc_client.received import Message, OnMessage, Receipt, Transport
 from tmc_client.screening import Calls, Screen
 from tmc_client.transports.rabbitmq import Broker, Credentials, Plan, RabbitTransport
 from tmc_client.transports.stream import StreamTransport
+from tmc_common.addresses import HostPort
 from tmc_common.protocol import consumption_pb2
 from tmc_server.delivery.rabbitmq_properties import properties_of
 
@@ -137,13 +139,14 @@ class TestRabbitMQ(TransportContract):
 
     @contextmanager
     def transport(
-        self, prefetch: int, on_message: OnMessage, *others: str, concurrency: int = 1
+        self, prefetch: int, on_message: OnMessage, *others: str, concurrency: int = 1, dead_nodes: int = 0
     ) -> Iterator[Transport]:
         calls = Calls(describe=lambda: None, report=lambda _: None, unsigned=lambda _: None)
         screen = Screen(calls, on_message)
         found = consumption_pb2.SubscriptionInfo(topic="t1", queue=self.name)
         screen.learn(consumption_pb2.DescribeSubscriptionsResponse(subscriptions=[found]))
-        place = Broker(host="127.0.0.1", port=self.broker.port, virtual_host="/", tls=False)
+        dead = [HostPort("127.0.0.1", free_port()) for _ in range(dead_nodes)]
+        place = Broker(nodes=[*dead, HostPort("127.0.0.1", self.broker.port)], virtual_host="/", tls=False)
         made = RabbitTransport(
             lambda: Plan(broker=place, queues=[self.name, *others]),
             Credentials("guest", "guest"),
@@ -162,6 +165,12 @@ class TestRabbitMQ(TransportContract):
         for key in keys:
             copy = a_copy(1, key=key)
             self.channel.basic_publish("", self.name, copy.body, properties_of(copy, catalog))
+
+    def test_where_one_node_of_the_broker_is_down_another_one_is_taken(self) -> None:
+        received = Received()
+        with self.transport(10, received, dead_nodes=2):
+            self.send(["one"])
+            eventually(lambda: received.keys == ["one"])
 
     def test_a_missing_queue_keeps_no_other_from_being_read_and_is_read_when_it_comes(self) -> None:
         received, late = Received(), f"{self.name}.late"

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.outlet import ProgressInMemory, RecordedAnswers, SomeCatalog, a_copy
+from tests.support.ports import free_port
 from tests.support.rabbitmq import RabbitMQ
 from tmc_common.headers import from_wire
 from tmc_server.delivery import window
@@ -679,6 +680,18 @@ class TestForwarding:
         assert bench.send(1, 1, wait=True) == 1
         eventually(lambda: len(bench.answers.acknowledged) == 1)
         assert bench.answers.given_back == []
+
+
+def test_where_one_node_of_the_broker_is_down_another_one_is_taken(rabbitmq: RabbitMQ) -> None:
+    nodes = f"127.0.0.1:{free_port()},127.0.0.1:{rabbitmq.port}"
+    bench = Bench(rabbitmq, url=f"amqp://guest:guest@{nodes}/%2F", declare=False)
+    with pytest.raises(pika.exceptions.AMQPError):
+        bench.queues.run_once()
+    bench.queues.run_once()
+    assert bench.send(1) == 1
+    bench.settled()
+    assert len(bench.messages(bench.queue(1))) == 1
+    bench.close()
 
 
 def test_classic_queues_by_choice(rabbitmq: RabbitMQ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tmc_client.discovery import ConsulAddress
-from tmc_common.addresses import HostPort, is_loopback
+from tmc_common.addresses import HostPort, each_host, is_loopback
 from tmc_common.consul import agent_client, passing
 
 HERE = [
@@ -91,3 +91,16 @@ def test_consul_and_its_instances_may_have_ipv6_addresses() -> None:
     instances = ["fd00::7", "[fd00::8]", "10.0.0.9"]
     nodes = [{"Service": {"Address": host, "Port": 50051}} for host in instances]
     assert passing(nodes) == ["10.0.0.9:50051", "[fd00::7]:50051", "[fd00::8]:50051"]
+
+
+def test_a_url_with_several_hosts() -> None:
+    one, two = each_host("amqps://user:p%2Cw@one:5671,[::1]:5672/%2F?heartbeat=5")
+    assert one == "amqps://user:p%2Cw@one:5671/%2F?heartbeat=5"
+    assert two == "amqps://user:p%2Cw@[::1]:5672/%2F?heartbeat=5"
+    assert each_host("amqp://one") == ["amqp://one"]
+
+
+def test_several_addresses() -> None:
+    assert HostPort.parse_all("one:1, [::1]:2") == [HostPort("one", 1), HostPort("::1", 2)]
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        HostPort.parse_all("one:1,two")

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tmc_common.addresses import HostPort
 from tmc_server.domain.catalog import Forward
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.numbers import Attempt, MessageNumber, Shard, SubscriptionNumber
@@ -137,10 +138,9 @@ class DeliveryStreams(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerAddress:
-    """Where consumers find RabbitMQ."""
+    """Where consumers find RabbitMQ. nodes: one or more, each as good as the others."""
 
-    host: str
-    port: int
+    nodes: Sequence[HostPort]
     virtual_host: str
     tls: bool
 
