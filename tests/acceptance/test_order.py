@@ -113,7 +113,7 @@ def test_effects_of_each_key_come_in_order_whatever_is_killed(tmp_path: Path, no
     seed = int(os.environ.get("TMC_TEST_SEED", random.randrange(1 << 30)))
     print(f"TMC_TEST_SEED={seed}")
     dice = random.Random(seed)
-    with Cluster(servers=2) as cluster:
+    with Cluster(servers=2, own_broker=True) as cluster:
         cluster.register("orders", "coupons")
         retry = types_pb2.RetryPolicy(kind=types_pb2.RETRY_KIND_EXPONENTIAL, interval_ms=300, max_retry=50, cap_ms=2000)
         subscription = cluster.subscribe("account", "coupons", retry=retry, topic_settings={"ordered": True})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 import tmc_client as tmc
 from tests.support.cluster import ROOT, TMC, Cluster
+from tests.support.dose import LONG
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
 from tmc_common.protocol import admin_pb2, types_pb2
@@ -79,8 +81,13 @@ def test_a_reference_that_is_no_consumer(reference: str, complaint: str) -> None
     assert complaint in done.stderr
 
 
-@pytest.mark.parametrize("listener", ["plain", "asyncio", "batch"])
-@pytest.mark.parametrize("delivery", ["builtin", "rabbitmq"])
+_FACES = [("builtin", "plain"), ("rabbitmq", "asyncio"), ("builtin", "batch")]
+
+
+@pytest.mark.parametrize(
+    ("delivery", "listener"),
+    list(itertools.product(["builtin", "rabbitmq"], ["plain", "asyncio", "batch"])) if LONG else _FACES,
+)
 def test_a_message_that_kills_its_consumers_fails_alone(tmp_path: Path, delivery: str, listener: str) -> None:
     """Thirty good ones were fetched with it, again and again: none of them loses a retry, and the alert names the crash."""
     with Cluster(servers=1, TMC_DELIVERY__SCAN_SECONDS="0.1", TMC_DELIVERY__KIND=delivery) as cluster:

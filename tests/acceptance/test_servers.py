@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.mariadb, pytest.mark.services, pytest.mark.timeout(600
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with Cluster(databases=2, servers=3, consul=True) as made:
+    with Cluster(databases=2, servers=3, consul=True, own_broker=True) as made:
         made.shared(3)
         yield made
 
@@ -128,7 +128,7 @@ def test_a_kill_between_submit_and_publish_costs_a_lease_not_a_retry_interval(no
 
 def test_a_broker_that_is_away_delays_and_counts_nothing(note: Callable[[str], None]) -> None:
     away_s, most = (60, 1_000_000) if LONG else (8, 3_000)
-    with Cluster(servers=2) as cluster:
+    with Cluster(servers=2, own_broker=True) as cluster:
         cluster.register("orders", "coupons")
         fast = types_pb2.RetryPolicy(interval_ms=5000, max_retry=2)
         subscription = cluster.subscribe("order.paid", "coupons", retry=fast, topic_settings={"spread": 8})

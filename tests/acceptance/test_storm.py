@@ -30,7 +30,7 @@ def test_after_a_storm_nothing_is_lost_invented_or_doubled(tmp_path: Path, note:
         try:
             eventually(lambda: story.progress() >= 100, seconds=60)
             storm = Storm(cluster, story, seed)
-            storm.rage(600 if LONG else 45)
+            storm.rage(600 if LONG else 25)
             calm = time.monotonic()
             story.end_producers()
             committed = story.committed()

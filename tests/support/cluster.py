@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from tests.support.consul import Consul
 from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
 from tests.support.ports import free_port
-from tests.support.rabbitmq import RabbitMQ
+from tests.support.rabbitmq import RabbitCluster, RabbitMQ
 from tests.support.tcp_proxy import TcpProxy
 from tmc_common.protocol import admin_pb2, admin_pb2_grpc
 from tmc_server.domain.consumption import ConsumptionState
+from tmc_server.domain.message import MessageState
 from tmc_server.store.engines import Database
 from tmc_server.store.tables import shard_tables
 
@@ -32,6 +34,12 @@ ROOT = Path(__file__).parents[2]
 
 
 _IN_TURN = [("grpc.lb_policy_name", "round_robin"), ("grpc.use_local_subchannel_pool", 1)]
+
+
+@cache
+def _shared_broker() -> RabbitMQ:
+    """It ends with the process."""
+    return RabbitMQ()
 
 
 class Server:
@@ -89,7 +97,8 @@ class Server:
 class Cluster:
     """databases: MariaDB servers that share the 32 shards.  settings: further TMC_ variables of every server.
 
-    broker_behind_proxy: servers and consumers reach RabbitMQ through `proxy`, which misbehaves on request.
+    broker_behind_proxy: servers and consumers reach RabbitMQ through `proxy`, which misbehaves on request.  broker: stopped
+    with the cluster; None: one node, shared with other clusters of this process, unless it is to be `own_broker`.
     """
 
     def __init__(
@@ -100,21 +109,24 @@ class Cluster:
         lease_seconds: float = 3.0,
         pool_mb: int = 128,
         broker_behind_proxy: bool = False,
+        broker: RabbitMQ | RabbitCluster | None = None,
+        own_broker: bool = False,
         consul_settings: Mapping[str, str | bool] | None = None,
         **settings: str,
     ) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="tmc-cluster-"))
         self.databases = [MariaDB(pool_mb=pool_mb) for _ in range(databases)]
-        self.broker = RabbitMQ()
+        self._is_shared = broker is None and not (own_broker or broker_behind_proxy)
+        self.broker: Any = broker or (_shared_broker() if self._is_shared else RabbitMQ())
         self.proxy = TcpProxy("127.0.0.1", self.broker.port) if broker_behind_proxy else None
-        broker_port = self.proxy.port if self.proxy is not None else self.broker.port
+        broker_url = f"amqp://guest:guest@127.0.0.1:{self.proxy.port}/%2F" if self.proxy else self.broker.url
         self.consul = Consul(**(consul_settings or {})) if consul else None
         self.settings = {
             "TMC_STORE__CATALOG": self.databases[0].url("tmc_cluster"),
             "TMC_STORE__CHANGE_DELAY_MS": "1500",
             "TMC_DELIVERY__KIND": "rabbitmq",
-            "TMC_RABBITMQ__URL": f"amqp://guest:guest@127.0.0.1:{broker_port}/%2F",
-            "TMC_RABBITMQ__SINGLE_NODE": "true",
+            "TMC_RABBITMQ__URL": broker_url,
+            "TMC_RABBITMQ__SINGLE_NODE": str(not isinstance(broker, RabbitCluster)).lower(),
             "TMC_SERVER__LEASE_SECONDS": str(lease_seconds),
             "TMC_LIMITS__ITEMS_PER_SECOND": "0",
         } | settings
@@ -200,6 +212,17 @@ class Cluster:
                     found[ConsumptionState(state).name] += count
         return found
 
+    def messages(self) -> Counter[str]:
+        """Messages by state, over all databases."""
+        found: Counter[str] = Counter()
+        for shard in range(32):
+            table = shard_tables(shard).message
+            query = sa.select(table.c.state, sa.func.count()).group_by(table.c.state)
+            with self._readers[shard * len(self._readers) // 32].reading() as connection:
+                for state, count in connection.execute(query):
+                    found[MessageState(state).name] += count
+        return found
+
     def rows(self, subscription: int) -> list[Any]:
         """All consumption rows of one subscription."""
         found: list[Any] = []
@@ -242,9 +265,20 @@ class Cluster:
             self.consul.stop()
         if self.proxy is not None:
             self.proxy.close()
-        self.broker.stop()
+        if self._is_shared:
+            self._delete_queues()
+        else:
+            self.broker.stop()
         for database in self.databases:
             database.stop()
+
+    def _delete_queues(self) -> None:
+        names = self.broker.control("list_queues", "name", "--quiet", "--no-table-headers").split()
+        connection = self.broker.connect()
+        channel = connection.channel()
+        for name in names:
+            channel.queue_delete(name)
+        connection.close()
 
     def __enter__(self) -> Cluster:
         return self

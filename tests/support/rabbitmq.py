@@ -28,9 +28,12 @@ def _script(name: str) -> str:
 
 
 class RabbitMQ:
-    """One private broker; guest:guest. `url` is what the center and pika take. home: keep the data there."""
+    """One private broker; guest:guest. `url` is what the center and pika take. home: keep the data there.
 
-    def __init__(self, home: Path | None = None, plugins: Sequence[str] = ()) -> None:
+    epmd_port: of a port mapper that runs already, so that the nodes of a cluster find each other; 0: its own.
+    """
+
+    def __init__(self, home: Path | None = None, plugins: Sequence[str] = (), epmd_port: int = 0) -> None:
         self._keep = home is not None
         self.home = home or Path(tempfile.mkdtemp(prefix="tmc-rabbitmq-"))
         self.home.mkdir(parents=True, exist_ok=True)
@@ -63,12 +66,21 @@ class RabbitMQ:
             "RABBITMQ_CONF_ENV_FILE": str(self.home / "no-env.conf"),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none",
             "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "ERL_EPMD_PORT": str(free_port()),
+            "ERL_EPMD_PORT": str(epmd_port or free_port()),
         }
         self.process: subprocess.Popen[bytes] | None = None
         self._epmd: subprocess.Popen[bytes] | None = None
-        self._epmd = self._start_epmd()
+        if not epmd_port:
+            self._epmd = self._start_epmd()
+        cookie = self.home / ".erlang.cookie"
+        if not cookie.exists():
+            cookie.write_text("tmc")
+            cookie.chmod(0o400)
         self.start()
+
+    @property
+    def epmd_port(self) -> int:
+        return int(self._environment["ERL_EPMD_PORT"])
 
     @property
     def url(self) -> str:
@@ -145,6 +157,28 @@ class RabbitMQ:
             self._epmd.wait()
         if not self._keep:
             shutil.rmtree(self.home, ignore_errors=True)
+
+
+class RabbitCluster:
+    """Nodes of one broker on this machine: quorum queues have a member on each. `url` names all of them."""
+
+    def __init__(self, count: int = 3) -> None:
+        first = RabbitMQ()
+        self.nodes = [first, *(RabbitMQ(epmd_port=first.epmd_port) for _ in range(count - 1))]
+        for node in self.nodes[1:]:
+            node.control("stop_app")
+            node.control("join_cluster", first.node)
+            node.control("start_app")
+        self.control = first.control
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        return f"amqp://guest:guest@{hosts}/%2F"
+
+    def stop(self) -> None:
+        for node in reversed(self.nodes):  # the first one has the port mapper
+            node.stop()
 
 
 def _states_of(group: int) -> Iterator[str]:

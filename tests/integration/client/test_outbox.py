@@ -120,7 +120,7 @@ class TestWhatCommitsIsSent:
             for number in range(count):
                 box.add(session, TOPIC, {}, key=f"k{number}")
             session.commit()
-            assert box.flush()
+            assert box.flush(timedelta(seconds=60))
         assert len(receiver.got) == count
 
     def test_not_what_was_rolled_back(self, engine: sa.Engine, receiver: Receiver) -> None:

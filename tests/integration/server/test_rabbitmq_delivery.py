@@ -175,6 +175,7 @@ def test_reject_later_and_failures_follow_the_policy(center: RunningCenter, orde
                 raise RuntimeError("always")
 
         with consumer:
+            eventually(lambda: consumer.health() == [])  # or the center alerts that nobody reads
             for key in ("reject", "later", "broken", "good"):
                 orders.publish(topic, b"x", key=key)
             eventually(lambda: _consumptions(center, subscription.number) == {"ACKED": 2, "FAILED": 2})
