@@ -11,6 +11,7 @@ import grpc
 from tmc_cli import fail
 from tmc_common.addresses import HostPort
 from tmc_common.mismatch import spoken_instead
+from tmc_common.proxies import by_proxy, proxy_options
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 _PROBE_S = 3.0
@@ -51,9 +52,13 @@ class Target:
             fail("--server-name is for TLS: give --authority too (TMC_CA).")
 
     @property
-    def options(self) -> list[tuple[str, str]]:
-        """Of a channel."""
-        return [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
+    def options(self) -> list[tuple[str, str | int]]:
+        """Of a channel. Ends the command when TMC_PROXY is no proxy."""
+        try:
+            options = list(proxy_options())
+        except ValueError as exc:
+            fail(f"{exc}.")
+        return [*options, ("grpc.ssl_target_name_override", self.server_name)] if self.server_name else options
 
     def credentials(self) -> grpc.ChannelCredentials | None:
         """None: plaintext. Ends the command when a PEM file cannot be read."""
@@ -67,7 +72,7 @@ class Target:
         """Ends the command when a PEM file cannot be read."""
         credentials = self.credentials()
         if credentials is None:
-            return grpc.insecure_channel(self.address)
+            return grpc.insecure_channel(self.address, self.options)
         return grpc.secure_channel(self.address, credentials, self.options)
 
     def explain(self, exc: grpc.RpcError) -> str:
@@ -78,7 +83,8 @@ class Target:
             found = self._probe()
             if not found and (instead := spoken_instead(exc.details() or "")):
                 found = f"What answers at {self.address} speaks {instead}: is this the server's address (TMC_ADDRESS)?"
-        return found or f"{code.name}: {exc.details()}"
+        proxy = by_proxy() if code is grpc.StatusCode.UNAVAILABLE else ""
+        return f"{found}{proxy}" if found else f"{code.name}: {exc.details()}{proxy}"
 
     def _probe(self) -> str:
         """Connect to find out what is wrong. Returns: one sentence; "" if such a connection works."""

@@ -208,6 +208,7 @@ def connect(
     tls: Tls | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
     insecure: bool = False,
+    proxy: str | None = None,
 ) -> AsyncCenter:
     """Like tmc_client.connect, for asyncio programs."""
     return AsyncCenter(
@@ -220,6 +221,7 @@ def connect(
             tls=tls,
             timeout=timeout,
             insecure=insecure,
+            proxy=proxy,
         )
     )
 

@@ -51,12 +51,13 @@ class Center:
         timeout: timedelta,
         *,
         insecure: bool = False,
+        proxy: str | None = None,
         hold: Hold | None = None,
         serves_checks: bool = False,
         sender: Callable[[Connection], Sender] = Sender,
     ) -> None:
         """hold: on the server inside this process that listens on `address`.  serves_checks: see `checks`."""
-        self.connection = Connection(address, identity, tls, insecure=insecure)
+        self.connection = Connection(address, identity, tls, insecure=insecure, proxy=proxy)
         self._hold = hold
         self._serves_checks = serves_checks
         self._checks: Checks | None = None
@@ -266,6 +267,7 @@ def connect(
     tls: Tls | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
     insecure: bool = False,
+    proxy: str | None = None,
 ) -> Center:
     """Create a Center for one app. Opens no connection yet.
 
@@ -276,6 +278,7 @@ def connect(
     tag: the environment you run in; "" is each topic's default.
     check_address: host:port where this service answers checks, for a center that learns it from producers' calls.
     insecure: without `tls`, allow sending the key in the clear to other machines (also TMC_INSECURE=1).
+    proxy: http://HOST:PORT, which takes CONNECT (also TMC_PROXY). http_proxy and its like are not used.
     Raises: InvalidRequest if the key would be sent in the clear, or if the center inside this process cannot start.
     """
     if address.startswith(EMBEDDED):
@@ -285,7 +288,7 @@ def connect(
             address.removeprefix(EMBEDDED), Identity(app=app, tag=tag, check_address=check_address), timeout
         )
     identity = Identity(app=app, key=key, tag=tag, check_address=check_address)
-    return Center(address, identity, tls, timeout, insecure=insecure)
+    return Center(address, identity, tls, timeout, insecure=insecure, proxy=proxy)
 
 
 def _connect_here(database: str, identity: Identity, timeout: timedelta) -> Center:

@@ -26,6 +26,7 @@ import grpc
 from tmc_client import errors, wire
 from tmc_client.servers import Server, Servers
 from tmc_common.addresses import HostPort, is_loopback
+from tmc_common.proxies import proxy_options
 
 if TYPE_CHECKING:
     from tmc_client.discovery import ConsulAddress
@@ -186,14 +187,22 @@ class Connection:
         tls: Tls | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         insecure: bool = False,
+        proxy: str | None = None,
     ) -> None:
-        """insecure: allow the key in the clear to other machines. Raises InvalidRequest where that is not allowed."""
+        """insecure: allow the key in the clear to other machines. Raises InvalidRequest where that is not allowed.
+
+        proxy: see `proxy_options`. Raises InvalidRequest: it is none.
+        """
         self.address = _without_secrets(address)  # as it may be shown
         self.identity = identity
         self._consul = _in_consul(address)
         self._watch: Any = None
         self._addresses = [] if self._consul else addresses_of(address)
         self._tls = tls
+        try:
+            self._options = (*CHANNEL_OPTIONS, *proxy_options(proxy))
+        except ValueError as exc:
+            raise errors.InvalidRequest(f"{exc}.", field="proxy") from exc
         self._insecure = insecure or os.environ.get("TMC_INSECURE", "") not in ("", "0")
         for each in self._addresses:
             self._refuse_clear(each)
@@ -262,8 +271,8 @@ class Connection:
     def _new_channel(self, address: str) -> grpc.Channel:
         self._refuse_clear(address)
         if self._tls is None:
-            return grpc.insecure_channel(address, CHANNEL_OPTIONS)
-        return grpc.secure_channel(address, self._tls.credentials(), (*CHANNEL_OPTIONS, *self._tls.options))
+            return grpc.insecure_channel(address, self._options)
+        return grpc.secure_channel(address, self._tls.credentials(), (*self._options, *self._tls.options))
 
     def _refuse_clear(self, address: str) -> None:
         """Raise InvalidRequest if the key would be sent in the clear, where an eavesdropper could read it."""

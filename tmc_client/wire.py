@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 from tmc_client import errors
 from tmc_common.mismatch import spoken_instead
 from tmc_common.protocol import types_pb2
+from tmc_common.proxies import by_proxy
 
 _BY_CODE: dict[grpc.StatusCode, type[errors.TmcError]] = {
     grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
@@ -69,7 +70,8 @@ def from_rpc(exc: Any) -> errors.TmcError:
         return errors.Unavailable(
             f"What answers at the center's address speaks {instead}: check the address, its port and tls=."
         )
-    return _BY_CODE.get(code, errors.CenterFault)(f"{code.name}: {text}")
+    proxy = by_proxy() if code is grpc.StatusCode.UNAVAILABLE else ""
+    return _BY_CODE.get(code, errors.CenterFault)(f"{code.name}: {text}{proxy}")
 
 
 def _from_details(serialized: bytes, text: str) -> errors.TmcError:

@@ -14,6 +14,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from tmc_common.addresses import HostPort
+from tmc_common.proxies import proxy_options
 from tmc_console.application import application
 from tmc_console.center import Center
 from tmc_console.sessions import Sessions
@@ -37,7 +38,7 @@ class ConsoleConfig:
     center: str
     hosts: Sequence[str] = ()
     credentials: grpc.ChannelCredentials | None = None
-    options: Sequence[tuple[str, str]] = ()
+    options: Sequence[tuple[str, str | int]] = proxy_options("")
     certificate: str = ""
     key: str = ""
     secure: bool = False

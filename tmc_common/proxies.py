@@ -1,0 +1,39 @@
+"""Proxies between us and the center: none, unless somebody asks for one.
+
+gRPC itself follows `http_proxy` and its like, which are meant for browsers: calls to this machine would go to the company's
+proxy, and the key with them.
+"""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import urlsplit
+
+VARIABLE = "TMC_PROXY"
+_used: list[str] = []
+
+
+def proxy_options(proxy: str | None = None) -> tuple[tuple[str, str | int], ...]:
+    """Options of a gRPC channel. proxy: http://HOST:PORT, which takes CONNECT; None: TMC_PROXY of the environment; "": none.
+
+    Raises ValueError: it is no such URL.
+    """
+    asked_for = os.environ.get(VARIABLE, "") if proxy is None else proxy
+    if not asked_for:
+        return (("grpc.enable_http_proxy", 0),)
+    parts = urlsplit(asked_for)
+    if parts.scheme != "http" or not parts.hostname or not parts.port:
+        raise ValueError(f"{without_password(asked_for)!r} is no proxy: give http://HOST:PORT (proxy=, {VARIABLE})")
+    _used.append(without_password(asked_for))
+    return (("grpc.enable_http_proxy", 1), ("grpc.http_proxy", asked_for))
+
+
+def by_proxy() -> str:
+    """For the text of a call's failure: names the proxy that this process uses; "": none."""
+    return f" (calls go through the proxy {_used[-1]}, as proxy= or {VARIABLE} says)" if _used else ""
+
+
+def without_password(proxy: str) -> str:
+    """As it may be shown."""
+    scheme, slashes, rest = proxy.rpartition("://")
+    return f"{scheme}{slashes}{rest.rpartition('@')[2]}"
