@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 
 class HostPort(NamedTuple):
@@ -62,11 +61,13 @@ def is_loopback(address: str) -> bool:
 
 
 def each_host(url: str) -> Sequence[str]:
-    """A URL for each host of one that may have several. Raises ValueError: it is no URL.
+    """A URL for each host of one that may have several.
 
     >>> each_host("amqp://user:password@one:5672,two:5672/%2F")
     ['amqp://user:password@one:5672/%2F', 'amqp://user:password@two:5672/%2F']
     """
-    parts = urlsplit(url)
-    user, at, hosts = parts.netloc.rpartition("@")
-    return [parts._replace(netloc=f"{user}{at}{host.strip()}").geturl() for host in hosts.split(",")]
+    # Not by urlsplit, which takes no comma before an address in brackets.
+    scheme, slashes, rest = url.partition("://")
+    place, slash, path = rest.partition("/")
+    user, at, hosts = place.rpartition("@")
+    return [f"{scheme}{slashes}{user}{at}{host.strip()}{slash}{path}" for host in hosts.split(",")]

@@ -6,6 +6,7 @@ Frames written together take one system call, where the library makes three per 
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,8 +30,9 @@ class Nodes:
         for parameters in each:
             for name, value in settings.items():
                 setattr(parameters, name, value)
-        self.first = each[0]
-        self._turns = itertools.cycle(each)
+        self.each = each
+        start = random.randrange(len(each))  # or everybody would be on the first one
+        self._turns = itertools.cycle([*each[start:], *each[:start]])
 
     def next(self) -> pika.connection.Parameters:
         return next(self._turns)

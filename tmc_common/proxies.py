@@ -10,7 +10,7 @@ import os
 from urllib.parse import urlsplit
 
 VARIABLE = "TMC_PROXY"
-_used: list[str] = []
+_used: dict[str, None] = {}  # by this process
 
 
 def proxy_options(proxy: str | None = None) -> tuple[tuple[str, str | int], ...]:
@@ -21,16 +21,20 @@ def proxy_options(proxy: str | None = None) -> tuple[tuple[str, str | int], ...]
     asked_for = os.environ.get(VARIABLE, "") if proxy is None else proxy
     if not asked_for:
         return (("grpc.enable_http_proxy", 0),)
-    parts = urlsplit(asked_for)
-    if parts.scheme != "http" or not parts.hostname or not parts.port:
+    try:
+        parts = urlsplit(asked_for)
+        is_proxy = parts.scheme == "http" and bool(parts.hostname) and bool(parts.port)
+    except ValueError:  # its text may quote a part of the password
+        is_proxy = False
+    if not is_proxy:
         raise ValueError(f"{without_password(asked_for)!r} is no proxy: give http://HOST:PORT (proxy=, {VARIABLE})")
-    _used.append(without_password(asked_for))
+    _used[without_password(asked_for)] = None
     return (("grpc.enable_http_proxy", 1), ("grpc.http_proxy", asked_for))
 
 
 def by_proxy() -> str:
     """For the text of a call's failure: names the proxy that this process uses; "": none."""
-    return f" (calls go through the proxy {_used[-1]}, as proxy= or {VARIABLE} says)" if _used else ""
+    return f" (calls go through the proxy {' or '.join(_used)}, as proxy= or {VARIABLE} says)" if _used else ""
 
 
 def without_password(proxy: str) -> str:

@@ -109,14 +109,15 @@ def _database_url(value: SecretStr) -> SecretStr:
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 
 
+_AMQP = ("amqp", "amqps")
+
+
 def _has_host(value: SecretStr, schemes: tuple[str, ...], form: str) -> SecretStr:
     """Require a scheme and a host. Unlike urllib's errors, ours never quote the password."""
     text = value.get_secret_value()
     try:
-        good = not text or all(
-            parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
-            for parts in map(urlsplit, each_host(text))
-        )
+        each = [urlsplit(one) for one in (each_host(text) if schemes == _AMQP else [text])]
+        good = not text or all(parts.scheme in schemes and bool(parts.hostname) and parts.port != 0 for parts in each)
     except ValueError:
         good = False
     if not good:
@@ -126,7 +127,7 @@ def _has_host(value: SecretStr, schemes: tuple[str, ...], form: str) -> SecretSt
 
 def _amqp_url(value: SecretStr) -> SecretStr:
     form = "amqp://user:password@host:5672/%2F"
-    _has_host(value, ("amqp", "amqps"), form)
+    _has_host(value, _AMQP, form)
     text = value.get_secret_value()
     try:
         from pika import URLParameters

@@ -26,7 +26,7 @@ from tests.support.rabbitmq import RabbitCluster, RabbitMQ
 from tests.support.storm import Fault
 from tmc_common.protocol import admin_pb2, types_pb2
 
-pytestmark = [pytest.mark.services, pytest.mark.postgresql, pytest.mark.timeout(1800 if LONG else 300)]
+pytestmark = [pytest.mark.services, pytest.mark.postgresql, pytest.mark.timeout(1800 if LONG else 500)]
 _SECONDS = 600 if LONG else 15
 _AWAY_S = 30.0 if LONG else 9.0  # of a bank's database
 _RETRY = types_pb2.RetryPolicy(interval_ms=1000, max_retry=3)

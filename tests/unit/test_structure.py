@@ -101,7 +101,7 @@ ALLOWED["tmc_cli"] = {
     "tmc_server.printable",
     "tmc_server.telemetry",
 }
-ALLOWED["tmc_console"] = {"tmc_common.addresses", "tmc_common.protocol"}
+ALLOWED["tmc_console"] = {"tmc_common.addresses", "tmc_common.protocol", "tmc_common.proxies"}
 ALLOWED["tmc_pytest"] = {"tmc_client"}
 ALLOWED["tmc_pipeline"] = {
     "tmc_client",
@@ -131,7 +131,14 @@ LIBRARIES = {
     "grpc_health": {"tmc_server.rpc"},
     "grpc_reflection": {"tmc_server.checks", "tmc_server.rpc"},
     "httpcore": {"tmc_server.outgoing"},
-    "httpx": {"tmc_console", "tmc_server.alerts", "tmc_server.checks", "tmc_server.identity", "tmc_server.outgoing"},
+    "httpx": {
+        "tmc_console",
+        "tmc_server.alerts",
+        "tmc_server.app",
+        "tmc_server.checks",
+        "tmc_server.identity",
+        "tmc_server.outgoing",
+    },
     "joserfc": {"tmc_server.identity"},
     "jinja2": {"tmc_console", "tmc_pipeline"},
     "markupsafe": {"tmc_console"},
@@ -507,7 +514,7 @@ _PRIVATE_READS = {
     "tests/unit/server/test_edge.py": 1,
     "tests/unit/server/test_pacing.py": 2,
     "tests/unit/client/test_rabbit_copies.py": 9,
-    "tests/unit/server/test_rabbit_queues.py": 2,
+    "tests/unit/server/test_rabbit_queues.py": 1,
     "tests/unit/client/test_screening.py": 1,
     "tests/unit/client/test_sender.py": 2,
 }

@@ -10,6 +10,7 @@ we reconnect. Either way unacked copies are redelivered.
 from __future__ import annotations
 
 import logging
+import random
 import re
 import ssl
 import struct
@@ -302,7 +303,7 @@ class RabbitTransport:
         self._stopping = threading.Event()
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self._connects = 0
+        self._connects = random.randrange(1_000)  # of several nodes, not everybody takes the first one
         self._failures = 0
         self.malformed = 0
         self._readers: Mapping[str, _Reader] = {}

@@ -592,7 +592,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StartBulkJob(self, request, context):
-        """Reactivate, cancel or replay many deliveries; after a hold in which it can still be stopped. Repeated, the answer is
+        """Reactivate, deliver now, cancel or replay many deliveries; after a hold in which it can still be stopped. Repeated, the answer is
         the same job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -52,7 +52,7 @@ class WebhookSink:
         if 200 <= status < 300:
             self._check_taken(said)
             return
-        if status in _LATER or not 400 <= status < 500:
+        if status in _LATER or not 400 <= status < 500 or alert.alike:  # of several, the others may be taken
             raise OSError(f"the webhook answers with status {status}")
         log.error("webhook_refused", "the webhook refuses an alert for good (%d), it stands in the log alone", status)
 

@@ -135,7 +135,7 @@ def _examine_broker(config: Config) -> Sequence[Finding]:
     if not url:
         return []
     try:
-        from tmc_server.delivery.rabbitmq_fitness import examine_broker
+        from tmc_server.app.broker_fitness import examine_broker
     except ModuleNotFoundError as exc:
         must = f"be installed with {exc.name}: tmc-center[rabbitmq]"
         return [Finding(setting="RabbitMQ", value="", must=must, ok=False)]

@@ -383,7 +383,7 @@ def _serve(
             readings=Readings(
                 lookup=lookup,
                 browsing=Browsing(catalog, Lister(store.shards, lambda: catalog.current.topics), reader),
-                explaining=Explaining(catalog, lookup, reader, outlets.outlet.look, partial(_alerted, desks)),
+                explaining=Explaining(catalog, lookup, reader, outlets.outlet.look_only, desks[0][0].open_detail),
                 timelines=Timelines(catalog, lookup, reader),
                 overviewing=Overviewing(catalog, counts, traffic),
                 auditing=Auditing(trail),
@@ -405,12 +405,6 @@ def _serve(
 def _desk(store: OpenStore, database: Database) -> tuple[SqlEpisodeDesk, Sequence[Shard]]:
     shards = store.shards.shards_in(database)
     return SqlEpisodeDesk(database, shards[0]), shards
-
-
-def _alerted(
-    desks: Sequence[tuple[SqlEpisodeDesk, Sequence[Shard]]], kind: str, subscription: SubscriptionNumber
-) -> str:
-    return next((detail for desk, _ in desks if (detail := desk.open_detail(kind, subscription))), "")
 
 
 def _part(store: OpenStore, writer: ShardWriter, outbox: SqlAlertOutbox) -> _Part:

@@ -30,11 +30,10 @@ class RabbitExchanges:
 
     def examine(self, forward: Forward) -> None:
         """See domain.ports.delivery.Forwarding."""
-        node = self._nodes.next()
-        host = f"{node.host}:{node.port}"
-        place = f"virtual host {node.virtual_host!r} of the broker at {host}"
+        host = ", ".join(f"{node.host}:{node.port}" for node in self._nodes.each)
+        place = f"virtual host {self._nodes.each[0].virtual_host!r} of the broker at {host}"
         try:
-            self._look(node, forward.target)
+            self._look(forward.target)
         except ChannelClosedByBroker as exc:
             if exc.reply_code == _NOT_FOUND:
                 raise ForwardRefused(
@@ -50,11 +49,20 @@ class RabbitExchanges:
                 f"({type(exc).__name__}). Repeat when it can, or say --untried."
             ) from exc
 
-    def _look(self, node: pika.connection.Parameters, exchange: str) -> None:
-        connection = connect(node)
+    def _look(self, exchange: str) -> None:
+        connection = self._connect()
         try:
             with answered_within(connection, _PATIENCE_S):
                 connection.channel().exchange_declare(exchange, passive=True)
         finally:
             if connection.is_open:
                 connection.close()
+
+    def _connect(self) -> pika.BlockingConnection:
+        """To the first node that answers."""
+        for _ in self._nodes.each[1:]:
+            try:
+                return connect(self._nodes.next())
+            except (AMQPError, OSError):
+                continue
+        return connect(self._nodes.next())

@@ -70,7 +70,9 @@ class RabbitQueues:
         self._resting: dict[str, float] = {}  # did not answer: not asked before then
         self._heard = 0.0
         self._looks: dict[str, tuple[float, tuple[int, int] | None]] = {}
-        self._left_over: dict[str, float] = {}  # queues of removed subscriptions: not looked at before then
+        # Queues of removed subscriptions: not looked at before then; whether they were empty the last time.
+        self._left_over: dict[str, tuple[float, bool]] = {}
+        self._may_read = True
 
     def arguments(self) -> dict[str, str | int]:
         """Arguments of every queue. The limit stops endless redelivery of a message that crashes its consumers."""
@@ -89,7 +91,11 @@ class RabbitQueues:
         with self._lock:
             self._keep_alive()
         self._look_for_deleted(wanted)
-        removed = {queue_of(each, catalog) for each in catalog.subscriptions.values() if each.removed_ms is not None}
+        removed = {
+            queue_of(each, catalog)
+            for each in catalog.subscriptions.values()
+            if each.forward is None and each.removed_ms is not None
+        }
         self._delete_left_over(removed - set(wanted))
         undeclared = [name for name in wanted if name not in self._declared]
         undeclared.sort(key=lambda name: self._resting.get(name, 0.0))  # those that did not answer come last
@@ -115,18 +121,27 @@ class RabbitQueues:
                     self._look(name)
 
     def _delete_left_over(self, names: Collection[str]) -> None:
-        """Delete queues that no subscription has any more, when they are empty and nobody consumes them.
+        """Delete queues that no subscription has any more, when they are empty and nobody consumes them, twice in a row.
 
-        Not in the first minute: their consumers ack what they have, and a subscription may be made again.
+        Not in the first minute: their consumers ack what they have, and a subscription may be made again. In a cluster,
+        an empty queue may be one without a leader; without the right to look inside, it is left alone.
         """
         now = time.monotonic()
-        self._left_over = {name: self._left_over.get(name, now + _LOOK_AGAIN_S) for name in names}
-        for name in [name for name, at in self._left_over.items() if at <= now][:_LOOKS_AT_ONCE]:
+        self._left_over = {name: self._left_over.get(name, (now + _LOOK_AGAIN_S, False)) for name in names}
+        due = [name for name, (at, _) in self._left_over.items() if at <= now]
+        for name in due[:_LOOKS_AT_ONCE]:
             with self._lock:
-                self._left_over[name] = now + _LOOK_AGAIN_S
-                if not self._rests(name) and self._look(name) == (0, 0):
+                if self._rests(name):
+                    continue
+                was_empty, again = self._left_over[name][1], now + _LOOK_AGAIN_S
+                if not self._exists(name):
+                    self._left_over[name] = (float("inf"), False)
+                    continue
+                is_empty = self._look(name) == (0, 0) and (self._may_read or self._single_node)
+                self._left_over[name] = (again, is_empty)
+                if is_empty and was_empty:
                     self._delete(name)
-                    self._left_over[name] = float("inf")
+                    self._left_over[name] = (float("inf"), False)
 
     def _delete(self, name: str) -> None:
         try:
@@ -281,6 +296,7 @@ class RabbitQueues:
             if exc.reply_code != _NOT_ALLOWED:
                 raise
             self._channel = None
+            self._may_read = False
             return 0, 0
         if method is not None:
             channel.basic_nack(method.delivery_tag)

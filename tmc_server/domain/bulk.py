@@ -1,7 +1,8 @@
 """One action of an operator on many deliveries: what is selected, and how far it has come.
 
 A dry run counts what a selection matches at one moment. The job acts only on deliveries that were in the selected state
-since before that moment: what fails again later is not touched a second time, by this job or by another one.
+since before that moment: what fails again later is not touched a second time, by this job or by another one. (What waits for
+a retry may be delivered now more than once: nothing is counted.)
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class Alerting:
                 except Exception as exc:
                     failure, in_a_row = exc, in_a_row + 1
                     log.debug("alert_not_sent", "%s does not take notice %d", self._name, first.id, exc_info=exc)
-                    self._outbox.put_back(waiting.pop(0), max(self._again_ms(each.id) for each in (first, *alike)))
+                    self._outbox.put_back(waiting.pop(0), self._again_ms(first.id))
                 else:
                     in_a_row = 0
                     self._refused.pop(first.id, None)
@@ -113,7 +113,7 @@ class Alerting:
         return more
 
     def _by_cause(self, notices: Iterable[Alert]) -> list[Sequence[Alert]]:
-        """What is sent together. A notice that was refused is sent alone: it may be the one that is not taken."""
+        """What is sent together. A notice that was refused, alone or before others, is sent alone: it may be the cause."""
         catalog = self._catalog.current
         alike: dict[object, list[Alert]] = {}
         for notice in notices:

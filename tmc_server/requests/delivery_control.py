@@ -79,8 +79,8 @@ class DeliveryControl:
     ) -> ConsumptionView:
         parsed = validation.message_id(message_id)
         receiver = self._receiver(parsed, app, tag)
-        if kind is Reactivate and receiver.is_removed:
-            raise ConsumptionClosed("The subscription was removed, so its deliveries cannot be reactivated.")
+        if kind is not Cancel and receiver.is_removed:
+            raise ConsumptionClosed("The subscription was removed: nothing is delivered to it any more.")
         operation = kind(
             shard=parsed.shard,
             app=THE_CENTER,

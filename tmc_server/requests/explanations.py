@@ -231,7 +231,7 @@ def _explain_scheduled(of: Delivery, now: int) -> Explanation:
         return _because(of, Why.SUBSCRIPTION_PAUSED, f"The subscription is paused.{with_consumer}")
     if view.attempt == 0 and due_ms > now:
         return _because(of, Why.DELAYED, f"It is delayed until {at(due_ms)}.", due_ms)
-    if of.unforwardable:
+    if of.unforwardable and due_ms <= now:
         return _because(of, Why.NO_FORWARDER, f"It cannot be forwarded: {of.unforwardable}.")
     if look is None:
         return _because(of, Why.BROKER_AWAY, "Nothing can be delivered now: its broker cannot be reached.")

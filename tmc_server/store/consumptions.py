@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tmc_server.domain import consumption
@@ -62,6 +62,7 @@ def _consume(
     outcomes: dict[Operation, Outcome] = {}
     before, after = dict(locked.rows), dict(locked.rows)
     accepted: list[_Accepted] = []
+    answered: set[_Pair] = set()  # in this batch
     for operation in operations:
         pair = owned.get(operation, (operation.subscription, operation.number))
         row = after.get(pair)
@@ -76,7 +77,8 @@ def _consume(
                 f"The delivery is {row.state.name} now: it moved after the dry run."
             )
             continue
-        decision = _decide(operation, row, locked.tried_ms[pair], tx.now, locked.budgets[pair])
+        tried_ms = 0 if pair in answered else locked.tried_ms[pair]
+        decision = _decide(operation, row, tried_ms, tx.now, locked.budgets[pair])
         if isinstance(decision, Row) and decision.state is ConsumptionState.FAILED and _may_be_spared(tx, operation):
             decision = CatalogStale()
         if isinstance(decision, TmcError):
@@ -88,6 +90,8 @@ def _consume(
         if decision is not None:
             after[pair] = decision
             accepted.append((pair, operation))
+            if not isinstance(operation, DeliverNow):
+                answered.add(pair)
     _write(tx, before, after, accepted)
     heads = {pair for pair, line in locked.lines.items() if lines.is_head(line, pair[1])}
     _advance_lines(tx, lines, locked, before, after)
@@ -287,7 +291,7 @@ def _write(
             acked.setdefault(subscription, []).append(number)
         elif isinstance(operation, Reactivate) and old.state is ConsumptionState.FAILED:
             reactivated.setdefault(subscription, []).append(number)
-        elif isinstance(operation, DeliverNow):
+        elif isinstance(operation, DeliverNow) and row == replace(old, due_ms=row.due_ms):
             hurried.setdefault(subscription, []).append(number)
         else:
             changed.append(

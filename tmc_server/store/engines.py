@@ -30,6 +30,7 @@ _CLOCK_ERROR_MS = 125.0  # as long as it may be off by more, a reading is repeat
 _CLOCK_TRIES = 3
 _CLOCK_DRIFT = 0.001  # two clocks run apart by less
 _CLOCK_SET_BACK_MS = 1_000  # a smaller step back is taken at once
+_CLOCK_TOO_FAR_MS = 86_400_000  # a longer one is followed: catching up would take ten days and more
 _CLOCK_SLOWED = 0.1
 
 
@@ -54,8 +55,8 @@ class CarriedClock:
     at most half the duration of the fastest reading plus the drift since, and a slow response cannot shift the
     estimate: it goes back by no more than it may have been ahead. If new bounds exclude the old ones, the clock was
     set. Forward, we follow it. If it was set back, due times that are stored would be that much too far away: the estimate
-    goes on from where it was, a tenth slower, until the clock has caught up.
-    Thread-safe: one attribute is replaced.
+    goes on from where it was, a tenth slower, until the clock has caught up. (By more than a day: we follow it.)
+    Thread-safe: one attribute is replaced. Of two changes at once one may be lost; the next reading makes up for it.
     """
 
     def __init__(self) -> None:
@@ -73,10 +74,12 @@ class CarriedClock:
         if self._known is not None:
             known, low, high, known_at = self._known
             drift = (after - known_at) * 1000 * _CLOCK_DRIFT
-            if max(least, low - drift) <= min(most, high + drift):
+            was_set = max(least, low - drift) > min(most, high + drift)
+            if not was_set:
                 least, most = max(least, low - drift), min(most, high + drift)
                 used = min(max(known, least), most)
-            if known - used > _CLOCK_SET_BACK_MS:
+            was_ahead = known - high > _CLOCK_SET_BACK_MS
+            if (was_set or was_ahead) and _CLOCK_SET_BACK_MS < known - used < _CLOCK_TOO_FAR_MS:
                 used = max(used, known - (after - known_at) * 1000 * _CLOCK_SLOWED)
         self._known = (used, least, most, after)
         return max(most - used, min(used, most) - least)
@@ -85,7 +88,8 @@ class CarriedClock:
         """Another server has seen this time already. Something must have been read."""
         assert self._known is not None
         used, least, most, at = self._known
-        self._known = (max(used, ms - now * 1000), least, most, at)
+        if ms - now * 1000 - used < _CLOCK_TOO_FAR_MS:
+            self._known = (max(used, ms - now * 1000), least, most, at)
 
     @property
     def ahead_ms(self) -> int:

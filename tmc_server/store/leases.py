@@ -124,13 +124,15 @@ class ShardLeases:
                 renewed = lease.update().where(
                     lease.c.shard.in_(sorted(kept)), lease.c.owner == me, lease.c.expires_ms > now
                 )
-                if connection.execute(renewed.values(expires_ms=now + self._lease_ms)).rowcount != len(kept):
+                if connection.execute(renewed.values(expires_ms=now + self._lease_ms, seen_ms=now)).rowcount != len(
+                    kept
+                ):
                     raise StoreConflict("a lease went while it was renewed")
             for row in wanted:
                 taken = lease.update().where(
                     lease.c.shard == row.shard, lease.c.epoch == row.epoch, lease.c.expires_ms <= now
                 )
-                values = {"owner": me, "epoch": row.epoch + 1, "expires_ms": now + self._lease_ms}
+                values = {"owner": me, "epoch": row.epoch + 1, "expires_ms": now + self._lease_ms, "seen_ms": now}
                 if connection.execute(taken.values(values)).rowcount:
                     kept[row.shard] = ShardLease(me, row.epoch + 1)
                     if row in adopted and (aside or row.shard in self._offered):
@@ -144,7 +146,8 @@ class ShardLeases:
                 row.shard: row for row in connection.execute(sa.select(lease).where(lease.c.shard.in_(self._shards)))
             }
             self._database.now(connection)
-            self._database.not_before(max((row.expires_ms for row in found.values()), default=0) - self._lease_ms)
+            for row in found.values():
+                self._database.not_before(row.seen_ms)
             return self._database.now(connection), found
 
     def _create(self, missing: Sequence[Shard]) -> None:

@@ -131,6 +131,9 @@ class NodeSlots:
 
     def _take(self, connection: sa.Connection) -> tuple[Lease, int, int]:
         """Returns: the lease, the first and the last millisecond of its numbers."""
+        self._database.now(connection)
+        for seen_ms in connection.execute(sa.select(server.c.seen_ms)).scalars():
+            self._database.not_before(seen_ms)
         now = self._database.now(connection)
         rows = {row.slot: row for row in connection.execute(sa.select(node_slot).with_for_update())}
         free = [slot for slot in sorted(rows) if rows[slot].expires_ms <= now]
@@ -160,6 +163,7 @@ class NodeSlots:
                 catalog_version=self._catalog_version,
                 stale_ms=self._stale_ms,
                 silenced=0,
+                seen_ms=now,
             )
         )
         return lease, start, until
@@ -205,7 +209,7 @@ class NodeSlots:
             ).rowcount
             if kept:
                 mine = server.update().where(server.c.incarnation == lease.incarnation, server.c.silenced == 0)
-                beat = {"expires_ms": now + self._lease_ms, "catalog_version": self._catalog_version}
+                beat = {"expires_ms": now + self._lease_ms, "catalog_version": self._catalog_version, "seen_ms": now}
                 kept = connection.execute(mine.values(**beat)).rowcount
             self._read_members(connection)
         return bool(kept), until

@@ -194,7 +194,7 @@ class ShardStatements:
             )
         )
 
-        # subscription, ids, now: SCHEDULED ones are due; what is known of their last copies stays.
+        # subscription, ids, now: SCHEDULED ones are due, and the age of delayed ones begins; what is known of their copies stays.
         self.deliver_now = ByIds(
             by_primary(
                 consumption.update()
@@ -203,7 +203,13 @@ class ShardStatements:
                     by_ids(consumption.c.message_id),
                     has_state(consumption.c.state, c.sources(c.ConsumptionEvent.HURRY)),
                 )
-                .values(due_ms=sa.bindparam("now")),
+                .values(
+                    due_ms=sa.bindparam("now"),
+                    since_ms=sa.case(
+                        (consumption.c.since_ms > sa.bindparam("now"), sa.bindparam("now")),
+                        else_=consumption.c.since_ms,
+                    ),
+                ),
                 consumption,
             )
         )

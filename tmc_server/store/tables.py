@@ -220,6 +220,7 @@ server = sa.Table(
     sa.Column("stale_ms", sa.BigInteger, nullable=False, server_default="60000"),
     sa.Column("silenced", sa.SmallInteger, nullable=False, server_default="0"),
     sa.Column("drained", sa.SmallInteger, nullable=False, server_default="0"),  # 1: it looks after no shards
+    _ms("seen_ms", server_default="0"),  # this database's time at its last heartbeat
     **_OPTIONS,
 )
 
@@ -288,6 +289,7 @@ lease = sa.Table(
     sa.Column("owner", sa.BigInteger, nullable=False),
     sa.Column("epoch", sa.BigInteger, nullable=False),
     _ms("expires_ms"),
+    _ms("seen_ms", server_default="0"),  # this database's time when it was taken or renewed
     **_OPTIONS,
 )
 

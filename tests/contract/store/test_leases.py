@@ -251,7 +251,7 @@ def test_a_server_that_starts_after_the_clock_was_set_back_goes_on_with_the_time
     first, later = Database(url), Database(url)
     ShardLeases(first, SHARDS, lambda: 1, lambda: [1], LEASE_MS).run_once()
     with first.reading() as connection:
-        seen = connection.execute(sa.select(sa.func.max(lease.c.expires_ms))).scalar_one() - LEASE_MS
+        seen = connection.execute(sa.select(sa.func.max(lease.c.seen_ms)).where(lease.c.owner == 1)).scalar_one()
     if later.dialect.clock is None:
         now = wall_clock_ms()
         monkeypatch.setattr("tmc_server.store.engines.wall_clock_ms", lambda: now - 3_600_000)
@@ -261,6 +261,26 @@ def test_a_server_that_starts_after_the_clock_was_set_back_goes_on_with_the_time
         assert later.now(connection) < seen
         ShardLeases(later, SHARDS, lambda: 2, lambda: [1, 2], LEASE_MS).run_once()
         assert later.now(connection) >= seen
+    assert later.clock_ahead_ms > 3_000_000
+    first.close()
+    later.close()
+
+
+def test_a_node_that_starts_after_the_clock_was_set_back_beats_with_the_time_of_the_others(
+    store: StoreUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = store.database.url.render_as_string(hide_password=False)
+    first, later = Database(url), Database(url)
+    before = NodeSlots(first, "one:1")
+    before.acquire()
+    now = wall_clock_ms()
+    if later.dialect.clock is None:
+        monkeypatch.setattr("tmc_server.store.engines.wall_clock_ms", lambda: now - 3_600_000)
+    else:
+        monkeypatch.setattr(type(later.dialect), "clock", f"{later.dialect.clock} - 3600000")
+    after = NodeSlots(later, "two:2")
+    after.acquire()
+    assert {run.incarnation for run in after.alive} >= {before.incarnation(), after.incarnation()}
     assert later.clock_ahead_ms > 3_000_000
     first.close()
     later.close()

@@ -9,6 +9,7 @@ import pytest
 from tests.support.store import DONE, INCARNATION, POLICY, StoreUnderTest
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
+from tmc_server.domain.numbers import ANSWERED
 from tmc_server.domain.operations import Stored
 from tmc_server.domain.ports.catalog import NewApp, NewSubscription
 from tmc_server.domain.ports.delivery import Claimed
@@ -22,6 +23,7 @@ from tmc_server.errors import (
     KeyInProgress,
     MessageUnknown,
     SubscriptionUnknown,
+    TmcError,
 )
 from tmc_server.store.catalog import CatalogStore
 from tmc_server.store.engines import StoreConflict
@@ -427,3 +429,20 @@ class TestDelivering:
             assert store.row(store.submitted()) is not None
         assert store.redeliver(room=10) == Claimed(delivered=4)
         assert store.consumption_state(open_one) is ConsumptionState.SCHEDULED
+
+
+def test_an_operator_who_delivers_now_in_the_batch_of_a_nack_counts_nothing(store: StoreUnderTest) -> None:
+    number = store.submitted(room=1)
+    store.begin_handlers()
+    postponed = store.nack_of(number, 1, retry_after_ms=3_600_000)
+    store.perform(postponed, store.deliver_now_of(number))
+    row = store.row(number)
+    assert (row.due_ms, row.tried, row.begun, row.tried_ms) == (store.clock(), 0, ANSWERED, None)
+
+
+def test_what_was_extended_in_the_same_batch_is_not_delivered_now(store: StoreUnderTest) -> None:
+    number = store.submitted(room=1)
+    store.clock.advance(61)
+    extended, hurried = store.perform(store.extend_of(number, 1), store.deliver_now_of(number))
+    assert isinstance(hurried, ConsumptionClosed)
+    assert not isinstance(extended, TmcError)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.rabbitmq import RabbitMQ
-from tmc_server.delivery.rabbitmq_fitness import examine_broker
+from tmc_server.app.broker_fitness import examine_broker
 
 pytestmark = pytest.mark.services
 QUEUE = "tmc.sub.coupons.default.order.paid"

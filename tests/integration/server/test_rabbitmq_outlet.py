@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -685,9 +686,9 @@ class TestForwarding:
 def test_where_one_node_of_the_broker_is_down_another_one_is_taken(rabbitmq: RabbitMQ) -> None:
     nodes = f"127.0.0.1:{free_port()},127.0.0.1:{rabbitmq.port}"
     bench = Bench(rabbitmq, url=f"amqp://guest:guest@{nodes}/%2F", declare=False)
-    with pytest.raises(pika.exceptions.AMQPError):
-        bench.queues.run_once()
-    bench.queues.run_once()
+    for _ in range(2):  # one of them is the dead one
+        with suppress(pika.exceptions.AMQPError):
+            bench.queues.run_once()
     assert bench.send(1) == 1
     bench.settled()
     assert len(bench.messages(bench.queue(1))) == 1

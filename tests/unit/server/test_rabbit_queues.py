@@ -71,7 +71,8 @@ def test_a_broker_that_takes_the_connection_and_says_nothing_is_away() -> None:
         queues = RabbitQueues(
             f"amqp://127.0.0.1:{silent.getsockname()[1]}", SomeCatalog("coupons"), "quorum", lambda *_: None
         )
-        queues._parameters.socket_timeout = queues._parameters.stack_timeout = 0.2
+        (node,) = queues._nodes.each
+        node.socket_timeout = node.stack_timeout = 0.2
         assert queues.look("tmc.sub.coupons.default.t1") is None
 
 

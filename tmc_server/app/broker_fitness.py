@@ -22,8 +22,9 @@ _HARMFUL: Mapping[str, str] = {
     "max-length": "copies beyond it vanish, unless overflow is reject-publish",
     "max-length-bytes": "copies beyond it vanish, unless overflow is reject-publish",
     "expires": "a queue without consumers vanishes with its copies",
-    "consumer-timeout": "a handler that runs for longer loses its copy: it must be longer than every max_handling",
+    "consumer-timeout": "a handler that runs for longer loses its copy",
 }
+_LEAST = {"delivery-limit": DELIVERY_LIMIT, "consumer-timeout": 1_800_000}  # the second is RabbitMQ's own
 _REJECTED_INSTEAD = ("max-length", "max-length-bytes")
 
 
@@ -58,22 +59,26 @@ def _policies(client: httpx.Client, host: str) -> Iterator[Finding]:
         must = f"leave out {names[0]}{more}: {_HARMFUL.get(key, f'be at least {DELIVERY_LIMIT}')}"
         yield Finding(setting=f"RabbitMQ, policy {policies!r}", value=f"{key} = {value}", must=must, ok=False)
     if not found:
-        yield Finding(setting="RabbitMQ, policies", value=f"harmless for {len(queues)} queues", must="", ok=True)
+        seen = f"harmless for {len(queues)} queues" if queues else "not seen: there are no queues of this center yet"
+        yield Finding(setting="RabbitMQ, policies", value=seen, must="", ok=True)
 
 
 def _harmful(definition: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     rejects = str(definition.get("overflow", "")).startswith("reject-publish")
     for key, value in definition.items():
-        is_low = key == "delivery-limit" and isinstance(value, int) and 0 <= value < DELIVERY_LIMIT
-        if is_low or (key in _HARMFUL and not (rejects and key in _REJECTED_INSTEAD)):
+        least = _LEAST.get(key)
+        is_fine = least is not None and not (isinstance(value, int) and 0 <= value < least)
+        if not is_fine and not (rejects and key in _REJECTED_INSTEAD) and (least is not None or key in _HARMFUL):
             yield key, str(value)
 
 
 def _limits(client: httpx.Client, host: str) -> Iterator[Finding]:
     for limits in _get(client, f"/api/vhost-limits/{host}"):
         for name, value in sorted(limits["value"].items()):
-            must = "be -1, or leave room for every subscription (max-queues) and for all servers and consumers (max-connections)"
-            yield Finding(setting=f"RabbitMQ, limit {name}", value=str(value), must=must, ok=value < 0)
+            what = f"/api/queues/{host}" if name == "max-queues" else f"/api/vhosts/{host}/connections"
+            used = len(_get(client, what))
+            must = f"be -1, or leave room: {used} are in use"
+            yield Finding(setting=f"RabbitMQ, limit {name}", value=str(value), must=must, ok=not 0 <= value <= used)
 
 
 def _get(client: httpx.Client, path: str) -> list[dict[str, Any]]:
