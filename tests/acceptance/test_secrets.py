@@ -80,7 +80,12 @@ def test_what_reading_the_configuration_says_never_quotes_a_value(setting: str) 
 
 @pytest.mark.parametrize("setting", _secrets())
 def test_a_secret_is_masked_in_every_form_of_the_configuration(setting: str) -> None:
-    shapes = {"store.catalog": SHAPES[10].replace("/y", ""), "rabbitmq.url": SHAPES[6], "alerts.webhook": SHAPES[12]}
+    shapes = {
+        "store.catalog": SHAPES[10].replace("/y", ""),
+        "rabbitmq.url": SHAPES[6],
+        "rabbitmq.management": f"http://center:{MARK}@127.0.0.1:15672",
+        "alerts.webhook": SHAPES[12],
+    }
     config = load(None, {_variable(setting): shapes.get(setting, MARK)})
     assert MARK not in f"{config} {config!r} {config.model_dump()} {config.model_dump_json()}"
 
