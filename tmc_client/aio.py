@@ -136,6 +136,7 @@ class AsyncCenter:
             session,
             prepare_timeout,
             fallback=fallback,
+            answered=self.blocking.answered,
             prepare_first=prepare_first,
         )
 

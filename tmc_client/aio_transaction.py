@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.util import await_only
 
 from tmc_client import errors
+from tmc_client.answered import Answered
 from tmc_client.ledger import settle_statement
 from tmc_client.local.sessions import SessionTransaction
 from tmc_client.producer import Producer
@@ -33,6 +34,7 @@ class AsyncTransaction(CenterBlock):
         session: AsyncSession,
         prepare_timeout: timedelta,
         fallback: Fallback | None = None,
+        answered: Answered | None = None,
         prepare_first: bool = False,
     ) -> None:
         """Raises InvalidRequest if `session` is not an AsyncSession."""
@@ -44,8 +46,7 @@ class AsyncTransaction(CenterBlock):
                 "tmc_client.connect(), of an async_sessionmaker make a session first."
             )
         local = SessionTransaction(session.sync_session)
-        super().__init__(producer, local, prepare_timeout, fallback, None, prepare_first)
-        self._engine = session.sync_session.get_bind().engine
+        super().__init__(producer, local, prepare_timeout, fallback, answered, prepare_first)
         self._session = session
         self._settle_on = settle
         self._loop = asyncio.get_running_loop()
@@ -74,14 +75,14 @@ class AsyncTransaction(CenterBlock):
                 submit.add_done_callback(partial(self._settle_one, message_id))
             elif was_answered(message_id, submit):
                 answered.append(message_id)
-        if answered:
+        if self._engine is None:
+            self._answered.add(self._ledger_id, answered)
+        elif answered:
             with self._engine.begin() as connection:
                 connection.execute(settle_statement(answered))
 
-    def _settle_one(self, message_id: str, submit: Future[Any]) -> None:
-        """Settle a submit that was answered after the block ended. Called in the sender's thread."""
-        if was_answered(message_id, submit):
-            self._settle_on(self._loop, self._engine, message_id)
+    def _settle_in(self, engine: sa.Engine, message_id: str) -> None:
+        self._settle_on(self._loop, engine, message_id)
 
 
 async def _all_done(futures: Sequence[Future[Any]], limit: timedelta) -> None:

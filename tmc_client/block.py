@@ -7,6 +7,7 @@ center, outbox/block.py writes into the outbox.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import warnings
 from abc import ABC, abstractmethod
@@ -21,6 +22,8 @@ from tmc_client.codecs import Topic
 from tmc_client.local import LocalTransaction
 from tmc_client.workers import HANDLERS
 from tmc_common.protocol import message_pb2
+
+log = logging.getLogger("tmc_client.transaction")
 
 T = TypeVar("T")
 Request = TypeVar("Request", message_pb2.PrepareRequest, message_pb2.PublishRequest)
@@ -92,12 +95,26 @@ class Block(ABC, Generic[Request]):
                 self._abandon()
                 return
             self._write()
-            # From here on the database decides: an error of the commit itself leaves the outcome unknown.
-            self._local.commit()
+            self._commit()
         finally:
             self._close()
             self._local.stop()
         self._after_commit()
+
+    def _commit(self) -> None:
+        """Raises what the commit raised: the database refused it, or its answer was lost."""
+        try:
+            self._local.commit()
+        except BaseException:
+            self._undo()
+            raise
+
+    def _undo(self) -> None:
+        """After a commit that raised: the program's next commit of this session must not commit what failed here."""
+        try:
+            self._local.roll_back()
+        except Exception:
+            log.warning("the rollback failed", exc_info=True)
 
     def _close(self) -> None:
         self._closed_because = f"after the end of its block: send inside it{self.otherwise}."

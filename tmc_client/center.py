@@ -67,7 +67,7 @@ class Center:
         self._running = RunningServers()
         self._outcomes: dict[str, Outcome] = {}
         self._settler: Any = None
-        self._answered = Answered()
+        self.answered = Answered()
         self._settler_lock = threading.Lock()
         watch_forks(self)
 
@@ -174,7 +174,7 @@ class Center:
             local,
             prepare_timeout,
             fallback=fallback,
-            answered=self._answered,
+            answered=self.answered,
             prepare_first=prepare_first,
         )
 

@@ -183,8 +183,8 @@ def _local(source: Any) -> LocalTransaction:
 
 def _check(local: LocalTransaction) -> None:
     """Begin as a handler does, read nothing, and roll back."""
-    if local.engine is not None and isinstance(local.engine.pool, sa.StaticPool):
-        return  # all threads share one connection, and one of them may be in its transaction
+    if isinstance(local, SessionTransaction) and local.is_shared:
+        return  # one of the threads may be in its transaction
     local.begin(_PLACE)
     try:
         for table in (inbox, inbox_order):
@@ -202,7 +202,7 @@ def _check(local: LocalTransaction) -> None:
 
 def _demand_exact(local: LocalTransaction) -> None:
     """Raises InvalidRequest: the table takes different subscribers for the same."""
-    dialect = local.engine.dialect if local.engine is not None else getattr(local, "dialect", None)
+    dialect = getattr(local, "dialect", None)
     if dialect is not None and (sentence := inexact(local.run, dialect.name, inbox)):
         raise errors.InvalidRequest(sentence)
 

@@ -21,13 +21,12 @@ from tmc_client import errors
 from tmc_client.answered import SOME
 from tmc_client.connection import watch_forks
 from tmc_client.local.engines import Source, engine_of
+from tmc_client.marker import COMMITTED, ROLLED_BACK
 from tmc_client.producer import Prepared, Producer, wait
 from tmc_client.tables import compare_exactly, ledger, ledger_info, metadata, raise_if_lacking
 
 log = logging.getLogger("tmc_client.ledger")
 
-COMMITTED = 1
-ROLLED_BACK = 2  # the marker of a check that was answered "rolled back"
 _RESUME_PAGE = 500
 _SETTLE_BATCH = 200
 _SETTLE_EVERY_S = 0.5

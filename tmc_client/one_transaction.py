@@ -15,6 +15,8 @@ back without a word. asyncpg would commit what comes after a COMMIT or ROLLBACK 
 next statement is refused.
 Events are registered only once, on the Session class and on each engine: SQLAlchemy takes half a millisecond for it,
 and no thread may do it while another runs the same event.
+
+What the session writes through a second connection is not in this transaction: see local/elsewhere.py.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from sqlalchemy.sql.elements import RollbackToSavepointClause, SavepointClause
 from tmc_client import errors
 from tmc_client.local import Recorder
 from tmc_client.local.driver_level import go_to_the_second, leaves_statements
+from tmc_client.local.elsewhere import connection_of, refuse_elsewhere, writer_of
 
 _KEY = "tmc_one_transaction"
 _PSYCOPG = ("psycopg", "psycopg_async", "psycopg2")
@@ -178,6 +181,7 @@ class OneTransaction:
     """Watches one session. place: its name in error messages.  recorder: drops what rolled-back savepoints recorded.
 
     lends_commit: a transaction block may be opened inside; it then commits for both.
+    Raises InvalidRequest: the session does not know where it writes our rows.
     """
 
     def __init__(
@@ -188,6 +192,7 @@ class OneTransaction:
         self._recorder = recorder
         self._lends_commit = lends_commit
         self._outer: OneTransaction | None = None
+        self._writer = writer_of(session)
         self._witnesses: dict[sa.Connection, _Witness] = {}
         self._by_session: WeakKeyDictionary[SessionTransaction, int] = WeakKeyDictionary()
         self._by_savepoint: dict[tuple[sa.Connection, str], int] = {}
@@ -212,7 +217,7 @@ class OneTransaction:
         self._session.info[_KEY] = self
         try:
             if self._session.in_transaction():
-                self.take_part(self._session.connection())
+                self.take_part(connection_of(self._session))
         except BaseException:
             self.stop()
             raise
@@ -235,6 +240,7 @@ class OneTransaction:
             self.ended()
         if self._lost or self._refused:
             raise errors.InvalidRequest(self._lost or self._refused)
+        refuse_elsewhere(self._session, f"a {self._place}")
 
     def verify(self) -> None:
         """Verify that the next commit belongs to the transaction that was begun. Raises InvalidRequest."""
@@ -257,13 +263,20 @@ class OneTransaction:
 
     def roll_back(self) -> None:
         self._finishing = True
-        self._session.rollback()
+        try:
+            self._session.rollback()
+        except sa.exc.InvalidRequestError:
+            transaction = self._session.get_transaction()
+            if transaction is None:
+                raise
+            transaction.close()  # a listener to after_commit raised, and SQLAlchemy left it committed, but not closed
+            self._session.expire_all()
         if self._outer is not None:
             self._outer.ended()
 
     def take_part(self, connection: sa.Connection) -> None:
         """Watch a connection that the session has begun to use. Raises InvalidRequest."""
-        if connection in self._witnesses or self._finishing:
+        if connection in self._witnesses or self._finishing or connection.engine is not self._writer.engine:
             return
         _watch_engine(connection.engine)
         _BY_CONNECTION[connection] = self
@@ -293,7 +306,7 @@ class OneTransaction:
         """The session's connection, for a statement of ours. With it: what has to be sent before that statement, or ""."""
         self._unsent, self._ours_is_next = "", True
         try:
-            return self._session.connection(), self._unsent
+            return connection_of(self._session), self._unsent
         finally:
             self._ours_is_next = False
 

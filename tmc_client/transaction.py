@@ -3,8 +3,8 @@
 At the end of the block, in this order: flush, verify that it is still one transaction, prepare all messages in one
 batch call, insert the ledger rows, commit locally, submit. Any step before the commit may raise and then nothing
 takes effect: the transaction is rolled back, and so, in the background, are the messages prepared at the center. If the
-outcome of the commit is uncertain, the block tells the center nothing: the ledger decides. After the commit nothing
-raises.
+commit itself raises, the block fences its ledger row in a transaction of its own and thus knows whether it took effect; if
+that cannot be told either, it tells the center nothing: the ledger decides. After the commit nothing raises.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tmc_client.block import Block, Blocking
 from tmc_client.codecs import Topic
 from tmc_client.ledger import fenced, ledger_id_of, rows_for, settle_some
 from tmc_client.local import LocalTransaction
+from tmc_client.marker import COMMITTED, ROLLED_BACK, marker
 from tmc_client.producer import Prepared, Producer, duration, new_attempt_id, prepare_request, prepared_of, wait
 from tmc_client.tables import ledger, ledger_info, outbox
 from tmc_common.protocol import message_pb2
@@ -96,6 +97,7 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
         self._fallback = fallback
         self._answered = answered or Answered()
         self._settling: Sequence[str] = ()
+        self._engine: sa.Engine | None = None
         self._ledger_id = b""
         self._keys: set[tuple[str, str]] = set()
         self._sent_by_outbox: Callable[[], None] | None = None
@@ -152,6 +154,19 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
         """Settle these submits in the ledger as they are answered, also after the block ends."""
         raise NotImplementedError
 
+    def _settle_in(self, engine: sa.Engine, message_id: str) -> None:
+        """Settle a submit that was answered after the block ended. Called in the sender's thread."""
+        raise NotImplementedError
+
+    def _settle_one(self, message_id: str, submit: Future[Any]) -> None:
+        """Called in the sender's thread as soon as it is done."""
+        if not was_answered(message_id, submit):
+            return
+        if self._engine is not None:
+            self._settle_in(self._engine, message_id)
+        else:
+            self._answered.add(self._ledger_id, [message_id])
+
     def _write(self) -> None:
         preparation = self._ahead
         try:
@@ -179,8 +194,9 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
             raise
 
     def _settle_earlier(self) -> None:
-        """Where nothing can be written in the background, blocks mark what earlier ones have submitted."""
-        if self._local.engine is None:
+        """Where nothing can be written over another connection, blocks mark what earlier ones have submitted."""
+        self._engine = self._local.engine
+        if self._engine is None:
             self._settling = self._answered.take(self._ledger_id, at_least=len(self.messages))
             for first in range(0, len(self._settling), SOME):
                 self._local.run(*settle_some(self._settling[first : first + SOME]))
@@ -208,6 +224,32 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
         except Exception as failure:
             log.warning("whether a check was answered ROLLBACK cannot be read: %s", failure, exc_info=True)
             return ()
+
+    def _commit(self) -> None:
+        """If it raises, ask the ledger, in a way that makes its answer final."""
+        try:
+            super()._commit()
+        except BaseException as failure:
+            state = self._fence()
+            if state == ROLLED_BACK:
+                self._give_up()
+            if state != COMMITTED:
+                raise
+            log.warning("the commit of a block took effect although it raised", exc_info=True)
+            if not isinstance(failure, Exception):
+                self._after_commit()
+                raise
+
+    def _fence(self) -> int | None:
+        """What the ledger says of the block, whose rows were written together. None: it cannot be told now."""
+        if not self.messages:
+            return None
+        first = self.messages[0]
+        return self._local.fence(marker(first.message_id, first.topic, first.key, first.attempt_id))
+
+    def _give_up(self) -> None:
+        """Roll back at the center, and wait a little: then their keys are free when the program runs the block again."""
+        self._until_done([self._producer.rollback(message, BACKGROUND) for message in self.messages], SUBMIT_WAIT)
 
     def _after_commit(self) -> None:
         """Submit the messages. Never raises: unanswered submits are retried by the sender, then at the next start."""
@@ -278,7 +320,7 @@ class Transaction(Blocking[message_pb2.PrepareRequest], CenterBlock):
         prepare_first: bool = False,
     ) -> None:
         super().__init__(producer, local, prepare_timeout, fallback, answered, prepare_first)
-        self._settle_in = settle
+        self._settler = settle
 
     def _until_done(self, futures: Sequence[Future[Any]], limit: timedelta) -> None:
         wait_for_all(futures, limit.total_seconds())
@@ -287,11 +329,5 @@ class Transaction(Blocking[message_pb2.PrepareRequest], CenterBlock):
         for message_id, submit in submits.items():
             submit.add_done_callback(partial(self._settle_one, message_id))
 
-    def _settle_one(self, message_id: str, submit: Future[Any]) -> None:
-        """Settle a submit that was answered. Called in the sender's thread as soon as it is done."""
-        if not was_answered(message_id, submit):
-            return
-        if self._local.engine is not None:
-            self._settle_in(self._local.engine, [message_id])
-        else:
-            self._answered.add(self._ledger_id, [message_id])
+    def _settle_in(self, engine: sa.Engine, message_id: str) -> None:
+        self._settler(engine, [message_id])

@@ -13,15 +13,13 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import event
 
 from tmc_client.checks.questions import Answer, Because, Question, Verdict
 from tmc_client.connection import watch_forks
-from tmc_client.ledger import COMMITTED, ROLLED_BACK
-from tmc_client.local.engines import Source, engine_of, is_in_memory
+from tmc_client.local.engines import Source, engine_beside, engine_of, is_in_memory
+from tmc_client.marker import COMMITTED, ROLLED_BACK, insert_marker, marker
 from tmc_client.producer import duration
 from tmc_client.tables import lacking, ledger, ledger_info
 
@@ -29,8 +27,6 @@ log = logging.getLogger("tmc_client.checks.fence")
 
 LEAST_AGE = timedelta(days=7)
 _CLOCKS_APART_MS = 3_600_000  # clock skew: messages are dated by the center's clock, cleaning by ours
-_LOCK_WAIT_S = 1
-_KEY_WAIT_MS = 100  # PostgreSQL shows no uncommitted row: that a key is in flight is learned by waiting for it
 _BUDGET_S = 1.5  # for the fences of one call; the center waits three seconds by default
 _VERDICTS = {COMMITTED: Verdict.COMMIT, ROLLED_BACK: Verdict.ROLLBACK}
 
@@ -103,10 +99,9 @@ class LedgerAnswers:
     def _fence(self, question: Question) -> Answer:
         try:
             with self._connect() as connection:
-                self._begin(connection)
-                if _is_locked(connection, question.message_id):
+                row = marker(question.message_id, question.topic, question.key, question.attempt_id)
+                if not insert_marker(connection.execute, connection.dialect.name, row):
                     return Answer.not_now("IN_FLIGHT: its transaction is being committed.")
-                connection.execute(ledger.insert(), _marker(question))
                 connection.commit()
         except sa.exc.IntegrityError:
             return self._after_all(question)
@@ -123,15 +118,10 @@ class LedgerAnswers:
         state = known.get(question.message_id)
         return Answer.not_now("IN_FLIGHT: it came and went.") if state is None else _of(state)
 
-    def _begin(self, connection: sa.Connection) -> None:
-        if connection.dialect.name == "sqlite":
-            connection.rollback()
-            connection.exec_driver_sql("BEGIN IMMEDIATE")  # one writer at a time: nobody else can be in flight now
-
     def _connect(self) -> sa.Connection:
         with self._lock:
             if self._own is None:
-                self._own = _engine_beside(self._engine)
+                self._own = engine_beside(self._engine)
             own = self._own
         return own.connect()
 
@@ -140,66 +130,6 @@ class LedgerAnswers:
             own, self._own = self._own, None
         if own is not None:
             own.dispose()
-
-
-def _engine_beside(engine: sa.Engine) -> sa.Engine:
-    """A second engine for the same database: READ COMMITTED, short lock waits; the program's engine is unchanged."""
-    dialect = engine.dialect.name
-    isolation: dict[str, Any] = {} if dialect == "sqlite" else {"isolation_level": "READ COMMITTED"}
-    own = _create(engine, pool=engine.pool.recreate(), **isolation)
-    waits = {
-        "sqlite": f"PRAGMA busy_timeout = {_LOCK_WAIT_S * 1000}",
-        "mysql": f"SET SESSION innodb_lock_wait_timeout = {_LOCK_WAIT_S}",
-        "mariadb": f"SET SESSION innodb_lock_wait_timeout = {_LOCK_WAIT_S}",
-        "postgresql": f"SET lock_timeout = '{_KEY_WAIT_MS}ms'",
-    }
-
-    @event.listens_for(own, "connect")
-    def set_up(connection: Any, _record: object) -> None:
-        if dialect == "sqlite":
-            connection.isolation_level = None  # we say BEGIN ourselves
-        if dialect in waits:
-            cursor = connection.cursor()
-            cursor.execute(waits[dialect])
-            cursor.close()
-            connection.commit()  # PostgreSQL takes a SET back with its transaction
-
-    return own
-
-
-def _create(engine: sa.Engine, **options: Any) -> sa.Engine:
-    """An address alone does not say which kind: psycopg is blocking and asyncio under one name."""
-    if not engine.dialect.is_async:
-        return sa.create_engine(engine.url, **options)
-    from sqlalchemy.ext.asyncio import create_async_engine
-
-    return create_async_engine(engine.url, **options).sync_engine
-
-
-def _is_locked(connection: sa.Connection, message_id: str) -> bool:
-    """Whether an open transaction holds this key; does not wait, on databases that support that."""
-    if connection.dialect.name not in ("mysql", "mariadb"):
-        return False
-    query = sa.select(ledger.c.message_id).where(ledger.c.message_id == message_id)
-    try:
-        connection.execute(query.with_for_update(nowait=True)).all()
-    except sa.exc.DBAPIError:
-        connection.rollback()
-        return True
-    return False
-
-
-def _marker(question: Question) -> dict[str, Any]:
-    now = time.time_ns() // 1_000_000
-    return {
-        "message_id": question.message_id,
-        "state": ROLLED_BACK,
-        "topic": question.topic,
-        "message_key": question.key,
-        "attempt_id": question.attempt_id,
-        "created_ms": now,
-        "settled_ms": now,
-    }
 
 
 def _of(state: int) -> Answer:

@@ -120,6 +120,11 @@ class AtomicTransaction(ConnectionTransaction):
         with transaction.atomic(self._using):
             yield self.handle
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with transaction.atomic(self._using):
+            yield
+
     def _is_open(self) -> bool | None:
         return None
 

@@ -103,5 +103,12 @@ class LocalTransaction(Protocol):
     def explain(self, exc: BaseException, *tables: Table) -> None:
         """After `roll_back`: raise InvalidRequest if a statement failed because one of these is missing or too old."""
 
+    def fence(self, row: Mapping[str, Any]) -> int | None:
+        """After `roll_back` of a commit that raised: insert this rollback marker, unless the ledger has the message's row.
+
+        In a transaction of its own: see marker.insert_marker. Returns: the state in the ledger; None: it cannot be told now.
+        Must not raise.
+        """
+
     def read(self, statement: Executable, parameters: Mapping[str, Any]) -> Sequence[Any]:
         """After `roll_back`, in a transaction of its own. Raises the library's error."""

@@ -18,6 +18,7 @@ from tmc_client import errors
 from tmc_client.local import Recorder, Rows, causes
 from tmc_client.local.drivers import Driver, driver_of, unwrapped
 from tmc_client.local.statements import Found
+from tmc_client.marker import ROLLED_BACK, STATE, insert_marker
 from tmc_client.tables import no_column, no_table, outbox
 
 log = logging.getLogger("tmc_client.transaction")
@@ -235,6 +236,27 @@ class ConnectionTransaction:
         except self._driver.module.Error:
             return False
         return True
+
+    def fence(self, row: Mapping[str, Any]) -> int | None:
+        try:
+            with self._alone():
+                return ROLLED_BACK if insert_marker(self.run, self._driver.dialect.name, row) else None
+        except self._driver.module.IntegrityError:
+            found = self.read(STATE, {"of": row["message_id"]})
+            return int(found[0][0]) if found else None
+        except Exception:
+            log.warning("whether the commit took effect cannot be told now", exc_info=True)
+            return None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A transaction of its own, after `roll_back`. Raises what the driver raises: it was rolled back."""
+        try:
+            yield
+            self._connection.commit()
+        except BaseException:
+            self._connection.rollback()
+            raise
 
     def read(self, statement: sa.Executable, parameters: Mapping[str, Any]) -> Sequence[Any]:
         try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 from weakref import WeakSet
 
 import sqlalchemy as sa
+from sqlalchemy import event
 
 from tmc_client import errors
 from tmc_client.local.drivers import driver_of, plain
@@ -14,6 +16,13 @@ from tmc_client.local.drivers import driver_of, plain
 Source = sa.Engine | Callable[[], Any]
 """An engine, or a function that returns a new connection of a driver."""
 
+_LOCK_WAIT_S = 1
+_WAITS = {
+    "sqlite": f"PRAGMA busy_timeout = {_LOCK_WAIT_S * 1000}",
+    "mysql": f"SET SESSION innodb_lock_wait_timeout = {_LOCK_WAIT_S}",
+    "mariadb": f"SET SESSION innodb_lock_wait_timeout = {_LOCK_WAIT_S}",
+}
+_OF_TRANSACTIONS = ("isolation_level", "postgresql_readonly", "postgresql_deferrable")
 _MADE: WeakSet[sa.Engine] = WeakSet()
 
 
@@ -43,6 +52,59 @@ def engine_of(source: Any, asked_by: str, *, pooled: bool = False) -> sa.Engine:
     engine = driver.engine(lambda: plain(source()), poolclass=pool)
     _MADE.add(engine)
     return engine
+
+
+def schemas_of(bind: sa.Engine | sa.Connection) -> Mapping[str | None, str | None] | None:
+    """Its `schema_translate_map`."""
+    return bind.get_execution_options().get("schema_translate_map")
+
+
+def in_schemas(engine: sa.Engine, schemas: Mapping[str | None, str | None] | None) -> sa.Engine:
+    """The same engine with these schemas, for a second connection: programs give them to engines or to connections."""
+    if not schemas or schemas == schemas_of(engine):
+        return engine
+    return _in_schemas(engine, frozenset(schemas.items()))
+
+
+@lru_cache(maxsize=1_000)  # the same one for all transactions of a tenant: what is done in batches is so by engine
+def _in_schemas(engine: sa.Engine, schemas: frozenset[tuple[str | None, str | None]]) -> sa.Engine:
+    return engine.execution_options(schema_translate_map=dict(schemas))
+
+
+def engine_beside(engine: sa.Engine) -> sa.Engine:
+    """Another engine of the same database, past its pool: READ COMMITTED, short lock waits. The program's is unchanged.
+
+    It has the program's options, e.g. its `schema_translate_map`, and what listens to its pool, but not what listens to it.
+    """
+    dialect = engine.dialect.name
+    isolation: dict[str, Any] = {} if dialect == "sqlite" else {"isolation_level": "READ COMMITTED"}
+    own = _create(engine, pool=engine.pool.recreate(), **isolation)
+
+    @event.listens_for(own, "connect")
+    def set_up(connection: Any, _record: object) -> None:
+        if dialect == "sqlite":
+            connection.isolation_level = None  # each statement is a transaction
+        if dialect in _WAITS:
+            cursor = connection.cursor()
+            cursor.execute(_WAITS[dialect])
+            cursor.close()
+
+    kept = {name: value for name, value in engine.get_execution_options().items() if name not in _OF_TRANSACTIONS}
+    return own.execution_options(**kept) if kept else own
+
+
+def _create(engine: sa.Engine, **options: Any) -> sa.Engine:
+    """An address alone does not say which kind: psycopg is blocking and asyncio under one name."""
+    if not engine.dialect.is_async:
+        return sa.create_engine(engine.url, **options)
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    return create_async_engine(engine.url, **options).sync_engine
+
+
+def shares_connections(engine: sa.Engine) -> bool:
+    """Whether all of this program's threads work with one connection: a second transaction would be the first one."""
+    return isinstance(engine.pool, sa.StaticPool | sa.AssertionPool)
 
 
 def is_in_memory(engine: sa.Engine) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,8 +16,13 @@ from tmc_client import errors
 from tmc_client.local import Recorder, Rows, causes
 from tmc_client.local.driver_level import driver_behind, execute
 from tmc_client.local.drivers import Driver
+from tmc_client.local.elsewhere import writer_of
+from tmc_client.local.engines import engine_beside, in_schemas, schemas_of, shares_connections
+from tmc_client.marker import ROLLED_BACK, STATE, insert_marker
 from tmc_client.one_transaction import OneTransaction, watched
 from tmc_client.tables import outbox, raise_if_lacking
+
+log = logging.getLogger("tmc_client.transaction")
 
 
 class SessionTransaction:
@@ -26,14 +32,27 @@ class SessionTransaction:
         self.handle: Any = session
         self._session = session
         self._watch: OneTransaction | None = None
+        self._schemas: Mapping[str | None, str | None] | None = None
+
+    @property
+    def dialect(self) -> sa.Dialect:
+        return self._engine.dialect
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all threads of the program work with its one connection."""
+        return shares_connections(self._engine)
 
     @property
     def engine(self) -> sa.Engine | None:
+        if isinstance(writer_of(self._session), sa.Connection) or self.is_shared:
+            return None  # a second connection would wait for the program's, or commit what it has open
         return self._engine
 
     @property
     def _engine(self) -> sa.Engine:
-        return self._session.get_bind().engine
+        """With the schemas of this transaction's connection, for statements in other ones."""
+        return in_schemas(writer_of(self._session).engine, self._schemas)
 
     @property
     def _watched(self) -> OneTransaction:
@@ -48,7 +67,7 @@ class SessionTransaction:
         self._watch = watch
 
     def _refuse_foreign(self) -> None:
-        bind = self._session.get_bind()
+        bind = writer_of(self._session)
         foreign = isinstance(bind, sa.Connection) and bind.in_transaction() and not self._session.in_transaction()
         if self._session.in_nested_transaction() or foreign:
             raise errors.InvalidRequest(
@@ -102,6 +121,7 @@ class SessionTransaction:
     def _ready(self) -> tuple[sa.Connection, Driver | None, str]:
         """The connection for a statement of ours; its driver, None: SQLAlchemy has to compile it; what comes before it."""
         connection, first = self._watched.connection()
+        self._schemas = schemas_of(connection)
         driver = driver_behind(connection)
         if driver is None and first:
             connection.exec_driver_sql(first)
@@ -130,9 +150,40 @@ class SessionTransaction:
     def explain(self, exc: BaseException, *tables: sa.Table) -> None:
         raise_if_lacking(exc, self._engine, *tables)
 
+    def fence(self, row: Mapping[str, Any]) -> int | None:
+        try:
+            bind = writer_of(self._session)
+            if isinstance(bind, sa.Connection):
+                return _fence(nullcontext(bind), row)
+            if shares_connections(bind.engine):
+                return _fence(bind.engine.connect(), row)
+            own = engine_beside(self._engine)
+            try:
+                return _fence(own.connect(), row)
+            finally:
+                own.dispose()
+        except Exception:
+            log.warning("whether the commit took effect cannot be told now", exc_info=True)
+            return None
+
     def read(self, statement: sa.Executable, parameters: Mapping[str, Any]) -> Sequence[Any]:
         with self._engine.connect() as connection:
             return connection.execute(statement, dict(parameters)).fetchall()
+
+
+def _fence(opened: AbstractContextManager[sa.Connection], row: Mapping[str, Any]) -> int | None:
+    """See LocalTransaction. Raises what the database raises."""
+    with opened as connection:
+        try:
+            with connection.begin() as transaction:
+                if insert_marker(connection.execute, connection.dialect.name, row):
+                    return ROLLED_BACK
+                transaction.rollback()
+                return None
+        except sa.exc.IntegrityError:
+            with connection.begin():
+                found: int | None = connection.execute(STATE, {"of": row["message_id"]}).scalar()
+                return found
 
 
 class CoreTransaction(SessionTransaction):

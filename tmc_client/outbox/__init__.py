@@ -15,9 +15,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -30,7 +32,8 @@ from tmc_client.connection import watch_forks
 from tmc_client.ledger import ledger_id_of
 from tmc_client.local import LocalTransaction
 from tmc_client.local.choosing import is_async_session, is_of_asyncio, local_of
-from tmc_client.local.engines import Source, engine_of
+from tmc_client.local.elsewhere import connection_of, refuse_elsewhere, writer_of
+from tmc_client.local.engines import Source, engine_of, in_schemas, schemas_of
 from tmc_client.outbox.bell import Bell
 from tmc_client.outbox.block import OutboxTransaction
 from tmc_client.outbox.center_target import CenterTarget
@@ -51,7 +54,6 @@ log = logging.getLogger("tmc_client.outbox")
 T = TypeVar("T")
 UNTOUCHED = timedelta(seconds=3)  # a relay leaves a message to its direct send that long
 _LONGEST = 128
-_MOST_CHECKED = 1_000
 _KEY = "tmc_outbox"
 
 
@@ -107,7 +109,7 @@ class Outbox:
         self._direct = DirectSending(self.store, self._target) if direct else None
         self._bell = Bell(self.store.engine)
         self._closed = False
-        self._checked: set[int] = set()
+        self._checked: WeakSet[Any] = WeakSet()
         self._relay: Relay | None = None
         self._thread: threading.Thread | None = None
         watch_forks(self)
@@ -138,7 +140,7 @@ class Outbox:
         request = publish_request(topic, body, key=key, order_key=order_key, headers=headers, delay=delay)
         self.check(request)
         blocking = _blocking(session)
-        self._refuse_another_database(blocking)
+        writer_of(blocking)
         row, columns = _Row(), self._columns(request)
         for name, value in columns.items():
             setattr(row, name, value)
@@ -185,30 +187,39 @@ class Outbox:
             log.warning("%d messages are left to the relay", len(entries), exc_info=True)
 
     def _refuse_another_ledger(self, local: LocalTransaction) -> None:
-        """A message written elsewhere would be sent, but never be marked as sent. Asked once per connection."""
-        connection = id(local.handle)
-        if connection in self._checked:
+        """Asked once per connection of a driver, or session."""
+        if local.handle in self._checked:
             return
-        ours = self.store.ledger_id()
-        if ours and ours != ledger_id_of(local.run):
-            raise errors.InvalidRequest(
-                "This transaction is of another database than the outbox: give each database its own outbox."
-            )
-        if len(self._checked) >= _MOST_CHECKED:
-            self._checked.clear()
-        self._checked.add(connection)
+        if not (local.engine is not None and self._is_the_file_of(local.engine)):
+            self._demand_ours(ledger_id_of(local.run))
+        with suppress(TypeError):  # some drivers' connections cannot be remembered weakly
+            self._checked.add(local.handle)
 
-    def _refuse_another_database(self, session: Session) -> None:
-        try:
-            url = session.get_bind(_Row).engine.url
-        except sa.exc.UnboundExecutionError as exc:
+    def demand_written_here(self, session: Session) -> None:
+        """Raise InvalidRequest if its transaction would write messages elsewhere. Called before they are flushed.
+
+        Asked once per connection of the driver: addresses of engines say little, with `creator=` or a pooler.
+        """
+        connection = connection_of(session)
+        schemas = schemas_of(connection)
+        if self._is_the_file_of(in_schemas(connection.engine, schemas)):
+            return
+        known: dict[str, bytes] = connection.info.setdefault(_KEY, {})
+        if repr(schemas) not in known:
+            known[repr(schemas)] = ledger_id_of(connection.execute)
+        self._demand_ours(known[repr(schemas)])
+
+    def _is_the_file_of(self, engine: sa.Engine) -> bool:
+        """On SQLite an engine has one file; and a transaction that reads first may be refused its first change."""
+        ours = self.store.engine
+        return engine.dialect.name == "sqlite" and engine.pool is ours.pool and schemas_of(engine) == schemas_of(ours)
+
+    def _demand_ours(self, found: bytes) -> None:
+        """A message written elsewhere would not be sent. found: the id of the ledger there."""
+        ours = self.store.ledger_id()
+        if ours and ours != found:
             raise errors.InvalidRequest(
-                "This session has no engine for the table tmc_outbox: give its sessionmaker bind= besides binds=."
-            ) from exc
-        ours = self.store.engine.url
-        if (url.host, url.port, url.database) != (ours.host, ours.port, ours.database):
-            raise errors.InvalidRequest(
-                f"This session is of database {url.database!r}, the outbox of {ours.database!r}: give each database its own."
+                "This transaction is of another database, or schema, than the outbox: give each its own outbox."
             )
 
     def committed(self, messages: Sequence[Draft] | Sequence[Entry], *, ordered: bool) -> None:
@@ -289,7 +300,20 @@ def _blocking(session: Any) -> Session:
     return found
 
 
-@event.listens_for(Session, "after_commit")
+@event.listens_for(Session, "before_flush")
+def _before_flush(session: Session, *_: object) -> None:
+    for box in {box for box, *_ in session.info.get(_KEY, ())}:
+        box.demand_written_here(session)
+
+
+@event.listens_for(Session, "before_commit")
+def _before_commit(session: Session) -> None:
+    if _KEY in session.info and not session.in_nested_transaction():
+        session.flush()
+        refuse_elsewhere(session, "a message")
+
+
+@event.listens_for(Session, "after_commit", insert=True)  # what a listener of the program's raises hides no commit
 def _after_commit(session: Session) -> None:
     if _KEY not in session.info or session.in_nested_transaction():
         return

@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_client import errors
+from tmc_client.local.engines import engine_beside
 from tmc_client.outbox.entries import Draft, Entry, State
 from tmc_client.tables import ledger_info, raise_if_lacking
 from tmc_client.tables import outbox as table
@@ -113,10 +114,17 @@ class OutboxStore:
             ) from exc
 
     def ledger_id(self) -> bytes:
-        """Which database this is; b"": nobody has asked for it yet, so that it has no id. Read once."""
+        """Which database this is; b"": nobody has asked for it yet, so that it has no id. Read once.
+
+        Past the pool: the caller's transaction may hold the only connection of it.
+        """
         if not self._ledger_id:
-            with self._reading() as connection:
-                self._ledger_id = connection.execute(sa.select(ledger_info.c.ledger_id)).scalar() or b""
+            beside = engine_beside(self.engine)
+            try:
+                with self._translated(), beside.connect() as connection:
+                    self._ledger_id = connection.execute(sa.select(ledger_info.c.ledger_id)).scalar() or b""
+            finally:
+                beside.dispose()
         return self._ledger_id
 
     def now(self) -> int:

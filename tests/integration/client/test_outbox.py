@@ -525,10 +525,14 @@ def test_what_could_never_be_sent_is_refused_at_once(fields: dict[str, Any], sen
 
 def test_a_session_of_another_database_is_refused(tmp_path) -> None:
     here, there = (sa.create_engine(f"sqlite:///{tmp_path}/{name}.db") for name in ("here", "there"))
+    for each in (here, there):
+        tmc.create_tables(each)
     box = tmc.Outbox(here, Receiver())
-    with pytest.raises(tmc.InvalidRequest, match=r"of database '.*there.db', the outbox of '.*here.db'"):
-        box.add(Session(there), TOPIC, {}, key="k")
-    with pytest.raises(tmc.InvalidRequest, match="no engine for the table tmc_outbox"):
+    with Session(there) as session:
+        box.add(session, TOPIC, {}, key="k")
+        with pytest.raises(tmc.InvalidRequest, match=r"of another database, or schema, than the outbox"):
+            session.commit()
+    with pytest.raises(tmc.InvalidRequest, match="no engine for our tables"):
         box.add(Session(binds={Mapped: here}), TOPIC, {}, key="k")
     box.close()
     with pytest.raises(tmc.InvalidRequest, match="was closed"):

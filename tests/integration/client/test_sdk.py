@@ -23,6 +23,7 @@ from tests.support.center import CenterInThisProcess, RunningCenter
 from tests.support.eventually import eventually
 from tests.support.messages import a_message
 from tmc_client import aio, one_transaction, sender
+from tmc_client.answered import SOME
 from tmc_client.ledger import Settler, rows_for
 from tmc_client.tables import inbox, ledger
 from tmc_common.protocol import types_pb2
@@ -116,13 +117,14 @@ class TestTransaction:
         assert (_orders(business), _ledger(business)) == ([], [])
         eventually(lambda: _is_free(center, "beside"))
 
-    def test_a_failed_local_commit_is_left_to_the_ledger(self, center: tmc.Center, business: sa.Engine) -> None:
+    def test_a_failed_local_commit_frees_its_key(self, center: tmc.Center, business: sa.Engine) -> None:
         with pytest.raises(sa.exc.OperationalError), Session(business) as session, center.transaction(session) as tx:
             _insert(session, 1)
-            tx.send("tx.one", {}, key="uncertain")
+            tx.send("tx.one", {}, key="refused")
             sa.event.listen(session, "before_commit", _explode)
         assert _orders(business) == []
-        assert _state(center, "tx.one", "uncertain") == types_pb2.MESSAGE_STATE_PREPARED
+        with pytest.raises(tmc.NotFound):
+            center.get_message(topic="tx.one", key="refused")
 
     def test_a_block_inside_a_savepoint_is_refused(self, center: tmc.Center, business: sa.Engine) -> None:
         with Session(business) as session, session.begin(), session.begin_nested():
@@ -495,7 +497,7 @@ class TestAsyncio:
 
     def test_asyncio_has_everything_that_the_blocking_face_has(self) -> None:
         center = tmc.connect("127.0.0.1:1", app="orders")
-        inner = {"after_fork", "connection", "identity", "producer", "sender", "settle", "timeout"}
+        inner = {"after_fork", "answered", "connection", "identity", "producer", "sender", "settle", "timeout"}
         offered = {name for name in dir(center) if not name.startswith("_")} - inner
         assert offered <= set(dir(aio.AsyncCenter(center)))
 
@@ -536,18 +538,21 @@ class TestAsyncio:
 
         asyncio.run(story())
 
-    def test_a_block_on_a_connection_is_settled_too(self, running: Running, tmp_path) -> None:
+    def test_blocks_on_a_connection_are_settled_by_later_ones(self, running: Running, tmp_path) -> None:
+        """A second connection might wait for the one that the program holds."""
+
         async def story() -> None:
-            engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/bound.db")
+            engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/bound.db", pool_size=1, max_overflow=0)
             await aio.create_tables(engine)
             async with aio.connect(running.address, app="orders") as center, engine.connect() as connection:
-                async with AsyncSession(connection) as session, center.transaction(session) as tx:
-                    tx.send("aio", {"x": 1}, key="bound")
+                for number in range(SOME + 1):
+                    async with AsyncSession(connection) as session, center.transaction(session) as tx:
+                        tx.send("aio", {"x": 1}, key=f"bound-{number}")
             await engine.dispose()
 
         asyncio.run(story())
         sync = sa.create_engine(f"sqlite:///{tmp_path}/bound.db")
-        assert [row.settled_ms is not None for row in _ledger(sync)] == [True]
+        assert [row.settled_ms is not None for row in _ledger(sync)].count(True) == SOME
         sync.dispose()
 
     def test_processes_that_start_at_once_may_all_make_the_tables(self, tmp_path) -> None:
