@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from tmc_client.connection import watch_forks
+from tmc_client.forks import watch_forks
 
 SOME = 16
 
@@ -18,7 +18,7 @@ class Answered:
         watch_forks(self)
 
     def after_fork(self) -> None:
-        """See connection.ForkAware: the parent marks its own."""
+        """See forks.ForkAware: the parent marks its own."""
         self._lock = threading.Lock()
         self._waiting: dict[bytes, list[str]] = {}
 

@@ -18,7 +18,8 @@ from tmc_client import errors, wire
 from tmc_client.answered import Answered
 from tmc_client.checks.running import RunningServers
 from tmc_client.codecs import Topic
-from tmc_client.connection import Connection, Identity, Tls, watch_forks
+from tmc_client.connection import Connection, Identity, Tls
+from tmc_client.forks import watch_forks
 from tmc_client.producer import Prepared, Producer, duration, prepare_request, prepared_of, publish_request, wait
 from tmc_client.sender import Sender
 from tmc_common.protocol import message_pb2
@@ -72,7 +73,7 @@ class Center:
         watch_forks(self)
 
     def after_fork(self) -> None:
-        """See connection.ForkAware: a thread of the parent may have held the lock."""
+        """See forks.ForkAware: a thread of the parent may have held the lock."""
         self._settler_lock = threading.Lock()
 
     @property

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from tmc_client import errors, wire
+from tmc_client.forks import abandon, notice_fork, watch_forks
 from tmc_client.servers import Server, Servers
 from tmc_common.addresses import HostPort, is_loopback
 from tmc_common.proxies import proxy_options
@@ -32,33 +33,6 @@ if TYPE_CHECKING:
     from tmc_client.discovery import ConsulAddress
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)  # of an app or an environment, as the center takes them
-_ABANDONED: list[object] = []  # channels of a parent process: closing or freeing them in a child would crash it
-_ALIVE: weakref.WeakSet[ForkAware] = weakref.WeakSet()
-
-
-class ForkAware(Protocol):
-    """Something with threads or sockets that a forked child must not use."""
-
-    def after_fork(self) -> None:
-        """In the child: drop all state and start again on the next use."""
-
-
-def watch_forks(owner: ForkAware) -> None:
-    """Call `owner.after_fork()` in every forked child."""
-    _ALIVE.add(owner)
-
-
-def abandon(*inherited: object) -> None:
-    """In a forked child: keep the parent's objects unused; closing or freeing them could disturb the parent."""
-    _ABANDONED.extend(inherited)
-
-
-def _in_child() -> None:
-    for owner in list(_ALIVE):
-        owner.after_fork()
-
-
-os.register_at_fork(after_in_child=_in_child)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +181,7 @@ class Connection:
         for each in self._addresses:
             self._refuse_clear(each)
         self._monotonic = monotonic
+        _work_with_gevent()
         self._reset()
         watch_forks(self)
 
@@ -305,6 +280,7 @@ class Connection:
     def _call(
         self, path: str, response_class: Any, request: Any, timeout: float, metadata: tuple[tuple[str, str], ...] = ()
     ) -> Any:
+        notice_fork()
         servers = self._known()
         only = servers.only
         if only is not None:
@@ -382,6 +358,7 @@ class Connection:
 
     def stream(self, path: str, response_class: Any, requests: Iterator[Any]) -> Any:
         """Open a bidirectional stream of one method, with our metadata, on a healthy server if there is one."""
+        notice_fork()
         servers = self._known()
         server = servers.only or servers.pick() or servers.by_last_answer()[0]
         raw = self._link(server).channel.stream_stream(
@@ -438,10 +415,19 @@ class Connection:
             link.channel.close()
 
     def after_fork(self) -> None:
-        """See ForkAware."""
-        _ABANDONED.extend([self._links, [(link.channel, link.methods) for link in self._links.values()]])
+        """See forks.ForkAware."""
+        abandon(self._links, [(link.channel, link.methods) for link in self._links.values()])
         self._watch = None
         self._reset()
+
+
+def _work_with_gevent() -> None:
+    """Where threads are greenlets, gRPC's calls would stop all of them, and a server of ours for ever."""
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is not None and monkey.is_module_patched("threading"):
+        from grpc.experimental import gevent
+
+        gevent.init_gevent()  # again does no harm
 
 
 def _without_secrets(address: str) -> str:

@@ -27,7 +27,8 @@ import grpc
 
 from tmc_client import errors, sender, wire
 from tmc_client.codecs import Topic
-from tmc_client.connection import Identity, abandon, watch_forks
+from tmc_client.connection import Identity
+from tmc_client.forks import abandon, notice_fork, watch_forks
 from tmc_client.handling import ANSWER_TIMEOUT_S, Handling
 from tmc_client.listeners import Listeners, MessageConsumer
 from tmc_client.received import Message, Transport
@@ -111,7 +112,7 @@ class Consumer:
         self._stopping_since = 0.0
 
     def after_fork(self) -> None:
-        """See connection.ForkAware: a forked child consumes nothing until it calls `start` itself."""
+        """See forks.ForkAware: a forked child consumes nothing until it calls `start` itself."""
         self._handling.abandon()
         abandon(self._transport, self._screen)
         self._reset()
@@ -241,6 +242,7 @@ class Consumer:
         """Begin to receive; returns at once. Raises ValueError without listeners."""
         if not self._listeners:
             raise ValueError("nothing to consume: decorate a function with @consumer.listener(topic) first")
+        notice_fork()
         self._handling.start()
         self._starter = threading.Thread(target=self._begin, name="tmc-consumer", daemon=True)
         self._starter.start()

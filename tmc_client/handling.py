@@ -14,7 +14,7 @@ from typing import Any
 
 from tmc_client import errors
 from tmc_client.calling import Answer, Calling, ack, nack, not_begun
-from tmc_client.connection import abandon
+from tmc_client.forks import abandon
 from tmc_client.keeping import Keeper
 from tmc_client.listeners import Listeners
 from tmc_client.received import Message, Receipt

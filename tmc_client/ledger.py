@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from tmc_client import errors
 from tmc_client.answered import SOME
-from tmc_client.connection import watch_forks
+from tmc_client.forks import notice_fork, watch_forks
 from tmc_client.local.engines import Source, engine_of
 from tmc_client.marker import COMMITTED, ROLLED_BACK
 from tmc_client.producer import Prepared, Producer, wait
@@ -182,10 +182,11 @@ class Settler:
         self._closed = False
 
     def after_fork(self) -> None:
-        """See connection.ForkAware: the parent marks its own."""
+        """See forks.ForkAware: the parent marks its own."""
         self._reset()
 
     def add(self, engine: sa.Engine, message_ids: Sequence[str]) -> None:
+        notice_fork()
         with self._condition:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tmc-settler", daemon=True)

@@ -25,7 +25,8 @@ from typing import Any
 import grpc
 
 from tmc_client import errors, tracing, wire
-from tmc_client.connection import Connection, watch_forks
+from tmc_client.connection import Connection
+from tmc_client.forks import notice_fork, watch_forks
 from tmc_common.protocol import consumption_pb2, message_pb2
 
 _MAX_ITEMS = 500
@@ -144,7 +145,7 @@ class Sender:
         watch_forks(self)
 
     def after_fork(self) -> None:
-        """See connection.ForkAware."""
+        """See forks.ForkAware."""
         for lane in self._lanes.values():
             lane.reset()
 
@@ -161,6 +162,7 @@ class Sender:
         return future
 
     def _send(self, call: _Call) -> Any:
+        notice_fork()
         lane = self._lanes[call.kind.lane]
         with tracing.traced(call.kind.operation, call.request, call.future) as call.context:
             return lane.send(call)

@@ -15,7 +15,7 @@ from sqlalchemy.util import greenlet_spawn
 from tmc_client import errors
 from tmc_client.checks.fence import LedgerAnswers
 from tmc_client.checks.questions import Answer, Question
-from tmc_client.connection import watch_forks
+from tmc_client.forks import notice_fork, watch_forks
 
 
 class AsyncLedgerAnswers:
@@ -37,7 +37,7 @@ class AsyncLedgerAnswers:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def after_fork(self) -> None:
-        """See connection.ForkAware."""
+        """See forks.ForkAware."""
         self._reset()
 
     def answer(self, questions: Sequence[Question], *, fences: bool) -> list[Answer]:
@@ -46,6 +46,7 @@ class AsyncLedgerAnswers:
         return asyncio.run_coroutine_threadsafe(work, self._running()).result()
 
     def _running(self) -> asyncio.AbstractEventLoop:
+        notice_fork()
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()

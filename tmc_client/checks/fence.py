@@ -17,7 +17,7 @@ from datetime import timedelta
 import sqlalchemy as sa
 
 from tmc_client.checks.questions import Answer, Because, Question, Verdict
-from tmc_client.connection import watch_forks
+from tmc_client.forks import notice_fork, watch_forks
 from tmc_client.local.engines import Source, engine_beside, engine_of, is_in_memory
 from tmc_client.marker import COMMITTED, ROLLED_BACK, insert_marker, marker
 from tmc_client.producer import duration
@@ -44,7 +44,7 @@ class LedgerAnswers:
         watch_forks(self)
 
     def after_fork(self) -> None:
-        """See connection.ForkAware: connections of the parent are not ours."""
+        """See forks.ForkAware: connections of the parent are not ours."""
         self._lock = threading.Lock()
         self._own = None
 
@@ -119,6 +119,7 @@ class LedgerAnswers:
         return Answer.not_now("IN_FLIGHT: it came and went.") if state is None else _of(state)
 
     def _connect(self) -> sa.Connection:
+        notice_fork()
         with self._lock:
             if self._own is None:
                 self._own = engine_beside(self._engine)

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from tmc_client.checks.questions import Answer, Question
 from tmc_client.checks.token import CheckToken
-from tmc_client.connection import Connection, watch_forks
+from tmc_client.connection import Connection
+from tmc_client.forks import watch_forks
 
 _OF_PARENTS: list[object] = []  # gRPC servers of a parent process: stopping or freeing them in a child would hang it
 
@@ -26,7 +27,7 @@ class RunningServers:
         watch_forks(self)
 
     def after_fork(self) -> None:
-        """See connection.ForkAware."""
+        """See forks.ForkAware."""
         _OF_PARENTS.append(self._servers)
         self._servers = set()
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import grpc
 
 from tmc_client import errors, wire
-from tmc_client.connection import Connection, watch_forks
+from tmc_client.connection import Connection
+from tmc_client.forks import watch_forks
 from tmc_common.protocol import message_pb2
 
 log = logging.getLogger("tmc_client.checks")
@@ -37,7 +38,7 @@ class CheckToken:
         watch_forks(self)
 
     def after_fork(self) -> None:
-        """See connection.ForkAware."""
+        """See forks.ForkAware."""
         self._lock = threading.Lock()
 
     def is_right(self, shown: str) -> bool:

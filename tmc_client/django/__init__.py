@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["center", "connect", "forget_center", "inbox", "outbox_transaction", "sent", "transaction"]
 
-_SETTINGS = ("ADDRESS", "APP", "KEY", "TAG", "CHECK_ADDRESS", "TLS", "TIMEOUT", "INSECURE")
+_SETTINGS = ("ADDRESS", "APP", "KEY", "TAG", "CHECK_ADDRESS", "TLS", "TIMEOUT", "INSECURE", "PROXY")
 
 
 _lock = threading.Lock()
@@ -94,11 +94,20 @@ def inbox(*, using: str = DEFAULT_DB_ALIAS) -> SqlInbox:
     return SqlInbox(lambda: HandlerTransaction(using), stays_in_thread=True)
 
 
+def _past_its_pool(wrapper: Any) -> Any:
+    """Django's pool never gets back what a wrapper does not give back: after a few of ours it would be empty for good."""
+    options = wrapper.settings_dict.get("OPTIONS", {})
+    if not options.get("pool"):
+        return wrapper
+    unpooled = {name: value for name, value in options.items() if name != "pool"}
+    return type(wrapper)({**wrapper.settings_dict, "OPTIONS": unpooled}, alias=wrapper.alias)
+
+
 def connect(using: str = DEFAULT_DB_ALIAS) -> Callable[[], Any]:
     """For what takes an engine or a function that returns a new connection: center().checks, resume, tmc.Outbox, clean_ledger."""
 
     def new() -> Any:
-        wrapper: Any = connections[using]
+        wrapper: Any = _past_its_pool(connections[using])
         connection = wrapper.get_new_connection(wrapper.get_connection_params())
         if wrapper.vendor == "sqlite":
             connection.isolation_level = "DEFERRED"  # Django begins by itself, SQLAlchemy leaves it to the driver

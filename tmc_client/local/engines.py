@@ -16,12 +16,7 @@ from tmc_client.local.drivers import driver_of, plain
 Source = sa.Engine | Callable[[], Any]
 """An engine, or a function that returns a new connection of a driver."""
 
-_LOCK_WAIT_S = 1
-_WAITS = {
-    "sqlite": f"PRAGMA busy_timeout = {_LOCK_WAIT_S * 1000}",
-    "mysql": f"SET SESSION innodb_lock_wait_timeout = {_LOCK_WAIT_S}",
-    "mariadb": f"SET SESSION innodb_lock_wait_timeout = {_LOCK_WAIT_S}",
-}
+_BUSY_MS = 1_000
 _OF_TRANSACTIONS = ("isolation_level", "postgresql_readonly", "postgresql_deferrable")
 _MADE: WeakSet[sa.Engine] = WeakSet()
 
@@ -72,25 +67,24 @@ def _in_schemas(engine: sa.Engine, schemas: frozenset[tuple[str | None, str | No
 
 
 def engine_beside(engine: sa.Engine) -> sa.Engine:
-    """Another engine of the same database, past its pool: READ COMMITTED, short lock waits. The program's is unchanged.
+    """Another engine of the same database, past its pool, in READ COMMITTED. The program's is unchanged.
 
     It has the program's options, e.g. its `schema_translate_map`, and what listens to its pool, but not what listens to it.
     """
-    dialect = engine.dialect.name
-    isolation: dict[str, Any] = {} if dialect == "sqlite" else {"isolation_level": "READ COMMITTED"}
+    is_sqlite = engine.dialect.name == "sqlite"
+    isolation: dict[str, Any] = {} if is_sqlite else {"isolation_level": "READ COMMITTED"}
     own = _create(engine, pool=engine.pool.recreate(), **isolation)
-
-    @event.listens_for(own, "connect")
-    def set_up(connection: Any, _record: object) -> None:
-        if dialect == "sqlite":
-            connection.isolation_level = None  # each statement is a transaction
-        if dialect in _WAITS:
-            cursor = connection.cursor()
-            cursor.execute(_WAITS[dialect])
-            cursor.close()
-
+    if is_sqlite:
+        event.listen(own, "connect", _set_up_sqlite)
     kept = {name: value for name, value in engine.get_execution_options().items() if name not in _OF_TRANSACTIONS}
     return own.execution_options(**kept) if kept else own
+
+
+def _set_up_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # each statement is a transaction
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+    cursor.close()
 
 
 def _create(engine: sa.Engine, **options: Any) -> sa.Engine:

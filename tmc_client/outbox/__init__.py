@@ -28,7 +28,7 @@ from sqlalchemy.orm import Session, SessionTransaction, registry, scoped_session
 from tmc_client import errors
 from tmc_client.center import Center
 from tmc_client.codecs import Topic
-from tmc_client.connection import watch_forks
+from tmc_client.forks import watch_forks
 from tmc_client.ledger import ledger_id_of
 from tmc_client.local import LocalTransaction
 from tmc_client.local.choosing import is_async_session, is_of_asyncio, local_of
@@ -115,7 +115,7 @@ class Outbox:
         watch_forks(self)
 
     def after_fork(self) -> None:
-        """See connection.ForkAware: the parent's relay runs on there, and its connections are its own."""
+        """See forks.ForkAware: the parent's relay runs on there, and its connections are its own."""
         self._relay = self._thread = None
         if self._owns_engine:
             self.store.engine.dispose(close=False)
@@ -190,8 +190,9 @@ class Outbox:
         """Asked once per connection of a driver, or session."""
         if local.handle in self._checked:
             return
-        if not (local.engine is not None and self._is_the_file_of(local.engine)):
-            self._demand_ours(ledger_id_of(local.run))
+        engine = local.engine
+        if engine is None or not self._is_the_file_of(engine):
+            self._demand_ours(ledger_id_of(local.run), engine)
         with suppress(TypeError):  # some drivers' connections cannot be remembered weakly
             self._checked.add(local.handle)
 
@@ -202,20 +203,27 @@ class Outbox:
         """
         connection = connection_of(session)
         schemas = schemas_of(connection)
-        if self._is_the_file_of(in_schemas(connection.engine, schemas)):
+        engine = in_schemas(connection.engine, schemas)
+        if self._is_the_file_of(engine):
             return
         known: dict[str, bytes] = connection.info.setdefault(_KEY, {})
         if repr(schemas) not in known:
             known[repr(schemas)] = ledger_id_of(connection.execute)
-        self._demand_ours(known[repr(schemas)])
+        self._demand_ours(known[repr(schemas)], engine)
+
+    def _is_like(self, engine: sa.Engine) -> bool:
+        """Whether it has the same pool and schemas."""
+        ours = self.store.engine
+        return engine.pool is ours.pool and schemas_of(engine) == schemas_of(ours)
 
     def _is_the_file_of(self, engine: sa.Engine) -> bool:
         """On SQLite an engine has one file; and a transaction that reads first may be refused its first change."""
-        ours = self.store.engine
-        return engine.dialect.name == "sqlite" and engine.pool is ours.pool and schemas_of(engine) == schemas_of(ours)
+        return engine.dialect.name == "sqlite" and self._is_like(engine)
 
-    def _demand_ours(self, found: bytes) -> None:
-        """A message written elsewhere would not be sent. found: the id of the ledger there."""
+    def _demand_ours(self, found: bytes, engine: sa.Engine | None) -> None:
+        """A message written elsewhere would not be sent. found: the id of the ledger there.  engine: of the transaction."""
+        if engine is not None and self._is_like(engine):
+            self.store.believe(found)
         ours = self.store.ledger_id()
         if ours and ours != found:
             raise errors.InvalidRequest(

@@ -2,7 +2,7 @@
 
 A NOTIFY in the business transaction would be the usual way, and would make all commits of the database queue for one
 lock. Here a thread notifies after the commit, once for all messages of a moment. What is lost with the process, or on
-another database or driver, waits for the relay's next look, a second at most.
+another database or driver, or behind a pooler, waits for the relay's next look, a second at most.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tmc_client.connection import watch_forks
+from tmc_client.forks import notice_fork, watch_forks
 
 log = logging.getLogger("tmc_client.outbox")
 
@@ -26,6 +26,12 @@ _AGAIN_S = 5.0
 
 def can_ring(engine: sa.Engine) -> bool:
     return engine.dialect.name == "postgresql" and engine.dialect.driver == "psycopg"
+
+
+def _is_pooled(connection: Any) -> bool:
+    """Whether a pooler such as PgBouncer is in between: what listens there may be given to anybody."""
+    (process,) = connection.execute("SELECT pg_backend_pid()").fetchone()
+    return bool(process != connection.info.backend_pid)
 
 
 class Bell:
@@ -43,13 +49,14 @@ class Bell:
         self._thread: threading.Thread | None = None
 
     def after_fork(self) -> None:
-        """See connection.ForkAware."""
+        """See forks.ForkAware."""
         self._reset()
 
     def ring(self) -> None:
         """Returns at once."""
         if not self._works:
             return
+        notice_fork()
         with self._condition:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="tmc-outbox-bell", daemon=True)
@@ -115,6 +122,10 @@ class Listener:
         try:
             connection.rollback()
             connection.autocommit = True
+            if _is_pooled(connection):
+                log.info("this database is behind a pooler, where nobody can listen: the relay looks every second")
+                self._stopping.set()
+                return
             connection.execute(f"LISTEN {_CHANNEL}")
             self._wake()  # for what came before
             while not self._stopping.is_set():

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from tmc_client.connection import watch_forks
+from tmc_client.forks import notice_fork, watch_forks
 from tmc_client.outbox.entries import Draft, Entry, Target
 from tmc_client.outbox.store import OutboxStore
 
@@ -47,11 +47,12 @@ class DirectSending:
         self._closed = False
 
     def after_fork(self) -> None:
-        """See connection.ForkAware: the parent sends its own."""
+        """See forks.ForkAware: the parent sends its own."""
         self._reset()
 
     def send(self, messages: Sequence[Draft] | Sequence[Entry]) -> None:
         """Returns at once. See Outbox.committed."""
+        notice_fork()
         with self._lock:
             if self._closed:
                 return

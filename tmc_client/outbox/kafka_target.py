@@ -13,7 +13,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from tmc_client.connection import watch_forks
+from tmc_client.forks import watch_forks
 from tmc_client.outbox.entries import Entry, Failure, Trouble
 from tmc_client.outbox.rabbitmq_target import KEY
 from tmc_common.headers import ORDER_KEY
@@ -61,7 +61,7 @@ class KafkaTarget:
         self._producer: Producer | None = None
 
     def after_fork(self) -> None:
-        """See connection.ForkAware: the producer is the parent's."""
+        """See forks.ForkAware: the producer is the parent's."""
         self._reset()
 
     def send(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:

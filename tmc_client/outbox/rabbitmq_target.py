@@ -16,7 +16,7 @@ from typing import Any
 import pika
 from pika.exceptions import AMQPError
 
-from tmc_client.connection import watch_forks
+from tmc_client.forks import watch_forks
 from tmc_client.outbox.entries import Entry, Failure, Trouble
 from tmc_common.amqp import CorkedConnection, Nodes, give_up
 from tmc_common.headers import ORDER_KEY, to_wire
@@ -56,7 +56,7 @@ class RabbitTarget:
         self._link: _Link | None = None
 
     def after_fork(self) -> None:
-        """See connection.ForkAware: the connection is the parent's."""
+        """See forks.ForkAware: the connection is the parent's."""
         self._reset()
 
     def send(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -13,11 +14,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_client import errors
-from tmc_client.local.engines import engine_beside
 from tmc_client.outbox.entries import Draft, Entry, State
 from tmc_client.tables import ledger_info, raise_if_lacking
 from tmc_client.tables import outbox as table
 from tmc_client.tables import outbox_relay as relay
+
+log = logging.getLogger("tmc_client.outbox")
 
 _UNSENT = table.c.state == int(State.UNSENT)
 ALWAYS_DUE_MS = 1  # of messages with an order key: whose clock is ahead delays nobody
@@ -90,6 +92,7 @@ class OutboxStore:
         self.engine = engine
         self._clock = clock
         self._ledger_id = b""
+        self._believes = False
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
@@ -114,18 +117,26 @@ class OutboxStore:
             ) from exc
 
     def ledger_id(self) -> bytes:
-        """Which database this is; b"": nobody has asked for it yet, so that it has no id. Read once.
-
-        Past the pool: the caller's transaction may hold the only connection of it.
-        """
+        """Which database this is; b"": nobody has asked for it yet, so that it has no id. Read once."""
         if not self._ledger_id:
-            beside = engine_beside(self.engine)
-            try:
-                with self._translated(), beside.connect() as connection:
-                    self._ledger_id = connection.execute(sa.select(ledger_info.c.ledger_id)).scalar() or b""
-            finally:
-                beside.dispose()
+            with self._reading() as connection:
+                self._ledger_id = _ledger_id(connection)
         return self._ledger_id
+
+    def believe(self, ledger_id: bytes) -> None:
+        """What a transaction over our own pool has read. It holds a connection: a second one is taken later, to see."""
+        if not self._ledger_id:
+            self._ledger_id, self._believes = ledger_id, True
+
+    def _see(self, connection: sa.Connection) -> None:
+        self._believes = False
+        found = _ledger_id(connection)
+        if found != self._ledger_id:
+            self._ledger_id = found
+            log.error(
+                "messages were added in another schema than that of the outbox, by a search_path or the like, and nobody sends "
+                "them: give the outbox an engine whose connections are in the schema of its sessions"
+            )
 
     def now(self) -> int:
         """Milliseconds since the epoch."""
@@ -172,6 +183,8 @@ class OutboxStore:
         if not ids:
             return []
         with self._reading() as connection:
+            if self._believes:
+                self._see(connection)
             query = sa.select(table).where(table.c.id.in_(sorted(ids)), _UNSENT).order_by(table.c.id)
             return [Entry.of(row) for row in connection.execute(query)]
 
@@ -307,6 +320,10 @@ class OutboxStore:
                 if not ids:
                     return removed
                 removed += connection.execute(table.delete().where(table.c.id.in_(ids))).rowcount
+
+
+def _ledger_id(connection: sa.Connection) -> bytes:
+    return connection.execute(sa.select(ledger_info.c.ledger_id)).scalar() or b""
 
 
 def _by_ids(change: Any, ids: Sequence[int]) -> Any:

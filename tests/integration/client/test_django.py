@@ -239,6 +239,22 @@ def test_in_a_test_case_messages_are_only_recorded(alias: str) -> None:
     assert _effects() == []
 
 
+def test_connections_beside_djangos_pool_do_not_empty_it(postgresql: PostgreSQL) -> None:
+    url = sa.make_url(postgresql.create("tmc_django_pool"))
+    pool = {"min_size": 0, "max_size": 1, "timeout": 2}
+    where = {"HOST": url.host, "PORT": str(url.port), "USER": url.username, "NAME": url.database}
+    django_site.database(ALIAS, ENGINE="django.db.backends.postgresql", OPTIONS={"pool": pool}, **where)
+    wrapper: Any = connections[ALIAS]
+    call_command("migrate", verbosity=0)
+    made = [tmc_django.connect()() for _ in range(3)]
+    with _block(FakeProducer()) as tx:
+        tx.send("t", {}, key="a")
+    for connection in made:
+        connection.close()
+    wrapper.close()
+    wrapper.close_pool()
+
+
 def test_earlier_messages_are_settled_by_later_blocks(alias: str) -> None:
     producer, answered = FakeProducer(), Answered()
     for number in range(17):
