@@ -150,9 +150,9 @@ class AsyncCenter:
         """See tmc_client.Center.check; the decorated function is called in a thread."""
         return self.blocking.check(topic)
 
-    def checks(self, engine: AsyncEngine | Engine | None = None) -> Checks:
-        """Answer the center's checks, in threads and, for an AsyncEngine, on a separate event loop."""
-        return self.blocking.checks(engine)
+    def checks(self, *engines: AsyncEngine | Engine) -> Checks:
+        """Answer the center's checks, in threads and, for AsyncEngines, on a separate event loop."""
+        return self.blocking.checks(*engines)
 
     async def resume(self, engine: AsyncEngine) -> int:
         """See tmc_client.Center.resume; await it when your service starts."""

@@ -61,7 +61,7 @@ class Center:
         self.connection = Connection(address, identity, tls, insecure=insecure, proxy=proxy)
         self._hold = hold
         self._serves_checks = serves_checks
-        self._checks: Checks | None = None
+        self._checks: list[Checks] = []
         self.sender = sender(self.connection)
         self.producer = Producer(self.sender)
         self.timeout = duration("timeout", timeout)
@@ -196,23 +196,23 @@ class Center:
 
         return register
 
-    def checks(self, engine: Source | AsyncEngine | None = None) -> Checks:
-        """Answer the center's checks from the ledger in this database and from functions registered with `check`.
+    def checks(self, *engines: Source | AsyncEngine) -> Checks:
+        """Answer the center's checks from the ledgers in these databases and from functions registered with `check`.
 
-        engine: or a function that returns a new connection of a driver.
+        engines: or functions that return a new connection of a driver. More can be added to what this returns.
         A center inside this process asks from now on; any other asks where you serve what this returns.
         """
         from tmc_client.checks.answers import Checks
 
-        checks = Checks(self.connection, engine, self._outcomes, self._running)
+        checks = Checks(self.connection, engines, self._outcomes, self._running)
         if self._serves_checks:
-            if self._checks is not None:
+            if self._checks:
                 raise errors.InvalidRequest(
-                    "This Center answers checks already: call checks() once, or connect once for each business database."
+                    "This Center answers checks already: call checks() once with all engines, or add() to what it returned."
                 )
-            self._checks = checks
             checks.serve()
-            checks.token.learn()  # by a call that carries the address: the center knows it when this returns
+            checks.announce(self.identity.check_address)  # the center knows it when this returns
+        self._checks.append(checks)
         return checks
 
     def resume(self, engine: Source) -> int:
@@ -244,6 +244,8 @@ class Center:
     def close(self) -> None:
         """Finish queued calls, then close. `resume` repeats unanswered submits from the ledger at the next start."""
         self._running.stop()
+        for checks in self._checks:
+            checks.close()
         self.sender.close()
         if self._settler is not None:
             self._settler.close()

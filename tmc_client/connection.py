@@ -63,6 +63,7 @@ class Tls:
 class Identity:
     """The app, its key, the environment it runs in, and host:port where it answers checks (without discovery).
 
+    check_ledger: the id of the only ledger it answers them from there; b"": unknown, or several.
     operator_token: an admin token, where an operator acts for the app.
     """
 
@@ -70,6 +71,7 @@ class Identity:
     key: str = field(default="", repr=False)
     tag: str = ""
     check_address: str = ""
+    check_ledger: bytes = b""
     operator_token: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
@@ -99,13 +101,20 @@ class Identity:
         pairs = [("tmc-app", self.app)]
         if self.tag:
             pairs.append(("tmc-tag", self.tag))
-        if self.check_address:
-            pairs.append(("tmc-check-address", self.check_address))
+        pairs += announcement(self.check_address, self.check_ledger)
         if self.key:
             pairs.append(("authorization", f"Bearer {self.key}"))
         if self.operator_token:
             pairs.append(("tmc-operator", f"Bearer {self.operator_token}"))
         return tuple(pairs)
+
+
+def announcement(check_address: str, ledger_id: bytes) -> tuple[tuple[str, str], ...]:
+    """Metadata."""
+    if not check_address:
+        return ()
+    pairs = (("tmc-check-address", check_address),)
+    return (*pairs, ("tmc-check-ledger", ledger_id.hex())) if ledger_id else pairs
 
 
 def addresses_of(address: str) -> list[str]:
@@ -195,11 +204,16 @@ class Connection:
     def __repr__(self) -> str:
         return f"Connection({self.address!r}, app={self.identity.app!r})"
 
-    def announce(self, check_address: str) -> None:
-        """Send this check address with every call from now on, unless connect() was given one."""
+    def announce(self, check_address: str, ledger_id: bytes = b"") -> None:
+        """Send this check address with every call from now on, unless there is one. ledger_id: see Identity.check_ledger.
+
+        "": that which there is.
+        """
         with self._lock:
-            if not self.identity.check_address:
-                self.identity = replace(self.identity, check_address=check_address)
+            first = self.identity.check_address or check_address
+            is_new = first != self.identity.check_address or ledger_id != self.identity.check_ledger
+            if is_new and check_address in ("", first):
+                self.identity = replace(self.identity, check_address=first, check_ledger=ledger_id)
                 for link in self._links.values():
                     link.methods = {}
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
@@ -17,18 +20,13 @@ from tmc_client.checks.fence import LedgerAnswers
 from tmc_client.checks.questions import Answer, Question
 from tmc_client.forks import notice_fork, watch_forks
 
+T = TypeVar("T")
 
-class AsyncLedgerAnswers:
-    """Thread-safe. engine: only its address and settings are used, not its connections."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        """Raises InvalidRequest if `engine` is not an AsyncEngine."""
-        if not isinstance(engine, AsyncEngine):
-            raise errors.InvalidRequest(
-                f"center.checks() takes the engine of the ledger's database, not {type(engine).__name__}: for a session "
-                "give its engine."
-            )
-        self._answers = LedgerAnswers(engine.sync_engine)
+class LoopBeside:
+    """An event loop in a thread of its own, which starts with the first call. Thread-safe."""
+
+    def __init__(self) -> None:
         self._reset()
         watch_forks(self)
 
@@ -40,10 +38,9 @@ class AsyncLedgerAnswers:
         """See forks.ForkAware."""
         self._reset()
 
-    def answer(self, questions: Sequence[Question], *, fences: bool) -> list[Answer]:
-        """See fence.LedgerAnswers. Call it from any thread."""
-        work = greenlet_spawn(self._answers.answer, questions, fences=fences)
-        return asyncio.run_coroutine_threadsafe(work, self._running()).result()
+    def run(self, function: Callable[[], T]) -> T:
+        """Call it where it may wait for asyncio's drivers. Call this from any other thread."""
+        return asyncio.run_coroutine_threadsafe(greenlet_spawn(function), self._running()).result()
 
     def _running(self) -> asyncio.AbstractEventLoop:
         notice_fork()
@@ -63,5 +60,29 @@ class AsyncLedgerAnswers:
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None:
-            asyncio.run_coroutine_threadsafe(greenlet_spawn(self._answers.close), loop).result()
             loop.call_soon_threadsafe(loop.stop)
+
+
+class AsyncLedgerAnswers:
+    """Thread-safe. engine: only its address and settings are used, not its connections.  loop: where they are made."""
+
+    def __init__(self, engine: AsyncEngine, loop: LoopBeside, beside: dict[sa.Pool, sa.Engine]) -> None:
+        """beside: see engines.engine_beside. Raises InvalidRequest if `engine` is not an AsyncEngine."""
+        if not isinstance(engine, AsyncEngine):
+            raise errors.InvalidRequest(
+                f"center.checks() takes the engine of the ledger's database, not {type(engine).__name__}: for a session "
+                "give its engine."
+            )
+        self._answers = LedgerAnswers(engine.sync_engine, beside)
+        self._loop = loop
+
+    def ledger_id(self) -> bytes:
+        """See fence.LedgerAnswers. Call it from any thread."""
+        return self._loop.run(self._answers.ledger_id)
+
+    def answer(self, questions: Sequence[Question], *, fences: bool) -> list[Answer]:
+        """See fence.LedgerAnswers. Call it from any thread."""
+        return self._loop.run(partial(self._answers.answer, questions, fences=fences))
+
+    def close(self) -> None:
+        self._loop.run(self._answers.close)

@@ -1,6 +1,6 @@
 """The producer's side of checks: answers from the ledger or from functions of your own, over gRPC or HTTP.
 
-    checks = center.checks(engine)
+    checks = center.checks(engine)               # or several; checks.add(engine) for those that come later
     checks.serve("10.0.0.5:50061")               # a separate gRPC server; or inside a web application:
     app.mount("/tmc", checks.asgi())             # FastAPI, Starlette
     app.wsgi_app = checks.beside(app.wsgi_app)   # Flask, Django, any WSGI application
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from tmc_client.checks.grpc_server import ChecksServer
+    from tmc_client.checks.ledgers import Ledgers
     from tmc_client.checks.running import RunningServers
     from tmc_client.connection import Connection
     from tmc_client.local.engines import Source
@@ -33,16 +34,15 @@ Outcome = Callable[[Question], Verdict]
 class Checks:
     """Answers for one app.
 
-    engine: of the database with its ledger, or a function that returns a new connection of a driver; without it, only
+    engines: of the databases with its ledgers, or functions that return a new connection of a driver; without one, only
     your own functions answer.
-
     running: where the servers that `serve` starts are kept until they stop.
     """
 
     def __init__(
         self,
         connection: Connection,
-        engine: Source | AsyncEngine | None,
+        engines: Sequence[Source | AsyncEngine],
         outcomes: Mapping[str, Outcome],
         running: RunningServers,
     ) -> None:
@@ -50,19 +50,41 @@ class Checks:
         self.running = running
         self.token = CheckToken(connection)
         self._outcomes = outcomes
-        self._ledger: Any = None
-        if engine is not None:
-            from sqlalchemy import Engine
+        self._ledgers: Ledgers | None = None
+        self._has_said = False
+        for engine in engines:
+            self.add(engine)
 
-            from tmc_client.checks.fence import LedgerAnswers
-            from tmc_client.local.engines import engine_of
+    def add(self, engine: Source | AsyncEngine) -> None:
+        """Answer from this ledger, too, e.g. that of a new tenant. Raises InvalidRequest: it is no engine."""
+        from tmc_client.checks.ledgers import Ledgers
 
-            if isinstance(engine, Engine) or callable(engine):
-                self._ledger = LedgerAnswers(engine_of(engine, "center.checks()", pooled=True))
-            else:
-                from tmc_client.checks.aio_fence import AsyncLedgerAnswers
+        if self._ledgers is None:
+            self._ledgers = Ledgers()
+        self._ledgers.add(engine)
 
-                self._ledger = AsyncLedgerAnswers(engine)
+    def announce(self, address: str = "") -> bool:
+        """Tell the center that checks are answered at `address`, and from which ledger, if it is one. False: try again.
+
+        "": at the address that connect() was given.
+        """
+        ledger_id = self._which()
+        self.connection.announce(address, ledger_id or b"")
+        return self.token.learn(address, ledger_id or b"") and ledger_id is not None
+
+    def _which(self) -> bytes | None:
+        """The id of the only ledger; b"": there is none, or several; None: it cannot be read now."""
+        if self._ledgers is None:
+            return b""
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            found = self._ledgers.only_id()
+        except SQLAlchemyError as exc:
+            log.warning("the center will learn later which ledger this is: %s", getattr(exc, "orig", exc))
+            return None
+        self._has_said = True
+        return found
 
     def demand(self, token: str) -> None:
         """Verify the caller's token. Servers call this before they read or parse anything.
@@ -80,8 +102,10 @@ class Checks:
         self.demand(token)
         answers: dict[int, Answer] = {}
         of_ledger = [(i, q) for i, q in enumerate(questions) if q.topic not in self._outcomes]
-        if of_ledger and self._ledger is not None:
-            found = self._ledger.answer([question for _, question in of_ledger], fences=fences)
+        if of_ledger and self._ledgers is not None:
+            found = self._ledgers.answer([question for _, question in of_ledger], fences=fences)
+            if not self._has_said:  # over HTTP: its calls say from now on which ledger it has
+                self.connection.announce("", self._which() or b"")
             answers = {index: answer for (index, _), answer in zip(of_ledger, found, strict=True)}
         return [answers.get(index) or self._outcome(question) for index, question in enumerate(questions)]
 
@@ -132,5 +156,5 @@ class Checks:
         return Beside(application, self.wsgi(), path)
 
     def close(self) -> None:
-        if self._ledger is not None:
-            self._ledger.close()
+        if self._ledgers is not None:
+            self._ledgers.close()

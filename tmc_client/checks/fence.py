@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from tmc_client.checks.questions import Answer, Because, Question, Verdict
 from tmc_client.forks import notice_fork, watch_forks
+from tmc_client.ledger import ledger_id_of
 from tmc_client.local.engines import Source, engine_beside, engine_of, is_in_memory
 from tmc_client.marker import COMMITTED, ROLLED_BACK, insert_marker, marker
 from tmc_client.producer import duration
@@ -34,19 +35,31 @@ _VERDICTS = {COMMITTED: Verdict.COMMIT, ROLLED_BACK: Verdict.ROLLBACK}
 class LedgerAnswers:
     """Thread-safe. engine: of the business database; only its address and settings are used, not its connections."""
 
-    def __init__(self, engine: sa.Engine) -> None:
-        """Raises ValueError for SQLite in memory: it has one connection, and a fence needs a second one."""
+    def __init__(self, engine: sa.Engine, beside: dict[sa.Pool, sa.Engine] | None = None) -> None:
+        """beside: see engines.engine_beside.
+
+        Raises ValueError for SQLite in memory: it has one connection, and a fence needs a second one.
+        """
         if is_in_memory(engine):
             raise ValueError("a ledger that answers checks cannot live in SQLite's memory: give it a file")
         self._engine = engine
         self._lock = threading.Lock()
         self._own: sa.Engine | None = None
+        self._beside = {} if beside is None else beside
         watch_forks(self)
 
     def after_fork(self) -> None:
         """See forks.ForkAware: connections of the parent are not ours."""
         self._lock = threading.Lock()
         self._own = None
+        self._beside.clear()
+
+    def ledger_id(self) -> bytes:
+        """Of this ledger, which gets one if it has none. Raises SQLAlchemyError."""
+        with self._connect() as connection:
+            found = ledger_id_of(connection.execute)
+            connection.commit()
+        return found
 
     def answer(self, questions: Sequence[Question], *, fences: bool) -> list[Answer]:
         """One answer per question. fences: the caller has proved to be the center, so markers may be written."""
@@ -122,7 +135,7 @@ class LedgerAnswers:
         notice_fork()
         with self._lock:
             if self._own is None:
-                self._own = engine_beside(self._engine)
+                self._own = engine_beside(self._engine, self._beside)
             own = self._own
         return own.connect()
 
@@ -131,6 +144,7 @@ class LedgerAnswers:
             own, self._own = self._own, None
         if own is not None:
             own.dispose()
+            self._beside.pop(self._engine.pool, None)
 
 
 def _of(state: int) -> Answer:

@@ -162,14 +162,14 @@ class ChecksServer:
         self.advertised = advertise or self.address
         if not advertise and place.is_unspecified:
             raise ValueError("this address means nothing to the center: say advertise='HOST:PORT' that it can reach")
-        self._running, self._connection, self._token = checks.running, checks.connection, checks.token
+        self._checks = checks
         self._stopping = threading.Event()
         self._registration: Any = None
 
     def start(self) -> None:
         self._server.start()
-        self._running.add(self)  # keeps a reference: a server that is garbage-collected would stop
-        self._connection.announce(self.advertised)
+        self._checks.running.add(self)  # keeps a reference: a server that is garbage-collected would stop
+        self._checks.connection.announce(self.advertised)
         threading.Thread(target=self._announce, name="tmc-checks-announce", daemon=True).start()
         if self._agent:
             from tmc_client.discovery import Registration
@@ -182,10 +182,10 @@ class ChecksServer:
     def _announce(self) -> None:
         """Announce the address to the center, repeatedly: the center forgets it after an hour."""
         while not self._stopping.is_set():
-            self._stopping.wait(_ANNOUNCE_S if self._token.learn() else _RETRY_S)
+            self._stopping.wait(_ANNOUNCE_S if self._checks.announce(self.advertised) else _RETRY_S)
 
     def stop(self, grace: float = 2.0) -> None:
-        self._running.discard(self)
+        self._checks.running.discard(self)
         self._stopping.set()
         if self._registration is not None:
             self._registration.stop()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import grpc
 
 from tmc_client import errors, wire
-from tmc_client.connection import Connection
+from tmc_client.connection import Connection, announcement
 from tmc_client.forks import watch_forks
 from tmc_common.protocol import message_pb2
 
@@ -67,10 +67,10 @@ class CheckToken:
             self._previous = (self._token, self._monotonic() + _PREVIOUS_S)
         self._token, self._asked = token, self._monotonic()
 
-    def learn(self) -> bool:
-        """Fetch the token, which also announces our check address to the center. Returns: the center answered."""
+    def learn(self, address: str = "", ledger_id: bytes = b"") -> bool:
+        """Fetch the token, by a call that says where we answer checks, and from which ledger. Returns: the center answered."""
         try:
-            token = self._ask()
+            token = self._ask(address, ledger_id)
         except errors.TmcError as exc:
             log.info("the center will learn later where checks are answered: %s", exc)
             return False
@@ -78,10 +78,11 @@ class CheckToken:
             self._keep(token)
         return True
 
-    def _ask(self) -> str:
+    def _ask(self, address: str = "", ledger_id: bytes = b"") -> str:
+        said = announcement(address, ledger_id)  # comes after what every call says, and counts instead of it
         try:
             method = self._connection.unary(_METHOD, message_pb2.DescribeChecksResponse)
-            found: str = method(message_pb2.DescribeChecksRequest(), timeout=2.0).check_token
+            found: str = method(message_pb2.DescribeChecksRequest(), timeout=2.0, metadata=said).check_token
         except grpc.RpcError as exc:
             raise wire.from_rpc(exc) from exc
         return found

@@ -66,18 +66,26 @@ def _in_schemas(engine: sa.Engine, schemas: frozenset[tuple[str | None, str | No
     return engine.execution_options(schema_translate_map=dict(schemas))
 
 
-def engine_beside(engine: sa.Engine) -> sa.Engine:
+def engine_beside(engine: sa.Engine, made: dict[sa.Pool, sa.Engine] | None = None) -> sa.Engine:
     """Another engine of the same database, past its pool, in READ COMMITTED. The program's is unchanged.
 
     It has the program's options, e.g. its `schema_translate_map`, and what listens to its pool, but not what listens to it.
+    made: those made so far, by the program's pool: engines of tenants that share a pool share the one beside it, too.
     """
+    made = {} if made is None else made
+    if engine.pool not in made:
+        made[engine.pool] = _past_its_pool(engine)
+    kept = {name: value for name, value in engine.get_execution_options().items() if name not in _OF_TRANSACTIONS}
+    return made[engine.pool].execution_options(**kept) if kept else made[engine.pool]
+
+
+def _past_its_pool(engine: sa.Engine) -> sa.Engine:
     is_sqlite = engine.dialect.name == "sqlite"
     isolation: dict[str, Any] = {} if is_sqlite else {"isolation_level": "READ COMMITTED"}
     own = _create(engine, pool=engine.pool.recreate(), **isolation)
     if is_sqlite:
         event.listen(own, "connect", _set_up_sqlite)
-    kept = {name: value for name, value in engine.get_execution_options().items() if name not in _OF_TRANSACTIONS}
-    return own.execution_options(**kept) if kept else own
+    return own
 
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:

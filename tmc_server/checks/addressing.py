@@ -8,15 +8,15 @@ from __future__ import annotations
 import ipaddress
 import random
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from tmc_server.domain.catalog import App
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget
 from tmc_server.domain.egress import Address, Egress, Place, parse_place
-from tmc_server.domain.ports.checks import Endpoint, Instances
+from tmc_server.domain.ports.checks import Endpoint, Instance, Instances
 from tmc_server.errors import Unavailable
 
-MOST_TRIED = 4  # of instances of a service: some have just gone
+MOST_TRIED = 16  # of instances of a service that have not said which ledger they have: some have just gone
 Resolver = Callable[[str, int], Sequence[str]]
 """(name, port) -> addresses. Raises OSError."""
 
@@ -36,16 +36,21 @@ class Addressing:
         self._trusted = trusted
         self._resolver = resolver
 
-    def endpoints(self, target: CheckTarget, app: App, tag: str) -> list[Endpoint] | CheckAnswer:
-        """Where to ask, in the order to try them in; an UNKNOWN answer when there is nowhere to ask. Blocks."""
+    def endpoints(
+        self, target: CheckTarget, app: App, tag: str, ledgers: Collection[bytes] = ()
+    ) -> list[Endpoint] | CheckAnswer:
+        """Where to ask, in the order to try them in; an UNKNOWN answer when there is nowhere to ask. Blocks.
+
+        ledgers: those that are asked about; instances that have one of them come first.
+        """
         if target.address:
-            texts, listed = [target.address], None
+            instances, listed = [Instance(target.address)], None
         else:
             try:
-                texts, listed = list(self._instances.addresses(app, tag)), self._trusted
+                instances, listed = list(self._instances.instances(app, tag)), self._trusted
             except Unavailable as exc:
                 return CheckAnswer.unknown(CheckReason.NO_INSTANCE, exc.sentence)
-            if not texts:
+            if not instances:
                 where = (
                     f"No instance of {app.service_name!r} in environment {tag!r} is known: has it called center.checks()? "
                     "One that answers over HTTP needs connect(check_address=...), and is known a second after its first call."
@@ -53,20 +58,22 @@ class Addressing:
                 return CheckAnswer.unknown(CheckReason.NO_INSTANCE, where)
         good: list[Endpoint] = []
         problem = CheckAnswer.unknown(CheckReason.NO_INSTANCE)
-        for text in texts:
-            found = self._endpoints(text, listed)
+        others = MOST_TRIED
+        for instance in sorted(instances, key=lambda each: _how_far(each, ledgers)):
+            others -= instance.ledger_id not in ledgers
+            if others < 0:
+                break
+            found = self._endpoints(instance, listed)
             if isinstance(found, CheckAnswer):
                 problem = found
             else:
                 good += random.sample(found, len(found))
-            if len(good) >= MOST_TRIED:
-                break
-        return good[:MOST_TRIED] or problem
+        return good or problem
 
-    def _endpoints(self, text: str, listed: bool | None) -> list[Endpoint] | CheckAnswer:
+    def _endpoints(self, instance: Instance, listed: bool | None) -> list[Endpoint] | CheckAnswer:
         """listed None: it is, if the allow-list names it."""
         try:
-            place = parse_place(text)
+            place = parse_place(instance.address)
         except ValueError as exc:
             return CheckAnswer.unknown(CheckReason.REFUSED_TARGET, f"{exc}.")
         named = self._egress.lists(place) if listed is None else listed
@@ -81,9 +88,19 @@ class Addressing:
                 return CheckAnswer.unknown(
                     CheckReason.REFUSED_TARGET, f"{place} leads to {address}: [checks] allow does not list it."
                 )
-        return [Endpoint(place.host, str(address), place.port) for address in addresses]
+        return [
+            Endpoint(host=place.host, address=str(address), port=place.port, ledger_id=instance.ledger_id)
+            for address in addresses
+        ]
 
     def _addresses(self, place: Place) -> list[Address]:
         if place.literal is not None:
             return [place.literal]
         return [ipaddress.ip_address(text.partition("%")[0]) for text in self._resolver(place.host, place.port)]
+
+
+def _how_far(instance: Instance, ledgers: Collection[bytes]) -> int:
+    """From what is asked about: it has one of these ledgers, it may have one, it has another one."""
+    if instance.ledger_id in ledgers:
+        return 0
+    return 2 if instance.ledger_id else 1

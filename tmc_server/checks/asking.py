@@ -44,12 +44,13 @@ class CheckDispatcher:
             return [CheckAnswer.unknown(CheckReason.NO_TARGET, f"This server has no kind {target.kind!r}.")] * len(
                 questions
             )
-        endpoints = self._addressing.endpoints(target, app, tag)
+        ledgers = {question.ledger_id for question in questions if question.ledger_id}
+        endpoints = self._addressing.endpoints(target, app, tag, ledgers)
         if isinstance(endpoints, CheckAnswer):
             return [endpoints] * len(questions)
         ask = partial(_asked, asker, target, app.check_token, until)
         answers: dict[int, CheckAnswer] = {}
-        for home, indexes in self._by_home(app, tag, questions).items():
+        for home, indexes in self._by_home(app, tag, questions, endpoints).items():
             open_ = indexes
             for endpoint in sorted(endpoints, key=lambda each: each != home):
                 found = ask(endpoint, [questions[index] for index in open_])
@@ -61,11 +62,15 @@ class CheckDispatcher:
                     break
         return [answers[index] for index in range(len(questions))]
 
-    def _by_home(self, app: App, tag: str, questions: Sequence[Question]) -> Mapping[Endpoint | None, list[int]]:
-        """Indexes of the questions by the instance that had their ledger last."""
+    def _by_home(
+        self, app: App, tag: str, questions: Sequence[Question], endpoints: Sequence[Endpoint]
+    ) -> Mapping[Endpoint | None, list[int]]:
+        """Indexes of the questions by the instance that has said it has their ledger, or had it last."""
+        said = {endpoint.ledger_id: endpoint for endpoint in reversed(endpoints) if endpoint.ledger_id}
         found: dict[Endpoint | None, list[int]] = {}
         for index, question in enumerate(questions):
-            found.setdefault(self._homes.get((app.number, tag, question.ledger_id)), []).append(index)
+            home = said.get(question.ledger_id) or self._homes.get((app.number, tag, question.ledger_id))
+            found.setdefault(home, []).append(index)
         return found
 
     def _learn(self, app: App, tag: str, home: Endpoint, answered: Iterable[tuple[Question, CheckAnswer]]) -> None:

@@ -12,6 +12,7 @@ from requests import RequestException
 
 from tmc_common.consul import agent_client, passing
 from tmc_server.domain.catalog import App
+from tmc_server.domain.ports.checks import Instance
 from tmc_server.errors import DiscoveryUnavailable
 
 _FRESH_S = 2.0
@@ -27,9 +28,9 @@ class ConsulInstances:
         self._lock = threading.Lock()
         self._known: dict[tuple[str, str], tuple[float, Sequence[str]]] = {}
 
-    def addresses(self, app: App, tag: str) -> Sequence[str]:
+    def instances(self, app: App, tag: str) -> Sequence[Instance]:
         found = self._fresh(app, tag)
-        return random.sample(found, len(found))
+        return [Instance(address) for address in random.sample(found, len(found))]
 
     def _fresh(self, app: App, tag: str) -> Sequence[str]:
         key = (app.service_name, tag)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from tmc_server.domain.catalog import App
-from tmc_server.domain.ports.checks import SeenSenders
+from tmc_server.domain.ports.checks import Instance, SeenSenders
 
 
 class StaticInstances:
@@ -15,9 +15,9 @@ class StaticInstances:
     def __init__(self, known: Mapping[str, Sequence[str]]) -> None:
         self._known = known
 
-    def addresses(self, app: App, tag: str) -> Sequence[str]:
+    def instances(self, app: App, tag: str) -> Sequence[Instance]:
         known = self._known.get(f"{app.id}@{tag}") or self._known.get(app.id, ())
-        return random.sample(known, len(known))
+        return [Instance(address) for address in random.sample(known, len(known))]
 
 
 class RecordedInstances:
@@ -29,5 +29,5 @@ class RecordedInstances:
     def __init__(self, senders: SeenSenders) -> None:
         self._senders = senders
 
-    def addresses(self, app: App, tag: str) -> Sequence[str]:
+    def instances(self, app: App, tag: str) -> Sequence[Instance]:
         return self._senders.seen_at(app.number, tag)

@@ -276,7 +276,8 @@ class Administering:
         known = self.catalog.app_by_id.get(validation.app_id(app, "app"))
         if known is None:
             raise AppUnknown(f"There is no app {app!r}: list the apps to see their ids.")
-        return await asyncio.to_thread(self._instances.addresses, known, validation.tag(tag, may_be_empty=False))
+        found = await asyncio.to_thread(self._instances.instances, known, validation.tag(tag, may_be_empty=False))
+        return [instance.address for instance in found]
 
     async def remove_subscription(self, actor: str, topic: str, app: str, tag: str) -> Subscription:
         validation.topic(topic)

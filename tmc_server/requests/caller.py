@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from tmc_server.domain.catalog import App
 from tmc_server.domain.operations import Answer, Operation
 from tmc_server.domain.operators import Operator
+from tmc_server.domain.ports.checks import Instance
 from tmc_server.domain.ports.work import Performer
 from tmc_server.errors import RateLimited, TmcError
 
@@ -18,14 +19,15 @@ class Caller:
     """An authenticated app.
 
     tag: the environment it said it runs in, or that of its key; "" when it said none.
-    check_address: where it said it answers checks.  only_this_tag: its key works for nothing of other environments.
+    instance: where it said it answers checks; None: it did not.
+    only_this_tag: its key works for nothing of other environments.
     operator: who acts for the app, proven by a token; None: the app itself.
     context: the trace that the call belongs to, as headers; of a client that does not put it into its messages.
     """
 
     app: App
     tag: str
-    check_address: str = ""
+    instance: Instance | None = None
     only_this_tag: bool = False
     operator: Operator | None = None
     context: Mapping[str, str] = field(default_factory=dict)

@@ -141,15 +141,15 @@ class Preparing:
 
     def announce(self, caller: Caller) -> None:
         """A service says where it answers checks before it sends anything."""
-        if caller.check_address:
+        if caller.instance:
             own = {t.default_tag for t in self._catalog.current.topics.values() if t.owner == caller.app.number}
             for tag in {caller.tag} if caller.tag else own or {"default"}:
-                self._senders.saw(caller.app, tag, caller.check_address)
+                self._senders.saw(caller.app, tag, caller.instance)
 
     def _note_sender(self, caller: Caller, items: Sequence[Item]) -> None:
-        if caller.check_address:
+        if caller.instance:
             for tag in _tags(items):
-                self._senders.saw(caller.app, tag, caller.check_address)
+                self._senders.saw(caller.app, tag, caller.instance)
 
 
 def _tags(items: Sequence[Item]) -> set[str]:

@@ -57,6 +57,17 @@ def address(value: str, field: str) -> str:
     return value
 
 
+def hexadecimal_id(value: str, field: str) -> bytes:
+    """16 bytes, or none."""
+    try:
+        found = bytes.fromhex(value)
+    except ValueError:
+        found = b"?"
+    if found and len(found) != 16:
+        raise InvalidField(field, "be empty or exactly 16 bytes, in hexadecimal")
+    return found
+
+
 def topic(value: str, field: str = "topic") -> str:
     if not _TOPIC.fullmatch(value):
         raise InvalidField(field, "be 1 to 128 characters of A-Z a-z 0-9 _ . -")

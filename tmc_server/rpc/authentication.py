@@ -17,6 +17,7 @@ from typing import Protocol
 from tmc_common.eventlog import EventLog
 from tmc_server.domain.catalog import App, Catalog
 from tmc_server.domain.operators import CERTIFICATE, OIDC, KnownOperators, Operator, Role, identity
+from tmc_server.domain.ports.checks import Instance
 from tmc_server.errors import (
     AdminOnly,
     AppDisabled,
@@ -179,13 +180,14 @@ class Authentication:
         if only_tag and tag not in ("", only_tag):
             raise KeyOfAnotherTag
         address = validation.address(values.get("tmc-check-address", ""), "tmc-check-address")
+        ledger_id = validation.hexadecimal_id(values.get("tmc-check-ledger", ""), "tmc-check-ledger")
         operator = self._operator(values["tmc-operator"]) if "tmc-operator" in values else None
         if operator is not None:
             demand_role(operator, Role.OPERATOR)
         return Caller(
             app=app,
             tag=only_tag or tag,
-            check_address=address,
+            instance=Instance(address, ledger_id) if address else None,
             only_this_tag=bool(only_tag),
             operator=operator,
             context=_trace(values) if _TRACEPARENT in values else {},

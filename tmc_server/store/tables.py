@@ -259,7 +259,7 @@ traffic = sa.Table(
     **_OPTIONS,
 )
 
-# Where a producer was last seen, for centers without service discovery.
+# Where a producer was last seen, for centers without service discovery.  ledger_id: the one it answers for, if it said so.
 sender = sa.Table(
     "tmc_sender",
     METADATA,
@@ -267,6 +267,7 @@ sender = sa.Table(
     sa.Column("tag", _text(64), primary_key=True),
     sa.Column("address", _text(255), primary_key=True),
     _ms("seen_ms"),
+    sa.Column("ledger_id", sa.LargeBinary(16).with_variant(mysql.VARBINARY(16), *FAMILY)),
     **_OPTIONS,
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -16,7 +16,7 @@ from tmc_client.discovery import Registration
 from tmc_server.discovery.consul import ConsulInstances
 from tmc_server.discovery.static import RecordedInstances, StaticInstances
 from tmc_server.domain.catalog import App
-from tmc_server.domain.ports.checks import Instances
+from tmc_server.domain.ports.checks import Instance, Instances
 from tmc_server.store.senders import SqlSeenSenders
 
 
@@ -43,12 +43,16 @@ class InstancesContract(ABC):
     def test_addresses_are_those_of_the_app_and_the_environment(self, ports: list[int]) -> None:
         one, two, staging = (f"127.0.0.1:{port}" for port in ports)
         with self.knowing([one, two], [staging]) as instances:
-            eventually(lambda: sorted(instances.addresses(ORDERS, "default")) == sorted([one, two]))
-            eventually(lambda: list(instances.addresses(ORDERS, "staging")) == [staging])
+            eventually(lambda: sorted(_addresses(instances.instances(ORDERS, "default"))) == sorted([one, two]))
+            eventually(lambda: _addresses(instances.instances(ORDERS, "staging")) == [staging])
 
     def test_an_app_that_nobody_registered_has_no_addresses(self, ports: list[int]) -> None:
         with self.knowing([f"127.0.0.1:{ports[0]}"], []) as instances:
-            assert list(instances.addresses(SHOP, "default")) == []
+            assert _addresses(instances.instances(SHOP, "default")) == []
+
+
+def _addresses(instances: Sequence[Instance]) -> list[str]:
+    return [instance.address for instance in instances]
 
 
 class TestStatic(InstancesContract):
@@ -67,7 +71,7 @@ class TestRecorded(InstancesContract):
         senders = SqlSeenSenders(self.store.database)
         for tag, addresses in (("default", orders), ("staging", orders_staging)):
             for address in addresses:
-                senders.saw(ORDERS, tag, address)
+                senders.saw(ORDERS, tag, Instance(address))
         senders.run_once()
         yield RecordedInstances(senders)
 

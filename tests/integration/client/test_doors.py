@@ -39,7 +39,7 @@ def checks(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Checks]:
     engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
     tmc.create_tables(engine)
     made = tmc.connect("127.0.0.1:1", app="orders").checks(engine)
-    monkeypatch.setattr(made.token, "_ask", lambda: TOKEN)
+    monkeypatch.setattr(made.token, "_ask", lambda *_: TOKEN)
     yield made
     made.close()
     engine.dispose()
@@ -251,7 +251,7 @@ def test_connections_that_say_nothing_give_their_handles_back(checks: Checks) ->
 
 def test_strangers_do_not_wait_for_the_center_each(checks: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(checks.token, "_ask", lambda: asked.append(1) or TOKEN)
+    monkeypatch.setattr(checks.token, "_ask", lambda *_: asked.append(1) or TOKEN)
     for _ in range(100):
         assert _wsgi(checks, "POST", b"{}", "wrong") == (403, 0)
     assert len(asked) == 1
@@ -270,6 +270,6 @@ def test_a_checks_server_is_found_through_consul_by_its_tag(checks: Checks, cons
         number=1, id="orders", service_name="orders", biz_id="orders", alert_email="", alert_phone="", key_hashes=()
     )
     with checks.serve("127.0.0.1:0", agent=consul.address, service="orders", tag="blue") as server:
-        eventually(lambda: list(instances.addresses(orders, "blue")) == [server.address])
-        assert list(instances.addresses(orders, "green")) == []
-    eventually(lambda: list(instances.addresses(orders, "blue")) == [])
+        eventually(lambda: [each.address for each in instances.instances(orders, "blue")] == [server.address])
+        assert list(instances.instances(orders, "green")) == []
+    eventually(lambda: list(instances.instances(orders, "blue")) == [])

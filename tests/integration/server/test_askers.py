@@ -67,7 +67,7 @@ def deadline_ms(mode: str) -> int:
 
 
 def at(port: int) -> Endpoint:
-    return Endpoint("127.0.0.1", "127.0.0.1", port)
+    return Endpoint(host="127.0.0.1", address="127.0.0.1", port=port)
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +238,7 @@ class TestHttp:
     ) -> None:
         http_rogue.say("look", b"2")
         target = CheckTarget(name="", kind="http", options={"path": "/look"}, deadline_ms=ENOUGH_MS)
-        endpoint = Endpoint("no-such-name.invalid", "127.0.0.1", http_rogue.port)
+        endpoint = Endpoint(host="no-such-name.invalid", address="127.0.0.1", port=http_rogue.port)
         [answer] = http.ask(target, endpoint, "TOKEN", [a_question()], later())
         assert answer.verdict is COMMIT
         assert f"Host: no-such-name.invalid:{http_rogue.port}".encode() in http_rogue.heads[-1]
@@ -284,7 +284,10 @@ class TestHttp:
             target = CheckTarget(
                 name="", kind="http", options={"path": "/v"}, deadline_ms=10_000, concurrency=1, tls=True
             )
-            right, wrong = Endpoint("localhost", "127.0.0.1", port), Endpoint("shop.invalid", "127.0.0.1", port)
+            right, wrong = (
+                Endpoint(host="localhost", address="127.0.0.1", port=port),
+                Endpoint(host="shop.invalid", address="127.0.0.1", port=port),
+            )
             for _ in range(3):
                 answers = http.ask(target, right, "T", [a_question("1"), a_question("2")], later())
                 assert {answer.verdict for answer in answers} == {COMMIT}

@@ -6,7 +6,7 @@ import itertools
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,7 +25,7 @@ from tmc_common.protocol import admin_pb2
 from tmc_server.discovery.consul import ConsulInstances
 from tmc_server.discovery.static import RecordedInstances, StaticInstances
 from tmc_server.domain.catalog import App
-from tmc_server.domain.ports.checks import Instances
+from tmc_server.domain.ports.checks import Instance, Instances
 from tmc_server.errors import DiscoveryUnavailable, StoreUnavailable
 from tmc_server.store.senders import MOST_ADDRESSES, MOST_TAGS, MOST_WAITING, SEEN_FOR_MS, SqlSeenSenders
 
@@ -124,8 +124,12 @@ class TestConsul:
         instances = ConsulInstances(consul.address, "")
         check = f"http://127.0.0.1:{port}/health"
         with Registration(consul.address, "order-service", f"127.0.0.1:{port}", tag="prod", check=check):
-            eventually(lambda: ConsulInstances(consul.address, "").addresses(ORDERS, "prod") == [f"127.0.0.1:{port}"])
-            assert instances.addresses(ORDERS, "test") == []
+            eventually(
+                lambda: (
+                    _addresses(ConsulInstances(consul.address, "").instances(ORDERS, "prod")) == [f"127.0.0.1:{port}"]
+                )
+            )
+            assert _addresses(instances.instances(ORDERS, "test")) == []
         serving.server.shutdown()
         serving.server.server_close()
 
@@ -133,13 +137,17 @@ class TestConsul:
         agent, now = Consul(), [0.0]
         instances = ConsulInstances(agent.address, "", monotonic=lambda: now[0])
         Registration(agent.address, "order-service", "10.0.0.1:80", tag="prod", check="tcp").run_once()
-        assert instances.addresses(ORDERS, "prod") == ["10.0.0.1:80"]
+        assert _addresses(instances.instances(ORDERS, "prod")) == ["10.0.0.1:80"]
         agent.kill()
         now[0] += 3600
-        assert instances.addresses(ORDERS, "prod") == ["10.0.0.1:80"]
+        assert _addresses(instances.instances(ORDERS, "prod")) == ["10.0.0.1:80"]
         with pytest.raises(DiscoveryUnavailable):
-            instances.addresses(ORDERS, "never asked")
+            _addresses(instances.instances(ORDERS, "never asked"))
         agent.stop()
+
+
+def _addresses(instances: Sequence[Instance]) -> list[str]:
+    return [instance.address for instance in instances]
 
 
 def _static(_store: StoreUnderTest) -> Instances:
@@ -149,7 +157,7 @@ def _static(_store: StoreUnderTest) -> Instances:
 def _recorded(store: StoreUnderTest) -> Instances:
     senders = SqlSeenSenders(store.database)
     for tag, address in (("prod", "10.0.0.1:80"), ("prod", "10.0.0.2:80"), ("test", "10.0.0.9:80")):
-        senders.saw(ORDERS, tag, address)
+        senders.saw(ORDERS, tag, Instance(address))
     senders.run_once()
     return RecordedInstances(senders)
 
@@ -159,50 +167,35 @@ def test_instances_of_one_environment_never_those_of_another(
     store: StoreUnderTest, made: Callable[[StoreUnderTest], Instances]
 ) -> None:
     instances = made(store)
-    assert sorted(instances.addresses(ORDERS, "prod")) == ["10.0.0.1:80", "10.0.0.2:80"]
-    assert list(instances.addresses(ORDERS, "test")) == ["10.0.0.9:80"]
-    assert (
-        list(
-            instances.addresses(
-                App(
-                    number=2,
-                    id="mail",
-                    service_name="mail",
-                    biz_id="mail",
-                    alert_email="",
-                    alert_phone="",
-                    key_hashes=(),
-                ),
-                "prod",
-            )
-        )
-        == []
-    )
+    assert sorted(_addresses(instances.instances(ORDERS, "prod"))) == ["10.0.0.1:80", "10.0.0.2:80"]
+    assert _addresses(instances.instances(ORDERS, "test")) == ["10.0.0.9:80"]
+    mail = App(number=2, id="mail", service_name="mail", biz_id="mail", alert_email="", alert_phone="", key_hashes=())
+    assert _addresses(instances.instances(mail, "prod")) == []
 
 
 def test_a_sender_that_was_not_seen_for_an_hour_is_forgotten(store: StoreUnderTest) -> None:
     senders = SqlSeenSenders(store.database)
-    senders.saw(ORDERS, "prod", "10.0.0.1:80")
+    senders.saw(ORDERS, "prod", Instance("10.0.0.1:80"))
     senders.run_once()
     store.clock.now_ms += SEEN_FOR_MS
-    senders.saw(ORDERS, "prod", "10.0.0.2:80")
+    senders.saw(ORDERS, "prod", Instance("10.0.0.2:80"))
     senders.run_once()
-    assert senders.seen_at(ORDERS.number, "prod") == ["10.0.0.2:80", "10.0.0.1:80"]
+    assert _addresses(senders.seen_at(ORDERS.number, "prod")) == ["10.0.0.2:80", "10.0.0.1:80"]
     store.clock.now_ms += 1
-    senders.saw(ORDERS, "prod", "10.0.0.2:80")
+    senders.saw(ORDERS, "prod", Instance("10.0.0.2:80"))
     senders.run_once()
-    assert senders.seen_at(ORDERS.number, "prod") == ["10.0.0.2:80"]
+    assert _addresses(senders.seen_at(ORDERS.number, "prod")) == ["10.0.0.2:80"]
 
 
 def test_an_app_that_floods_addresses_is_bounded_and_takes_no_room_from_another(store: StoreUnderTest) -> None:
     mail = App(number=2, id="mail", service_name="mail", biz_id="mail", alert_email="", alert_phone="", key_hashes=())
     senders = SqlSeenSenders(store.database)
-    senders.saw(ORDERS, "prod", "10.1.0.0:80")
+    senders.saw(ORDERS, "prod", Instance("10.1.0.0:80"))
     for second in range(20):
         for number in range(200):
-            senders.saw(ORDERS, f"env-{second}-{number}", f"10.0.{second}.{number}:80")
-            senders.saw(ORDERS, "prod", f"10.1.{second}.{number}:80")
-        senders.saw(mail, f"blue-{second}", f"10.9.0.{second}:80")
+            senders.saw(ORDERS, f"env-{second}-{number}", Instance(f"10.0.{second}.{number}:80"))
+            senders.saw(ORDERS, "prod", Instance(f"10.1.{second}.{number}:80"))
+        senders.saw(mail, f"blue-{second}", Instance(f"10.9.0.{second}:80"))
         store.clock.advance(1)
         senders.run_once()
     with store.database.reading() as connection:
@@ -211,18 +204,33 @@ def test_an_app_that_floods_addresses_is_bounded_and_takes_no_room_from_another(
     assert len([app for app, _ in tags if app == ORDERS.number]) == MOST_TAGS
     assert max(tags.values()) == MOST_ADDRESSES
     assert len([app for app, _ in tags if app == mail.number]) == 20
-    prod = senders.seen_at(ORDERS.number, "prod")
+    prod = _addresses(senders.seen_at(ORDERS.number, "prod"))
     assert len(prod) == MOST_ADDRESSES
     assert all(address.startswith("10.1.19.") for address in prod)  # the newest
 
 
+def test_services_of_one_app_with_a_ledger_each_keep_their_places(store: StoreUnderTest) -> None:
+    """One of A, seen every ten minutes, beside many of B, which are seen with every message."""
+    senders = SqlSeenSenders(store.database)
+    senders.saw(ORDERS, "prod", Instance("10.0.0.1:80", b"A" * 16))
+    senders.run_once()
+    for number in range(MOST_ADDRESSES + 4):
+        store.clock.advance(1)
+        senders.saw(ORDERS, "prod", Instance(f"10.2.0.{number}:80", b"B" * 16))
+        senders.saw(ORDERS, "prod", Instance(f"10.2.0.{number}:80"))  # a call that does not say so changes nothing
+        senders.run_once()
+    known = senders.seen_at(ORDERS.number, "prod")
+    assert known[-1] == Instance("10.0.0.1:80", b"A" * 16)
+    assert [each.ledger_id for each in known[:-1]] == [b"B" * 16] * MOST_ADDRESSES
+
+
 def test_an_address_that_the_table_cannot_hold_spoils_no_other(store: StoreUnderTest) -> None:
     senders = SqlSeenSenders(store.database)
-    senders.saw(ORDERS, "prod", "h" * 256)
-    senders.saw(ORDERS, "t" * 65, "10.0.0.1:80")
-    senders.saw(ORDERS, "prod", "10.0.0.1:80")
+    senders.saw(ORDERS, "prod", Instance("h" * 256))
+    senders.saw(ORDERS, "t" * 65, Instance("10.0.0.1:80"))
+    senders.saw(ORDERS, "prod", Instance("10.0.0.1:80"))
     senders.run_once()
-    assert senders.seen_at(ORDERS.number, "prod") == ["10.0.0.1:80"]
+    assert _addresses(senders.seen_at(ORDERS.number, "prod")) == ["10.0.0.1:80"]
 
 
 def test_addresses_wait_for_a_database_that_does_not_answer(
@@ -231,13 +239,13 @@ def test_addresses_wait_for_a_database_that_does_not_answer(
     """They are known after its return, within the bound of one second's places."""
     senders = SqlSeenSenders(store.database)
     mail = App(number=2, id="mail", service_name="mail", biz_id="mail", alert_email="", alert_phone="", key_hashes=())
-    senders.saw(ORDERS, "prod", "10.0.0.1:80")
-    senders.saw(mail, "prod", "10.0.0.2:80")
+    senders.saw(ORDERS, "prod", Instance("10.0.0.1:80"))
+    senders.saw(mail, "prod", Instance("10.0.0.2:80"))
     numbers = itertools.count()
 
     def unavailable() -> NoReturn:
         for number in itertools.islice(numbers, MOST_WAITING):
-            senders.saw(ORDERS, f"env-{number % MOST_WAITING}", f"10.1.0.{number}:80")
+            senders.saw(ORDERS, f"env-{number % MOST_WAITING}", Instance(f"10.1.0.{number}:80"))
         raise StoreUnavailable
 
     with monkeypatch.context() as away:
@@ -246,8 +254,8 @@ def test_addresses_wait_for_a_database_that_does_not_answer(
             with pytest.raises(StoreUnavailable):
                 senders.run_once()
     senders.run_once()
-    assert senders.seen_at(ORDERS.number, "prod") == ["10.0.0.1:80"]
-    assert senders.seen_at(mail.number, "prod") == ["10.0.0.2:80"]
+    assert _addresses(senders.seen_at(ORDERS.number, "prod")) == ["10.0.0.1:80"]
+    assert _addresses(senders.seen_at(mail.number, "prod")) == ["10.0.0.2:80"]
     with store.database.reading() as connection:
         assert len(connection.exec_driver_sql("SELECT address FROM tmc_sender").fetchall()) <= MOST_WAITING + 1
 
@@ -261,7 +269,7 @@ def test_consul_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch, tm
         monkeypatch.setenv(variable, f"http://{proxy.address}")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login a password b\n")
-    assert list(ConsulInstances(agent.address, "t0ken").addresses(ORDERS, "prod")) == []
+    assert _addresses(ConsulInstances(agent.address, "t0ken").instances(ORDERS, "prod")) == []
     assert proxy.asked == []
     assert b"authorization: basic" not in agent.heads[0].lower()
     agent.stop()
@@ -274,9 +282,9 @@ def test_tags_without_instances_are_not_remembered_for_ever(monkeypatch: pytest.
     monkeypatch.setattr(instances, "_ask", lambda _app, tag: ["10.0.0.1:80"] if tag == "prod" else [])
     for number in range(5_000):
         now[0] += 0.01
-        instances.addresses(ORDERS, "prod" if number == 0 else f"env-{number}")
+        _addresses(instances.instances(ORDERS, "prod" if number == 0 else f"env-{number}"))
     assert len(instances._known) <= 1_001
-    assert list(instances.addresses(ORDERS, "prod")) == ["10.0.0.1:80"]
+    assert _addresses(instances.instances(ORDERS, "prod")) == ["10.0.0.1:80"]
 
 
 def test_the_sender_says_where_it_answers_and_operators_see_it(tmp_path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.rogue import RogueHttp, TrapListener
-from tmc_server.checks.addressing import Addressing
+from tmc_server.checks.addressing import MOST_TRIED, Addressing
 from tmc_server.checks.asking import CheckDispatcher
 from tmc_server.checks.channels import Channels
 from tmc_server.checks.grpc import GrpcChecks
@@ -17,6 +17,7 @@ from tmc_server.discovery.static import StaticInstances
 from tmc_server.domain.catalog import App
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question, Verdict
 from tmc_server.domain.egress import Egress, parse_place
+from tmc_server.domain.ports.checks import Instance
 from tmc_server.errors import CheckRefused
 
 ORDERS = App(
@@ -204,15 +205,20 @@ def test_a_listed_name_that_leads_elsewhere_reaches_nobody(trap: TrapListener, f
 
 
 def test_instances_are_tried_in_the_order_in_which_discovery_gives_them() -> None:
-    """The first four: discovery knows who was seen last."""
+    """As far as sixteen: discovery knows who was seen last. Those that have the ledger come first, however many there are."""
+    a, b = b"A" * 16, b"B" * 16
 
     class Seen:
-        def addresses(self, _app: App, _tag: str) -> Sequence[str]:
-            return [f"10.0.0.{number}:80" for number in range(9, 0, -1)]
+        def instances(self, _app: App, _tag: str) -> Sequence[Instance]:
+            unknown = [Instance(f"10.0.0.{number}:80") for number in range(20)]
+            others = [Instance(f"10.0.1.{number}:80", b) for number in range(20)]
+            return [*others, *unknown, Instance("10.0.2.1:80", a), Instance("10.0.2.2:80", a)]
 
-    found = Addressing(Seen(), Egress(["10.0.0.0/8:*"]), False).endpoints(targets("")[0], ORDERS, "default")
+    addressing = Addressing(Seen(), Egress(["10.0.0.0/8:*"]), False)
+    found = addressing.endpoints(targets("")[0], ORDERS, "default", {a})
     assert isinstance(found, list)
-    assert [endpoint.address for endpoint in found] == ["10.0.0.9", "10.0.0.8", "10.0.0.7", "10.0.0.6"]
+    unknown = [f"10.0.0.{number}" for number in range(MOST_TRIED)]
+    assert [endpoint.address for endpoint in found] == ["10.0.2.1", "10.0.2.2", *unknown]
 
 
 def test_a_name_is_resolved_once_and_what_was_checked_is_what_is_connected_to() -> None:

@@ -21,11 +21,13 @@ class Instances:
     """Each has one ledger; `down` says nothing."""
 
     def __init__(self, *ledgers: str) -> None:
-        self.places = [Endpoint("shop", f"10.0.0.{number}", 50051) for number, _ in enumerate(ledgers)]
+        self.places = [
+            Endpoint(host="shop", address=f"10.0.0.{number}", port=50051) for number, _ in enumerate(ledgers)
+        ]
         self.ledgers = dict(zip(self.places, ledgers, strict=True))
         self.asked: list[tuple[str, list[str]]] = []
 
-    def endpoints(self, _target: object, _app: object, _tag: str) -> list[Endpoint]:
+    def endpoints(self, _target: object, _app: object, _tag: str, _ledgers: object) -> list[Endpoint]:
         return self.places
 
     def asks_singly(self, _target: object) -> bool:

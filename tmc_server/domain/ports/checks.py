@@ -13,30 +13,42 @@ from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import MessageNumber, Shard
 
 
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One of a producer's service. address: host:port.  ledger_id: the one it answers for; b"": unknown, or several."""
+
+    address: str
+    ledger_id: bytes = b""
+
+
 class Instances(Protocol):
     """Where the instances of a producer's service are."""
 
-    def addresses(self, app: App, tag: str) -> Sequence[str]:
-        """host:port of each instance in the environment `tag`, in the order to try them in. Blocks. Raises Unavailable."""
+    def instances(self, app: App, tag: str) -> Sequence[Instance]:
+        """Those in the environment `tag`, in the order to try them in. Blocks. Raises Unavailable."""
 
 
 class SeenSenders(Protocol):
     """Addresses that producers give with their calls, for centers without service discovery."""
 
-    def saw(self, app: App, tag: str, address: str) -> None:
+    def saw(self, app: App, tag: str, instance: Instance) -> None:
         """Does not block."""
 
-    def seen_at(self, app: int, tag: str) -> Sequence[str]:
-        """host:port, the newest first. app: its number. Blocks."""
+    def seen_at(self, app: int, tag: str) -> Sequence[Instance]:
+        """The newest first. app: its number. Blocks."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """An address that may be connected to. host: the name it stands for, or itself.  address: the one it resolved to."""
+    """An address that may be connected to. host: the name it stands for, or itself.  address: the one it resolved to.
+
+    ledger_id: see Instance.
+    """
 
     host: str
     address: str
     port: int
+    ledger_id: bytes = field(default=b"", compare=False)
 
     def __str__(self) -> str:
         return self.authority
