@@ -43,6 +43,7 @@ from tmc_client.outbox.relay import LEASE, Limits, Relay
 from tmc_client.outbox.store import ALWAYS_DUE_MS, OutboxStore, columns_of, now_ms
 from tmc_client.producer import duration, publish_request
 from tmc_client.tables import outbox as table
+from tmc_common.headers import HEADERS_BYTES
 from tmc_common.plugins import installed
 from tmc_common.protocol import message_pb2
 
@@ -159,6 +160,10 @@ class Outbox:
         for name, value in (("topic", request.topic), ("key", request.key), ("order_key", request.order_key)):
             if len(value) > _LONGEST or not (value or name == "order_key"):
                 raise errors.InvalidRequest(f"{name} has {len(value)} characters: give 1 to {_LONGEST}.", field=name)
+        if sum(len(name.encode()) + len(value.encode()) for name, value in request.headers.items()) > HEADERS_BYTES:
+            raise errors.InvalidRequest(
+                f"The headers have more than {HEADERS_BYTES:,} bytes: put so much into the body.", field="headers"
+            )
         if request.delay_ms and not self._target.delays:
             raise errors.InvalidRequest("The target of this outbox knows no delays: leave delay= out.", field="delay")
 

@@ -115,6 +115,7 @@ class DirectSending:
         page = [message for message in taken if isinstance(message, Entry)]
         # What is not there was not committed after all, whatever the session thought, or is sent already.
         page += self._store.by_drafts([message for message in taken if isinstance(message, Draft)])
+        page = [entry for entry in page if not entry.damage]
         failures = self._target.send(page) if page else ()
         return [entry.id for entry, failure in zip(page, failures, strict=True) if failure is None]
 

@@ -26,6 +26,7 @@ class Entry:
     """A row. attempt_id: the same in every attempt, so that the center stores a repeated message once.
 
     line: of its order key, while it is not sent; "": it has no order key.  tries: how often the target refused it.
+    damage: why the row cannot be read, e.g. headers that the database cut off; "": it can.
     """
 
     id: int
@@ -40,9 +41,11 @@ class Entry:
     attempt_id: bytes
     created_ms: int
     tries: int = 0
+    damage: str = ""
 
     @classmethod
     def of(cls, row: Any) -> Entry:
+        headers, damage = _headers(row.headers)
         return cls(
             id=row.id,
             topic=row.topic,
@@ -51,11 +54,12 @@ class Entry:
             line=row.line or "",
             body=row.body,
             content_type=row.content_type,
-            headers=json.loads(row.headers),
+            headers=headers,
             delay_ms=row.delay_ms,
             attempt_id=row.attempt_id,
             created_ms=row.created_ms,
             tries=row.tries,
+            damage=damage,
         )
 
     @classmethod
@@ -75,6 +79,17 @@ class Entry:
             delay_ms=self.delay_ms,
             attempt_id=self.attempt_id,
         )
+
+
+def _headers(stored: str) -> tuple[dict[str, str], str]:
+    """With why they cannot be read; "": they can."""
+    try:
+        found = json.loads(stored)
+    except ValueError as exc:
+        return {}, f"its headers in the outbox are damaged: {exc}"
+    if isinstance(found, dict) and all(isinstance(value, str) for value in found.values()):
+        return found, ""
+    return {}, "its headers in the outbox are no texts by name"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,7 +150,12 @@ class Relay:
 
     def _send(self, ready: Sequence[Entry], now: int) -> bool:
         """Returns: something was sent or given up."""
-        failures = self._answers(ready)
+        damaged = [entry for entry in ready if entry.damage]
+        for entry in damaged:
+            self._give_up(entry, entry.damage)
+        if damaged:
+            return self._send([entry for entry in ready if not entry.damage], now) or True
+        failures = self._answers(ready) if ready else ()
         outcomes = list(zip(ready, failures, strict=True))
         taken = [entry for entry, failure in outcomes if failure is None]
         if taken:
@@ -206,10 +211,7 @@ class Relay:
         refused = failure.trouble is Trouble.REFUSED
         age_ms = now - entry.created_ms
         if (refused and entry.tries + 1 >= self._limits.max_tries) or age_ms >= _ms(self._limits.max_age):
-            self._store.failed([entry], failure.error)
-            self.counts.given_up += 1
-            log.error("message %s of %s is given up: %s", entry.key, entry.topic, failure.error)
-            self._say_given_up(entry, failure.error)
+            self._give_up(entry, failure.error)
             return True
         pause_ms = _FIRST_PAUSE_MS << min(entry.tries, 10) if refused else age_ms // 4
         due_ms = now + min(_LONGEST_PAUSE_MS, max(_FIRST_PAUSE_MS, pause_ms))
@@ -217,7 +219,10 @@ class Relay:
         self.counts.later += 1
         return False
 
-    def _say_given_up(self, entry: Entry, error: str) -> None:
+    def _give_up(self, entry: Entry, error: str) -> None:
+        self._store.failed([entry], error)
+        self.counts.given_up += 1
+        log.error("message %s of %s is given up: %s", entry.key, entry.topic, error)
         try:
             self._on_given_up([entry], error)
         except Exception:

@@ -7,11 +7,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tmc_common.eventlog import EventLog
 from tmc_common.headers import SEQUENCE
 from tmc_server.domain.numbers import Attempt, MessageNumber, OrderSequence, SubscriptionNumber
 from tmc_server.domain.operations import Prepare
 from tmc_server.domain.ports.delivery import Copy
 from tmc_server.store.transaction import Transaction
+
+log = EventLog("tmc.store")
 
 
 def parse_headers(stored: str | None) -> dict[str, str]:
@@ -72,7 +75,12 @@ def load_copies(
     sequences: of those that have one.  redelivered: see Copy.
     """
     for row in tx.rows(tx.sql.bodies, ids=sorted(numbers)) if numbers else ():
-        submitted, again = Submitted.stored(row), row.id in redelivered
+        try:
+            submitted = Submitted.stored(row)
+        except ValueError as exc:  # it is never begun, so its owner is alerted; the others are none of its business
+            log.error("message_damaged", "message %d in shard %s cannot be read: %s", row.id, tx.sql.shard, exc)
+            continue
+        again = row.id in redelivered
         tx.copies.append(copy_of(tx, submitted, subscription, attempt, sequences.get(row.id), redelivered=again))
 
 

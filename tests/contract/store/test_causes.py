@@ -31,6 +31,7 @@ from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import AttemptStale
 from tmc_server.store.claims import claim_due
 from tmc_server.store.statements import statements_of
+from tmc_server.store.tables import shard_tables
 
 NO_RETRIES = replace(POLICY, max_retry=0)
 """One failure of a handler, and the message is FAILED."""
@@ -462,6 +463,21 @@ def test_copies_that_vanish_are_alerted_once_they_are_a_minute_old(store: StoreU
     (alert,) = store.alerted("copies vanish")
     assert alert.number in (first, second)
     assert "policy of the broker" in alert.detail
+
+
+def test_a_message_that_cannot_be_read_stops_no_other(store: StoreUnderTest) -> None:
+    numbers = [store.submitted() for _ in range(3)]
+    table = shard_tables(store.shard).message
+    with store.database.transaction() as connection:
+        connection.execute(table.update().where(table.c.id == numbers[1]).values(headers='{"trail": "xx'))
+    for _ in range(6):
+        store.clock.advance(120)
+        store.redeliver(room=None)
+        for copy in store.outlet.delivered:
+            store.perform(store.ack_of(copy.number))
+    assert {copy.number for copy in store.outlet.delivered} == {numbers[0], numbers[2]}
+    assert numbers[1] in {alert.number for alert in store.alerted("copies vanish")}
+    assert store.consumption_state(numbers[1]) is C.SCHEDULED  # not given up
 
 
 def test_failures_of_a_claim_that_is_partly_won_are_alerted(store: StoreUnderTest) -> None:

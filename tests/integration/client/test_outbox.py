@@ -98,6 +98,12 @@ def add(engine: sa.Engine, receiver: Receiver, *keys: str, order_key: str = "") 
     box.close()
 
 
+def test_headers_that_a_column_could_cut_off_are_refused(engine: sa.Engine, receiver: Receiver) -> None:
+    with tmc.Outbox(engine, receiver) as box, Session(engine) as session:
+        with pytest.raises(tmc.InvalidRequest, match="more than 8,192 bytes"):
+            box.add(session, TOPIC, {}, key="a", headers={"trail": "x" * 9_000})
+
+
 class TestWhatCommitsIsSent:
     def test_directly(self, engine: sa.Engine, receiver: Receiver) -> None:
         with tmc.Outbox(engine, receiver) as box, Session(engine) as session:
@@ -467,6 +473,22 @@ class TestTheRelay:
         assert relay_of(store, fragile).run_once() == 0.0
         assert fragile.got == ["a", "b"]
         assert store.by_key("poison")[0].error == "The target broke on it: LookupError('no route')"
+
+    @pytest.mark.parametrize(
+        "damaged", ['{"trail": "xxx', "[1]", '{"number": 1}'], ids=["cut off", "no names", "no texts"]
+    )
+    def test_a_row_that_cannot_be_read_fails_alone(
+        self, engine: sa.Engine, store: OutboxStore, receiver: Receiver, clock: ManualClock, damaged: str
+    ) -> None:
+        add(engine, receiver, "a", "damaged", "b")
+        with engine.begin() as connection:
+            change = sa.text("UPDATE tmc_outbox SET headers = :damaged WHERE message_key = 'damaged'")
+            connection.execute(change, {"damaged": damaged})
+        clock.advance(3)
+        assert relay_of(store, receiver).run_once() == 0.0
+        assert receiver.got == ["a", "b"]
+        (kept,) = store.given_up(10)
+        assert (kept.key, kept.error[:26]) == ("damaged", "its headers in the outbox ")
 
     def test_it_lives_on_without_tables_and_a_wake_does_not_end_its_rest(
         self, engine: sa.Engine, store: OutboxStore, receiver: Receiver
