@@ -125,7 +125,7 @@ class AsyncCenter:
         *,
         prepare_timeout: timedelta = timedelta(seconds=2),
         fallback: Outbox | None = None,
-        prepare_first: bool = False,
+        prepare_first: bool | timedelta = False,
     ) -> AsyncTransaction:
         """A block that owns the commit of `session`; use it with `async with`. Options: see tmc_client.Center."""
         from tmc_client.aio_transaction import AsyncTransaction

@@ -35,7 +35,7 @@ class AsyncTransaction(CenterBlock):
         prepare_timeout: timedelta,
         fallback: Fallback | None = None,
         answered: Answered | None = None,
-        prepare_first: bool = False,
+        prepare_first: bool | timedelta = False,
     ) -> None:
         """Raises InvalidRequest if `session` is not an AsyncSession."""
         if isinstance(session, async_scoped_session):

@@ -155,13 +155,14 @@ class Center:
         *,
         prepare_timeout: timedelta = timedelta(seconds=2),
         fallback: Outbox | None = None,
-        prepare_first: bool = False,
+        prepare_first: bool | timedelta = False,
     ) -> Transaction:
         """Open a block that owns the commit of `session`: its messages are delivered if and only if it commits.
 
         session: an SQLAlchemy Session or Connection, a connection of sqlite3, mysqlclient, PyMySQL or psycopg, or a
         LocalTransaction of your own. Raises InvalidRequest for anything else.
         prepare_first: call the center with each tx.send(), and not at the end: send before you write, and no lock waits for it.
+        A timedelta: and the block may take that long, a day at most, where that is longer than a topic's transaction time.
         fallback: where its messages are written if the center does not answer within `prepare_timeout`; without it, the
         block then fails.
         """

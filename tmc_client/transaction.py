@@ -41,7 +41,9 @@ SUBMIT_WAIT = timedelta(seconds=2)  # the block waits this long for answers to i
 class Preparation:
     """The prepare calls of one block, in flight."""
 
-    def __init__(self, producer: Producer, ledger_id: bytes, limit: timedelta) -> None:
+    def __init__(self, producer: Producer, ledger_id: bytes, limit: timedelta, lasts: timedelta = timedelta(0)) -> None:
+        """lasts: how long the block may take until its commit, if longer than the topics' transaction time."""
+        self._lasts_ms = round(lasts.total_seconds() * 1000)
         self._producer = producer
         self._ledger_id = ledger_id
         self._limit = limit
@@ -51,6 +53,7 @@ class Preparation:
     def add(self, request: message_pb2.PrepareRequest) -> None:
         """Call prepare. Raises Unavailable if the connection was closed."""
         request.ledger_id = self._ledger_id
+        request.transaction_time_ms = self._lasts_ms
         self.futures.append(self._producer.prepare(request, self._limit))
         self._requests.append(request)
 
@@ -86,9 +89,11 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
         prepare_timeout: timedelta,
         fallback: Fallback | None,
         answered: Answered | None,
-        prepare_first: bool,
+        prepare_first: bool | timedelta,
     ) -> None:
         super().__init__(local)
+        if isinstance(prepare_first, timedelta):
+            duration("prepare_first", prepare_first)
         self._prepare_first = prepare_first
         self._ahead: Preparation | None = None
         self.messages: list[Prepared] = []
@@ -123,7 +128,8 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
             self._local.stop()
             self._local.explain(exc, ledger_info)
             raise
-        self._ahead = Preparation(self._producer, self._ledger_id, self._prepare_timeout)
+        lasts = self._prepare_first if isinstance(self._prepare_first, timedelta) else timedelta(0)
+        self._ahead = Preparation(self._producer, self._ledger_id, self._prepare_timeout, lasts)
 
     def _record(self, request: message_pb2.PrepareRequest) -> None:
         name = (request.topic, request.key)
@@ -190,7 +196,8 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
                 preparation.abandon()
             self._local.explain(exc, ledger_info, ledger, *([outbox] if self._fallback is not None else ()))
             if self._markers(exc):
-                raise errors.Fenced(errors.Fenced.__doc__ or "") from exc
+                longer = " If it takes longer than its transaction time, give prepare_first= that time."
+                raise errors.Fenced((errors.Fenced.__doc__ or "") + (longer if self._prepare_first else "")) from exc
             raise
 
     def _settle_earlier(self) -> None:
@@ -317,7 +324,7 @@ class Transaction(Blocking[message_pb2.PrepareRequest], CenterBlock):
         prepare_timeout: timedelta,
         fallback: Fallback | None = None,
         answered: Answered | None = None,
-        prepare_first: bool = False,
+        prepare_first: bool | timedelta = False,
     ) -> None:
         super().__init__(producer, local, prepare_timeout, fallback, answered, prepare_first)
         self._settler = settle

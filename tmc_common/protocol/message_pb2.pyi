@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("topic", "key", "body", "content_type", "headers", "attempt_id", "delay_ms", "ledger_id", "check_target", "order_key")
+    __slots__ = ("topic", "key", "body", "content_type", "headers", "attempt_id", "delay_ms", "ledger_id", "check_target", "order_key", "transaction_time_ms")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class PrepareRequest(_message.Message):
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     CHECK_TARGET_FIELD_NUMBER: _ClassVar[int]
     ORDER_KEY_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_TIME_MS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     key: str
     body: bytes
@@ -36,7 +37,8 @@ class PrepareRequest(_message.Message):
     ledger_id: bytes
     check_target: str
     order_key: str
-    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., body: _Optional[bytes] = ..., content_type: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., attempt_id: _Optional[bytes] = ..., delay_ms: _Optional[int] = ..., ledger_id: _Optional[bytes] = ..., check_target: _Optional[str] = ..., order_key: _Optional[str] = ...) -> None: ...
+    transaction_time_ms: int
+    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., body: _Optional[bytes] = ..., content_type: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., attempt_id: _Optional[bytes] = ..., delay_ms: _Optional[int] = ..., ledger_id: _Optional[bytes] = ..., check_target: _Optional[str] = ..., order_key: _Optional[str] = ..., transaction_time_ms: _Optional[int] = ...) -> None: ...
 
 class PrepareResponse(_message.Message):
     __slots__ = ("message_id", "state")

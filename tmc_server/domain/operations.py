@@ -71,7 +71,10 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Prepare(Operation):
-    """Insert a message of the app that asked. publish: COMMITTED at once, with consumption rows."""
+    """Insert a message of the app that asked. publish: COMMITTED at once, with consumption rows.
+
+    transaction_time_ms: of this message, if it is longer than its topic's.
+    """
 
     number: MessageNumber
     topic: Topic
@@ -86,6 +89,7 @@ class Prepare(Operation):
     ledger_id: bytes | None
     publish: bool = False
     check_target: str = ""
+    transaction_time_ms: int = 0
 
     @property
     def message_id(self) -> MessageId:

@@ -14,6 +14,7 @@ from tmc_server.domain.placement import shard_of
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.checks import SeenSenders
 from tmc_server.domain.ports.work import Performer
+from tmc_server.domain.retry import DAY_MS
 from tmc_server.errors import InvalidField, OpenLimit, TopicNotAllowed
 from tmc_server.metrics import METRICS, count_each
 from tmc_server.requests import validation
@@ -66,6 +67,7 @@ class Preparing:
         order_key: str = "",
         ledger_id: bytes = b"",
         check_target: str = "",
+        transaction_time_ms: int = 0,
     ) -> Item:
         """One checked message. order_key "": it has none. Raises InvalidField, TopicUnknown, OpenLimit, NoIdentity."""
         validation.topic(topic)
@@ -74,6 +76,7 @@ class Preparing:
         validation.body(body, self._body_bytes)
         validation.line(content_type, "content_type", 100)
         validation.between(delay_ms, "delay_ms", 0, validation.MAX_DELAY_MS)
+        validation.between(transaction_time_ms, "transaction_time_ms", 0, DAY_MS)
         content_type = content_type or "application/octet-stream"
         operator = caller.operator
         if operator is not None and not operator.covers(topic):
@@ -117,6 +120,7 @@ class Preparing:
             ledger_id=ledger,
             publish=publish,
             check_target=check_target,
+            transaction_time_ms=transaction_time_ms,
         )
 
     def admit(self, caller: Caller, count: int) -> None:

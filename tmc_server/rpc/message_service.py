@@ -125,7 +125,12 @@ class MessageServicer:
 
     def _prepare_item(self, caller: Caller) -> Callable[[message_pb2.PrepareRequest], Item]:
         return lambda request: self._item(
-            caller, request, publish=False, ledger_id=request.ledger_id, check_target=request.check_target
+            caller,
+            request,
+            publish=False,
+            ledger_id=request.ledger_id,
+            check_target=request.check_target,
+            transaction_time_ms=request.transaction_time_ms,
         )
 
     def _publish_item(self, caller: Caller) -> Callable[[message_pb2.PublishRequest], Item]:
@@ -139,6 +144,7 @@ class MessageServicer:
         publish: bool,
         ledger_id: bytes = b"",
         check_target: str = "",
+        transaction_time_ms: int = 0,
     ) -> Item:
         return self._preparing.item(
             caller,
@@ -152,6 +158,7 @@ class MessageServicer:
             delay_ms=request.delay_ms,
             ledger_id=ledger_id,
             check_target=check_target,
+            transaction_time_ms=transaction_time_ms,
             order_key=request.order_key,
         )
 

@@ -179,7 +179,7 @@ def _row_of(operation: Prepare, now: int) -> dict[str, Any]:
         "headers": json.dumps(dict(operation.headers), ensure_ascii=False) if operation.headers else None,
         "body": operation.body,
         "delay_ms": operation.delay_ms,
-        "due_ms": None if publish else now + topic.transaction_time_ms,
+        "due_ms": None if publish else now + max(topic.transaction_time_ms, operation.transaction_time_ms),
         "created_ms": now,
         "decided_ms": now if publish else None,
         "check_target": operation.check_target,

@@ -38,6 +38,14 @@ class TestPreparing:
         assert row.due_ms == store.clock() + store.topic.transaction_time_ms
         assert store.row(operation.number) is None
 
+    @pytest.mark.parametrize("longer_ms", [-1, 50_000])
+    def test_a_longer_local_transaction_is_checked_later_a_shorter_one_is_not_checked_earlier(
+        self, store: StoreUnderTest, longer_ms: int
+    ) -> None:
+        usual_ms = store.topic.transaction_time_ms
+        number = store.prepared(transaction_time_ms=usual_ms + longer_ms).number
+        assert store.message_row(number).due_ms == store.clock() + usual_ms + max(0, longer_ms)
+
     def test_the_same_attempt_again_gets_the_stored_answer(self, store: StoreUnderTest) -> None:
         first = store.prepared()
         assert store.perform(store.again(first)) == [store.stored(first.number, MessageState.PREPARED)]

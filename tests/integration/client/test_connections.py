@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,6 +30,7 @@ from tmc_client.local.choosing import local_of
 from tmc_client.local.engines import engine_of
 from tmc_client.tables import ledger as tmc_ledger
 from tmc_client.transaction import Transaction
+from tmc_common.protocol import message_pb2
 
 _numbers = itertools.count(1)
 _TABLES = ("effect", "taken", "tmc_ledger", "tmc_inbox", "tmc_inbox_order", "tmc_outbox")
@@ -226,7 +228,7 @@ WAYS = [
 
 
 def _block(
-    producer: FakeProducer, connection: Any, answered: Answered | None = None, prepare_first: bool = False
+    producer: FakeProducer, connection: Any, answered: Answered | None = None, prepare_first: bool | timedelta = False
 ) -> Transaction:
     local = local_of(connection, "center.transaction()")
     return Transaction(
@@ -284,6 +286,20 @@ def test_prepare_first_holds_no_lock_meanwhile(database: Database) -> None:
         tx.send("t", {}, key="a")
         Scene(database, connection, tx).effect(1)
     assert (seen, producer.submitted, database.effects()) == ([[]], ["a"], [1])
+
+
+def test_a_block_that_takes_long_says_so_with_its_prepare(database: Database) -> None:
+    asked: list[int] = []
+
+    class Noting(FakeProducer):
+        def prepare(self, request: message_pb2.PrepareRequest, timeout: timedelta) -> Future[Any]:
+            asked.append(request.transaction_time_ms)
+            return super().prepare(request, timeout)
+
+    for first in (False, True, timedelta(minutes=5)):
+        with closing(database.connect()) as connection, _block(Noting(), connection, prepare_first=first) as tx:
+            tx.send("t", {}, key=str(first))
+    assert asked == [0, 0, 300_000]
 
 
 def test_what_was_written_before_the_block_is_committed_with_it(database: Database) -> None:

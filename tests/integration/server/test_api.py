@@ -145,6 +145,10 @@ class TestBadInput:
     def test_a_ledger_id_has_16_bytes(self, api: Api) -> None:
         assert api(PREPARE, a_message(ledger_id=b"short")) == (*FIELD, "ledger_id")
 
+    @pytest.mark.parametrize("time_ms", [-1, 86_400_001])
+    def test_a_local_transaction_takes_no_longer_than_a_day(self, api: Api, time_ms: int) -> None:
+        assert api(PREPARE, a_message(transaction_time_ms=time_ms)) == (*FIELD, "transaction_time_ms")
+
     def test_a_foreign_topic_looks_like_a_missing_one(self, api: Api, center: RunningCenter) -> None:
         assert api(PREPARE, a_message(), center.as_app("stranger"))[:2] == ("NOT_FOUND", "TOPIC_UNKNOWN")
 
