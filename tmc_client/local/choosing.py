@@ -19,7 +19,7 @@ from tmc_client.local.sessions import CoreTransaction, SessionTransaction
 
 def local_of(source: Any, asked_by: str) -> LocalTransaction:
     """asked_by: a call, for the error message. Raises InvalidRequest."""
-    kind: Any = type(source)
+    kind: Any = source.__class__  # see drivers.driver_of
     make = _maker(kind, driver_of(source) is not None)
     if make is not None:
         return make(source)

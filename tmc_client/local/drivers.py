@@ -93,9 +93,11 @@ class Driver:
 
 
 def driver_of(connection: Any) -> Driver | None:
-    """None: it is no connection of a driver that is known. Raises InvalidRequest for one of asyncio."""
-    kind: Any = type(connection)
-    return _driver_of(kind)
+    """None: it is no connection of a driver that is known. Raises InvalidRequest for one of asyncio.
+
+    Asked by `__class__`, which a proxy has of what it stands for, e.g. one of OpenTelemetry.
+    """
+    return _driver_of(connection.__class__)
 
 
 @lru_cache

@@ -292,6 +292,27 @@ def outbox_and_its_relay(shop: Shop, key: str) -> None:
     assert shop.orders(key) == 1
 
 
+def block_on_a_connection_of_the_driver(shop: Shop, key: str) -> None:
+    arguments, options = shop.engine.dialect.create_connect_args(shop.engine.url)
+    if shop.place.url.startswith("postgresql"):
+        options["prepare_threshold"] = None
+
+    def connect() -> Any:
+        return shop.engine.dialect.loaded_dbapi.connect(*arguments, **options)
+
+    tmc.create_tables(connect)
+    with closing(connect()) as connection, shop.center.transaction(connection) as tx:
+        connection.cursor().execute("SELECT 1")
+        tx.send(TOPIC, {}, key=key)
+    with tmc.SqlInbox(connect).once(a_message(1, id=key)) as connection, closing(connection.cursor()) as cursor:
+        cursor.execute("SELECT 1")
+    with closing(tmc.Outbox(connect, FakeTarget())) as box, closing(connect()) as connection:
+        with box.transaction(connection) as tx:
+            tx.send(TOPIC, {}, key=key)
+        assert box.flush()
+    assert shop.is_committed(key)
+
+
 def upkeep(shop: Shop, _key: str) -> None:
     tmc.create_tables(shop.engine)
     shop.center.resume(shop.engine)
@@ -336,6 +357,7 @@ USES: Mapping[str, Callable[[Shop, str], None]] = {
         block_in_a_handler,
         outbox_block,
         outbox_and_its_relay,
+        block_on_a_connection_of_the_driver,
         upkeep,
         asyncio_block_and_handler,
     )

@@ -29,9 +29,9 @@ def _environment(places: Path) -> dict[str, str]:
     }
 
 
-def _program(places: Path, text: str) -> Said:
-    """The last line that it prints is its JSON."""
-    command = [sys.executable, "-c", textwrap.dedent(text), str(places)]
+def _program(places: Path, text: str, *under: str) -> Said:
+    """The last line that it prints is its JSON. under: a command that runs it."""
+    command = [*under, sys.executable, "-c", textwrap.dedent(text), str(places)]
     done = subprocess.run(
         command, cwd=ROOT, env=_environment(places), capture_output=True, text=True, timeout=_SECONDS, check=False
     )
@@ -89,6 +89,24 @@ def gevent(places: Path) -> Said:
         guest.serve_checks(sys.argv[1])
         print(json.dumps(guest.use_places(sys.argv[1])))
         """,
+    )
+
+
+def opentelemetry_instrument(places: Path) -> Said:
+    """Connections and cursors of the drivers are proxies."""
+    under = str(Path(sys.executable).parent / "opentelemetry-instrument")
+    return _program(
+        places,
+        """
+        import json, sqlite3, sys
+        from tests.integration.surroundings import guest
+        assert type(sqlite3.connect(":memory:")) is not sqlite3.Connection
+        print(json.dumps(guest.use_places(sys.argv[1])))
+        """,
+        under,
+        "--traces_exporter=none",
+        "--metrics_exporter=none",
+        "--logs_exporter=none",
     )
 
 
@@ -219,6 +237,7 @@ PROCESSES: Mapping[str, Callable[[Path], Said]] = {
         uwsgi_lazy,
         celery_prefork,
         gevent,
+        opentelemetry_instrument,
         uvloop,
     )
 }
