@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple, NoReturn
 
+from tmc_common.extras import extra_of
 from tmc_server.printable import escaped, without_secrets
 
 
@@ -38,13 +39,6 @@ COMMANDS = {
     "pipeline": Command("tmc_pipeline.cli:app", "pipeline", "Archive, restore, reconcile and report; runs on Spark."),
 }
 # Libraries that are needed only by some configurations.
-_EXTRAS = {
-    "MySQLdb": "mysql",
-    "pika": "rabbitmq",
-    "consul": "consul",
-    "confluent_kafka": "kafka",
-    "pyspark": "pipeline",
-}
 _OURS = ("tmc_common", "tmc_client", "tmc_console", "tmc_server", "tmc_pipeline", "tmc_cli")
 
 
@@ -90,7 +84,7 @@ def _run(name: str, arguments: Sequence[str]) -> None:
             fail(f"tmc {name} needs {exc.name}, which is not installed: pip install 'tmc-center[{extra}]'.")
         command(args=list(arguments), prog_name=f"tmc {name}")
     except ModuleNotFoundError as exc:
-        needed = _EXTRAS.get((exc.name or "").partition(".")[0])
+        needed = extra_of(exc)
         if needed is None:
             raise
         fail(f"This configuration needs {exc.name}, which is not installed: pip install 'tmc-center[{needed}]'.")

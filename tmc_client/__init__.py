@@ -29,6 +29,7 @@ from tmc_client.errors import (
     KeyCommitted,
     KeyInProgress,
     Later,
+    MissingExtra,
     NotAuthenticated,
     NotFound,
     OutOfOrder,
@@ -59,6 +60,7 @@ __all__ = [
     "Fenced",
     "Gone",
     "InvalidRequest",
+    "MissingExtra",
     "KeyCommitted",
     "KeyInProgress",
     "Later",
@@ -106,5 +108,8 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         import importlib
 
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        from tmc_client.extras import needed_by
+
+        with needed_by(f"tmc.{name}"):
+            return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'tmc_client' has no attribute {name!r}")

@@ -15,6 +15,7 @@ from tmc_client import errors, sender
 from tmc_client.center import DEFAULT_TIMEOUT
 from tmc_client.codecs import Topic
 from tmc_client.connection import Tls
+from tmc_client.extras import needed_by
 from tmc_client.producer import (
     Prepared,
     duration,
@@ -128,7 +129,8 @@ class AsyncCenter:
         prepare_first: bool | timedelta = False,
     ) -> AsyncTransaction:
         """A block that owns the commit of `session`; use it with `async with`. Options: see tmc_client.Center."""
-        from tmc_client.aio_transaction import AsyncTransaction
+        with needed_by("center.transaction()"):
+            from tmc_client.aio_transaction import AsyncTransaction
 
         return AsyncTransaction(
             self.blocking.producer,
@@ -156,7 +158,8 @@ class AsyncCenter:
 
     async def resume(self, engine: AsyncEngine) -> int:
         """See tmc_client.Center.resume; await it when your service starts."""
-        from tmc_client.aio_ledger import resume
+        with needed_by("center.resume()"):
+            from tmc_client.aio_ledger import resume
 
         return await resume(self.submit, engine)
 
@@ -229,6 +232,7 @@ def connect(
 
 async def create_tables(engine: AsyncEngine) -> None:
     """Create the ledger and inbox tables where they are missing. Safe to repeat."""
-    from tmc_client.aio_ledger import create_tables as create
+    with needed_by("aio.create_tables()"):
+        from tmc_client.aio_ledger import create_tables as create
 
     await create(engine)

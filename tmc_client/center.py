@@ -19,6 +19,7 @@ from tmc_client.answered import Answered
 from tmc_client.checks.running import RunningServers
 from tmc_client.codecs import Topic
 from tmc_client.connection import Connection, Identity, Tls
+from tmc_client.extras import needed_by
 from tmc_client.forks import watch_forks
 from tmc_client.producer import Prepared, Producer, duration, prepare_request, prepared_of, publish_request, wait
 from tmc_client.sender import Sender
@@ -166,8 +167,9 @@ class Center:
         fallback: where its messages are written if the center does not answer within `prepare_timeout`; without it, the
         block then fails.
         """
-        from tmc_client.local.choosing import local_of
-        from tmc_client.transaction import Transaction
+        with needed_by("center.transaction()"):
+            from tmc_client.local.choosing import local_of
+            from tmc_client.transaction import Transaction
 
         local = local_of(session, "center.transaction()")
         return Transaction(
@@ -222,7 +224,8 @@ class Center:
         engine: or a function that returns a new connection of a driver.
         Returns: the number of submitted messages. Raises Unavailable: nothing is lost, call it again.
         """
-        from tmc_client.ledger import resume
+        with needed_by("center.resume()"):
+            from tmc_client.ledger import resume
 
         return resume(self.producer, engine)
 

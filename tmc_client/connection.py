@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from tmc_client import errors, wire
+from tmc_client.extras import needed_by
 from tmc_client.forks import abandon, notice_fork, watch_forks
 from tmc_client.servers import Server, Servers
 from tmc_common.addresses import HostPort, is_loopback
@@ -450,10 +451,11 @@ def _without_secrets(address: str) -> str:
 
 
 def _in_consul(address: str) -> ConsulAddress | None:
-    """Raises ValueError for a malformed address, ModuleNotFoundError without tmc-center[consul]."""
+    """Raises ValueError for a malformed address, MissingExtra without tmc-center[consul]."""
     if not address.startswith("consul://"):
         return None
-    from tmc_client.discovery import ConsulAddress
+    with needed_by("consul://"):
+        from tmc_client.discovery import ConsulAddress
 
     return ConsulAddress.parse(address)
 

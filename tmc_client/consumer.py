@@ -28,6 +28,7 @@ import grpc
 from tmc_client import errors, sender, wire
 from tmc_client.codecs import Topic
 from tmc_client.connection import Identity
+from tmc_client.extras import needed_by
 from tmc_client.forks import abandon, notice_fork, watch_forks
 from tmc_client.handling import ANSWER_TIMEOUT_S, Handling
 from tmc_client.listeners import Listeners, MessageConsumer
@@ -263,6 +264,9 @@ class Consumer:
         while not self._stop_requested.is_set():
             try:
                 transport = self._make_transport()
+            except errors.MissingExtra as exc:
+                self._handling.break_off(str(exc))
+                return
             except errors.TmcError as exc:
                 if failures in (0, 10):
                     log.warning("the center does not say how copies are delivered, retrying: %s", exc)
@@ -284,10 +288,8 @@ class Consumer:
             if not topics:
                 raise errors.NotFound(_not_subscribed(self._center.identity.app, []))
             return StreamTransport(self._center.connection, topics, self._prefetch, self._handling.arrive)
-        try:
+        with needed_by("A center that delivers through RabbitMQ"):
             from tmc_client.transports import rabbitmq
-        except ModuleNotFoundError as exc:
-            raise errors.InvalidRequest(f"this center delivers through RabbitMQ: install {exc.name}") from exc
         credentials = rabbitmq.Credentials(*self._credentials)
         return rabbitmq.RabbitTransport(
             self._queues,
@@ -375,7 +377,8 @@ class Consumer:
     def run(self) -> None:
         """Receive until SIGTERM or SIGINT; a second signal ends the process at once. Call it in the main thread.
 
-        Raises RuntimeError: as many handlers hang as may run at once, so a supervisor should restart the process.
+        Raises RuntimeError: as many handlers hang as may run at once, so a supervisor should restart the process; or what the
+        center's delivery needs is not installed.
         """
         before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         self.start()

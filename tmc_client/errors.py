@@ -49,6 +49,10 @@ class InvalidRequest(TmcError):
     """A field is missing, too long or out of range; `field` names it."""
 
 
+class MissingExtra(InvalidRequest):
+    """A part of the SDK was used whose dependencies are not installed."""
+
+
 class CodecError(InvalidRequest):
     """A body could not be turned into bytes, or bytes into the declared type."""
 

@@ -262,7 +262,10 @@ class Handling:
         }:  # of a batch once: its clean-up is not to be disturbed
             self._running_loop().call_soon_threadsafe(task.cancel)
         if not self.broken and self._runs.hanging >= self._concurrency:
-            self._break()
+            self.break_off(
+                f"{self._runs.hanging} handlers hang, as many as may run at once (concurrency): this consumer takes no more "
+                "messages, its process must be started again"
+            )
 
     def _give_up(self, run: Run) -> None:
         message = run.message
@@ -292,12 +295,9 @@ class Handling:
             if stored is not None:
                 stored.add_done_callback(_is_stored)
 
-    def _break(self) -> None:
-        """Every handler thread hangs: accept no more messages; the process should be restarted."""
-        self.broken = (
-            f"{self._runs.hanging} handlers hang, as many as may run at once (concurrency): this consumer takes no more "
-            "messages, its process must be started again"
-        )
+    def break_off(self, because: str) -> None:
+        """Accept no more messages; the process should be restarted. because: a sentence."""
+        self.broken = because
         log.critical(self.broken)
         self.begin_no_more()
         self.give_back_waiting()

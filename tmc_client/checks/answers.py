@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tmc_client.checks.questions import Answer, Denied, Question, Verdict
 from tmc_client.checks.token import CheckToken
+from tmc_client.extras import needed_by
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -57,7 +58,8 @@ class Checks:
 
     def add(self, engine: Source | AsyncEngine) -> None:
         """Answer from this ledger, too, e.g. that of a new tenant. Raises InvalidRequest: it is no engine."""
-        from tmc_client.checks.ledgers import Ledgers
+        with needed_by("center.checks(engine)"):
+            from tmc_client.checks.ledgers import Ledgers
 
         if self._ledgers is None:
             self._ledgers = Ledgers()

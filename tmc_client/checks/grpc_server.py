@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from tmc_client import errors, tracing
 from tmc_client.checks.questions import Answer, Denied, Question
 from tmc_client.checks.running import Answering
+from tmc_client.extras import needed_by
 from tmc_common.addresses import HostPort
 from tmc_common.protocol import check_pb2, check_pb2_grpc
 
@@ -165,6 +166,9 @@ class ChecksServer:
         self._checks = checks
         self._stopping = threading.Event()
         self._registration: Any = None
+        if agent:
+            with needed_by("checks.serve(agent=...)"):
+                import tmc_client.discovery  # noqa: F401 - now, and not when the server has started
 
     def start(self) -> None:
         self._server.start()

@@ -28,6 +28,7 @@ from sqlalchemy.orm import Session, SessionTransaction, registry, scoped_session
 from tmc_client import errors
 from tmc_client.center import Center
 from tmc_client.codecs import Topic
+from tmc_client.extras import needed_by
 from tmc_client.forks import watch_forks
 from tmc_client.ledger import ledger_id_of
 from tmc_client.local import LocalTransaction
@@ -291,10 +292,8 @@ def _target_at(address: str) -> Target:
         raise errors.InvalidRequest(
             f"tmc.Outbox() knows no target for {scheme}://: installed are {', '.join(sorted(known)) or 'none'}."
         )
-    try:
+    with needed_by(f"The target of {scheme}://"):
         made: Target = known[scheme].load()(address)
-    except ModuleNotFoundError as exc:
-        raise errors.InvalidRequest(f"The target of {scheme}:// needs {exc.name}: install it.") from exc
     return made
 
 

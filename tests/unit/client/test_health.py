@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import urllib.request
 from collections.abc import Iterator
 from urllib.error import HTTPError
@@ -11,6 +12,7 @@ import pytest
 import tmc_client as tmc
 from tests.support.handlers import AnswersTaken
 from tmc_client.health import HealthEndpoint
+from tmc_common.protocol import consumption_pb2
 
 
 @pytest.fixture
@@ -45,3 +47,18 @@ def test_a_consumer_is_healthy_while_nothing_is_wrong(endpoint: HealthEndpoint, 
 def test_a_consumer_that_has_not_started_says_why_it_receives_nothing() -> None:
     consumer = tmc.Consumer(AnswersTaken())  # type: ignore[arg-type]
     assert consumer.health() == ["the center has not said yet how copies are delivered"]
+
+
+def test_a_consumer_without_the_library_of_the_broker_ends_and_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would ask again for ever: no answer of the center changes what is installed."""
+    plan = consumption_pb2.DescribeSubscriptionsResponse(broker=consumption_pb2.BrokerAddress(host="127.0.0.1", port=1))
+    center = tmc.connect("127.0.0.1:1", app="coupons")
+    monkeypatch.setattr(center.connection, "unary", lambda *_: lambda *_, **__: plan)
+    monkeypatch.setitem(sys.modules, "pika", None)
+    monkeypatch.delitem(sys.modules, "tmc_client.transports.rabbitmq", raising=False)
+    monkeypatch.delattr("tmc_client.transports.rabbitmq", raising=False)
+    consumer = tmc.Consumer(center)
+    consumer.listener("order.paid")(lambda body: None)
+    with pytest.raises(RuntimeError, match=r"RabbitMQ needs pika, .* 'tmc-center\[rabbitmq\]'"):
+        consumer.run()
+    center.close()
