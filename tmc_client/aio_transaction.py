@@ -17,6 +17,7 @@ from sqlalchemy.util import await_only
 from tmc_client import errors
 from tmc_client.answered import Answered
 from tmc_client.ledger import settle_statement
+from tmc_client.local.loops import on_one_loop
 from tmc_client.local.sessions import SessionTransaction
 from tmc_client.producer import Producer
 from tmc_client.transaction import CenterBlock, Fallback, was_answered
@@ -57,13 +58,15 @@ class AsyncTransaction(CenterBlock):
     def __exit__(self, *_: object) -> None: ...
 
     async def __aenter__(self) -> AsyncTransaction:
-        await self._session.run_sync(lambda _: self._begin())
+        with on_one_loop("each event loop"):
+            await self._session.run_sync(lambda _: self._begin())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._session.run_sync(lambda _: self._end(exc))
+        with on_one_loop("each event loop"):
+            await self._session.run_sync(lambda _: self._end(exc))
 
     def _until_done(self, futures: Sequence[Future[Any]], limit: timedelta) -> None:
         await_only(_all_done(futures, limit))

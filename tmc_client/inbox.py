@@ -30,6 +30,7 @@ from tmc_client.local import LocalTransaction
 from tmc_client.local.choosing import is_async_session, is_of_asyncio, local_of
 from tmc_client.local.drivers import driver_of
 from tmc_client.local.engines import Source, engine_of
+from tmc_client.local.loops import on_one_loop
 from tmc_client.local.sessions import SessionTransaction
 from tmc_client.producer import duration
 from tmc_client.received import Message
@@ -85,8 +86,9 @@ class SqlInbox:
 
     async def check_async(self) -> None:
         """As `check`, of an inbox that makes AsyncSessions."""
-        async with self._connect() as session:
-            await session.run_sync(lambda _: _check(SessionTransaction(session.sync_session)))
+        with on_one_loop("the consumer"):
+            async with self._connect() as session:
+                await session.run_sync(lambda _: _check(SessionTransaction(session.sync_session)))
         self._compares_exactly = True
 
     @contextmanager
@@ -130,7 +132,8 @@ class SqlInbox:
     async def once_async(self, messages: Sequence[Message]) -> AsyncIterator[Effects]:
         """As `once_each`, of an inbox that makes AsyncSessions."""
         async with AsyncExitStack() as stack:
-            handling, effects = await self._begun_async(stack, messages)
+            with on_one_loop("the consumer"):
+                handling, effects = await self._begun_async(stack, messages)
             self._compares_exactly = True
             try:
                 yield effects

@@ -7,5 +7,6 @@ Start a center with `tmc dev`, a consumer with `python -m examples.shops.STACK c
     fastapi_shop    uvicorn examples.shops.fastapi_shop:app, then POST /orders/7/pay
     django_shop     python -m examples.shops.django_shop runserver, then POST /orders/7/pay
 
-TMC_ADDRESS says where the center is (127.0.0.1:50051), SHOP_DATABASE where the SQLite file is (shop.db).
+TMC_ADDRESS says where the center is (127.0.0.1:50051), SHOP_URL where the database is (sqlite:///shop.db, as SQLAlchemy
+writes it; for sqlite3_shop: SHOP_DATABASE=FILE).
 """

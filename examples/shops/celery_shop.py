@@ -15,17 +15,17 @@ from sqlalchemy.orm import Session
 import tmc_client as tmc
 
 ADDRESS = os.environ.get("TMC_ADDRESS", "127.0.0.1:50051")
-DATABASE = Path(os.environ.get("SHOP_DATABASE", "shop.db")).absolute()
-engine = sa.create_engine(f"sqlite:///{DATABASE}")
+engine = sa.create_engine(os.environ.get("SHOP_URL", "sqlite:///shop.db"))
 
 app = celery.Celery("shop", broker=os.environ.get("CELERY_BROKER", "amqp://guest:guest@127.0.0.1/"))
 if app.conf.broker_url == "filesystem://":  # a folder instead of a broker, for the test of this example
-    folder = DATABASE.parent / "tasks"
-    folder.mkdir(exist_ok=True)
+    folder = Path(os.environ["CELERY_FOLDER"])
+    tasks = folder / "tasks"
+    tasks.mkdir(exist_ok=True)
     app.conf.broker_transport_options = {
-        "data_folder_in": folder,
-        "data_folder_out": folder,
-        "control_folder": DATABASE.parent / "control",
+        "data_folder_in": tasks,
+        "data_folder_out": tasks,
+        "control_folder": folder / "control",
     }
 
 
@@ -40,7 +40,8 @@ def prepare_database() -> None:
 def give_coupon(number: int, message_id: str) -> None:
     with engine.begin() as connection:
         connection.execute(
-            sa.text("INSERT OR IGNORE INTO coupon VALUES (:number, :id)"), {"number": number, "id": message_id}
+            sa.text("INSERT INTO coupon VALUES (:number, :id) ON CONFLICT DO NOTHING"),
+            {"number": number, "id": message_id},
         )
 
 

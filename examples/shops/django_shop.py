@@ -8,6 +8,17 @@ from django.conf import settings
 from django.core.management import call_command, execute_from_command_line
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
+from sqlalchemy import make_url
+
+URL = make_url(os.environ.get("SHOP_URL", "sqlite:///shop.db"))
+SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": URL.database, "OPTIONS": {"transaction_mode": "IMMEDIATE"}}
+POSTGRESQL = {
+    "ENGINE": "django.db.backends.postgresql",
+    "NAME": URL.database,
+    "HOST": URL.host,
+    "PORT": URL.port,
+    "USER": URL.username,
+}
 
 settings.configure(
     DEBUG=True,
@@ -15,13 +26,7 @@ settings.configure(
     ALLOWED_HOSTS=["*"],
     ROOT_URLCONF=__name__,
     INSTALLED_APPS=["tmc_client.django"],
-    DATABASES={
-        "default": {
-            "ENGINE": "django.db.backends.sqlite3",
-            "NAME": os.environ.get("SHOP_DATABASE", "shop.db"),
-            "OPTIONS": {"transaction_mode": "IMMEDIATE"},
-        }
-    },
+    DATABASES={"default": SQLITE if URL.get_backend_name() == "sqlite" else POSTGRESQL},
     TMC={
         "ADDRESS": os.environ.get("TMC_ADDRESS", "127.0.0.1:50051"),
         "APP": "coupons" if "consume" in sys.argv else "orders",

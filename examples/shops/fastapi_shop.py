@@ -16,7 +16,7 @@ import tmc_client as tmc
 from tmc_client import aio
 
 ADDRESS = os.environ.get("TMC_ADDRESS", "127.0.0.1:50051")
-engine = create_async_engine(f"sqlite+aiosqlite:///{os.environ.get('SHOP_DATABASE', 'shop.db')}")
+engine = create_async_engine(os.environ.get("SHOP_URL", "sqlite+aiosqlite:///shop.db"))
 center = aio.connect(ADDRESS, app="orders", check_address=os.environ.get("SHOP_ADDRESS", ""))
 
 
@@ -58,8 +58,13 @@ def consume() -> None:
     consumer.run()
 
 
+async def prepare_consumer() -> None:
+    await prepare_database()
+    await engine.dispose()  # its connections belong to this event loop, and the consumer has its own
+
+
 if __name__ == "__main__":
     import asyncio
 
-    asyncio.run(prepare_database())
+    asyncio.run(prepare_consumer())
     consume()

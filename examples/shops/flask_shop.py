@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, sessionmaker
 import tmc_client as tmc
 
 ADDRESS = os.environ.get("TMC_ADDRESS", "127.0.0.1:50051")
-engine = sa.create_engine(f"sqlite:///{os.environ.get('SHOP_DATABASE', 'shop.db')}")
+engine = sa.create_engine(os.environ.get("SHOP_URL", "sqlite:///shop.db"))
 tmc.create_tables(engine)
 with engine.begin() as _connection:
     for _table in ("paid", "coupon"):

@@ -10,7 +10,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import tmc_client as tmc
 
-engine = sa.create_engine("sqlite:///" + os.environ.get("SHOP_DATABASE", "shop.db"))
+engine = sa.create_engine(os.environ.get("SHOP_URL", "sqlite:///shop.db"))
 
 
 class Base(DeclarativeBase):

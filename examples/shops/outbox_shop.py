@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 import tmc_client as tmc
 
 RABBITMQ = os.environ.get("SHOP_RABBITMQ", "amqp://guest:guest@127.0.0.1:5672/%2F")
-engine = sa.create_engine(f"sqlite:///{os.environ.get('SHOP_DATABASE', 'shop.db')}")
+engine = sa.create_engine(os.environ.get("SHOP_URL", "sqlite:///shop.db"))
 
 
 def prepare_database() -> None:
@@ -34,7 +34,7 @@ def consume() -> None:
     for method, properties, body in channel.consume("order.paid"):
         row = {"number": json.loads(body)["order"], "id": properties.message_id}
         with engine.begin() as connection:
-            connection.execute(sa.text("INSERT OR IGNORE INTO coupon VALUES (:number, :id)"), row)
+            connection.execute(sa.text("INSERT INTO coupon VALUES (:number, :id) ON CONFLICT DO NOTHING"), row)
         channel.basic_ack(method.delivery_tag)
 
 

@@ -34,16 +34,20 @@ wsgiref.simple_server.make_server("127.0.0.1", int(sys.argv[2]), application).se
 
 
 class Shop:
-    """The programs of one example, with a database of their own."""
+    """The programs of one example, with a database of their own. url: of an empty one; "": SQLite's."""
 
-    def __init__(self, stack: str, center: RunningCenter | None, folder: Path) -> None:
-        self.database = folder / f"{stack}.db"
+    def __init__(self, stack: str, center: RunningCenter | None, folder: Path, url: str = "") -> None:
+        database = folder / f"{stack}.db"
+        self._engine = sa.create_engine(url or f"sqlite:///{database}", poolclass=sa.NullPool)
+        asynchronous = url.replace("psycopg", "asyncpg") or f"sqlite+aiosqlite:///{database}"
         self.module = f"examples.shops.{stack}"
         self._log = folder / f"{stack}.log"
         self.environment = os.environ | {
             "PYTHONPATH": str(ROOT),
             "TMC_ADDRESS": center.address if center is not None else "",
-            "SHOP_DATABASE": str(self.database),
+            "SHOP_DATABASE": str(database),
+            "SHOP_URL": asynchronous if stack == "fastapi_shop" else self._engine.url.render_as_string(False),
+            "CELERY_FOLDER": str(folder),
         }
         self._running: list[subprocess.Popen[bytes]] = []
 
@@ -73,11 +77,15 @@ class Shop:
 
         eventually(paid, seconds=60, describe=self.log)
 
+    def is_prepared(self) -> bool:
+        """Whether one of its programs has made the tables: on PostgreSQL, two at once get in each other's way."""
+        return sa.inspect(self._engine).has_table("coupon")
+
     def numbers(self, table: str) -> list[int]:
-        with closing(sqlite3.connect(self.database, timeout=30)) as connection:
+        with self._engine.connect() as connection:
             try:
-                return [number for (number,) in connection.execute(f"SELECT number FROM {table}")]
-            except sqlite3.OperationalError:
+                return list(connection.exec_driver_sql(f"SELECT number FROM {table}").scalars())
+            except (sa.exc.OperationalError, sa.exc.ProgrammingError):
                 return []  # not made yet
 
     def log(self) -> str:
@@ -109,21 +117,33 @@ def _uvicorn(shop: Shop) -> None:
 PAY = {"sqlite3_shop": _sqlite3, "flask_shop": _wsgi, "django_shop": _wsgi, "fastapi_shop": _uvicorn}
 
 
-@pytest.fixture(params=sorted(PAY))
-def stack(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+DATABASES = ("sqlite", "postgresql")
+CASES = [
+    ("sqlite3_shop", "sqlite"),
+    *((stack, each) for stack in sorted(PAY) if stack != "sqlite3_shop" for each in DATABASES),
+]
 
 
 @pytest.fixture
-def shop(stack: str, tmp_path: Path) -> Iterator[Shop]:
+def url(request: pytest.FixtureRequest, stack: str, database: str) -> str:
+    """Of an empty database; "": SQLite's."""
+    if database == "sqlite":
+        return ""
+    postgresql: PostgreSQL = request.getfixturevalue("postgresql")
+    return postgresql.create(f"shop_{stack}")
+
+
+@pytest.fixture
+def shop(stack: str, url: str, tmp_path: Path) -> Iterator[Shop]:
     with RunningCenter(f"sqlite:///{tmp_path}/center.db", open_to_all=True) as center:
-        made = Shop(stack, center, tmp_path)
+        made = Shop(stack, center, tmp_path, url)
         made.start("-m", made.module, "consume")
         center.subscribed()
         yield made
         made.stop()
 
 
+@pytest.mark.parametrize(("stack", "database"), CASES)
 def test_an_order_that_is_paid_gets_one_coupon(shop: Shop, stack: str) -> None:
     PAY[stack](shop)
     eventually(lambda: shop.numbers("coupon") == [7], seconds=60, describe=shop.log)
@@ -135,12 +155,17 @@ def test_every_example_is_run() -> None:
     assert there == {*PAY, "celery_shop", "library_shop", "outbox_shop", "postgresql_shop"}
 
 
-def test_a_celery_task_that_was_enqueued_twice_has_one_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("database", DATABASES)
+@pytest.mark.parametrize("stack", ["celery_shop"])
+def test_a_celery_task_that_was_enqueued_twice_has_one_effect(
+    stack: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CELERY_BROKER", "filesystem://")
     with RunningCenter(f"sqlite:///{tmp_path}/center.db", open_to_all=True) as center:
-        shop = Shop("celery_shop", center, tmp_path)
+        shop = Shop(stack, center, tmp_path, url)
         try:
             shop.start("-m", shop.module, "consume")
+            eventually(shop.is_prepared, seconds=60, describe=shop.log)
             shop.start("-m", "celery", "-A", shop.module, "worker", "--pool", "solo", "-l", "ERROR")
             center.subscribed()
             shop.run("-m", shop.module, "pay", "7")
@@ -153,11 +178,14 @@ def test_a_celery_task_that_was_enqueued_twice_has_one_effect(tmp_path: Path, mo
 
 
 @pytest.mark.services
-def test_the_outbox_alone_needs_no_center(tmp_path: Path, rabbitmq: RabbitMQ) -> None:
-    shop = Shop("outbox_shop", None, tmp_path)
+@pytest.mark.parametrize("database", DATABASES)
+@pytest.mark.parametrize("stack", ["outbox_shop"])
+def test_the_outbox_alone_needs_no_center(stack: str, url: str, tmp_path: Path, rabbitmq: RabbitMQ) -> None:
+    shop = Shop(stack, None, tmp_path, url)
     shop.environment["SHOP_RABBITMQ"] = rabbitmq.url
     try:
         shop.start("-m", shop.module, "consume")
+        eventually(shop.is_prepared, seconds=60, describe=shop.log)
         with rabbitmq.connect() as connection:
             connection.channel().queue_declare("order.paid", durable=True)
         shop.run("-m", shop.module, "pay", "7")
@@ -189,7 +217,7 @@ def test_orders_and_coupons_on_postgresql(tmp_path: Path, postgresql: PostgreSQL
 
 
 def test_the_center_inside_the_program_needs_no_other_process(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "SHOP_DATABASE": str(tmp_path / "shop.db")}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "SHOP_URL": f"sqlite:///{tmp_path}/shop.db"}
     command = [sys.executable, "-m", "examples.shops.library_shop"]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, text=True) as shop:
         assert shop.stdin is not None
