@@ -56,20 +56,36 @@ def create_tables_of(engine: sa.Engine) -> None:
 
 
 _LEDGER_ID = sa.select(ledger_info.c.ledger_id)
-_NEW_LEDGER_ID = ledger_info.insert().values(id=1, ledger_id=sa.bindparam("new"), horizon_ms=0)
+_LEDGER_ID_NOW = _LEDGER_ID.with_for_update(read=True)  # what others have committed since our snapshot, too
+_NEW = sa.select(
+    sa.literal_column("1"), sa.bindparam("new", type_=ledger_info.c.ledger_id.type), sa.literal_column("0")
+)
+_NEW_LEDGER_ID = (
+    ledger_info.insert()
+    .prefix_with("IGNORE", dialect="mysql")
+    .prefix_with("IGNORE", dialect="mariadb")
+    .prefix_with("OR IGNORE", dialect="sqlite")
+    .from_select(["id", "ledger_id", "horizon_ms"], _NEW.suffix_with("ON CONFLICT DO NOTHING", dialect="postgresql"))
+)
+
+
+def known_ledger_id(run: Callable[[Any, dict[str, Any]], Any]) -> bytes:
+    """As `ledger_id_of`; b"": it has none yet."""
+    found = run(_LEDGER_ID, {}).fetchone()
+    return b"" if found is None else bytes(found[0])
 
 
 def ledger_id_of(run: Callable[[Any, dict[str, Any]], Any]) -> bytes:
     """The random id of this ledger, created on first use: checks name the ledger they refer to.
 
     run: see LocalTransaction. Read in each block, since a connection may change its schema, e.g. with the tenant.
+    Of several first transactions at once, one creates it and the others wait for that one.
     """
-    found = run(_LEDGER_ID, {}).fetchone()
-    if found is not None:
-        return bytes(found[0])
-    new = os.urandom(16)
-    run(_NEW_LEDGER_ID, {"new": new})
-    return new
+    known = known_ledger_id(run)
+    if known:
+        return known
+    run(_NEW_LEDGER_ID, {"new": os.urandom(16)})
+    return bytes(run(_LEDGER_ID_NOW, {}).fetchone()[0])
 
 
 def rows_for(messages: Sequence[Prepared]) -> list[dict[str, Any]]:

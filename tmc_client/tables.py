@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import sqlalchemy as sa
@@ -168,14 +169,23 @@ def no_column(column: sa.Column[Any], dialect: sa.Dialect) -> str:
     return f"Table {column.table.name} is of an older version: ALTER TABLE {column.table.name} ADD COLUMN {ddl}"
 
 
-def raise_if_lacking(exc: BaseException, engine: sa.Engine, *wanted: sa.Table) -> None:
-    """Raise InvalidRequest if a statement failed because one of our tables or columns is missing."""
+def raise_if_lacking(exc: BaseException, bind: sa.Engine | sa.Connection, *wanted: sa.Table) -> None:
+    """Raise InvalidRequest if a statement failed because one of our tables or columns is missing.
+
+    bind: where to look; a connection that the program holds might be the only one of its pool.
+    """
     if not isinstance(exc, sa.exc.ProgrammingError | sa.exc.OperationalError):
         return
     try:
-        with engine.connect() as connection:
+        with bind.connect() if isinstance(bind, sa.Engine) else nullcontext(bind) as connection:
             sentence = lacking(connection, *wanted)
     except sa.exc.SQLAlchemyError:
         return  # the database is away: its own error says so
     if sentence:
         raise errors.InvalidRequest(sentence) from exc
+
+
+def include_object(item: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
+    """For Alembic's `context.configure(include_object=...)`: autogenerate leaves our tables and their indexes alone."""
+    table = name if kind == "table" else getattr(getattr(item, "table", None), "name", None)
+    return table not in metadata.tables

@@ -55,6 +55,12 @@ class SessionTransaction:
         return in_schemas(writer_of(self._session).engine, self._schemas)
 
     @property
+    def _bind(self) -> sa.Engine | sa.Connection:
+        """Where to look after `roll_back`: a connection that the program holds might be the only one of its pool."""
+        writer = writer_of(self._session)
+        return writer if isinstance(writer, sa.Connection) else self._engine
+
+    @property
     def _watched(self) -> OneTransaction:
         if self._watch is None:
             raise errors.InvalidRequest("This transaction has not begun.")
@@ -148,7 +154,7 @@ class SessionTransaction:
         return any(isinstance(each, sa.exc.DBAPIError) and each.connection_invalidated for each in causes(exc))
 
     def explain(self, exc: BaseException, *tables: sa.Table) -> None:
-        raise_if_lacking(exc, self._engine, *tables)
+        raise_if_lacking(exc, self._bind, *tables)
 
     def fence(self, row: Mapping[str, Any]) -> int | None:
         try:
@@ -167,8 +173,11 @@ class SessionTransaction:
             return None
 
     def read(self, statement: sa.Executable, parameters: Mapping[str, Any]) -> Sequence[Any]:
-        with self._engine.connect() as connection:
-            return connection.execute(statement, dict(parameters)).fetchall()
+        bind = self._bind
+        with bind.connect() if isinstance(bind, sa.Engine) else nullcontext(bind) as connection:
+            found = connection.execute(statement, dict(parameters)).fetchall()
+            connection.rollback()
+        return found
 
 
 def _fence(opened: AbstractContextManager[sa.Connection], row: Mapping[str, Any]) -> int | None:

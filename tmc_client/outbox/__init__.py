@@ -30,7 +30,7 @@ from tmc_client.center import Center
 from tmc_client.codecs import Topic
 from tmc_client.extras import needed_by
 from tmc_client.forks import watch_forks
-from tmc_client.ledger import ledger_id_of
+from tmc_client.ledger import known_ledger_id
 from tmc_client.local import LocalTransaction
 from tmc_client.local.choosing import is_async_session, is_of_asyncio, local_of
 from tmc_client.local.elsewhere import connection_of, refuse_elsewhere, writer_of
@@ -198,7 +198,7 @@ class Outbox:
             return
         engine = local.engine
         if engine is None or not self._is_the_file_of(engine):
-            self._demand_ours(ledger_id_of(local.run), engine)
+            self._demand_ours(known_ledger_id(local.run), engine)
         with suppress(TypeError):  # some drivers' connections cannot be remembered weakly
             self._checked.add(local.handle)
 
@@ -213,8 +213,8 @@ class Outbox:
         if self._is_the_file_of(engine):
             return
         known: dict[str, bytes] = connection.info.setdefault(_KEY, {})
-        if repr(schemas) not in known:
-            known[repr(schemas)] = ledger_id_of(connection.execute)
+        if not known.get(repr(schemas)):
+            known[repr(schemas)] = known_ledger_id(connection.execute)
         self._demand_ours(known[repr(schemas)], engine)
 
     def _is_like(self, engine: sa.Engine) -> bool:
@@ -229,6 +229,8 @@ class Outbox:
     def _demand_ours(self, found: bytes, engine: sa.Engine | None) -> None:
         """A message written elsewhere would not be sent. found: the id of the ledger there.  engine: of the transaction."""
         if engine is not None and self._is_like(engine):
+            if not found:
+                return  # nobody has asked for it yet
             self.store.believe(found)
         ours = self.store.ledger_id()
         if ours and ours != found:

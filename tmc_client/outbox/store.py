@@ -125,7 +125,7 @@ class OutboxStore:
 
     def believe(self, ledger_id: bytes) -> None:
         """What a transaction over our own pool has read. It holds a connection: a second one is taken later, to see."""
-        if not self._ledger_id:
+        if ledger_id and not self._ledger_id:
             self._ledger_id, self._believes = ledger_id, True
 
     def _see(self, connection: sa.Connection) -> None:

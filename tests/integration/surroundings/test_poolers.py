@@ -17,10 +17,13 @@ import tmc_client as tmc
 from tests.support.eventually import eventually
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgresql import PostgreSQL
-from tests.support.producing import FakeTarget
+from tests.support.producing import FakeProducer, FakeTarget
 from tmc_client.checks.fence import LedgerAnswers
 from tmc_client.ledger import ledger_id_of
+from tmc_client.local.choosing import local_of
+from tmc_client.marker import marker
 from tmc_client.tables import ledger
+from tmc_client.transaction import Transaction
 
 UNPREPARED: dict[str, Any] = {"prepare_threshold": None}
 STATE = sa.text(
@@ -112,7 +115,10 @@ def test_an_outbox_sees_that_its_sessions_are_in_another_schema(
     with engine.begin() as connection:
         ledger_id_of(connection.execute)
         connection.exec_driver_sql("CREATE SCHEMA IF NOT EXISTS tenant")
-    ledger.metadata.create_all(engine.execution_options(schema_translate_map={None: "tenant"}))
+    tenant = engine.execution_options(schema_translate_map={None: "tenant"})
+    ledger.metadata.create_all(tenant)
+    with tenant.begin() as connection:
+        ledger_id_of(connection.execute)
     path = sa.text("SET LOCAL search_path TO tenant")
     with closing(tmc.Outbox(engine, FakeTarget())) as box:
         with Session(engine) as session:
@@ -127,3 +133,32 @@ def test_an_outbox_sees_that_its_sessions_are_in_another_schema(
             with pytest.raises(tmc.InvalidRequest, match="another database, or schema"):
                 session.commit()
     engine.dispose()
+
+
+def test_what_went_wrong_is_read_over_the_connection_that_is_held(postgresql: PostgreSQL) -> None:
+    """The only one of its pool: a missing table, and a marker that a check wrote between prepare and commit."""
+    engine = sa.create_engine(postgresql.create("tmc_held"), pool_size=1, max_overflow=0, pool_timeout=3)
+    ledger.metadata.drop_all(engine)
+    producer = FakeProducer()
+    with engine.connect() as connection:
+        with (
+            pytest.raises(tmc.InvalidRequest, match="There is no table tmc_ledger"),
+            _block(producer, connection) as tx,
+        ):
+            tx.send("t", {}, key="a")
+    tmc.create_tables(engine)
+    beside = sa.create_engine(engine.url, poolclass=sa.NullPool)
+
+    def fence(message_id: str) -> None:
+        with beside.begin() as connection:
+            connection.execute(ledger.insert(), marker(message_id, "t", "b", b"0" * 16))
+
+    producer.before_prepared = fence
+    with engine.connect() as connection, pytest.raises(tmc.Fenced), _block(producer, connection) as tx:
+        tx.send("t", {}, key="b")
+    engine.dispose()
+
+
+def _block(producer: FakeProducer, connection: sa.Connection) -> Transaction:
+    local = local_of(connection, "center.transaction()")
+    return Transaction(producer, lambda *_: None, local, timedelta(seconds=2))  # type: ignore[arg-type]
