@@ -52,6 +52,8 @@ def encode(body: object) -> tuple[bytes, str]:
         text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
         return text.encode(), JSON
     except Exception as exc:
+        if not _is_of_a_codec(exc):
+            raise
         raise CodecError(
             f"A body of type {type(body).__name__} cannot be sent: {exc}. {_WHAT_TRAVELS}", field="body"
         ) from exc
@@ -61,6 +63,14 @@ _WHAT_TRAVELS = (
     "Send bytes, str, a protobuf message, a pydantic model, or what JSON can carry: dict, list, dataclasses, dates, UUID, "
     "Decimal, Enum."
 )
+
+
+_WRONG = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
+
+
+def _is_of_a_codec(exc: Exception) -> bool:
+    """Others are none of our business, e.g. what a signal handler raises meanwhile."""
+    return isinstance(exc, _WRONG) or type(exc).__module__.partition(".")[0] in ("msgspec", "google", "pydantic_core")
 
 
 def _plain(value: Any) -> Any:
@@ -94,6 +104,8 @@ def decode(body: bytes, content_type: str, wanted: Any) -> Any:
             return json.loads(body) if content_type == JSON else body.decode() if content_type == TEXT else body
         return _reader(wanted)(body)
     except Exception as exc:
+        if not _is_of_a_codec(exc):
+            raise
         raise CodecError(f"The body is no {getattr(wanted, '__name__', wanted)}: {exc}", field="body") from exc
 
 

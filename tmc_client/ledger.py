@@ -7,6 +7,7 @@ table lives in the business database: call `create_tables(engine)`, or add `tabl
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -207,6 +208,7 @@ class Settler:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tmc-settler", daemon=True)
                 self._thread.start()
+                atexit.register(self._flush_at_exit, os.getpid())
             waiting = self._waiting.setdefault(engine, [])
             waiting.extend(message_ids)
             if len(waiting) >= _SETTLE_BATCH:
@@ -234,7 +236,13 @@ class Settler:
                     exc_info=True,
                 )
 
+    def _flush_at_exit(self, process: int) -> None:
+        """Of a program that ends without closing its center; not of its forked children, which have their own."""
+        if process == os.getpid():
+            self.flush()
+
     def close(self) -> None:
+        atexit.unregister(self._flush_at_exit)
         self._closed = True
         with self._condition:
             self._condition.notify_all()

@@ -59,10 +59,18 @@ class Preparation:
 
     def collect(self) -> list[Prepared]:
         """Return all handles. Raises the first error; DeadlineExceeded if a call is not answered yet."""
-        return [
-            prepared_of(request, wait(future, timedelta(0)))
-            for request, future in zip(self._requests, self.futures, strict=True)
-        ]
+        try:
+            return [
+                prepared_of(request, wait(future, timedelta(0)))
+                for request, future in zip(self._requests, self.futures, strict=True)
+            ]
+        except errors.DeadlineExceeded as exc:
+            answered = sum(future.done() for future in self.futures)
+            raise errors.DeadlineExceeded(
+                f"{answered:,} of {len(self.futures):,} messages were prepared within prepare_timeout="
+                f"{self._limit.total_seconds():g} s: give more time, or send fewer in one block. {exc}",
+                reason=exc.reason,
+            ) from exc
 
     def abandon(self, since: int = 0) -> None:
         """Roll back at the center, in the background and by attempt id, all messages that may have been prepared."""

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
@@ -23,6 +24,9 @@ from tmc_client.local.engines import Source, engine_beside, engine_of, is_in_mem
 from tmc_client.marker import COMMITTED, ROLLED_BACK, insert_marker, marker
 from tmc_client.producer import duration
 from tmc_client.tables import lacking, ledger, ledger_info
+
+if TYPE_CHECKING:
+    from tmc_client.center import Center
 
 log = logging.getLogger("tmc_client.checks.fence")
 
@@ -156,13 +160,16 @@ def _short(exc: Exception) -> str:
     return str(getattr(exc, "orig", exc))[:200]
 
 
-def clean_ledger(engine: Source, older_than: timedelta, page: int = 1_000) -> int:
+def clean_ledger(engine: Source, older_than: timedelta, page: int = 1_000, *, center: Center | None = None) -> int:
     """Delete settled rows older than `older_than`, at least a week; checks of missing older messages become TOO_OLD.
 
+    center: asked first, in pages, about rows that nobody has marked as settled, e.g. of processes that were killed.
     Returns: the number of rows. Raises ValueError for an age at which checks, retries or replays may still come.
     """
     if duration("older_than", older_than) < LEAST_AGE:
         raise ValueError(f"keep the ledger for {LEAST_AGE.days} days at least: checks and repeats may come late")
+    if center is not None:
+        center.resume(engine)
     engine = engine_of(engine, "tmc.clean_ledger()")
     horizon_ms = time.time_ns() // 1_000_000 - round(older_than.total_seconds() * 1000)
     with engine.begin() as connection:  # before the first delete: a check meanwhile must not see it as missing

@@ -162,3 +162,23 @@ def test_what_json_cannot_carry_is_refused_with_what_can_travel(body: object) ->
 def test_reading_bodies_loads_their_library_at_first_use() -> None:
     script = "import sys, tmc_client; assert 'msgspec' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+class StoppedError(Exception):
+    """Of a signal handler, such as Celery's SoftTimeLimitExceeded."""
+
+
+class Slow:
+    def model_dump_json(self) -> str:
+        raise StoppedError
+
+    @classmethod
+    def model_validate_json(cls, _body: bytes) -> Slow:
+        raise StoppedError
+
+
+def test_what_a_signal_handler_raises_meanwhile_is_no_fault_of_the_body() -> None:
+    with pytest.raises(StoppedError):
+        codecs.encode(Slow())
+    with pytest.raises(StoppedError):
+        codecs.decode(b"{}", "application/json", Slow)
