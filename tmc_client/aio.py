@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-    from tmc_client.aio_transaction import AsyncTransaction
+    from tmc_client.aio_transaction import AsyncRecordedTransaction, AsyncTransaction
     from tmc_client.checks.answers import Checks, Outcome
     from tmc_client.outbox import Outbox
 
@@ -127,15 +127,19 @@ class AsyncCenter:
         prepare_timeout: timedelta = timedelta(seconds=2),
         fallback: Outbox | None = None,
         prepare_first: bool | timedelta = False,
-    ) -> AsyncTransaction:
+    ) -> AsyncTransaction | AsyncRecordedTransaction:
         """A block that owns the commit of `session`; use it with `async with`. Options: see tmc_client.Center."""
         with needed_by("center.transaction()"):
-            from tmc_client.aio_transaction import AsyncTransaction
+            from tmc_client.aio_transaction import AsyncRecordedTransaction, AsyncTransaction, opened
+            from tmc_client.local.sessions import SessionTransaction
 
+        found = opened(session)
+        if SessionTransaction(found.sync_session).is_of_a_test:
+            return AsyncRecordedTransaction(found)
         return AsyncTransaction(
             self.blocking.producer,
             self._settle_later,
-            session,
+            found,
             prepare_timeout,
             fallback=fallback,
             answered=self.blocking.answered,

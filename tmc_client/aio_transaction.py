@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -16,16 +16,59 @@ from sqlalchemy.util import await_only
 
 from tmc_client import errors
 from tmc_client.answered import Answered
+from tmc_client.block import Block
 from tmc_client.ledger import settle_statement
 from tmc_client.local.loops import on_one_loop
 from tmc_client.local.sessions import SessionTransaction
 from tmc_client.producer import Producer
+from tmc_client.recording import Recorded
 from tmc_client.transaction import CenterBlock, Fallback, was_answered
 
 SettleLater = Callable[[asyncio.AbstractEventLoop, sa.Engine, str], None]
 
 
-class AsyncTransaction(CenterBlock):
+def opened(session: Any) -> AsyncSession:
+    """Raises InvalidRequest: it is none."""
+    found = session() if isinstance(session, async_scoped_session) else session
+    if not isinstance(found, AsyncSession):
+        raise errors.InvalidRequest(
+            f"center.transaction() takes an AsyncSession, not {type(session).__name__}: for a Session connect with "
+            "tmc_client.connect(), of an async_sessionmaker make a session first."
+        )
+    return found
+
+
+class Awaited(Block[Any]):
+    """Used with `async with`."""
+
+    _session: AsyncSession
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError("Write `async with center.transaction(session) as tx`: this center is an asyncio one.")
+
+    def __exit__(self, *_: object) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        with on_one_loop("each event loop"):
+            await self._session.run_sync(lambda _: self._begin())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with on_one_loop("each event loop"):
+            await self._session.run_sync(lambda _: self._end(exc))
+
+
+class AsyncRecordedTransaction(Awaited, Recorded):
+    """See recording."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        super().__init__(SessionTransaction(session.sync_session))
+        self._session = session
+
+
+class AsyncTransaction(Awaited, CenterBlock):
     """Use it with `async with`, once. See tmc_client.transaction for the order of the steps and what may raise."""
 
     def __init__(
@@ -38,35 +81,12 @@ class AsyncTransaction(CenterBlock):
         answered: Answered | None = None,
         prepare_first: bool | timedelta = False,
     ) -> None:
-        """Raises InvalidRequest if `session` is not an AsyncSession."""
-        if isinstance(session, async_scoped_session):
-            session = session()
-        if not isinstance(session, AsyncSession):
-            raise errors.InvalidRequest(
-                f"center.transaction() takes an AsyncSession, not {type(session).__name__}: for a Session connect with "
-                "tmc_client.connect(), of an async_sessionmaker make a session first."
-            )
-        local = SessionTransaction(session.sync_session)
-        super().__init__(producer, local, prepare_timeout, fallback, answered, prepare_first)
+        super().__init__(
+            producer, SessionTransaction(session.sync_session), prepare_timeout, fallback, answered, prepare_first
+        )
         self._session = session
         self._settle_on = settle
         self._loop = asyncio.get_running_loop()
-
-    def __enter__(self) -> NoReturn:
-        raise TypeError("Write `async with center.transaction(session) as tx`: this center is an asyncio one.")
-
-    def __exit__(self, *_: object) -> None: ...
-
-    async def __aenter__(self) -> AsyncTransaction:
-        with on_one_loop("each event loop"):
-            await self._session.run_sync(lambda _: self._begin())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with on_one_loop("each event loop"):
-            await self._session.run_sync(lambda _: self._end(exc))
 
     def _until_done(self, futures: Sequence[Future[Any]], limit: timedelta) -> None:
         await_only(_all_done(futures, limit))

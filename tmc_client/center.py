@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tmc_client.local import LocalTransaction
     from tmc_client.local.engines import Source
     from tmc_client.outbox import Outbox
+    from tmc_client.recording import RecordedTransaction
     from tmc_client.transaction import Transaction
 
 T = TypeVar("T")
@@ -157,7 +158,7 @@ class Center:
         prepare_timeout: timedelta = timedelta(seconds=2),
         fallback: Outbox | None = None,
         prepare_first: bool | timedelta = False,
-    ) -> Transaction:
+    ) -> Transaction | RecordedTransaction:
         """Open a block that owns the commit of `session`: its messages are delivered if and only if it commits.
 
         session: an SQLAlchemy Session or Connection, a connection of sqlite3, mysqlclient, PyMySQL or psycopg, or a
@@ -166,12 +167,16 @@ class Center:
         A timedelta: and the block may take that long, a day at most, where that is longer than a topic's transaction time.
         fallback: where its messages are written if the center does not answer within `prepare_timeout`; without it, the
         block then fails.
+        In a test whose session joins an outer transaction with "create_savepoint", messages are only recorded: testing.sent.
         """
         with needed_by("center.transaction()"):
             from tmc_client.local.choosing import local_of
+            from tmc_client.recording import RecordedTransaction
             from tmc_client.transaction import Transaction
 
         local = local_of(session, "center.transaction()")
+        if getattr(local, "is_of_a_test", False):
+            return RecordedTransaction(local)
         return Transaction(
             self.producer,
             self.settle,

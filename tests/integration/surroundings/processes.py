@@ -29,11 +29,14 @@ def _environment(places: Path) -> dict[str, str]:
     }
 
 
-def _program(places: Path, text: str, *under: str) -> Said:
-    """The last line that it prints is its JSON. under: a command that runs it."""
+def _program(places: Path, text: str, *under: str, also: str = "") -> Said:
+    """The last line that it prints is its JSON. under: a command that runs it.  also: a folder to import from first."""
     command = [*under, sys.executable, "-c", textwrap.dedent(text), str(places)]
+    environment = _environment(places)
+    if also:
+        environment["PYTHONPATH"] = f"{also}:{environment['PYTHONPATH']}"
     done = subprocess.run(
-        command, cwd=ROOT, env=_environment(places), capture_output=True, text=True, timeout=_SECONDS, check=False
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     said: Said = json.loads(done.stdout.splitlines()[-1])
@@ -107,6 +110,21 @@ def opentelemetry_instrument(places: Path) -> Said:
         "--traces_exporter=none",
         "--metrics_exporter=none",
         "--logs_exporter=none",
+    )
+
+
+def oldest_sqlalchemy(places: Path) -> Said:
+    """scripts/services installs it beside the environment."""
+    return _program(
+        places,
+        """
+        import json, sys
+        import sqlalchemy
+        from tests.integration.surroundings import guest
+        assert sqlalchemy.__version__ == "2.0.40"
+        print(json.dumps(guest.use_places(sys.argv[1])))
+        """,
+        also=f"{sys.prefix}-sqlalchemy-2.0.40",
     )
 
 
@@ -238,6 +256,7 @@ PROCESSES: Mapping[str, Callable[[Path], Said]] = {
         celery_prefork,
         gevent,
         opentelemetry_instrument,
+        oldest_sqlalchemy,
         uvloop,
     )
 }

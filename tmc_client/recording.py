@@ -1,10 +1,13 @@
-"""Blocks inside the transaction of a django.test.TestCase: it never commits, so what they send is only recorded."""
+"""Blocks of a test inside a transaction that never commits: what they send is only recorded.
+
+Django's TestCase, and SQLAlchemy's recipe of a session that joins an outer transaction with `create_savepoint`.
+"""
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from tmc_client.block import Blocking
+from tmc_client.block import Block, Blocking
 from tmc_client.codecs import Topic
 from tmc_client.producer import publish_request
 from tmc_common.protocol import message_pb2
@@ -12,13 +15,11 @@ from tmc_common.protocol import message_pb2
 T = TypeVar("T")
 
 sent: list[message_pb2.PublishRequest] = []
-"""Of all blocks that ended well; clear it in setUp()."""
+"""Of all blocks that ended well; clear it before each test."""
 
 
-class RecordedTransaction(Blocking[message_pb2.PublishRequest]):
-    """As Transaction, without a center."""
-
-    opened_by = "tmc_django.transaction()"
+class Recorded(Block[message_pb2.PublishRequest]):
+    """Without a center."""
 
     def _request(self, topic: Topic[T] | str, body: T, **content: Any) -> message_pb2.PublishRequest:
         return publish_request(topic, body, **content)
@@ -32,3 +33,9 @@ class RecordedTransaction(Blocking[message_pb2.PublishRequest]):
 
     def _after_commit(self) -> None:
         sent.extend(self.requests)
+
+
+class RecordedTransaction(Blocking[message_pb2.PublishRequest], Recorded):
+    """As Transaction."""
+
+    opened_by = "center.transaction()"
