@@ -136,6 +136,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.lb_policy_name", "round_robin"),  # for a name with several addresses
+    ("grpc.dns_min_time_between_resolutions_ms", 2_000),  # 30 s by default: too long after a rolling update
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),

@@ -205,6 +205,15 @@ class LimitsConfig(Section):
     )
     streams: int = Field(200, ge=0, le=1_000_000, description="open Subscribe streams of an app; 0: no limit")
     connections: int = Field(2_000, ge=10, le=1_000_000, description="maximum connections to this server")
+    connection_seconds: int = Field(
+        300,
+        ge=1,
+        le=86_400,
+        description="a connection is renewed after this time, a tenth more or less: servers that were added get calls",
+    )
+    connection_grace_seconds: int = Field(
+        3_600, ge=1, le=86_400, description="streams of a connection that is renewed go on this long"
+    )
     calls_per_connection: int = Field(
         50, ge=1, le=100_000, description="concurrent calls per connection; clients queue further ones"
     )

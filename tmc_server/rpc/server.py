@@ -82,6 +82,9 @@ def _options(limits: LimitsConfig) -> list[tuple[str, int]]:
         ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
         ("grpc.max_connection_idle_ms", _IDLE_MS),
+        # Behind a name with several addresses a client looks for others only when a connection ends; gRPC adds the jitter.
+        ("grpc.max_connection_age_ms", limits.connection_seconds * 1_000),
+        ("grpc.max_connection_age_grace_ms", limits.connection_grace_seconds * 1_000),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
         # Clients may ping every 10 s, idle ones as well; the default would answer that with too_many_pings.
