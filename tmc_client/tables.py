@@ -14,12 +14,13 @@ from tmc_client import errors
 
 metadata = sa.MetaData()
 
+FAMILY = ("mysql", "mariadb")
 _EXACT = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
 
 
 def _text(length: int) -> sa.types.TypeEngine[str]:
     """Text that is compared exactly: MariaDB and MySQL otherwise take "Stock" and "stock" for the same name."""
-    return sa.String(length).with_variant(mysql.VARCHAR(length, **_EXACT), "mysql", "mariadb")
+    return sa.String(length).with_variant(mysql.VARCHAR(length, **_EXACT), *FAMILY)
 
 
 # One row per message; the primary key is what a check's rollback marker will collide with.
@@ -135,7 +136,7 @@ def inexact(run: Callable[[sa.Executable, dict[str, Any]], Any], dialect: str, *
 
     run: see LocalTransaction.
     """
-    if dialect not in ("mysql", "mariadb"):
+    if dialect not in FAMILY:
         return ""
     names = {table.name for table in wanted}
     for name, column, collation in run(INEXACT, {}).fetchall():
@@ -149,11 +150,12 @@ def inexact(run: Callable[[sa.Executable, dict[str, Any]], Any], dialect: str, *
 
 def compare_exactly(connection: sa.Connection) -> None:
     """Convert tables of earlier versions on MariaDB and MySQL, which compared text by the database's own collation."""
-    if connection.dialect.name in ("mysql", "mariadb"):
+    if connection.dialect.name in FAMILY:
         for name in dict.fromkeys(row[0] for row in connection.execute(INEXACT)):
             connection.exec_driver_sql(f"ALTER TABLE {name} {CONVERT}")
 
 
+_CHARSET = sa.text("SELECT @@character_set_client")
 CONVERT = "CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 
 
@@ -167,6 +169,21 @@ def no_table(table: sa.Table) -> str:
 def no_column(column: sa.Column[Any], dialect: sa.Dialect) -> str:
     ddl = str(CreateColumn(column).compile(dialect=dialect)).strip()
     return f"Table {column.table.name} is of an older version: ALTER TABLE {column.table.name} ADD COLUMN {ddl}"
+
+
+def demand_wide(run: Callable[[Any, dict[str, Any]], Any], *texts: str) -> None:
+    """Raise InvalidRequest if this connection cannot carry one of these texts: without strict mode MariaDB changes it silently.
+
+    run: see LocalTransaction.
+    """
+    if all(text.isascii() or max(text) <= "\uffff" for text in texts):
+        return
+    (charset,) = run(_CHARSET, {}).fetchone()
+    if charset != "utf8mb4":
+        raise errors.InvalidRequest(
+            f"This connection speaks {charset}, which does not have every character of {texts!r}: add charset=utf8mb4 to the "
+            "address of its engine."
+        )
 
 
 @contextmanager

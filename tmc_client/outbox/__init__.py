@@ -44,6 +44,7 @@ from tmc_client.outbox.relay import LEASE, Limits, Relay
 from tmc_client.outbox.store import ALWAYS_DUE_MS, OutboxStore, columns_of, now_ms
 from tmc_client.producer import duration, publish_request
 from tmc_client.recording import RecordedTransaction
+from tmc_client.tables import FAMILY, demand_wide
 from tmc_client.tables import outbox as table
 from tmc_common.headers import HEADERS_BYTES
 from tmc_common.plugins import installed
@@ -183,6 +184,8 @@ class Outbox:
         for request in requests:
             self.check(request)
         self._refuse_another_ledger(local)
+        if self.store.engine.dialect.name in FAMILY:
+            demand_wide(local.run, *(text for each in requests for text in (each.topic, each.key, each.order_key)))
         rows = [self._columns(request) for request in requests]
         numbered = list(zip(local.insert_outbox(rows), rows, strict=True))
         direct = [Entry.of_columns(number, row) for number, row in numbered if not row["line"]]
@@ -210,6 +213,11 @@ class Outbox:
         Asked once per connection of the driver: addresses of engines say little, with `creator=` or a pooler.
         """
         connection = connection_of(session)
+        if connection.dialect.name in FAMILY:
+            rows = [row for box, row, *_ in session.info[_KEY] if box is self]
+            demand_wide(
+                connection.execute, *(text for row in rows for text in (row.topic, row.message_key, row.order_key))
+            )
         schemas = schemas_of(connection)
         engine = in_schemas(connection.engine, schemas)
         if self._is_the_file_of(engine):

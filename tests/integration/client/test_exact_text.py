@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session, sessionmaker
 import tmc_client as tmc
 from tests.support.mariadb import MariaDB
 from tests.support.messages import a_message
+from tests.support.producing import FakeTarget
 from tmc_client.tables import inbox, metadata
 
 pytestmark = pytest.mark.mariadb
@@ -84,3 +85,27 @@ def test_the_other_text_keys_of_ours_are_exact_too(engine: sa.Engine) -> None:
         )
         loose = connection.exec_driver_sql(query).fetchall()
     assert [tuple(row) for row in loose if row[1] != "headers"] == []
+
+
+@pytest.mark.parametrize("driver", ["mysqldb", "pymysql"])
+def test_a_connection_that_lacks_characters_of_a_key_is_refused(mariadb: MariaDB, driver: str) -> None:
+    """Without strict mode MariaDB would write question marks, and the outbox would send them."""
+    url = sa.make_url(mariadb.create("tmc_narrow")).set(drivername=f"mysql+{driver}")
+    narrow = sa.create_engine(
+        url.update_query_dict({"charset": "utf8mb3"}), connect_args={"init_command": "SET sql_mode=''"}
+    )
+    metadata.drop_all(narrow)
+    tmc.create_tables(narrow)
+    with tmc.Outbox(narrow, FakeTarget(), direct=False) as box:
+        with Session(narrow) as session:
+            box.add(session, "t", {}, key="party-🎉")
+            with pytest.raises(tmc.InvalidRequest, match=r"speaks utf8mb3.*add charset=utf8mb4"):
+                session.commit()
+        with Session(narrow) as session, pytest.raises(tmc.InvalidRequest, match="utf8mb3"):
+            with box.transaction(session) as tx:
+                tx.send("t", {}, key="party-🎉")
+        with Session(narrow) as session:
+            box.add(session, "t", {}, key="订单-7", headers={"who": "李🎉"})  # headers travel in ASCII
+            session.commit()
+        assert [kept.key for kept in box.store.by_key("订单-7")] == ["订单-7"]
+    narrow.dispose()
