@@ -131,9 +131,11 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
         try:
             self._ledger_id = ledger_id_of(self._local.run)
         except BaseException as exc:
-            self._local.roll_back()
-            self._close()
-            self._local.stop()
+            try:
+                self._local.roll_back()
+            finally:
+                self._close()
+                self._local.stop()
             self._local.explain(exc, ledger_info)
             raise
         lasts = self._prepare_first if isinstance(self._prepare_first, timedelta) else timedelta(0)

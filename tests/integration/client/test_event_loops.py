@@ -2,62 +2,65 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+import subprocess
+import sys
+import textwrap
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 
-import tmc_client as tmc
 from tests.support.mariadb import MariaDB
 from tests.support.postgresql import PostgreSQL
-from tmc_client import aio
 
-SAYS = r"connections of another event loop.*engine\.dispose\(\)"
+SAYS = "connections of another event loop"
+USES = {
+    "inbox": "await tmc.SqlInbox(async_sessionmaker(engine)).check_async()",
+    "block": """async with aio.connect("127.0.0.1:1", app="orders") as center, AsyncSession(engine) as session:
+                    async with center.transaction(session, prepare_first=True):
+                        pass""",
+}
 
 
-@pytest.fixture(params=["asyncpg", "asyncmy"])
-def engine(request: pytest.FixtureRequest, postgresql: PostgreSQL, mariadb: MariaDB) -> AsyncEngine:
-    """With a connection in its pool that belongs to a loop which is closed."""
+def _run(url: str, use: str, disposes: bool) -> str:
+    """In a process of its own: connections whose loop is closed cannot be closed any more. Returns: what was refused."""
+    script = f"""
+        import asyncio
+        from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+        import tmc_client as tmc
+        from tmc_client import aio, one_transaction
+        engine = create_async_engine({url!r})
+
+        async def prepare():
+            await aio.create_tables(engine)
+            if {disposes}:
+                await engine.dispose()
+
+        async def on_another_loop():
+            try:
+                {use}
+            except tmc.InvalidRequest as exc:
+                print(exc)
+
+        asyncio.run(prepare())
+        asyncio.run(on_another_loop())
+        assert not one_transaction._BY_CONNECTION
+    """
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("driver", ["asyncpg", "asyncmy"])
+def test_connections_of_another_loop_are_named(use: str, driver: str, postgresql: PostgreSQL, mariadb: MariaDB) -> None:
     url = postgresql.create("tmc_loops", "asyncpg")
-    if request.param == "asyncmy":
+    if driver == "asyncmy":
         url = sa.make_url(mariadb.create("tmc_loops")).set(drivername="mysql+asyncmy").render_as_string(False)
-    engine = create_async_engine(url)
-    asyncio.run(aio.create_tables(engine))
-    return engine
+    said = _run(url, USES[use], disposes=False)
+    assert SAYS in said
+    assert "`await engine.dispose()`" in said
 
 
-async def _check_inbox(engine: AsyncEngine) -> None:
-    await tmc.SqlInbox(async_sessionmaker(engine)).check_async()
-
-
-async def _send(engine: AsyncEngine) -> None:
-    async with aio.connect("127.0.0.1:1", app="orders") as center, AsyncSession(engine) as session:
-        async with center.transaction(session, prepare_first=True):
-            pass
-
-
-@pytest.mark.filterwarnings("ignore")  # of connections whose loop is closed: nobody can close them any more
-@pytest.mark.parametrize("use", [_check_inbox, _send])
-def test_connections_of_another_loop_are_named(engine: AsyncEngine, use: Callable[[AsyncEngine], object]) -> None:
-    async def on_another_loop() -> None:
-        with pytest.raises(tmc.InvalidRequest, match=SAYS):
-            await use(engine)  # type: ignore[misc]
-
-    asyncio.run(on_another_loop())
-
-
-def test_an_engine_that_was_disposed_of_works_on_another_loop(postgresql: PostgreSQL) -> None:
-    engine = create_async_engine(postgresql.create("tmc_loops", "asyncpg"))
-
-    async def prepare() -> None:
-        await aio.create_tables(engine)
-        await engine.dispose()
-
-    async def check() -> None:
-        await _check_inbox(engine)
-        await engine.dispose()
-
-    asyncio.run(prepare())
-    asyncio.run(check())
+@pytest.mark.parametrize("use", USES)
+def test_an_engine_that_was_disposed_of_works_on_another_loop(use: str, postgresql: PostgreSQL) -> None:
+    assert _run(postgresql.create("tmc_loops", "asyncpg"), USES[use], disposes=True) == ""
