@@ -81,8 +81,8 @@ def test_what_is_committed_is_sent_and_nothing_else(
             timeout=3_000,
         )
         assert done.returncode == 0, done.stderr[-3_000:]
-        told = json.loads(done.stdout)
-        assert told["wrong"] == [], f"seed {SEED}: {done.stderr[-2_000:]}"
+        report = json.loads(done.stdout)
+        assert report["wrong"] == [], f"seed {SEED}: {done.stderr[-2_000:]}"
         keys = [f"paid-{number}" for number in range(BLOCKS)]
 
         def undecided() -> list[str]:
@@ -91,7 +91,7 @@ def test_what_is_committed_is_sent_and_nothing_else(
         eventually(lambda: not undecided(), seconds=120, describe=undecided)
         sent = {key for key in keys if _state(center, key) == types_pb2.MESSAGE_STATE_COMMITTED}
     assert sent == _paid(engine), f"seed {SEED}"
-    refused = sorted(told["refused_ms"])
+    refused = sorted(report["refused_ms"])
     note(
         f"{BLOCKS} blocks on {engine.dialect.name}, seed {SEED}: {len(sent)} sent, 0 contradictions; {len(refused)} refused "
         f"commits, their keys free after {refused[len(refused) // 2]:.0f} ms, p99 {refused[len(refused) * 99 // 100]:.0f} ms"

@@ -29,7 +29,7 @@ SHORT = timedelta(seconds=2)
 
 
 class NotTodayError(Exception):
-    """Of a listener."""
+    """A listener raises it."""
 
 
 @pytest.fixture(params=["sqlite", "mariadb", "postgresql"])

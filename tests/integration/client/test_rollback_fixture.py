@@ -25,7 +25,7 @@ NOWHERE = "127.0.0.1:1"
 
 
 class PaymentFailedError(Exception):
-    """Of the program."""
+    """The program raises it."""
 
 
 def _begin_explicitly(engine: sa.Engine) -> None:

@@ -53,7 +53,7 @@ class Invoice(Base):
 
 
 class NotTodayError(Exception):
-    """Of the program."""
+    """The program raises it."""
 
 
 @dataclass(frozen=True, kw_only=True)
