@@ -167,7 +167,7 @@ class Center:
         A timedelta: and the block may take that long, a day at most, where that is longer than a topic's transaction time.
         fallback: where its messages are written if the center does not answer within `prepare_timeout`; without it, the
         block then fails.
-        In a test whose session joins an outer transaction with "create_savepoint", messages are only recorded: testing.sent.
+        In tests inside recording.only_record(), a session may join an outer transaction: its messages are only recorded.
         """
         with needed_by("center.transaction()"):
             from tmc_client.local.choosing import local_of

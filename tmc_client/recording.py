@@ -5,6 +5,8 @@ Django's TestCase, and SQLAlchemy's recipe of a session that joins an outer tran
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from tmc_client.block import Block, Blocking
@@ -16,6 +18,28 @@ T = TypeVar("T")
 
 sent: list[message_pb2.PublishRequest] = []
 """Of all blocks that ended well; clear it before each test."""
+
+
+_asked = 0
+
+
+@contextmanager
+def only_record() -> Iterator[None]:
+    """For test suites: blocks of sessions that join an outer transaction with `create_savepoint` only record.
+
+    Asked for, since a program might commit its outer transaction: without this such a block is refused.
+    """
+    global _asked
+    _asked += 1
+    try:
+        yield
+    finally:
+        _asked -= 1
+
+
+def is_asked_for() -> bool:
+    """Whether `only_record` is on."""
+    return _asked > 0
 
 
 class Recorded(Block[message_pb2.PublishRequest]):

@@ -262,7 +262,11 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
         if not self.messages:
             return None
         first = self.messages[0]
-        return self._local.fence(marker(first.message_id, first.topic, first.key, first.attempt_id))
+        try:
+            return self._local.fence(marker(first.message_id, first.topic, first.key, first.attempt_id))
+        except Exception:  # it must not hide what the commit raised
+            log.warning("whether the commit took effect cannot be told now", exc_info=True)
+            return None
 
     def _give_up(self) -> None:
         """Roll back at the center, and wait a little: then their keys are free when the program runs the block again."""

@@ -78,12 +78,10 @@ class Checks:
         """The id of the only ledger; b"": there is none, or several; None: it cannot be read now."""
         if self._ledgers is None:
             return b""
-        from sqlalchemy.exc import SQLAlchemyError
-
         try:
             found = self._ledgers.only_id()
-        except SQLAlchemyError as exc:
-            log.warning("the center will learn later which ledger this is: %s", getattr(exc, "orig", exc))
+        except Exception as exc:  # drivers of asyncio raise errors of their own when they cannot connect
+            log.warning("the center will learn later which ledger: %s", getattr(exc, "orig", exc), exc_info=True)
             return None
         self._has_said = True
         return found

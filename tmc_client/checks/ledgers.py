@@ -101,8 +101,8 @@ class Ledgers:
             for each in self._all:
                 try:
                     homes[each.ledger_id()] = each
-                except sa.exc.SQLAlchemyError as exc:
-                    log.warning("the id of a ledger cannot be read: %s", getattr(exc, "orig", exc))
+                except Exception as exc:  # drivers of asyncio raise errors of their own when they cannot connect
+                    log.warning("the id of a ledger cannot be read: %s", getattr(exc, "orig", exc), exc_info=True)
                     unread.append(each)
             known = {ledger_id: each for ledger_id, each in self._homes.items() if each in unread}
             self._homes, self._unread = known | homes, unread

@@ -7,6 +7,7 @@ read.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -85,4 +86,5 @@ def _writes(statement: str, context: Any) -> bool:
     compiled = getattr(context, "compiled", None)
     if getattr(getattr(compiled, "statement", None), "is_select", False):
         return False
-    return statement.lstrip("( \n\t").partition(" ")[0].upper() not in _READS
+    first = re.match(r"(?:\s|\(|--[^\n]*\n|/\*.*?\*/)*(\w*)", statement, re.DOTALL)
+    return first is None or first[1].upper() not in _READS

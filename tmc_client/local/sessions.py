@@ -74,7 +74,11 @@ class SessionTransaction:
 
     @property
     def is_of_a_test(self) -> bool:
-        """Whether its commit is a savepoint of a transaction that the connection has open, as tests do."""
+        """Whether its commit is a savepoint of a transaction that the connection has open, in a test that has said so."""
+        from tmc_client.recording import is_asked_for
+
+        if not is_asked_for():
+            return False
         bind = writer_of(self._session)
         is_open = isinstance(bind, sa.Connection) and bind.in_transaction()
         return is_open and self._session.join_transaction_mode == "create_savepoint"

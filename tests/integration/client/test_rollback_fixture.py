@@ -18,7 +18,7 @@ import tmc_client as tmc
 from tests.support.messages import a_message
 from tests.support.producing import FakeTarget
 from tmc_client import aio
-from tmc_client.recording import sent
+from tmc_client.recording import only_record, sent
 from tmc_client.tables import inbox, ledger
 
 NOWHERE = "127.0.0.1:1"
@@ -62,7 +62,7 @@ def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Co
 
 @pytest.fixture
 def session(connection: sa.Connection) -> Iterator[Session]:
-    with Session(connection, join_transaction_mode="create_savepoint") as session:
+    with only_record(), Session(connection, join_transaction_mode="create_savepoint") as session:
         yield session
 
 
@@ -110,6 +110,14 @@ def test_a_savepoint_of_the_program_is_no_such_test(session: Session) -> None:
             pass
 
 
+def test_it_is_refused_unless_asked_for(connection: sa.Connection) -> None:
+    """The outer transaction of a program may be committed, and its message would be lost."""
+    with closing(tmc.connect(NOWHERE, app="orders")) as center:
+        with Session(connection, join_transaction_mode="create_savepoint") as session:
+            with pytest.raises(tmc.InvalidRequest, match="transaction of the connection"), center.transaction(session):
+                pass
+
+
 def test_asyncio_records_too(tmp_path: Path) -> None:
     async def story() -> list[int]:
         engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/fixture.db")
@@ -129,5 +137,6 @@ def test_asyncio_records_too(tmp_path: Path) -> None:
         await engine.dispose()
         return found
 
-    assert asyncio.run(story()) == [1]
+    with only_record():
+        assert asyncio.run(story()) == [1]
     assert _keys() == ["a"]
