@@ -1,6 +1,6 @@
 """Forked processes: threads and sockets of the parent are of no use to a child, which starts with new ones.
 
-Python tells of forks that it makes itself. Servers in C, such as uWSGI, fork without a word: so whoever is about to use a
+Python's fork hooks run for forks that it makes itself. Servers in C, such as uWSGI, bypass them, so whoever is about to use a
 thread compares process ids first.
 """
 

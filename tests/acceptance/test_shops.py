@@ -126,7 +126,7 @@ CASES = [
 
 @pytest.fixture
 def url(request: pytest.FixtureRequest, stack: str, database: str) -> str:
-    """Of an empty database; "": SQLite's."""
+    """The address of an empty database; "" for SQLite."""
     if database == "sqlite":
         return ""
     postgresql: PostgreSQL = request.getfixturevalue("postgresql")

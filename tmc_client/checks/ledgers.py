@@ -26,7 +26,7 @@ _BUDGET_S = 2.0  # for all ledgers of one call; the center waits three seconds b
 
 
 class Ledgers:
-    """Thread-safe. Their ids are read when a question needs them: a database that is away stops no other."""
+    """Thread-safe. Their ids are read when a question needs them; one that is away delays others by its connect, each 5 s."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -63,12 +63,12 @@ class Ledgers:
         """One answer per question. fences: see LedgerAnswers."""
         if len(self._all) == 1:
             return self._all[0].answer(questions, fences=fences)
-        until = self._monotonic() + _BUDGET_S
         by_ledger: dict[bytes, list[int]] = {}
         for index, question in enumerate(questions):
             by_ledger.setdefault(question.ledger_id, []).append(index)
         if any(ledger_id not in self._homes for ledger_id in by_ledger):
             self._look()
+        until = self._monotonic() + _BUDGET_S
         answers: dict[int, Answer] = {}
         for ledger_id, indexes in by_ledger.items():
             found = self._of(ledger_id, [questions[index] for index in indexes], fences, until)
@@ -90,7 +90,7 @@ class Ledgers:
         return [answer] * len(questions)
 
     def _look(self) -> None:
-        """Read the ids of all ledgers, for one is asked about that nobody knows. At most every five seconds."""
+        """Read ids that are not known, for one is asked about that nobody has. At most every five seconds."""
         with self._lock:
             now = self._monotonic()
             if now - self._looked < _LOOK_AGAIN_S:
@@ -98,14 +98,13 @@ class Ledgers:
             self._looked = now
             homes: dict[bytes, LedgerAnswers | AsyncLedgerAnswers] = {}
             unread = []
-            for each in self._all:
+            for each in self._unread or self._all:  # all: a database may have been made anew
                 try:
                     homes[each.ledger_id()] = each
                 except Exception as exc:  # drivers of asyncio raise errors of their own when they cannot connect
                     log.warning("the id of a ledger cannot be read: %s", getattr(exc, "orig", exc), exc_info=True)
                     unread.append(each)
-            known = {ledger_id: each for ledger_id, each in self._homes.items() if each in unread}
-            self._homes, self._unread = known | homes, unread
+            self._homes, self._unread = self._homes | homes, unread
 
     def close(self) -> None:
         with self._lock:

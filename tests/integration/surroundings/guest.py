@@ -232,7 +232,7 @@ def block_with_a_fallback(shop: Shop, key: str) -> None:
 
 
 def checks(shop: Shop, key: str) -> None:
-    """Of what was committed, and of what is not there, twice: a marker is written, and found."""
+    """Ask about what was committed and what is not there, twice: a marker is written, then found."""
     with shop.sessions() as session, shop.center.transaction(session) as tx:
         session.add(Order(key=key))
         tx.send(TOPIC, {}, key=key)
@@ -390,7 +390,7 @@ class Outcome:
 
 
 def use_all(place: Place) -> dict[str, Outcome]:
-    """What became of each use."""
+    """Run each use and return what became of it."""
     shop = PATHS[place.path](place, tmc.connect(place.center, app="orders"))
     found = {}
     for name, use in USES.items():

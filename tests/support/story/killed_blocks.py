@@ -29,7 +29,7 @@ LATEST_KILL_S = 0.04
 
 
 class RefusedError(Exception):
-    """Of a listener, as if the database refused the commit."""
+    """A listener raises it, as if the database refused the commit."""
 
 
 def _die(*_: object, **__: object) -> NoReturn:

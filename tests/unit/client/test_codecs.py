@@ -165,7 +165,7 @@ def test_reading_bodies_loads_their_library_at_first_use() -> None:
 
 
 class StoppedError(Exception):
-    """Of a signal handler, such as Celery's SoftTimeLimitExceeded."""
+    """A signal handler raises it, such as Celery's SoftTimeLimitExceeded."""
 
 
 class Slow:
