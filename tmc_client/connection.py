@@ -327,7 +327,7 @@ class Connection:
                 servers.answered(server, self._monotonic() - began)
                 return response
         waiting = deque(server for server in servers.by_last_answer() if server not in refused)
-        return self._call_patiently(servers, waiting, path, response_class, request, end, error)
+        return self._call_patiently(servers, waiting, path, response_class, request, metadata, end, error)
 
     def _call_patiently(
         self,
@@ -336,6 +336,7 @@ class Connection:
         path: str,
         response_class: Any,
         request: Any,
+        metadata: tuple[tuple[str, str], ...],
         end: float,
         error: Exception,
     ) -> Any:
@@ -347,9 +348,9 @@ class Connection:
                 patience = left + 1.0  # gRPC ends the calls at their deadline
                 if waiting and len(under_way) < _AT_ONCE:
                     server = waiting.popleft()
-                    raw, metadata = self._method(server, path, response_class)
+                    raw, ours = self._method(server, path, response_class)
                     began = self._monotonic()
-                    call = raw.future(request, timeout=left, metadata=metadata)
+                    call = raw.future(request, timeout=left, metadata=ours + metadata)
                     under_way[call] = (server, began)
                     call.add_done_callback(ended.put)
                     if waiting and len(under_way) < _AT_ONCE:

@@ -49,5 +49,7 @@ def insert_marker(run: Run, dialect: str, row: Mapping[str, Any]) -> bool:
             return False
     elif dialect == "postgresql":
         run(_BRIEFLY, {})
-    run(ledger.insert(), row)  # on SQLite there is one writer at a time, and nobody else in flight
+    # On SQLite there is one writer at a time, and nobody else in flight. On MariaDB a block may insert its row between these two
+    # statements: this one then waits for a commit that is under way.
+    run(ledger.insert(), row)
     return True

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from tmc_client.checks.fence import LedgerAnswers
 from tmc_client.checks.questions import Answer, Because, Question, Verdict
+from tmc_client.forks import watch_forks
 from tmc_client.local.engines import Source, engine_of
 
 if TYPE_CHECKING:
@@ -31,12 +32,18 @@ class Ledgers:
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._lock = threading.Lock()
+        self._looking = threading.Lock()
         self._all: list[LedgerAnswers | AsyncLedgerAnswers] = []
         self._homes: dict[bytes, LedgerAnswers | AsyncLedgerAnswers] = {}
         self._unread: list[LedgerAnswers | AsyncLedgerAnswers] = []
         self._looked = float("-inf")
         self._beside: dict[sa.Pool, sa.Engine] = {}
         self._loop: LoopBeside | None = None
+        watch_forks(self)
+
+    def after_fork(self) -> None:
+        """See forks.ForkAware: a thread of the parent may have held them."""
+        self._lock, self._looking = threading.Lock(), threading.Lock()
 
     def add(self, engine: Source | AsyncEngine) -> None:
         """Raises InvalidRequest: it is no engine, and no function that returns a new connection."""
@@ -90,21 +97,33 @@ class Ledgers:
         return [answer] * len(questions)
 
     def _look(self) -> None:
-        """Read ids that are not known, for one is asked about that nobody has. At most every five seconds."""
+        """Read ids that are not known, for one is asked about that nobody has. At most every five seconds, and by one thread:
+        a database may hang, and others are asked meanwhile.
+        """
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            with self._lock:
+                now = self._monotonic()
+                if now - self._looked < _LOOK_AGAIN_S:
+                    return
+                self._looked = now
+                sought = list(self._unread or self._all)  # all: a database may have been made anew
+            for each in sought:
+                self._read(each)
+        finally:
+            self._looking.release()
+
+    def _read(self, each: LedgerAnswers | AsyncLedgerAnswers) -> None:
+        try:
+            ledger_id = each.ledger_id()
+        except Exception as exc:  # drivers of asyncio raise errors of their own when they cannot connect
+            log.warning("the id of a ledger cannot be read: %s", getattr(exc, "orig", exc), exc_info=True)
+            return
         with self._lock:
-            now = self._monotonic()
-            if now - self._looked < _LOOK_AGAIN_S:
-                return
-            self._looked = now
-            homes: dict[bytes, LedgerAnswers | AsyncLedgerAnswers] = {}
-            unread = []
-            for each in self._unread or self._all:  # all: a database may have been made anew
-                try:
-                    homes[each.ledger_id()] = each
-                except Exception as exc:  # drivers of asyncio raise errors of their own when they cannot connect
-                    log.warning("the id of a ledger cannot be read: %s", getattr(exc, "orig", exc), exc_info=True)
-                    unread.append(each)
-            self._homes, self._unread = self._homes | homes, unread
+            self._homes[ledger_id] = each
+            if each in self._unread:
+                self._unread.remove(each)
 
     def close(self) -> None:
         with self._lock:

@@ -23,6 +23,11 @@ _OURS: dict[str, Any] = {"clause": ledger.update()}  # a `get_bind` sends it whe
 _READS = frozenset(
     ("SELECT", "SHOW", "EXPLAIN", "SET", "SAVEPOINT", "RELEASE", "ROLLBACK", "PRAGMA", "VALUES", "TABLE")
 )
+_ASIDE = re.compile(r"""'[^']*'|"[^"]*"|`[^`]*`|--[^\n]*|/\*.*?\*/""", re.DOTALL)  # literals, names in quotes, comments
+_FIRST = re.compile(r"[\s(]*(\w*)")
+_CHANGE = re.compile(  # in a WITH ... SELECT
+    r"(?<!FOR )(?<!FOR NO KEY )\b(?:INSERT|UPDATE|DELETE|MERGE|REPLACE)\b(?!\s*\()"
+)
 _WROTE: WeakKeyDictionary[sa.Connection, bool] = WeakKeyDictionary()  # only those that do not write our rows
 _ENGINES: WeakSet[sa.Engine] = WeakSet()  # with our listener
 
@@ -75,16 +80,16 @@ def _after_transaction_end(session: Session, transaction: SessionTransaction) ->
 
 
 def _before_cursor_execute(
-    connection: sa.Connection, _cursor: Any, statement: str, _parameters: Any, context: Any, _many: bool
+    connection: sa.Connection, _cursor: Any, statement: str, _parameters: Any, _context: Any, _many: bool
 ) -> None:
-    if connection in _WROTE and _writes(statement, context):
+    if connection in _WROTE and _writes(statement):
         _WROTE[connection] = True
 
 
-def _writes(statement: str, context: Any) -> bool:
-    """Whether it may change something. context: of its execution."""
-    compiled = getattr(context, "compiled", None)
-    if getattr(getattr(compiled, "statement", None), "is_select", False):
-        return False
-    first = re.match(r"(?:\s|\(|--[^\n]*\n|/\*.*?\*/)*(\w*)", statement, re.DOTALL)
-    return first is None or first[1].upper() not in _READS
+def _writes(statement: str) -> bool:
+    """Whether it may change something."""
+    words = _ASIDE.sub(" ", statement).upper()
+    first = _FIRST.match(words)
+    if first is None or first[1] != "WITH":
+        return first is None or first[1] not in _READS
+    return _CHANGE.search(words) is not None

@@ -15,11 +15,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -59,6 +57,7 @@ T = TypeVar("T")
 UNTOUCHED = timedelta(seconds=3)  # a relay leaves a message to its direct send that long
 _LONGEST = 128
 _KEY = "tmc_outbox"
+_SEEN = "tmc_outbox_seen"  # outboxes whose database this transaction is in
 
 
 class _Row:
@@ -113,7 +112,6 @@ class Outbox:
         self._direct = DirectSending(self.store, self._target) if direct else None
         self._bell = Bell(self.store.engine)
         self._closed = False
-        self._checked: WeakSet[Any] = WeakSet()
         self._relay: Relay | None = None
         self._thread: threading.Thread | None = None
         watch_forks(self)
@@ -198,19 +196,15 @@ class Outbox:
             log.warning("%d messages are left to the relay", len(entries), exc_info=True)
 
     def _refuse_another_ledger(self, local: LocalTransaction) -> None:
-        """Asked once per connection of a driver, or session."""
-        if local.handle in self._checked:
-            return
+        """Read in each transaction, since a connection may change its schema, e.g. with the tenant."""
         engine = local.engine
         if engine is None or not self._is_the_file_of(engine):
             self._demand_ours(known_ledger_id(local.run), engine)
-        with suppress(TypeError):  # some drivers' connections cannot be remembered weakly
-            self._checked.add(local.handle)
 
     def demand_written_here(self, session: Session) -> None:
         """Raise InvalidRequest if its transaction would write messages elsewhere. Called before they are flushed.
 
-        Asked once per connection of the driver: addresses of engines say little, with `creator=` or a pooler.
+        The database is asked: addresses of engines say little, with `creator=`, a pooler or a search_path.
         """
         connection = connection_of(session)
         if connection.dialect.name in FAMILY:
@@ -218,14 +212,11 @@ class Outbox:
             demand_wide(
                 connection.execute, *(text for row in rows for text in (row.topic, row.message_key, row.order_key))
             )
-        schemas = schemas_of(connection)
-        engine = in_schemas(connection.engine, schemas)
-        if self._is_the_file_of(engine):
-            return
-        known: dict[str, bytes] = connection.info.setdefault(_KEY, {})
-        if not known.get(repr(schemas)):
-            known[repr(schemas)] = known_ledger_id(connection.execute)
-        self._demand_ours(known[repr(schemas)], engine)
+        seen: set[Outbox] = session.info.setdefault(_SEEN, set())
+        engine = in_schemas(connection.engine, schemas_of(connection))
+        if self not in seen and not self._is_the_file_of(engine):
+            self._demand_ours(known_ledger_id(connection.execute), engine)
+        seen.add(self)
 
     def _is_like(self, engine: sa.Engine) -> bool:
         """Whether it has the same pool and schemas."""
@@ -359,3 +350,4 @@ def _after_commit(session: Session) -> None:
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
     if transaction.parent is None:
         session.info.pop(_KEY, None)  # of a transaction that was rolled back
+        session.info.pop(_SEEN, None)

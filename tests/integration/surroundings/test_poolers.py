@@ -127,11 +127,38 @@ def test_an_outbox_sees_that_its_sessions_are_in_another_schema(
             session.commit()
         eventually(lambda: "in another schema" in caplog.text)
         with Session(engine) as session:
-            session.connection().info.clear()
             session.execute(path)
             box.add(session, "t", {}, key="b")
             with pytest.raises(tmc.InvalidRequest, match="another database, or schema"):
                 session.commit()
+    engine.dispose()
+
+
+def test_a_search_path_is_judged_in_each_transaction_of_a_connection(postgresql: PostgreSQL) -> None:
+    """One connection of the driver serves one tenant after another, and one session too."""
+    engine = sa.create_engine(postgresql.create("tmc_search_path_again"), pool_size=1, max_overflow=0)
+    tmc.create_tables(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE SCHEMA IF NOT EXISTS tenant")
+    tmc.create_tables(engine.execution_options(schema_translate_map={None: "tenant"}))
+    path = sa.text("SET LOCAL search_path TO tenant")
+    with closing(tmc.Outbox(engine, FakeTarget())) as box, Session(engine) as session:
+        for key in ("a", "b"):
+            box.add(session, "t", {}, key=key)
+            session.commit()
+            session.execute(path)
+            box.add(session, "t", {}, key="other")
+            with pytest.raises(tmc.InvalidRequest, match="another database, or schema"):
+                session.commit()
+            session.rollback()
+            with box.transaction(session) as tx:
+                tx.send("t", {}, key=f"block-{key}")
+            with (
+                pytest.raises(tmc.InvalidRequest, match="another database, or schema"),
+                box.transaction(session) as tx,
+            ):
+                session.execute(path)
+                tx.send("t", {}, key="other")
     engine.dispose()
 
 

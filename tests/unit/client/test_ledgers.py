@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import tmc_client as tmc
 from tmc_client.checks.ledgers import Ledgers
+from tmc_client.checks.questions import Because
 from tmc_client.ledger import ledger_id_of
 from tmc_client.tables import ledger, metadata
 
@@ -120,3 +123,46 @@ def test_ledgers_over_asyncio_share_a_loop(tmp_path: Path, tenants: list[sa.Engi
         for number in range(3):
             ledgers.add(create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/{number}.db"))
         assert _verdicts(ledgers, *asked) == [COMMIT] * 3
+
+
+def test_a_database_that_hangs_delays_only_the_call_that_looks(tenants: list[sa.Engine]) -> None:
+    """Another call for a ledger that is not known yet is answered NOT_NOW meanwhile."""
+    hangs, goes_on = threading.Event(), threading.Event()
+    with closing(Ledgers()) as ledgers:
+        for engine in tenants[:2]:
+            ledgers.add(engine)
+        assert _verdicts(ledgers, _question(tenants[0], "0")) == [COMMIT]
+        slow = tenants[2].execution_options()
+
+        @sa.event.listens_for(slow.pool, "connect")
+        def _connect(*_: object) -> None:
+            hangs.set()
+            goes_on.wait(60)
+
+        question = _question(tenants[2], "2")
+        ledgers.add(slow)
+        with ThreadPoolExecutor(1) as pool:
+            looking = pool.submit(_verdicts, ledgers, question)
+            assert hangs.wait(60)
+            (answer,) = ledgers.answer([question], fences=True)
+            known = _verdicts(ledgers, _question(tenants[1], "1"))
+            goes_on.set()
+            assert looking.result(60) == [COMMIT]
+        assert answer.detail.startswith("LEDGER_AWAY")
+        assert known == [COMMIT]
+
+
+def test_any_error_of_a_driver_is_an_answer_not_now(tenants: list[sa.Engine]) -> None:
+    """Drivers of asyncio raise OSError and errors of their own when they cannot connect."""
+    question = _question(tenants[0], "0")
+    with closing(Ledgers()) as ledgers:
+        ledgers.add(tenants[0])
+        assert _verdicts(ledgers, question) == [COMMIT]
+        with closing(Ledgers()) as away:
+            away.add(sa.create_engine(tenants[0].url, creator=_refused))
+            (answer,) = away.answer([question], fences=True)
+    assert (answer.because, answer.detail[:11]) == (Because.NOT_NOW, "LEDGER_AWAY")
+
+
+def _refused() -> None:
+    raise OSError("connection refused")
