@@ -215,7 +215,7 @@ class LimitsConfig(Section):
         3_600, ge=1, le=86_400, description="streams of a connection that is renewed go on this long"
     )
     calls_per_connection: int = Field(
-        50, ge=1, le=100_000, description="concurrent calls per connection; clients queue further ones"
+        256, ge=1, le=100_000, description="concurrent calls per connection; further ones are RATE_LIMITED"
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -49,6 +50,9 @@ def read(model: type[Model], prefix: str, path: str | None, environment: Mapping
         raise ConfigError("\n".join(_explain(model, error) for error in exc.errors(include_url=False))) from exc
 
 
+_USER_INFO = re.compile(r"(\w://)[^\s/@\"]*@")  # of a URL, where a password may stand
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """One setting in effect. name: SECTION.KEY.  value: as JSON; "" for a secret that is set.  changed: from the default."""
@@ -61,13 +65,14 @@ class Setting:
 
 
 def settings_of(config: Section) -> Iterator[Setting]:
-    """All settings, in the order of their sections, without secrets."""
+    """All settings, in the order of their sections, without secrets and without the user info of URLs."""
     for name in type(config).model_fields:
         section = getattr(config, name)
         for key, field in type(section).model_fields.items():
             value = getattr(section, key)
             is_secret = "SecretStr" in str(field.annotation)
             text = "" if is_secret and value else json.dumps(section.model_dump(mode="json", include={key})[key])
+            text = _USER_INFO.sub(r"\1***@", text)
             yield Setting(
                 name=f"{name}.{key}",
                 value=text,

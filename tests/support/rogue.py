@@ -223,6 +223,20 @@ def shop_file() -> descriptor_pb2.FileDescriptorProto:
     return file
 
 
+def _chain(file: descriptor_pb2.FileDescriptorProto, length: int) -> descriptor_pb2.FileDescriptorProto:
+    """With a request that reaches that many messages, one inside the other."""
+    made = descriptor_pb2.FileDescriptorProto()
+    made.CopyFrom(file)
+    asked = made.service[0].method[0].input_type.rpartition(".")[2]
+    first = next(message for message in made.message_type if message.name == asked)
+    kinds = descriptor_pb2.FieldDescriptorProto
+    for number in range(length):
+        field = first.field.add(name="next", number=900, label=kinds.LABEL_OPTIONAL, type=kinds.TYPE_MESSAGE)
+        field.type_name = f".{made.package}.Chained{number}"
+        first = made.message_type.add(name=f"Chained{number}")
+    return made
+
+
 def _timestamp_file() -> bytes:
     from google.protobuf import timestamp_pb2
 
@@ -350,6 +364,8 @@ class RogueGrpc:
                     name=name, dependency=[f"deep{number + 1}.proto"]
                 ).SerializeToString()
             )
+        if mode == "chain":  # each message has a field of the next one
+            return files(_chain(self.file, 500).SerializeToString())
         if mode == "circle":
             name, other = ("a.proto", "b.proto") if wanted != "b.proto" else ("b.proto", "a.proto")
             return files(descriptor_pb2.FileDescriptorProto(name=name, dependency=[other]).SerializeToString())

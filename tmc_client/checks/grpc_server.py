@@ -23,6 +23,7 @@ _RETRY_S = 5.0
 _SERVICE = "/tmc.v1.CheckService/"
 _OPTIONS = [
     ("grpc.max_receive_message_length", 4 << 20),
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # nothing that could swell after its size was looked at
     ("grpc.server_handshake_timeout_ms", 5_000),  # connections that say nothing give their file handle back
     ("grpc.max_connection_idle_ms", 600_000),
     ("grpc.max_allowed_incoming_connections", 256),  # a center has one per server

@@ -19,6 +19,7 @@ log = logging.getLogger("tmc_client.checks")
 
 _METHOD = "/tmc.v1.MessageService/DescribeChecks"
 _ASK_AGAIN_S = 5.0
+_ASK_FIRST_S = 1.0
 _PREVIOUS_S = 60.0  # servers of the center learn of a rotation one after the other
 
 
@@ -32,6 +33,7 @@ class CheckToken:
         self._connection = connection
         self._monotonic = monotonic
         self._lock = threading.Lock()
+        self._asking = threading.Lock()
         self._token = ""
         self._previous = ("", 0.0)
         self._asked = float("-inf")
@@ -39,20 +41,28 @@ class CheckToken:
 
     def after_fork(self) -> None:
         """See forks.ForkAware."""
-        self._lock = threading.Lock()
+        self._lock, self._asking = threading.Lock(), threading.Lock()
 
     def is_right(self, shown: str) -> bool:
         """Compare a token in constant time. Raises TmcError: ours is not known yet, and the center does not answer.
 
-        A wrong token makes us ask the center at most every five seconds: strangers cannot occupy our threads.
+        A token that does not match makes us ask the center, one thread at a time and at most every five seconds, or every
+        second until we know ours: strangers cannot occupy our threads.
         """
         if self._matches(shown):
             return True
-        if self._token and (self._monotonic() - self._asked < _ASK_AGAIN_S or self._lock.locked()):
-            return False
-        with self._lock:
-            if self._monotonic() - self._asked >= _ASK_AGAIN_S:
-                self._keep(self._ask())
+        pause_s = _ASK_AGAIN_S if self._token else _ASK_FIRST_S
+        if self._monotonic() - self._asked < pause_s or not self._asking.acquire(blocking=False):
+            if self._token:
+                return False
+            raise errors.Unavailable("The center was asked a moment ago, and has not told it yet.")
+        try:
+            self._asked = self._monotonic()
+            found = self._ask()
+            with self._lock:
+                self._keep(found)
+        finally:
+            self._asking.release()
         return self._matches(shown)
 
     def _matches(self, shown: str) -> bool:

@@ -144,6 +144,10 @@ def _build(files: dict[str, descriptor_pb2.FileDescriptorProto], service: str, n
         request, response = _class_of(found.input_type), _class_of(found.output_type)
     except (TypeError, KeyError, ValueError) as exc:
         raise Undescribed(CheckReason.BAD_DESCRIPTION, f"The description does not fit together: {exc}"[:300]) from exc
+    except RecursionError:  # a class is made of each message that it can reach, one inside the other
+        raise Undescribed(
+            CheckReason.BAD_DESCRIPTION, f"Messages of {service}/{name} contain one another too deeply."
+        ) from None
     return Method(path=f"/{service}/{name}", request=request, response=response, pool=pool)
 
 

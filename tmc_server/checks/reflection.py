@@ -26,6 +26,7 @@ from tmc_server.domain.ports.checks import Endpoint
 from tmc_server.errors import CheckRefused
 
 _FRESH_S = 600.0
+_BAD_S = 60.0
 _NEEDED = ("method", "request", "verdict")
 _VERDICTS = ("COMMIT", "ROLLBACK", "UNKNOWN")
 _PLACEHOLDERS = {"message_id", "topic", "key", "biz_id", "attempt_id"}
@@ -38,12 +39,15 @@ _REDEPLOYED = {CheckReason.NO_METHOD, CheckReason.NOT_UNDERSTOOD, CheckReason.FA
 
 
 class ReflectionChecks:
-    """domain.ports.checks.Asker. Descriptors are cached for ten minutes, and dropped when a service seems to have changed."""
+    """domain.ports.checks.Asker. Descriptors are cached for ten minutes, and dropped when a service seems to have changed.
+
+    What cannot be described is cached too, for a minute: it may be a megabyte that somebody sends for each batch.
+    """
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
         self._lock = threading.Lock()
-        self._known: dict[tuple[Endpoint, bool, str], tuple[float, Method]] = {}
+        self._known: dict[tuple[Endpoint, bool, str], tuple[float, Method | Undescribed]] = {}
 
     def accept(self, target: CheckTarget) -> None:
         """See domain.ports.checks.Asker."""
@@ -84,6 +88,7 @@ class ReflectionChecks:
 
     def examine(self, target: CheckTarget, endpoint: Endpoint, token: str) -> None:
         """See domain.ports.checks.Asker."""
+        self._forget(target, endpoint)  # it may have been mended
         try:
             method = self._describe(target, endpoint, token)
         except Undescribed as exc:
@@ -124,15 +129,25 @@ class ReflectionChecks:
         name = (endpoint, target.tls, target.options["method"])
         with self._lock:
             until, known = self._known.get(name, (0.0, None))
-        if known is not None and time.monotonic() < until:
-            return known
+        if known is None or time.monotonic() >= until:
+            known = self._described(target, endpoint, token)
+            with self._lock:
+                now = time.monotonic()
+                self._known = {key: value for key, value in self._known.items() if value[0] > now}
+                self._known[name] = (now + (_FRESH_S if isinstance(known, Method) else _BAD_S), known)
+        if isinstance(known, Undescribed):
+            raise known.with_traceback(None)
+        return known
+
+    def _described(self, target: CheckTarget, endpoint: Endpoint, token: str) -> Method | Undescribed:
+        """Raises Undescribed for what may be otherwise a moment later."""
         channel = self._channels.channel(target, endpoint)
-        found = describe(channel, target.options["method"], ((TOKEN_KEY, token),), target.deadline_ms / 1000)
-        with self._lock:
-            now = time.monotonic()
-            self._known = {key: value for key, value in self._known.items() if value[0] > now}
-            self._known[name] = (now + _FRESH_S, found)
-        return found
+        try:
+            return describe(channel, target.options["method"], ((TOKEN_KEY, token),), target.deadline_ms / 1000)
+        except Undescribed as exc:
+            if exc.reason is not CheckReason.BAD_DESCRIPTION:
+                raise
+            return exc
 
     def _forget(self, target: CheckTarget, endpoint: Endpoint) -> None:
         with self._lock:

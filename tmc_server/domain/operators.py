@@ -24,6 +24,7 @@ class Operator:
 
     identities: what identifies the operator besides tokens, each KIND:NAME with a kind of IDENTITY_KINDS.
     expires_ms, previous_expires_ms: of the newest token and the one before; None: it does not expire, or there is none.
+    by_replaced_token: the caller showed the one before, which is about to end.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Operator:
     expires_ms: int | None = None
     previous_expires_ms: int | None = None
     created_ms: int = 0
+    by_replaced_token: bool = False
 
     @property
     def is_limited(self) -> bool:

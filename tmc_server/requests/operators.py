@@ -70,7 +70,9 @@ class Operators:
     async def rotate_token(
         self, operator: Operator, name: str, valid_ms: int, overlap_ms: int, reason: str
     ) -> tuple[Operator, str]:
-        """name "": one's own. Raises InvalidField, RoleRequired: another's, OperatorUnknown."""
+        """name "": one's own. Raises InvalidField, RoleRequired: another's, or with a replaced token; OperatorUnknown."""
+        if operator.by_replaced_token:  # who found an old one must not outlive it, nor push the owner's out
+            raise RoleRequired("This token was replaced: use the newer one, or ask an administrator for another.")
         whose = validation.line(name, "name", 64) or operator.name
         if whose != operator.name and (operator.role < Role.ADMIN or operator.is_limited):
             raise RoleRequired(

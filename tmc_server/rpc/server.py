@@ -25,6 +25,7 @@ SERVICES = {
 _HEADROOM = 1 << 20
 _WINDOW_BYTES = 16_384  # what a call may send before anybody waits for it
 _PENDING = 4_000
+_STREAMS_PER_CALL = 4
 _HANDSHAKE_MS = 5_000  # TLS and the first frame
 _IDLE_MS = 300_000  # without a call; clients connect again by themselves
 _KEEPALIVE_MS = 30_000
@@ -71,9 +72,11 @@ def _options(limits: LimitsConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", limits.request_bytes + _HEADROOM),
         ("grpc.max_send_message_length", -1),
+        ("grpc.compression_enabled_algorithms_bitset", 1),  # nothing that could swell after its size was looked at
         ("grpc.so_reuseport", 0),
         ("grpc.max_allowed_incoming_connections", limits.connections),
-        ("grpc.max_concurrent_streams", limits.calls_per_connection),
+        # HTTP/2 counts ended streams for a while, and clients do not repeat what is refused then: the doorkeeper limits calls.
+        ("grpc.max_concurrent_streams", _STREAMS_PER_CALL * limits.calls_per_connection),
         # Calls that nobody has looked at yet; above the first number gRPC drops some, no matter who sent them.
         ("grpc.server.max_pending_requests", _PENDING),
         ("grpc.server.max_pending_requests_hard_limit", 2 * _PENDING),

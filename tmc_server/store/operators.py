@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -129,7 +130,8 @@ def known_operators(connection: sa.Connection) -> KnownOperators:
         known = _operator(row)
         tokens[row.token_hash] = Token(operator=known, expires_ms=row.expires_ms)
         if row.old_token_hash is not None:
-            tokens[row.old_token_hash] = Token(operator=known, expires_ms=row.old_expires_ms)
+            replaced = replace(known, by_replaced_token=True)
+            tokens[row.old_token_hash] = Token(operator=replaced, expires_ms=row.old_expires_ms)
         identities |= dict.fromkeys(known.identities, known)
     return KnownOperators(tokens=tokens, identities=identities)
 

@@ -695,6 +695,7 @@ class TestReflection:
             ("large", R.BAD_DESCRIPTION),
             ("deep", R.BAD_DESCRIPTION),
             ("circle", R.BAD_DESCRIPTION),
+            ("chain", R.BAD_DESCRIPTION),
             ("missing import", R.NO_METHOD),
         ],
     )
@@ -706,6 +707,20 @@ class TestReflection:
         [answer] = self.ask(checks, grpc_rogue, shop_target(describe))
         assert (answer.verdict, answer.reason) == (UNKNOWN, reason), answer.detail
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+    def test_a_bad_description_is_fetched_once_a_minute_and_again_when_the_target_is_set(
+        self, checks: ReflectionChecks, grpc_rogue: RogueGrpc
+    ) -> None:
+        grpc_rogue.describe = "large"
+        for _ in range(3):
+            [answer] = self.ask(checks, grpc_rogue, shop_target())
+            assert answer.reason is R.BAD_DESCRIPTION
+        assert grpc_rogue.described == 1
+        grpc_rogue.describe = "v1"
+        checks.examine(shop_target(), at(grpc_rogue.port), "TOKEN")
+        grpc_rogue.order = {"payment": 1}
+        [answer] = self.ask(checks, grpc_rogue, shop_target())
+        assert answer.verdict is COMMIT
 
     def test_a_redeployed_service_is_described_again(self, checks: ReflectionChecks, grpc_rogue: RogueGrpc) -> None:
         grpc_rogue.order = {"payment": 1}

@@ -250,6 +250,9 @@ def test_tokens_are_rotated_by_their_operator_and_for_others_by_an_administrator
     own = admin_pb2.RotateOperatorTokenRequest(reason="monthly", valid_ms=3_600_000, overlap_ms=60_000)
     second = setting.call("RotateOperatorToken", own, first).token
     assert [setting.call("WhoAmI", b"", token).name for token in (first, second)] == ["ann", "ann"]
+    # Who found the replaced one neither outlives it nor pushes the owner's out.
+    assert setting.call("RotateOperatorToken", own, first) == (DENIED, "ROLE_REQUIRED", "")
+    assert setting.call("WhoAmI", b"", second).name == "ann"
     ends = setting.call("WhoAmI", b"", first).expires_ms
     for longer in (0, 93 * 86_400_000):  # a token does not prolong itself
         own.valid_ms = longer

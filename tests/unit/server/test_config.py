@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tmc_server.config import ConfigError, load
+from tmc_server.settings import settings_of
 
 
 def _file(tmp_path, text: str) -> str:
@@ -43,6 +44,12 @@ def test_mistakes_are_named(tmp_path, text: str, expected: str) -> None:
 def test_a_missing_file_is_named(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"Cannot read .*missing\.toml"):
         load(str(tmp_path / "missing.toml"), {})
+
+
+def test_settings_show_no_user_info_of_urls() -> None:
+    loaded = load(None, {"TMC_RETENTION__ARCHIVE": "ftp://archiver:hunter2@host:21/tmc"})
+    shown = {each.name: each.value for each in settings_of(loaded)}
+    assert shown["retention.archive"] == '"ftp://***@host:21/tmc"'
 
 
 def test_secrets_are_masked() -> None:
