@@ -513,6 +513,7 @@ _PRIVATE_READS = {
     "tests/support/story/dying_producer.py": 3,
     "tests/unit/server/test_edge.py": 1,
     "tests/unit/server/test_pacing.py": 2,
+    "tests/unit/client/test_patience.py": 2,
     "tests/unit/client/test_rabbit_copies.py": 9,
     "tests/unit/server/test_rabbit_queues.py": 1,
     "tests/unit/client/test_screening.py": 1,

@@ -82,11 +82,11 @@ def _after_transaction_end(session: Session, transaction: SessionTransaction) ->
 def _before_cursor_execute(
     connection: sa.Connection, _cursor: Any, statement: str, _parameters: Any, _context: Any, _many: bool
 ) -> None:
-    if connection in _WROTE and _writes(statement):
+    if connection in _WROTE and may_write(statement):
         _WROTE[connection] = True
 
 
-def _writes(statement: str) -> bool:
+def may_write(statement: str) -> bool:
     """Whether it may change something."""
     words = _ASIDE.sub(" ", statement).upper()
     first = _FIRST.match(words)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tmc_client.local.elsewhere import _writes
+from tmc_client.local.elsewhere import may_write
 
 READS = [
     "SELECT 1",
@@ -27,9 +27,9 @@ WRITES = [
 
 @pytest.mark.parametrize("statement", READS)
 def test_reads_are_free(statement: str) -> None:
-    assert not _writes(statement)
+    assert not may_write(statement)
 
 
 @pytest.mark.parametrize("statement", WRITES)
 def test_what_may_change_something_counts(statement: str) -> None:
-    assert _writes(statement)
+    assert may_write(statement)
