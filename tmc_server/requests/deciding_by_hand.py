@@ -112,17 +112,20 @@ class DecidingByHand:
         self._desk.record(wanted.shard, [Checked(pending, report.answer, topic.checks.retry.delay_after_ms(1))])
         return replace(report, state=self._existing(wanted).state)
 
-    async def try_check(self, message_id: str, target: CheckTarget) -> tuple[CheckReport, CheckReport | None]:
+    async def try_check(
+        self, actor: str, message_id: str, target: CheckTarget
+    ) -> tuple[CheckReport, CheckReport | None]:
         """Ask a target, and the stored one, and change nothing. Raises MessageUnknown, CheckRefused, InvalidField."""
         wanted = validation.message_id(message_id)
         _validate(target)
-        return await asyncio.to_thread(self._try_check, wanted, target)
+        return await asyncio.to_thread(self._try_check, actor, wanted, target)
 
-    def _try_check(self, wanted: MessageId, target: CheckTarget) -> tuple[CheckReport, CheckReport | None]:
+    def _try_check(self, actor: str, wanted: MessageId, target: CheckTarget) -> tuple[CheckReport, CheckReport | None]:
         view = self._existing(wanted)
         topic, app = self.catalog.topics[view.topic], self.catalog.apps[view.producer]
         self._asking.examine(target, app, view.producer_tag, True)
-        found = self._desk.peek(wanted.shard, wanted.number)
+        asked = f"{target.kind} {target.address or app.service_name}"
+        found = self._desk.begin_trial(actor, wanted.shard, wanted.number, asked)
         if found is None:
             raise MessageUnknown(_NO_SUCH)
         pending, may_run = found
@@ -136,7 +139,8 @@ class DecidingByHand:
         return tried, self._ask(stored, app, view, question) if stored is not None else None
 
     def _ask(self, target: CheckTarget, app: App, view: MessageView, question: Question) -> CheckReport:
-        where, text = self._asking.describe(target, app, view.producer_tag, question)
+        shown = replace(question, ledger_id=b"")  # with it, who knows the check token can fence
+        where, text = self._asking.describe(target, app, view.producer_tag, shown)
         began = time.monotonic()
         answer = self._asking.ask(target, app, view.producer_tag, [question], 2 * target.deadline_ms / 1000)[0]
         elapsed_ms = round((time.monotonic() - began) * 1000)

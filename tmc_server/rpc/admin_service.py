@@ -25,6 +25,7 @@ from tmc_server.rpc import convert
 from tmc_server.rpc.alert_service import AlertServicer
 from tmc_server.rpc.bulk_service import BulkServicer
 from tmc_server.rpc.operator_service import OperatorServicer
+from tmc_server.rpc.permission import demand_own_addresses, demand_owner
 from tmc_server.rpc.proposal_service import ProposalServicer
 from tmc_server.rpc.reading_service import Readings, ReadingServicer
 from tmc_server.rpc.setting_service import SettingServicer
@@ -92,6 +93,7 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServic
         return admin_pb2.EnableAppResponse(effective_ms=effective_ms)
 
     async def RegisterTopic(self, operator: Operator, request: admin_pb2.RegisterTopicRequest) -> Any:
+        demand_owner(operator, request.owner, self._admin.catalog)
         topic = await self._admin.register_topic(operator.name, convert.topic_settings_from(request))
         return convert.topic_to(topic, self._admin.catalog)
 
@@ -226,6 +228,7 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServic
     async def SetTopicCheck(self, operator: Operator, request: admin_pb2.SetTopicCheckRequest) -> Any:
         retry = convert.policy_from(request.retry) if request.HasField("retry") else None
         targets = [convert.target_from(target) for target in request.targets]
+        demand_own_addresses(operator, targets)
         change = None
         if request.HasField("update_mask"):
             fields = convert.policy_fields(request.update_mask, "targets")
@@ -242,8 +245,10 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServic
     async def CheckNow(self, operator: Operator, request: admin_pb2.CheckNowRequest) -> Any:
         return convert.report_to(await self._by_hand.check_now(operator.name, request.message_id))
 
-    async def TryCheck(self, _operator: Operator, request: admin_pb2.TryCheckRequest) -> Any:
-        tried, stored = await self._by_hand.try_check(request.message_id, convert.target_from(request.target))
+    async def TryCheck(self, operator: Operator, request: admin_pb2.TryCheckRequest) -> Any:
+        target = convert.target_from(request.target)
+        demand_own_addresses(operator, [target])
+        tried, stored = await self._by_hand.try_check(operator.name, request.message_id, target)
         answer = admin_pb2.TryCheckResponse(tried=convert.report_to(tried))
         if stored is not None:
             answer.stored.CopyFrom(convert.report_to(stored))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tmc_server.domain.catalog import Catalog
+from tmc_server.domain.checks import CheckTarget
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.operators import Operator, Role
 from tmc_server.domain.rights import Right, Scope
@@ -43,6 +44,25 @@ def demand_topic(operator: Operator, topic: str) -> None:
         raise TopicNotAllowed(
             f"{operator.name} has rights for topics that begin with {_in_words(operator)}, and this is about another one: "
             "ask an administrator of the center."
+        )
+
+
+def demand_owner(operator: Operator, owner: str, catalog: Catalog) -> None:
+    """Who is limited to topics names no app of others: its checks would be answered by whom he likes. Raises TopicNotAllowed."""
+    owners = {catalog.apps[topic.owner].id for topic in catalog.topics.values() if operator.covers(topic.name)}
+    if operator.is_limited and owner and owner not in owners:
+        raise TopicNotAllowed(
+            f"{operator.name} registers topics only for apps that own a topic that begins with {_in_words(operator)}: ask an "
+            "administrator of the center for the first one."
+        )
+
+
+def demand_own_addresses(operator: Operator, targets: Sequence[CheckTarget]) -> None:
+    """An address gets the app's check token, and with it the app's other topics. Raises TopicNotAllowed."""
+    if operator.is_limited and any(target.address for target in targets):
+        raise TopicNotAllowed(
+            f"{operator.name} has rights for some topics, and an address of checks gets the token of all of its app: leave "
+            "it out, so that the app's own instances are asked, or ask an administrator of the center."
         )
 
 

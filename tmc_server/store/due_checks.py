@@ -73,16 +73,19 @@ class SqlCheckDesk:
 
         return in_transaction(self._writers[shard], shard, change)
 
-    def peek(self, shard: Shard, number: MessageNumber) -> tuple[Pending, bool] | None:
-        database = self._writers[shard].database
-        with database.reading() as connection:
-            now = database.now(connection)
-            rows = statements_of(shard).asked_messages.run(connection, ids=[number]).fetchall()
-        if not rows:
-            return None
-        found = pending_of(shard, rows[0])
-        is_new = MessageState(rows[0].state) is MessageState.PREPARED and not found.state.attempt
-        return found, is_new and (found.state.due_ms or 0) > now
+    def begin_trial(self, actor: str, shard: Shard, number: MessageNumber, target: str) -> tuple[Pending, bool] | None:
+        def change(tx: Transaction) -> tuple[Pending, bool] | None:
+            row = next(iter(tx.rows(tx.sql.asked_messages, ids=[number])), None)
+            if row is None:
+                return None
+            found = pending_of(shard, row)
+            is_new = MessageState(row.state) is MessageState.PREPARED and not found.state.attempt
+            may_run = is_new and (found.state.due_ms or 0) > tx.now
+            if not may_run:
+                tx.note(actor, "try check", f"message {number}", target)
+            return found, may_run
+
+        return in_transaction(self._writers[shard], shard, change)
 
     def record(self, shard: Shard, answers: Sequence[Checked]) -> Recorded:
         return in_transaction(self._writers[shard], shard, lambda tx: record(tx, answers, tell_overdue=False))

@@ -473,8 +473,12 @@ class TestOperators:
         assert "transaction may still be running" in operator.refused("TryCheck", wanted)
         assert not rogue.tokens
         orders.submit(message)
-        assert operator("TryCheck", wanted).tried.target == f"grpc {rogue.address}"
+        tried = operator("TryCheck", wanted).tried
+        assert tried.target == f"grpc {rogue.address}"
+        assert "ledger_id= " in tried.request  # not shown: with it, who knows the check token could fence
         assert rogue.tokens
+        [row] = operator("ListAudit", admin_pb2.ListAuditRequest(action="try check")).entries[:1]
+        assert row.reason == f"grpc {rogue.address}"
         rogue.stop()
 
     def test_a_human_decides_once(self, orders: tmc.Center, operator: Operator) -> None:

@@ -269,6 +269,21 @@ def test_tokens_are_rotated_by_their_operator_and_for_others_by_an_administrator
     assert setting.call("WhoAmI", b"", third).expires_ms == 0
 
 
+def test_an_administrator_of_some_topics_reaches_no_other_app(setting: Setting) -> None:
+    """By a topic of a foreign owner whose checks go to an address of his own, he would get that app's check token."""
+    limited = setting.tokens["admin", True]
+    denied = (DENIED, "TOPIC_NOT_ALLOWED", "")
+    topic = admin_pb2.RegisterTopicRequest(name="order.another", owner="coupons")
+    assert setting.call("RegisterTopic", topic, limited) == denied
+    topic.owner = "orders"
+    assert setting.call("RegisterTopic", topic, limited).owner == "orders"
+    target = admin_pb2.CheckTarget(kind="http", address="127.0.0.1:9", options={"path": "/x"})
+    check = admin_pb2.SetTopicCheckRequest(topic=OURS, targets=[target], untried=True)
+    assert setting.call("SetTopicCheck", check, limited) == denied
+    tried = admin_pb2.TryCheckRequest(message_id=setting.messages[OURS], target=target)
+    assert setting.call("TryCheck", tried, limited) == denied
+
+
 def test_what_changed_and_from_where_is_audited(setting: Setting) -> None:
     setting.api("AdminService/UpdateTopic", admin_pb2.UpdateTopicRequest(name=OURS, open_limit=99_999))
     row = setting.audit(action="update topic")[0]

@@ -198,8 +198,11 @@ class CheckDesk(Protocol):
     def begin(self, actor: str, shard: Shard, number: MessageNumber, until_ms: int) -> Pending | None:
         """Begin a check now, whether it is due or not. None: the message is decided, or there is none."""
 
-    def peek(self, shard: Shard, number: MessageNumber) -> tuple[Pending, bool] | None:
-        """A message, decided or not, and whether its transaction may still be running. None: there is none. No locks."""
+    def begin_trial(self, actor: str, shard: Shard, number: MessageNumber, target: str) -> tuple[Pending, bool] | None:
+        """A message, decided or not, and whether its transaction may still be running: then it must not be asked about.
+
+        target: for the audit. None: there is no such message.
+        """
 
     def record(self, shard: Shard, answers: Sequence[Checked]) -> Recorded: ...
 
