@@ -467,7 +467,11 @@ class TestOperators:
         topic = admin_pb2.RegisterTopicRequest(name="slow.paid", owner="orders", transaction_time_ms=3_600_000)
         operator("RegisterTopic", topic)
         rogue = RogueGrpc()
-        message = orders.prepare("slow.paid", {}, key="running")
+        request = prepare_request("slow.paid", {}, key="running", ledger_id=bytes(range(16)))
+        prepared = orders.producer.prepare(request, orders.timeout).result(60)
+        message = tmc.Prepared(
+            message_id=prepared.message_id, topic="slow.paid", key="running", attempt_id=request.attempt_id
+        )
         target = admin_pb2.CheckTarget(kind="grpc", address=rogue.address)
         wanted = admin_pb2.TryCheckRequest(message_id=message.message_id, target=target)
         assert "transaction may still be running" in operator.refused("TryCheck", wanted)
