@@ -1,4 +1,4 @@
-# The server, its command line, and consumers (`tmc consume`): one image.
+# The server, its command line, the console, and consumers (`tmc consume`): one image.
 FROM python:3.11-slim-bookworm AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev libmariadb-dev pkg-config
 WORKDIR /src
@@ -7,7 +7,8 @@ COPY tmc_common tmc_common
 COPY tmc_client tmc_client
 COPY tmc_server tmc_server
 COPY tmc_cli tmc_cli
-RUN python -m venv /opt/tmc && /opt/tmc/bin/pip install --no-cache-dir ".[server,mysql,rabbitmq,consul]"
+COPY tmc_console tmc_console
+RUN python -m venv /opt/tmc && /opt/tmc/bin/pip install --no-cache-dir ".[server,console,oidc,mysql,rabbitmq,consul]"
 
 FROM python:3.11-slim-bookworm
 RUN apt-get update && apt-get install -y --no-install-recommends libmariadb3 && rm -rf /var/lib/apt/lists/* \

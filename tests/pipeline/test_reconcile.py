@@ -327,7 +327,7 @@ def test_the_shuffle_grows_with_the_rows() -> None:
 def test_no_cell_of_the_details_is_a_formula(spark: SparkSession, filled: Any, folder: Path) -> None:
     jobs = Jobs(spark, filled(2), folder)
     jobs.center.fill_ledgers()
-    for key, change in {"=1+1": "k07-1", '+"x",': "k07-2"}.items():
+    for key, change in {"=1+1": "k07-1", '+"x",': "k07-2", "\uff1d1": "k07-3"}.items():
         jobs.center.change(7, f"UPDATE tmc_message_{{nn}} SET message_key = '{key}' WHERE message_key = '{change}'")
     summary = jobs.run_reconcile()
     (path,) = Path(summary.path, "details.csv").glob("part-*.csv")
@@ -336,6 +336,7 @@ def test_no_cell_of_the_details_is_a_formula(spark: SparkSession, filled: Any, f
     assert {(row["verdict"], row["message_key"], row["state"]) for row in rows} == {
         ("identity differs", "'=1+1", "COMMITTED"),
         ("identity differs", '\'+"x",', "COMMITTED"),
+        ("identity differs", "'\uff1d1", "COMMITTED"),
     }
 
 

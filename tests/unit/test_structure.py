@@ -101,11 +101,17 @@ ALLOWED["tmc_cli"] = {
     "tmc_server.printable",
     "tmc_server.telemetry",
 }
-ALLOWED["tmc_console"] = {"tmc_common.addresses", "tmc_common.protocol", "tmc_common.proxies"}
+ALLOWED["tmc_console"] = {
+    "tmc_common.addresses",
+    "tmc_common.protocol",
+    "tmc_common.proxies",
+    "tmc_common.spreadsheets",
+}
 ALLOWED["tmc_pytest"] = {"tmc_client"}
 ALLOWED["tmc_pipeline"] = {
     "tmc_client",
     "tmc_common.headers",
+    "tmc_common.spreadsheets",
     "tmc_server.config",
     "tmc_server.domain",
     "tmc_server.settings",

@@ -8,12 +8,12 @@ import io
 from starlette.responses import Response
 
 from tmc_common.protocol import admin_pb2
+from tmc_common.spreadsheets import cell_of
 from tmc_console.view import PAGE_SIZE, View
 from tmc_console.words import utc
 
 _MOST_EXPORTED = 100_000
 _PAGE = 1_000
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 async def alerts(view: View) -> Response:
@@ -50,7 +50,7 @@ async def audit_csv(view: View) -> Response:
         found = await view.ask("ListAudit", _wanted(view, _PAGE, token))
         for entry in found.entries:
             cells = (entry.actor, entry.origin, entry.action, entry.subject, entry.reason, entry.change)
-            write.writerow((utc(entry.at_ms), *(f"'{cell}" if cell.startswith(_FORMULA) else cell for cell in cells)))
+            write.writerow((utc(entry.at_ms), *map(cell_of, cells)))
         count, token = count + len(found.entries), found.next_page_token
         if not token:
             break

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from tmc_common.spreadsheets import FORMULA_STARTS
 from tmc_pipeline.archive.contents import Archive, closed_since, end_of_day_ms, moment
 from tmc_pipeline.center import Among, CenterTables
 from tmc_pipeline.errors import translated
@@ -417,7 +419,9 @@ def _name_of(states: type[MessageState] | type[ConsumptionState]) -> Column:
 
 
 def _no_formula(name: str) -> Column:
-    return f.when(f.col(name).rlike(r"^[=+\-@\t\r]"), f.concat(f.lit("'"), name)).otherwise(f.col(name))
+    return f.when(f.col(name).rlike(f"^[{re.escape(''.join(FORMULA_STARTS))}]"), f.concat(f.lit("'"), name)).otherwise(
+        f.col(name)
+    )
 
 
 def _all(parts: Sequence[DataFrame]) -> DataFrame:

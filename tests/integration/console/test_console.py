@@ -434,6 +434,7 @@ HOSTILE = [
     "+1+1",
     "-1+1",
     "@SUM(A1)",
+    "\uff1d1",
     "%s%n%x",
     "\\x00",
     "\\u0000",
@@ -489,7 +490,8 @@ def test_hostile_texts_are_texts_everywhere(setting: Setting, admin: Browser) ->
         assert not re.search("[\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]", page)
         assert "49" not in re.findall(r"<h1[^>]*>([^<]*)</h1>", page)
     exported = admin.get("/audit.csv").text
-    assert not re.search(r'(^|,)"?[=+\-@]', exported, re.M)
+    assert not re.search(r'(^|,)"?[=+\-@\uff1d\uff0b\uff0d\uff20]', exported, re.M)
+    assert "'\uff1d1" in exported
     assert "'=cmd" in exported
     shown = setting.center.run_admin("list-messages", TOPIC, "--newest-first").stdout
     assert not re.search("[\x00-\x09\x0b-\x1f\u200b-\u200f\u2028-\u202e\u2066-\u2069]", shown)
