@@ -325,7 +325,7 @@ def test_the_shuffle_grows_with_the_rows() -> None:
 
 
 def test_no_cell_of_the_details_is_a_formula(spark: SparkSession, filled: Any, folder: Path) -> None:
-    jobs = Jobs(spark, filled(2), folder)
+    jobs = Jobs(spark, filled(3), folder)
     jobs.center.fill_ledgers()
     for key, change in {"=1+1": "k07-1", '+"x",': "k07-2", "\uff1d1": "k07-3"}.items():
         jobs.center.change(7, f"UPDATE tmc_message_{{nn}} SET message_key = '{key}' WHERE message_key = '{change}'")
