@@ -108,7 +108,7 @@ class Ledgers:
                 if now - self._looked < _LOOK_AGAIN_S:
                     return
                 self._looked = now
-                sought = list(self._unread or self._all)  # all: a database may have been made anew
+                sought = list(self._unread or self._all)  # all: a database may have been replaced
             for each in sought:
                 self._read(each)
         finally:

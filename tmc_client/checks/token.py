@@ -55,7 +55,7 @@ class CheckToken:
         if self._monotonic() - self._asked < pause_s or not self._asking.acquire(blocking=False):
             if self._token:
                 return False
-            raise errors.Unavailable("The center was asked a moment ago, and has not told it yet.")
+            raise errors.Unavailable("The center was asked a moment ago and has not answered yet.")
         try:
             self._asked = self._monotonic()
             found = self._ask()

@@ -2,7 +2,7 @@
 
 gRPC hands over calls one by one, no matter who sends them, so a call without a key delays its neighbors by what it costs to
 refuse it. A connection that sends more of them than an honest mistake would is answered late: its calls stay open, gRPC
-takes no more of them than the streams that it has told the client, and its sender waits. Where that does not help, the worst are
+takes no more of them than the streams that a connection may have, and its sender waits. Where that does not help, the worst are
 closed; and when places get short, those beyond half of all that never showed a key.
 
 gRPC does not let a server close one connection. It is closed from outside, by shutting down its socket, which is looked up

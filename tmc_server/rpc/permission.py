@@ -48,7 +48,7 @@ def demand_topic(operator: Operator, topic: str) -> None:
 
 
 def demand_owner(operator: Operator, owner: str, catalog: Catalog) -> None:
-    """Who is limited to topics names no app of others: its checks would be answered by whom he likes. Raises TopicNotAllowed."""
+    """Refuse an owner without a topic of this operator's: its check token would be in reach. Raises TopicNotAllowed."""
     owners = {catalog.apps[topic.owner].id for topic in catalog.topics.values() if operator.covers(topic.name)}
     if operator.is_limited and owner and owner not in owners:
         raise TopicNotAllowed(

@@ -1,4 +1,4 @@
-"""Which statements of a second database count as writes: a miss commits two databases, a false alarm refuses a read."""
+"""Statements of a second database are judged by their text: a missed write commits two databases, a false one refuses reads."""
 
 import pytest
 
