@@ -194,6 +194,7 @@ class Settler:
 
     def _reset(self) -> None:
         self._condition = threading.Condition()
+        self._writing = threading.Lock()
         self._waiting: dict[sa.Engine, list[str]] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -221,7 +222,11 @@ class Settler:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write what waits, and what is being written: afterward no connection of the program is in use here."""
+        with self._writing:
+            self._write()
+
+    def _write(self) -> None:
         with self._condition:
             waiting, self._waiting = self._waiting, {}
         for engine, ids in waiting.items():

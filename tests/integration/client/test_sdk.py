@@ -589,6 +589,30 @@ def test_a_settler_survives_what_a_driver_or_an_event_raises(tmp_path) -> None:
     well.dispose()
 
 
+def test_a_settler_closes_after_what_it_is_writing(tmp_path) -> None:
+    """Else the program disposes of its engine, and the connection that comes back afterward is never closed."""
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/slow.db")
+    tmc.create_tables(engine)
+    begun, may_end = threading.Event(), threading.Event()
+
+    @sa.event.listens_for(engine, "before_cursor_execute")
+    def hold(*_: Any) -> None:
+        begun.set()
+        may_end.wait(30)
+
+    settler = Settler()
+    settler.add(engine, ["1-1-05-1"])
+    begun.wait(30)
+    closing = threading.Thread(target=settler.close)
+    closing.start()
+    closing.join(0.2)
+    was_closed = not closing.is_alive()
+    may_end.set()
+    closing.join(30)
+    assert (was_closed, engine.pool.checkedout()) == (False, 0)
+    engine.dispose()
+
+
 def test_locks_that_a_thread_of_the_parent_holds_are_not_inherited() -> None:
     center = tmc.connect("127.0.0.1:1", app="orders")
     checks = center.checks()
