@@ -19,6 +19,11 @@ def shards_of(table_index: int, spread: int) -> list[Shard]:
     return sorted(Shard((table_index + i) % SHARDS) for i in range(spread))
 
 
+def is_among(shard: Shard, table_index: int, spread: int) -> bool:
+    """Whether it is one of these."""
+    return (shard - table_index) % SHARDS < spread
+
+
 def table_index_for(name: str) -> int:
     """The shard of a topic whose creator did not choose one."""
     return crc32(name.encode()) % SHARDS

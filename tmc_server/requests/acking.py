@@ -12,6 +12,7 @@ from tmc_server.domain.operations import Ack, Answer, Done, Extend, GiveBack, Na
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.work import Performer
 from tmc_server.domain.retry import DAY_MS
+from tmc_server.errors import SubscriptionUnknown
 from tmc_server.metrics import METRICS
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller, Item, RateLimiter, perform_each
@@ -29,8 +30,9 @@ class Acking:
         parsed = validation.message_id(message_id)
         catalog = self._catalog.current
         topic = catalog.topics.get(parsed.topic)
-        tag = caller.tag or (topic.default_tag if topic is not None else "")
-        return parsed, catalog.consumable(parsed.topic, caller.app, tag)
+        if topic is None or not topic.may_be_on(parsed.shard):
+            raise SubscriptionUnknown
+        return parsed, catalog.consumable(parsed.topic, caller.app, caller.tag or topic.default_tag)
 
     def ack(self, caller: Caller, message_id: str, attempt: Attempt = NO_ATTEMPT) -> Item:
         target, subscription = self._target(caller, message_id)

@@ -31,7 +31,7 @@ class Deciding:
         if message_id:
             parsed = validation.message_id(message_id)
             found = catalog.topics.get(parsed.topic)
-            if found is None or found.owner != caller.app.number:
+            if found is None or found.owner != caller.app.number or not found.may_be_on(parsed.shard):
                 raise MessageUnknown
             return Decide(
                 shard=parsed.shard,

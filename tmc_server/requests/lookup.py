@@ -57,14 +57,16 @@ class Lookup:
         catalog = self._catalog.current
         if message_id:
             parsed = validation.message_id(message_id)
+            place = catalog.topics.get(parsed.topic)
+            if place is None or place.owner != caller.app.number or not place.may_be_on(parsed.shard):
+                raise MessageUnknown
             found = await asyncio.to_thread(self._reader.message, parsed.shard, parsed.number)
         else:
             place = catalog.producible(validation.topic(topic), caller.app)
             shard = shard_of(place.table_index, place.spread, validation.key(key))
             tag = caller.tag or place.default_tag
             found = await asyncio.to_thread(self._reader.message_by_key, shard, place.number, key, tag, True)
-        owner = catalog.topics.get(found.topic) if found is not None else None
-        if found is None or owner is None or owner.owner != caller.app.number:
+        if found is None or found.topic != place.number:
             raise MessageUnknown
         if caller.only_this_tag and found.producer_tag != caller.tag:
             raise MessageUnknown
