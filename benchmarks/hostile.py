@@ -2,8 +2,9 @@
 
 Without a key: benchmarks/strangers.py floods for 60 s, while a neighbor makes 20 calls a second over one connection; the
 server's memory and the neighbor's 99th percentile. With a key: a tenant publishes batches of 1,000 in one shard as fast as
-it is answered; a neighbor in the same shard publishes at its own rate, far below a fair share, with and without it. Last,
-what a tenant with hanging endpoints takes from its neighbor's checks (benchmarks/hostile_checks.py).
+it is answered; a neighbor in the same shard publishes at its own rate, far below a fair share, with and without it. Then a
+tenant that is busy in all shards (benchmarks/hostile_shards.py), and what one with hanging endpoints takes from its
+neighbor's checks (benchmarks/hostile_checks.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks import hostile_checks
+from benchmarks import hostile_checks, hostile_shards
 from benchmarks.serving import TOPIC, Served, serving
 from tests.support.mariadb import MariaDB
 from tmc_common.protocol import message_pb2, message_pb2_grpc
@@ -155,7 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--seconds", type=float, default=60, help="of the flood without a key")
-    parser.add_argument("--kinds", default="large,small,unfinished,connections,streams", help="of strangers")
+    parser.add_argument("--kinds", default="large,small,unfinished,connections,streams,compressed", help="of strangers")
     parser.add_argument("--without-checks", action="store_true", help="leave out what hostile_checks.py measures")
     options = parser.parse_args()
     server = MariaDB(pool_mb=1024)
@@ -165,6 +166,7 @@ def main() -> None:
             result = tenants(served, 10) | strangers(served, options.seconds, options.kinds)
     finally:
         server.stop()
+    result |= hostile_shards.measure()
     if not options.without_checks:
         result |= hostile_checks.measure()
     print(json.dumps(result) if options.json else "\n".join(f"{key:32} {value}" for key, value in result.items()))

@@ -38,7 +38,7 @@ class Served:
 def serving(
     url: str, spread: int = 1, environment: dict[str, str] | None = None, polite: bool = False
 ) -> Iterator[Served]:
-    """A `tmc serve` on `url`. polite: with another app of that name, its topic `polite.paid` in the same shard."""
+    """A `tmc serve` on `url`. polite: with another app of that name, whose topic `polite.paid` has the first shard alone."""
     port = free_port()
     log = tempfile.NamedTemporaryFile(prefix="tmc-bench-", suffix=".log", delete=False)  # noqa: SIM115
     values = (
@@ -67,7 +67,7 @@ def serving(
             if polite:
                 keys["polite"] = admin.RegisterApp(admin_pb2.RegisterAppRequest(id="polite"), metadata=metadata).key
                 beside = admin_pb2.RegisterTopicRequest(
-                    name="polite.paid", owner="polite", table_index=topic.table_index, spread=spread
+                    name="polite.paid", owner="polite", table_index=topic.table_index
                 )
                 admin.RegisterTopic(beside, metadata=metadata)
             subscription = admin.RegisterSubscription(

@@ -7,6 +7,7 @@ usage: strangers.py ADDRESS SECONDS      prints one JSON line: what was sent, by
 - unfinished: forty connections with 16 MiB requests of which the last byte never comes, to our methods and to health.
 - connections: up to 1,500 that say nothing, or nothing after the first frame, opened again when they are closed.
 - streams: health watches, as many as the server allows on each of ten connections.
+- compressed: fifty connections at a time with four health checks each, whose 15 KB would swell to 15 MiB.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import socket
 import struct
 import sys
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
@@ -32,7 +35,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
 
 
-def headers(path: str) -> bytes:
+def headers(path: str, **more: str) -> bytes:
     """Literals without an index: the server's table does not matter."""
     values = {
         ":method": "POST",
@@ -43,6 +46,7 @@ def headers(path: str) -> bytes:
         "content-type": "application/grpc",
         "tmc-app": "orders",
         "authorization": "Bearer wrong",
+        **more,
     }
     return b"".join(
         b"\x00" + bytes((len(name),)) + name.encode() + bytes((len(text),)) + text.encode()
@@ -175,6 +179,29 @@ async def keep_silent(host: str, port: int, first: bytes) -> None:
         await asyncio.sleep(0.05)
 
 
+async def keep_swelling(host: str, port: int) -> None:
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    packed = packer.compress(bytes(15 << 20)) + packer.flush()
+    message = b"\1" + struct.pack(">I", len(packed)) + packed
+    block = headers(CHECK, **{"grpc-encoding": "gzip"})
+    calls = [
+        frame(_HEADERS, _END_HEADERS, stream, block) + frame(_DATA, _END_STREAM, stream, message)
+        for stream in (1, 3, 5, 7)
+    ]
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(_PREFACE + frame(_SETTINGS, 0, 0) + b"".join(calls))
+            SENT["compressed_calls"] += len(calls)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    while await reader.read(65_536):
+                        pass
+            writer.close()
+        except OSError:
+            SENT["connections_refused"] += 1
+
+
 async def flood(host: str, port: int, seconds: float, kinds: list[str]) -> None:
     made = {
         "large": [keep(host, port, "large", PREPARE_MANY, 4, _LARGE) for _ in range(4)],
@@ -186,6 +213,7 @@ async def flood(host: str, port: int, seconds: float, kinds: list[str]) -> None:
             keep_silent(host, port, first) for first in (b"", _PREFACE + frame(_SETTINGS, 0, 0)) for _ in range(750)
         ],
         "streams": [keep(host, port, "streams", WATCH, 1000, 0, False, True) for _ in range(10)],
+        "compressed": [keep_swelling(host, port) for _ in range(50)],
     }
     for kind, each in made.items():
         if kind not in kinds:
@@ -198,7 +226,7 @@ async def flood(host: str, port: int, seconds: float, kinds: list[str]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def main(address: str, seconds: str, kinds: str = "large,small,unfinished,connections,streams") -> None:
+def main(address: str, seconds: str, kinds: str = "large,small,unfinished,connections,streams,compressed") -> None:
     host, _, port = address.rpartition(":")
     assert socket.gethostbyname(host).startswith("127."), "loopback only"
     began = time.monotonic()

@@ -1,11 +1,18 @@
-"""What waits for one shard, shared fairly between apps."""
+"""What waits for the shards, shared fairly between apps: in one shard by bytes, among shards by the time of the lanes."""
 
 from __future__ import annotations
 
-from collections import deque
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import groupby, takewhile
+from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
+from tmc_server.domain.numbers import Shard
+
 _QUANTUM_BYTES = 16_384  # what an app may add to a batch per turn: about 16 small messages or 160 acks
+_REGULAR_S = 1.0  # who was here so recently will come again
 
 
 class Queued(Protocol):
@@ -134,3 +141,53 @@ class FairQueue(Generic[Entry]):
             self.turns.popleft()
         else:
             self.turns.remove(app)
+
+
+class LaneTime:
+    """How long lanes have worked for each app: those they worked least for come first, in whatever shards they are.
+
+    An app that comes back after a pause starts level with the one that is served: nobody saves up a burst. Not thread-safe.
+
+    many: an app of which so many entries wait sends large batches, to whose callers a few milliseconds are nothing.
+    """
+
+    def __init__(self, many: int, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._many = many
+        self._monotonic = monotonic
+        self._had: dict[int, float] = {}  # seconds, by app
+        self._seen: dict[int, float] = {}  # when an app came last, monotonic seconds, in this order
+        self._level = 0.0  # of the app that was served last
+
+    def arrive(self, app: int) -> None:
+        """It puts something into a queue."""
+        self._had[app] = max(self._had.get(app, 0.0), self._level)
+        self._seen.pop(app, None)
+        self._seen[app] = self._monotonic()
+
+    def next(self, ready: Collection[Shard], queues: Mapping[Shard, FairQueue[Entry]]) -> tuple[Shard, bool]:
+        """The first shard in which the app waits that has had least.
+
+        Returns also whether its batch should be short: much of this app waits, and another one that waits for nothing was
+        here within the last second. It is likely to come back while that batch runs, and would wait for its end.
+        """
+        had, waiting = self._had, {app for shard in ready for app in queues[shard].lines}
+        app = min(waiting, key=had.__getitem__)
+        self._level = max(self._level, had[app])
+        places = [shard for shard in ready if app in queues[shard].lines]
+        has_many = sum(len(queues[shard].lines[app].waiting) for shard in places) >= self._many
+        return places[0], has_many and self._is_awaited(waiting)
+
+    def _is_awaited(self, waiting: Collection[int]) -> bool:
+        """Whether another app is likely to come."""
+        since = self._monotonic() - _REGULAR_S
+        recent = takewhile(lambda app: self._seen[app] >= since, reversed(self._seen))
+        return any(app not in waiting for app in recent)
+
+    def charge(self, batch: Sequence[Entry], seconds: float) -> None:
+        """A lane has worked that long on these: apps share it as they share its bytes."""
+        sizes: Counter[int] = Counter()
+        for app, entries in groupby(batch, key=attrgetter("app")):
+            sizes[app] += sum(entry.size for entry in entries)
+        total = sizes.total()
+        for app, size in sizes.items():
+            self._had[app] += seconds * size / total

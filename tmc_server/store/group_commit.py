@@ -1,11 +1,12 @@
 """Group commit: whatever waits for a shard becomes one transaction of multi-row statements.
 
 A caller on the event loop puts operations into their shard's queue and awaits. A few lane threads, each with its own
-connection, take the shard whose oldest operation waits longest, run up to a batch of operations in one transaction, and
-hand all answers to the loop in one call. A shard is worked on by one lane at a time.
+connection, take a shard in which the app waits that lanes have worked least for, run up to a batch of operations in one
+transaction, and hand all answers to the loop in one call. A shard is worked on by one lane at a time.
 
-- A shard's queue is shared fairly between apps: a lane serves them in turns by the bytes of their operations (deficit
-  round robin), each app's own operations stay in order.
+- Lanes are shared fairly between apps, by their time: one that is busy in all shards gets no more of it than one in a
+  single shard, and its batches are short while another app comes and goes. In a shard, apps are served in turns by the
+  bytes of their operations (deficit round robin). Each app's own operations in a shard stay in order.
 - A full queue refuses with QueueFull instead of growing. An app may fill it while no other app needs the room; an app
   below its share is not refused: the newest operations of the app that holds the most are pushed out for it.
 - A statement error repeats the batch by halves, so that one poisoned operation fails alone.
@@ -35,12 +36,14 @@ from tmc_server.errors import InternalFault, QueueFull, RowLocked, ShuttingDown,
 from tmc_server.metrics import METRICS
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.engines import RowWaited, StoreConflict
-from tmc_server.store.fair_queue import FairQueue
+from tmc_server.store.fair_queue import FairQueue, LaneTime
 from tmc_server.store.outcomes import Outcome, Wait
 
 log = EventLog("tmc.group_commit")
 
 _CONFLICT_TRIES = 6
+_MANY = 5  # batches that wait
+_PARTS = 16  # of a batch: one that others may wait for is so much shorter
 _LOCKED_PAUSE_S = 0.02
 _LOCKED_TRIES = 100  # x the pause: about two seconds
 
@@ -108,6 +111,7 @@ class GroupCommit:
         self._queues: dict[Shard, FairQueue[_Waiting]] = {}
         self._busy: set[Shard] = set()  # in the line of ready shards, or being worked on
         self._ready: deque[Shard] = deque()  # shards with work and without a lane, longest waiting first
+        self._time = LaneTime(_MANY * limits.batch_operations)
         self._condition = threading.Condition()
         self._stopping = False
         self._closed = False
@@ -171,8 +175,12 @@ class GroupCommit:
                 each.finish(ShuttingDown())
             return
         pushed_out: list[_Waiting] = []
+        app: int | None = None
         with self._condition:
             for each in entries:
+                if each.app != app:
+                    app = each.app
+                    self._time.arrive(app)
                 shard = each.operation.shard
                 queue = self._queues.get(shard)
                 if queue is None:
@@ -193,10 +201,11 @@ class GroupCommit:
                 shard, entries = work
                 began = time.monotonic()
                 connection = self._run(connection, shard, entries)
-                METRICS.commit_seconds.observe(time.monotonic() - began)
+                seconds = time.monotonic() - began
+                METRICS.commit_seconds.observe(seconds)
                 METRICS.batch_operations.observe(len(entries))
                 self._loop.call_soon_threadsafe(self._hand_over, entries)
-                self._put_back(shard)
+                self._put_back(shard, entries, seconds)
         except BaseException:  # `_run` handles the errors of a batch; this is a bug in the lane itself
             log.exception("commit_lane_failed", "a lane died")
             _answer(entries, ShuttingDown())
@@ -212,12 +221,16 @@ class GroupCommit:
                 if self._stopping:
                     return None
                 self._condition.wait()
-            shard = self._ready.popleft()
-            limits = self._limits
-            return shard, self._queues[shard].take(limits.batch_operations, limits.batch_bytes)
+            shard, short = self._time.next(self._ready, self._queues)
+            self._ready.remove(shard)
+            parts = _PARTS if short else 1
+            operations, size = self._limits.batch_operations // parts, self._limits.batch_bytes // parts
+            return shard, self._queues[shard].take(max(operations, 1), size)
 
-    def _put_back(self, shard: Shard) -> None:
+    def _put_back(self, shard: Shard, done: Sequence[_Waiting], seconds: float) -> None:
+        """The lane worked that long on these."""
         with self._condition:
+            self._time.charge(done, seconds)
             queue = self._queues[shard]
             if queue.count:
                 self._ready.append(shard)

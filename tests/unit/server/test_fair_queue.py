@@ -1,10 +1,12 @@
-"""One shard's queue: turns by bytes, order within an app, who makes room for whom."""
+"""One shard's queue: turns by bytes, order within an app, who makes room for whom. All shards': the time of the lanes."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
-from tmc_server.store.fair_queue import FairQueue
+from tmc_server.domain.numbers import Shard
+from tmc_server.store.fair_queue import FairQueue, LaneTime
 
 GREEDY, POLITE, THIRD = 1, 2, 3
 SMALL = 4096  # four of these are a turn
@@ -127,3 +129,94 @@ def test_a_greedy_app_pushes_nobody_out() -> None:
     queue = _filled((POLITE, 2), (GREEDY, 8), limit=10)
     assert queue.add(_entry(GREEDY, "tried again", 4096)) == []
     assert len(queue.lines[POLITE].waiting) == 2
+
+
+class _Lanes:
+    """One lane, whose work takes a second for each operation. Queues of all shards."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.time = LaneTime(2_000, lambda: self.now)
+        self.short = False  # the last batch was to be
+        self.queues = {shard: FairQueue[_Entry](100_000, 1 << 30) for shard in map(Shard, range(32))}
+        self.served: Counter[int] = Counter()
+
+    def add(self, app: int, shard: int, count: int) -> None:
+        self.time.arrive(app)
+        for number in range(count):
+            self.queues[Shard(shard)].add(_entry(app, f"{app}.{number}"))
+
+    def work(self) -> list[_Entry]:
+        ready = [shard for shard, queue in self.queues.items() if queue.count]
+        shard, self.short = self.time.next(ready, self.queues)
+        batch = self.queues[shard].take(400, 1 << 30)
+        self.time.charge(batch, len(batch))
+        self.served.update(entry.app for entry in batch)
+        return batch
+
+
+def test_an_app_in_all_shards_gets_no_more_time_than_one_in_a_single_shard() -> None:
+    lanes = _Lanes()
+    for shard in range(32):
+        lanes.add(GREEDY, shard, 2_000)
+    lanes.add(POLITE, 31, 2_000)
+    while lanes.served[POLITE] < 1_000:
+        lanes.work()
+    assert lanes.served[GREEDY] <= lanes.served[POLITE] + 400
+
+
+def test_who_comes_seldom_is_served_next() -> None:
+    lanes = _Lanes()
+    for shard in range(32):
+        lanes.add(GREEDY, shard, 2_000)
+    for _ in range(20):
+        lanes.work()
+        lanes.add(POLITE, 31, 1)
+        assert POLITE in {entry.app for entry in lanes.work()}
+
+
+def test_an_app_that_comes_back_has_saved_nothing_up() -> None:
+    lanes = _Lanes()
+    lanes.add(POLITE, 31, 1)
+    lanes.work()
+    for shard in range(31):
+        lanes.add(GREEDY, shard, 2_000)
+    for _ in range(20):
+        lanes.work()
+    before = lanes.served[GREEDY]
+    lanes.add(POLITE, 31, 2_000)
+    while lanes.served[POLITE] < 1_000:
+        lanes.work()
+    assert lanes.served[GREEDY] - before >= 400
+
+
+def test_of_one_app_the_shard_that_waits_longest_is_next() -> None:
+    lanes = _Lanes()
+    for shard in (7, 3):
+        lanes.add(GREEDY, shard, 1)
+    assert lanes.time.next([Shard(7), Shard(3)], lanes.queues) == (7, False)
+
+
+def test_batches_of_a_greedy_app_are_short_while_another_comes_and_goes() -> None:
+    lanes = _Lanes()
+    for shard in range(32):
+        lanes.add(GREEDY, shard, 200)
+    lanes.work()
+    assert not lanes.short  # it is alone
+    lanes.add(POLITE, 31, 1)
+    lanes.work()
+    assert not lanes.short  # both wait
+    lanes.work()
+    assert lanes.short
+    lanes.now += 1.01
+    lanes.work()
+    assert not lanes.short  # the other was not seen for a second
+
+
+def test_batches_of_an_app_with_many_callers_stay_long() -> None:
+    lanes = _Lanes()
+    lanes.add(POLITE, 31, 1)
+    lanes.work()
+    lanes.add(GREEDY, 0, 1_999)
+    lanes.work()
+    assert not lanes.short
