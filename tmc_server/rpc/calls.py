@@ -30,7 +30,7 @@ from tmc_common.eventlog import EventLog
 from tmc_server.domain.catalog import App
 from tmc_server.domain.operators import Operator, Role
 from tmc_server.domain.rights import RIGHTS, Right
-from tmc_server.errors import CredentialsInvalid, InternalFault, MalformedRequest, TmcError
+from tmc_server.errors import CredentialsInvalid, InternalFault, MalformedRequest, RateLimited, TmcError
 from tmc_server.metrics import METRICS
 from tmc_server.origin import LONGEST_ORIGIN, ORIGIN
 from tmc_server.requests.caller import Budget, Caller
@@ -79,6 +79,9 @@ class Edge:
 
     async def refuse(self, context: Context, error: TmcError) -> None:
         """End a call of one of our services."""
+        if isinstance(error, RateLimited):
+            let_go(error)
+            await self.doorkeeper.hold_back(error, context)
         if self.authentication.note(error, context):
             await self.doorkeeper.hold_up(context)
         await refuse(context, error)

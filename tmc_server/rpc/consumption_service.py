@@ -8,6 +8,7 @@ from typing import Any
 
 from tmc_common.protocol import consumption_pb2
 from tmc_server.domain.numbers import Attempt, RunNumber, SubscriptionNumber
+from tmc_server.domain.operations import Answer
 from tmc_server.domain.ports.delivery import BrokerAddress, Copy, DeliveryStream, DeliveryStreams
 from tmc_server.errors import InvalidField, MalformedRequest, NotBuiltIn, SubscriptionUnknown, TmcError
 from tmc_server.requests import validation
@@ -82,11 +83,11 @@ class ConsumptionServicer:
     async def _many(self, caller: Caller, make: Callable[[Any], Item], request: Any, response: Any, result: Any) -> Any:
         self._acking.admit(caller, len(request.items))
         answers = await self._acking.perform(caller, await self._turns.items(caller, make, request.items))
-        return response(
-            results=[
-                result(error=item_error(answer)) if isinstance(answer, TmcError) else result() for answer in answers
-            ]
-        )
+
+        def to_item(answer: Answer) -> Any:
+            return result(error=item_error(answer)) if isinstance(answer, TmcError) else result()
+
+        return response(results=await self._turns.each(caller, to_item, answers))
 
     async def Ack(self, caller: Caller, request: consumption_pb2.AckRequest) -> Any:
         return await self._one(caller, self._ack_item(caller), request, consumption_pb2.AckResponse())

@@ -36,6 +36,7 @@ _FREE_AT_ONCE = 5.0
 # that a caller with a wrong key learns about it.
 _HOLD_S = (2.0, 4.5)
 _MOST_HELD = 4000
+_LEAST_HELD_S, _MOST_HELD_S = 0.1, 1.0  # of an app over a limit
 _SHORT = 0.8  # of all connections in use: closed ones come back at once, so leave them while there is room
 _GRACE_S = 1.0  # a connection this young may still show a key
 
@@ -113,9 +114,19 @@ class Doorkeeper:
                 self.wake()
             self._worst.add(peer)
             return
+        await self._hold(random.uniform(*_HOLD_S))
+
+    async def hold_back(self, error: RateLimited, context: Context) -> None:
+        """Before an app that is over a limit learns it: until it may repeat. One that repeats at once costs others more."""
+        seconds = min(max(error.retry_after_ms / 1000, _LEAST_HELD_S), _MOST_HELD_S)
+        left = context.time_remaining()
+        if self._held < _MOST_HELD and (left is None or left > 2 * seconds):
+            await self._hold(seconds)
+
+    async def _hold(self, seconds: float) -> None:
         self._held += 1
         try:
-            await asyncio.sleep(random.uniform(*_HOLD_S))
+            await asyncio.sleep(seconds)
         finally:
             self._held -= 1
 

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from tmc_server.domain.operations import Answer
 from tmc_server.errors import TmcError
 from tmc_server.requests.caller import Caller, Item
 
+Made = TypeVar("Made")
 _SLICE = 100  # items; about a millisecond
 
 
-def _try(make: Callable[[Any], Item], request: Any) -> Item:
-    """One item of a batch: refused items do not stop their neighbors."""
-    try:
-        return make(request)
-    except TmcError as error:
-        return error.with_traceback(None)  # its frames hold the request
-
-
 class Turns:
-    """Large batches are made into items slice by slice, one batch of an app at a time.
+    """Large batches are taken apart and answered slice by slice, one batch of an app at a time.
 
     The loop is back with other apps after each slice, however many batches one app has sent.
     """
@@ -31,12 +24,24 @@ class Turns:
         self._locks: dict[int, asyncio.Lock] = {}
 
     async def items(self, caller: Caller, make: Callable[[Any], Item], requests: Sequence[Any]) -> list[Item]:
-        if len(requests) <= _SLICE:
-            return [_try(make, request) for request in requests]
-        made: list[Item] = []
+        """Refused ones do not stop their neighbors."""
+
+        def item(request: Any) -> Item:
+            try:
+                return make(request)
+            except TmcError as error:
+                return error.with_traceback(None)  # its frames hold the request
+
+        return await self.each(caller, item, requests)
+
+    async def each(self, caller: Caller, make: Callable[[Any], Made], given: Sequence[Any]) -> list[Made]:
+        """What `make` makes of each."""
+        if len(given) <= _SLICE:
+            return list(map(make, given))
+        made: list[Made] = []
         async with self._locks.setdefault(caller.app.number, asyncio.Lock()):
-            for start in range(0, len(requests), _SLICE):
-                made += [_try(make, request) for request in requests[start : start + _SLICE]]
+            for start in range(0, len(given), _SLICE):
+                made += map(make, given[start : start + _SLICE])
                 await asyncio.sleep(0)
         return made
 

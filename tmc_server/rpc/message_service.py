@@ -121,7 +121,8 @@ class MessageServicer:
     ) -> Any:
         use_case.admit(caller, len(request.items))
         items = await self._turns.items(caller, make, request.items)
-        return answers.many(results=map(answers.to_item, await use_case.perform(caller, items)))
+        stored = await use_case.perform(caller, items)
+        return answers.many(results=await self._turns.each(caller, answers.to_item, stored))
 
     def _prepare_item(self, caller: Caller) -> Callable[[message_pb2.PrepareRequest], Item]:
         return lambda request: self._item(

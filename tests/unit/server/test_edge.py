@@ -221,6 +221,26 @@ class TestDoorkeeper:
 
         assert asyncio.run(story()) == [5, 1, 3]
 
+    @pytest.mark.parametrize(
+        ("retry_after_ms", "left_s", "held_s"),
+        [(14, None, 0.1), (300, 5.0, 0.3), (60_000, None, 1.0), (300, 0.5, None)],
+    )
+    def test_an_app_over_a_limit_learns_it_when_it_may_repeat(
+        self, monkeypatch: pytest.MonkeyPatch, retry_after_ms: int, left_s: float | None, held_s: float | None
+    ) -> None:
+        """At least a tenth of a second later; at once, if its deadline would pass."""
+        slept: list[float] = []
+
+        async def sleep(seconds: float) -> None:
+            slept.append(seconds)
+
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        peer = _Peer("a")
+        peer.time_remaining = lambda: left_s  # type: ignore[attr-defined]
+        error = RateLimited(retry_after_ms=retry_after_ms)
+        asyncio.run(Doorkeeper(100, 50, _FakeSockets()).hold_back(error, peer))
+        assert slept == ([] if held_s is None else [held_s])
+
     def test_strangers_never_have_more_than_half_of_the_connections(self) -> None:
         clock = [0.0]
         sockets = _FakeSockets(*(f"peer{i}" for i in range(8)))
