@@ -5,6 +5,7 @@ Source: OpenID Connect Core, 3.1; RFC 7636.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -13,14 +14,17 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 from urllib.parse import quote
 
 import httpx
 
+from tmc_common.limited import UNCOMPRESSED, read_body_async
 from tmc_console.sso_names import LoginFailed, Provider
 
 _DESCRIBED_S = 300.0
 _TIMEOUT_S = 10.0
+_MOST_BYTES = 1 << 20  # of an answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +104,9 @@ class SingleSignOn:
         }
         login = httpx.BasicAuth(quote(provider.client_id), quote(provider.secret)) if provider.secret else None
         try:
-            async with httpx.AsyncClient(timeout=_TIMEOUT_S, auth=login) as client:
-                answer = (await client.post(endpoint, data=asked)).raise_for_status().json()
+            answer = await _asked("POST", endpoint, data=asked, auth=login)
             return str(answer["id_token"])
-        except (httpx.HTTPError, ValueError, KeyError, TypeError) as exc:
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, TimeoutError) as exc:
             raise LoginFailed("The identity provider refused the login: log in again.") from exc
 
     async def _described(self) -> dict[str, str]:
@@ -113,16 +116,25 @@ class SingleSignOn:
             return known
         issuer = self._provider.issuer
         try:
-            async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
-                answer = await client.get(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
-                found = answer.raise_for_status().json()
-                if found["issuer"] != issuer:
-                    raise ValueError(f"it calls itself {found['issuer']!r}")
-                described = {name: str(found[name]) for name in ("authorization_endpoint", "token_endpoint")}
-        except (httpx.HTTPError, ValueError, KeyError, TypeError) as exc:
+            found = await _asked("GET", f"{issuer.rstrip('/')}/.well-known/openid-configuration")
+            if found["issuer"] != issuer:
+                raise ValueError(f"it calls itself {found['issuer']!r}")
+            described = {name: str(found[name]) for name in ("authorization_endpoint", "token_endpoint")}
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, TimeoutError) as exc:
             raise LoginFailed("The identity provider cannot be reached: try again, or log in with a token.") from exc
         self._description = (self._monotonic(), described)
         return described
+
+
+async def _asked(method: str, url: str, **options: Any) -> Any:
+    """What a provider answers. Raises httpx.HTTPError, ValueError, TimeoutError."""
+    async with (
+        asyncio.timeout(_TIMEOUT_S),
+        httpx.AsyncClient(timeout=_TIMEOUT_S) as client,
+        client.stream(method, url, headers=UNCOMPRESSED, **options) as answer,
+    ):
+        answer.raise_for_status()
+        return json.loads(await read_body_async(answer, _MOST_BYTES))
 
 
 def _nonce_in(token: str) -> str:

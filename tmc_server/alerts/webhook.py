@@ -9,6 +9,7 @@ from contextlib import closing
 import httpx
 
 from tmc_common.eventlog import EventLog
+from tmc_common.limited import UNCOMPRESSED, Compressed, TooLarge, read_body
 from tmc_server.alerts.bodies import ERROR_FIELD, body_of
 from tmc_server.alerts.facts import facts
 from tmc_server.alerts.texts import text_of
@@ -20,6 +21,7 @@ from tmc_server.outgoing import TimedTransport
 log = EventLog("tmc.alert")
 
 _DEADLINE_S = 5.0
+_MOST_BYTES = 64 << 10  # of an answer
 _LATER = (408, 425, 429)
 
 
@@ -43,12 +45,14 @@ class WebhookSink:
         try:
             values = facts(alert, catalog)
             body = body_of(self._form, values, text_of(values, self._language))
-            request = httpx.Request("POST", self._url, json=body)
+            request = httpx.Request("POST", self._url, json=body, headers=UNCOMPRESSED)
             with closing(self._transport.handle_request(request)) as answer:
                 status = answer.status_code
-                said = answer.read() if self._form in ERROR_FIELD else b""
+                said = read_body(answer, _MOST_BYTES, _DEADLINE_S) if self._form in ERROR_FIELD else b""
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
             raise OSError(f"the webhook cannot be reached: {exc!r}") from exc
+        except (TooLarge, Compressed) as exc:
+            raise OSError(f"the webhook does not say in a few words whether it took the alert: {exc}") from exc
         if 200 <= status < 300:
             self._check_taken(said)
             return

@@ -5,6 +5,7 @@ AMQP does not tell of policies and limits; the broker's management API does (`ra
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -12,11 +13,13 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from tmc_common.addresses import each_host, is_loopback
+from tmc_common.limited import UNCOMPRESSED, read_body
 from tmc_server.delivery.rabbitmq_queues import DELIVERY_LIMIT
 from tmc_server.domain.queue_names import PREFIX
 from tmc_server.store.dialects.contract import Finding
 
 _DEADLINE_S = 5.0
+_MOST_BYTES = 64 << 20  # of an answer: all queues of a virtual host
 _HARMFUL: Mapping[str, str] = {
     "message-ttl": "copies that wait for longer vanish",
     "max-length": "copies beyond it vanish, unless overflow is reject-publish",
@@ -82,6 +85,6 @@ def _limits(client: httpx.Client, host: str) -> Iterator[Finding]:
 
 
 def _get(client: httpx.Client, path: str) -> list[dict[str, Any]]:
-    answer = client.get(path)
-    answer.raise_for_status()
-    return list(answer.json())
+    with client.stream("GET", path, headers=UNCOMPRESSED) as answer:
+        answer.raise_for_status()
+        return list(json.loads(read_body(answer, _MOST_BYTES, _DEADLINE_S)))

@@ -9,10 +9,13 @@ from typing import Any, cast
 
 from fsspec.core import url_to_fs
 
+from tmc_common.limited import TooLarge
 from tmc_server.domain.manifest import Chain, Manifest, ManifestUnreadable, Removal, current_names, removal_folder
 from tmc_server.domain.numbers import MessageNumber, Shard
 from tmc_server.domain.ports.retention import ListUnreadable
 
+_MOST_OF_A_MANIFEST = 256 << 20  # one of a checkpoint names every folder of the archive
+_LONGEST_LINE = 21  # a number of 63 bits, and the end of its line
 _HADOOP_SCHEMES = {"s3a": "s3", "s3n": "s3", "wasbs": "abfs"}  # as the pipeline spells them -> as fsspec does
 
 
@@ -37,35 +40,41 @@ class ArchiveFolder:
     def removals(self) -> Sequence[Removal]:
         folder = f"{self._root}/manifests"
         with self._reading(folder, "Is the archive mounted, and has a run published there?"):
-            names = [path.rpartition("/")[2] for path in self._files.ls(folder, detail=False)]
-        paths = [f"{folder}/{name}" for name in current_names(names)]
-        self._known = {path: self._known.get(path) or self._manifest(path) for path in paths}  # they never change
+            sizes = {each["name"].rpartition("/")[2]: each["size"] for each in self._files.ls(folder, detail=True)}
+        found = {name: f"{folder}/{name}" for name in current_names(list(sizes))}
+        self._known = {  # they never change
+            path: self._known.get(path) or self._manifest(path, sizes[name]) for name, path in found.items()
+        }
         try:
-            found = Chain.of(list(self._known.values())).removals
+            removals = Chain.of(list(self._known.values())).removals
         except ManifestUnreadable as exc:
             raise ListUnreadable(f"{folder}: {exc}") from exc
-        self._removals = {each.run: each for each in found}
-        return found
+        self._removals = {each.run: each for each in removals}
+        return removals
 
     def numbers(self, run: str, shard: Shard) -> Sequence[MessageNumber]:
+        known = self._removals.get(run)
+        expected = known.counts.get(shard, 0) if known is not None else 0
         found = array("q")  # eight bytes each, where a list of ints has forty
         folder = f"{self._root}/{removal_folder(run, shard)}"
         with self._reading(f"The list of run {run}, shard {shard}"):
-            for path in sorted(self._files.glob(f"{folder}/part-*")):
-                found.extend(int(line) for line in self._text(path).split())
-        known = self._removals.get(run)
-        expected = known.counts.get(shard, 0) if known is not None else 0
+            for path, about in sorted(self._files.glob(f"{folder}/part-*", detail=True).items()):
+                most = (expected - len(found)) * _LONGEST_LINE
+                found.extend(int(line) for line in self._text(path, about["size"], most).split())
         if len(found) != expected:
             raise ListUnreadable(
                 f"The list of run {run}, shard {shard} has {len(found)} numbers instead of {expected}."
             )
         return cast("Sequence[MessageNumber]", array("q", sorted(found)))
 
-    def _manifest(self, path: str) -> Manifest:
+    def _manifest(self, path: str, size: int) -> Manifest:
         with self._reading(path):
-            return Manifest.from_json(self._text(path), path.rpartition("/")[2])
+            return Manifest.from_json(self._text(path, size, _MOST_OF_A_MANIFEST), path.rpartition("/")[2])
 
-    def _text(self, path: str) -> str:
+    def _text(self, path: str, size: int, most: int) -> str:
+        """size, most: bytes.  Raises TooLarge."""
+        if size > most:
+            raise TooLarge(f"it has {size:,} bytes, and {most:,} are expected at most")
         content: Any = self._files.cat_file(path)
         return str(content.decode())
 

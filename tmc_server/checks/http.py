@@ -12,16 +12,17 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import httpx
 import uvloop
 
 from tmc_common import tracing
+from tmc_common.limited import UNCOMPRESSED, Compressed, TooLarge, read_body_async
 from tmc_server.checks.channels import LONGEST_ANSWER, LONGEST_SINGLE, NOT_ASKED, Stamina, mismatch_of
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question, Verdict
 from tmc_server.domain.ports.checks import Endpoint
@@ -246,7 +247,7 @@ def _request(
     body: bytes | None,
     about: Mapping[str, str],
 ) -> httpx.Request:
-    headers = {"Host": endpoint.authority, "Accept": "application/json", "Accept-Encoding": "identity"}
+    headers = {"Host": endpoint.authority, "Accept": "application/json", **UNCOMPRESSED}
     headers |= {**dict(tracing.metadata()), "Tmc-Check-Token": token, **about}
     if body is not None:
         headers["Content-Type"] = "application/json"
@@ -270,14 +271,12 @@ async def _read(response: httpx.Response, most: int) -> bytes | CheckAnswer:
         reason = {401: CheckReason.DENIED, 403: CheckReason.DENIED}.get(response.status_code)  # 404: maybe one key
         where = " (redirects are not followed)" if 300 <= response.status_code < 400 else ""
         return CheckAnswer.unknown(reason or CheckReason.FAILED, f"status {response.status_code}{where}")
-    if response.headers.get("Content-Encoding", "identity") != "identity":
-        return CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, "It is compressed, which was not asked for.")
-    body = bytearray()
-    async for part in cast("AsyncIterable[bytes]", response.stream):
-        body += part
-        if len(body) > most:
-            return CheckAnswer.unknown(CheckReason.TOO_LARGE, f"more than {most} bytes")
-    return bytes(body)
+    try:
+        return await read_body_async(response, most)
+    except Compressed as exc:
+        return CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, str(exc))
+    except TooLarge as exc:
+        return CheckAnswer.unknown(CheckReason.TOO_LARGE, str(exc))
 
 
 def _is_batch(target: CheckTarget) -> bool:

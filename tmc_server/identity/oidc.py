@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import JWKRegistry, KeySet
 
 from tmc_common.eventlog import EventLog
+from tmc_common.limited import UNCOMPRESSED, read_body
 
 log = EventLog("tmc.login")
 
@@ -23,6 +25,7 @@ _ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "E
 _REMEMBERED = 1_000
 _WAKE_AGAIN_S = 10.0
 _TIMEOUT_S = 10.0
+_MOST_BYTES = 1 << 20  # of an answer
 _LONGEST_TOKEN = 8_192
 _PARTS = 3
 _LEEWAY_S = 60
@@ -142,6 +145,7 @@ def _key(published: Any) -> Any:
 
 
 def _get(url: str) -> Any:
-    answer = httpx.get(url, timeout=_TIMEOUT_S)
-    answer.raise_for_status()
-    return answer.json()
+    """Raises httpx.HTTPError, ValueError."""
+    with httpx.stream("GET", url, timeout=_TIMEOUT_S, headers=UNCOMPRESSED) as answer:
+        answer.raise_for_status()
+        return json.loads(read_body(answer, _MOST_BYTES, _TIMEOUT_S))
