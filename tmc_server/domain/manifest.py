@@ -24,10 +24,19 @@ _CHECKED_SINCE = 2  # manifests of format 1 have no checksum
 _NUMBERED_SINCE = 3
 _NEWER = "This manifest was written by a newer version: update this one."
 _CHECKPOINT = ".checkpoint"
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
+_TOPIC = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 
 
 class ManifestUnreadable(Exception):
     """The text is no manifest, or one of a newer format."""
+
+
+def _demand(pattern: re.Pattern[str], text: str) -> None:
+    """For parts of paths, which may be deleted: whoever can write to the archive may have written them. Raises ValueError."""
+    if not pattern.fullmatch(text):
+        raise ValueError(f"{text[:100]!r} is no part of a path")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +59,10 @@ class Place:
     day: str
     topic: str
     by_run: bool = False
+
+    def __post_init__(self) -> None:
+        for pattern, text in ((_RUN, self.run), (_DAY, self.day), (_TOPIC, self.topic)):
+            _demand(pattern, text)
 
     @property
     def folder(self) -> str:
@@ -89,6 +102,9 @@ class Removal:
     before_ms: int
     counts: Mapping[Shard, int]
 
+    def __post_init__(self) -> None:
+        _demand(_RUN, self.run)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenMessages:
@@ -100,6 +116,9 @@ class OpenMessages:
     run: str
     before_ms: int
     counts: Mapping[Shard, int]
+
+    def __post_init__(self) -> None:
+        _demand(_RUN, self.run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +148,9 @@ class Manifest:
     erased: tuple[Erasure, ...] = ()
     expired: Mapping[str, str] = field(default_factory=dict)
     pending: tuple[Removal, ...] = ()
+
+    def __post_init__(self) -> None:
+        _demand(_RUN, self.run)
 
     @property
     def messages(self) -> int:

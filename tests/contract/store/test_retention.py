@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,12 +15,12 @@ import sqlalchemy as sa
 from tests.support.store import DONE, POLICY, StoreUnderTest
 from tmc_server.archives.folder import ArchiveFolder
 from tmc_server.domain.consumption import ConsumptionState
-from tmc_server.domain.manifest import ArchivedShard, Manifest, manifest_name, removal_folder
+from tmc_server.domain.manifest import ArchivedShard, Manifest, Place, manifest_name, removal_folder
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import Shard
 from tmc_server.domain.operations import Stored
 from tmc_server.domain.ports.catalog import NewApp, NewSubscription
-from tmc_server.domain.ports.retention import Position
+from tmc_server.domain.ports.retention import ListUnreadable, Position
 from tmc_server.duties.retention import Retention
 from tmc_server.errors import MessageGone, MessageUnknown, SubscriptionUnknown
 from tmc_server.store.retention import ClosedMessages
@@ -123,6 +124,37 @@ def _of_every_kind(store: StoreUnderTest) -> tuple[list[int], list[int]]:
     """(closed, not closed)"""
     closed = [_acked(store), _rolled_back(store), _acked(store)]
     return closed, [store.prepared().number, store.submitted(room=1), _failed(store), _check_failed(store)]
+
+
+@pytest.mark.parametrize(("run", "wrong"), [("r1", ".."), ("r1", "../secret"), ("r1", ""), ("r1", "a/b")])
+def test_no_manifest_leads_out_of_its_archive(kept: Kept, run: str, wrong: str) -> None:
+    """Its checksum is right: whoever can write to the archive can also compute it."""
+    kept.archive(run, [_acked(kept.store)])
+    (path,) = (kept.folder / "manifests").iterdir()
+    values = json.loads(path.read_text())
+    del values["checksum"]
+    values["run"] = wrong
+    checksum = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps({**values, "checksum": checksum}))
+    with pytest.raises(ListUnreadable, match="no part of a path"):
+        ArchiveFolder(str(kept.folder)).removals()
+
+
+@pytest.mark.parametrize(("field", "value"), [("day", "../.."), ("topic", "a/b"), ("topic", ""), ("run", "..")])
+def test_no_folder_of_messages_is_outside_an_archive(field: str, value: str) -> None:
+    with pytest.raises(ValueError, match="no part of a path"):
+        Place(**{"run": "20260101T000000-abc", "day": "2026-01-01", "topic": "order.paid"} | {field: value})
+
+
+def test_lists_longer_than_their_manifest_says_are_not_read(kept: Kept) -> None:
+    number = _acked(kept.store)
+    kept.archive("r1", [number])
+    lists = ArchiveFolder(str(kept.folder))
+    lists.removals()
+    assert list(lists.numbers("r1", kept.store.shard)) == [number]
+    (kept.folder / removal_folder("r1", kept.store.shard) / "part-1").write_text("7\n" * 1_000_000)
+    with pytest.raises(ListUnreadable, match="are expected at most"):
+        lists.numbers("r1", kept.store.shard)
 
 
 @pytest.mark.parametrize("by_age", [False, True])
