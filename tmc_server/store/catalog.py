@@ -9,6 +9,7 @@ import json
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -35,6 +36,7 @@ from tmc_server.store.catalog_changes import CatalogChanges, hash_of, new_key, r
 from tmc_server.store.catalog_rows import (
     app_from,
     app_of,
+    read_or_kept,
     sends_to,
     silence_of,
     subscription_of,
@@ -411,14 +413,19 @@ class CatalogStore(CatalogChanges):
             )
         return found
 
-    def load(self) -> tuple[Catalog, KnownOperators]:
-        """Everything as of one moment. Returns: the copy, and who the operators are."""
+    def load(self, before: Catalog) -> tuple[Catalog, KnownOperators]:
+        """Everything as of one moment. before: the copy so far, for rows that cannot be read; see `read_or_kept`.
+
+        Returns: the copy, and who the operators are. Raises StoreUnavailable.
+        """
         with self._database.snapshot() as connection:
             version = int(connection.execute(sa.select(meta.c.catalog_version)).scalar_one())
             operators = known_operators(connection)
             targets: dict[int, dict[str, CheckTarget]] = {}
             for row in connection.execute(sa.select(check_target)):
-                targets.setdefault(row.topic_no, {})[row.name] = target_of(row)
+                kept = before.topics[row.topic_no].checks.targets if row.topic_no in before.topics else {}
+                name = f"check target {row.name!r} of topic {row.topic_no}"
+                targets.setdefault(row.topic_no, {})[row.name] = read_or_kept(name, target_of, row, kept.get(row.name))
             by_app = tag_keys(connection)
             copy = Catalog(
                 version=version,
@@ -426,11 +433,22 @@ class CatalogStore(CatalogChanges):
                     row.app_no: app_of(row, by_app.get(row.app_no, ())) for row in connection.execute(sa.select(app))
                 },
                 topics={
-                    row.topic_no: topic_of(row, targets.get(row.topic_no))
+                    row.topic_no: read_or_kept(
+                        f"topic {row.topic_no}",
+                        partial(topic_of, targets=targets.get(row.topic_no)),
+                        row,
+                        before.topics.get(row.topic_no),
+                    )
                     for row in connection.execute(sa.select(topic))
                 },
                 subscriptions={
-                    row.subscription_no: subscription_of(row) for row in connection.execute(sa.select(subscription))
+                    row.subscription_no: read_or_kept(
+                        f"subscription {row.subscription_no}",
+                        subscription_of,
+                        row,
+                        before.subscriptions.get(row.subscription_no),
+                    )
+                    for row in connection.execute(sa.select(subscription))
                 },
                 shard_map={row.shard: row.identity for row in connection.execute(sa.select(shard_map))},
                 silences=[silence_of(row) for row in connection.execute(sa.select(silence).order_by(silence.c.id))],

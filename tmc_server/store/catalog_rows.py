@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from tmc_common.eventlog import EventLog
 from tmc_server.domain.alerts import Silence
 from tmc_server.domain.catalog import App, DeliveryKeys, Forward, QueueMode, Subscription, TagKeys, Topic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
 from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ordering import OrderMode
 from tmc_server.domain.retry import RetryKind, RetryPolicy
+from tmc_server.errors import StoreUnavailable
 from tmc_server.store.tables import app_key
+
+log = EventLog("tmc.catalog")
+
+Made = TypeVar("Made")
+
+
+def read_or_kept(name: str, read: Callable[[Any], Made], row: Any, kept: Made | None) -> Made:
+    """What a row says; of one that cannot be read, e.g. of a newer version, what it said before.
+
+    A row that this server never read may be a subscription: without it, submits would forget the subscriber. So the whole
+    copy stays as it was, and grows stale. Raises StoreUnavailable, which names the row.
+    """
+    try:
+        return read(row)
+    except (ValueError, TypeError, KeyError) as exc:
+        known = "it stays as it was" if kept is not None else "nothing of the catalog is read until it is corrected"
+        log.error("catalog_row_unreadable", "the row of %s cannot be read, %s: %s", name, known, exc)
+        if kept is None:
+            raise StoreUnavailable(f"The row of {name} in the catalog cannot be read ({exc}): correct it.") from exc
+        return kept
 
 
 def sends_to(row: Any) -> Forward:

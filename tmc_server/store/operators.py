@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
 
+from tmc_common.eventlog import EventLog
 from tmc_server.domain.operators import KnownOperators, Operator, Role, Token
 from tmc_server.errors import InvalidField, NameTaken, OperatorUnknown
 from tmc_server.store.auditing import differences
 from tmc_server.store.catalog_changes import CatalogChanges, hash_of, new_key, repeating
 from tmc_server.store.tables import operator
+
+log = EventLog("tmc.catalog")
 
 FIRST_OPERATOR = "admin"
 
@@ -119,15 +122,14 @@ class OperatorStore(CatalogChanges):
     def operators(self) -> list[Operator]:
         """See OperatorEditor."""
         with self._database.reading() as connection:
-            return [_operator(row) for row in connection.execute(sa.select(operator).order_by(operator.c.name))]
+            return [known for _, known in _readable(connection)]
 
 
 def known_operators(connection: sa.Connection) -> KnownOperators:
     """All operators, with their tokens, those that have expired too."""
     tokens: dict[bytes, Token] = {}
     identities: dict[str, Operator] = {}
-    for row in connection.execute(sa.select(operator)):
-        known = _operator(row)
+    for row, known in _readable(connection):
         tokens[row.token_hash] = Token(operator=known, expires_ms=row.expires_ms)
         if row.old_token_hash is not None:
             replaced = replace(known, by_replaced_token=True)
@@ -138,8 +140,8 @@ def known_operators(connection: sa.Connection) -> KnownOperators:
 
 def _demand_free(connection: sa.Connection, wanted: Operator) -> None:
     """No other operator has one of these identities. Raises NameTaken."""
-    for row in connection.execute(sa.select(operator).where(operator.c.name != wanted.name)):
-        for each in set(wanted.identities) & set(_operator(row).identities):
+    for row, known in _readable(connection):
+        for each in set(wanted.identities) & set(known.identities) if row.name != wanted.name else ():
             raise NameTaken(f"{each} identifies {row.name}: an identity belongs to one operator.")
 
 
@@ -183,6 +185,15 @@ def _find(connection: sa.Connection, name: str) -> Any:
 
 def _read(connection: sa.Connection, name: str) -> Operator:
     return _operator(_find(connection, name))
+
+
+def _readable(connection: sa.Connection) -> Iterator[tuple[Any, Operator]]:
+    """Rows with what they say, by name. One that cannot be read keeps nobody else out."""
+    for row in connection.execute(sa.select(operator).order_by(operator.c.name)):
+        try:
+            yield row, _operator(row)
+        except (ValueError, TypeError) as exc:
+            log.error("operator_row_unreadable", "operator %s is refused, the row cannot be read: %s", row.name, exc)
 
 
 def _operator(row: Any) -> Operator:

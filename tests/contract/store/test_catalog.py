@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -12,6 +13,7 @@ import sqlalchemy as sa
 from tests.support.clock import ManualClock
 from tests.support.store import DONE, POLICY, StoreUnderTest, in_thread
 from tmc_server.domain.catalog import DeliveryKeys, Subscription
+from tmc_server.domain.checks import CheckPolicy, CheckTarget
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.ports.catalog import NewApp, NewSubscription, NewTopic
@@ -32,7 +34,7 @@ from tmc_server.store.catalog_watch import CatalogWatch
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.migrate import migrate
 from tmc_server.store.nodes import LEASE_MS, NodeSlots
-from tmc_server.store.tables import audit, shard_tables, subscription
+from tmc_server.store.tables import audit, check_target, shard_tables, subscription, topic
 
 DELAY_MS = 5000
 
@@ -248,6 +250,39 @@ class TestChanges:
         lost.nodes.run_once()
         lost.watch.run_once()
         assert lost.publishes_to(made) is True
+
+    @pytest.mark.parametrize(
+        ("table", "values", "name"),
+        [
+            (subscription, {"retry_kind": 99}, "subscription 1"),
+            (topic, {"queue_mode": 99}, "topic 1"),
+            (check_target, {"options": "{"}, "check target 'main' of topic 1"),
+        ],
+    )
+    def test_a_row_that_cannot_be_read_stays_as_it_was(
+        self,
+        store: StoreUnderTest,
+        caplog: pytest.LogCaptureFixture,
+        table: sa.Table,
+        values: dict[str, Any],
+        name: str,
+    ) -> None:
+        """Others are read; a server that never read it reads nothing, since it might forget a subscriber."""
+        editor, watch = store.catalog_store, store.watch
+        target = CheckTarget(name="main", kind="http")
+        editor.set_topic_check("test", store.topic.name, CheckPolicy({"main": target}))
+        watch.run_once()
+        before = watch.current
+        with store.database.transaction() as connection:
+            connection.execute(table.update().values(values))
+        editor.register_app("test", NewApp(id="later", service_name="later", biz_id="later"))
+        watch.run_once()
+        assert watch.current.app_by_id["later"]
+        assert watch.current.topics == before.topics
+        assert watch.current.subscriptions == before.subscriptions
+        assert f"the row of {name} cannot be read" in caplog.text
+        with pytest.raises(StoreUnavailable, match=name):
+            CatalogWatch(editor).run_once()
 
     def test_a_center_of_one_process_looks_without_an_identity(self, center: Center) -> None:
         watch = CatalogWatch(CatalogStore(center.store.database, 0), lambda: None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import sqlalchemy as sa
 
@@ -10,7 +12,7 @@ from tmc_server.domain.operators import Operator, Role, Token
 from tmc_server.errors import InvalidField, NameTaken, OperatorUnknown
 from tmc_server.store.catalog_changes import hash_of
 from tmc_server.store.operators import OperatorStore
-from tmc_server.store.tables import audit
+from tmc_server.store.tables import audit, operator
 
 ANN = Operator(name="ann", role=Role.VIEWER, topics=("order.", "pay."))
 
@@ -37,6 +39,18 @@ def test_the_first_one_administers_everything(store: StoreUnderTest) -> None:
     again = operators.make_first(replace=True)
     assert again
     assert (_token(store, token), _token(store, again)) == (None, Token(operator=operators.operators()[0]))
+
+
+@pytest.mark.parametrize("values", [{"role": 99}, {"topics": "["}, {"identities": "["}])
+def test_one_whose_row_cannot_be_read_is_refused_and_others_are_not(
+    store: StoreUnderTest, operators: OperatorStore, values: dict[str, object]
+) -> None:
+    tokens = [operators.register("admin", replace(ANN, name=name), None, "new")[1] for name in ("ann", "bob")]
+    assert all(_token(store, token) for token in tokens)
+    with store.database.transaction() as connection:
+        connection.execute(operator.update().where(operator.c.name == "ann").values(values))
+    operators.register("admin", replace(ANN, name="eve"), None, "new")
+    assert [_token(store, token) is not None for token in tokens] == [False, True]
 
 
 def test_registered_with_a_token_that_expires(store: StoreUnderTest, operators: OperatorStore) -> None:
