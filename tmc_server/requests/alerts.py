@@ -15,7 +15,7 @@ from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, Change
 from tmc_server.domain.ports.reading import RowReader
 from tmc_server.errors import AlertUnknown, AppUnknown, InvalidField, SubscriptionUnknown, TopicUnknown
 from tmc_server.requests import validation
-from tmc_server.requests.listing import Listing, in_order, listed
+from tmc_server.requests.listing import Covers, Listing, in_order, listed
 
 LONGEST_SILENCE_MS = 30 * 86_400_000
 _MOST = 1_000  # episodes of one database in a list
@@ -57,12 +57,18 @@ class Alerts:
         self._desks = desks
         self._change = change
 
-    async def episodes(self, resolved: bool, page_size: int, page_token: str) -> Listing[EpisodeView]:
+    async def episodes(self, resolved: bool, page_size: int, page_token: str, covers: Covers) -> Listing[EpisodeView]:
         """Newest first; at most the newest 1,000 of each database. resolved: those that are over as well."""
-        return await asyncio.to_thread(self._episodes, resolved, page_size, page_token)
+        return await asyncio.to_thread(self._episodes, resolved, page_size, page_token, covers)
 
-    def _episodes(self, resolved: bool, page_size: int, page_token: str) -> Listing[EpisodeView]:
-        found = [each for desk, _ in self._desks for each in desk.episodes(not resolved, _MOST)]
+    def _episodes(self, resolved: bool, page_size: int, page_token: str, covers: Covers) -> Listing[EpisodeView]:
+        topics = self._catalog.current.topics
+        found = [
+            each
+            for desk, _ in self._desks
+            for each in desk.episodes(not resolved, _MOST)
+            if covers(topics[each.topic].name if each.topic in topics else "")
+        ]
         now = self._reader.now(Shard(0))
         page = listed(found, _newest_first, page_size, page_token)
         return Listing(rows=[self._view(each, now) for each in page.rows], next_token=page.next_token)

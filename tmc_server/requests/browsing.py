@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tmc_server.domain.catalog import Topic
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import Shard
@@ -15,9 +14,9 @@ from tmc_server.domain.placement import SHARDS, shards_of
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.reading import RowLister, RowReader, Span
 from tmc_server.domain.views import ConsumptionView, MessageView
-from tmc_server.errors import AppUnknown, InvalidField, TopicUnknown
+from tmc_server.errors import AppUnknown, InvalidField
 from tmc_server.requests import validation
-from tmc_server.requests.listing import Listing
+from tmc_server.requests.listing import Covers, Listing, topics_seen
 
 _ALL = [Shard(number) for number in range(SHARDS)]
 
@@ -37,56 +36,55 @@ class Wanted:
 
 
 class Browsing:
-    """Lists by age. topic "": all topics."""
+    """Lists by age. topic "": all topics that the caller may see.  covers: whether that is one, by its name."""
 
     def __init__(self, catalog: CatalogSource, lister: RowLister, reader: RowReader) -> None:
         self._catalog = catalog
         self._lister = lister
         self._reader = reader
 
-    async def messages(self, topic: str, state: int, wanted: Wanted) -> Listing[MessageView]:
+    async def messages(self, topic: str, state: int, wanted: Wanted, covers: Covers) -> Listing[MessageView]:
         """Raises InvalidField, TopicUnknown."""
-        place = self._topic(topic)
+        catalog = self._catalog.current
+        topics = topics_seen(catalog, topic, covers)
         if state not in (0, *map(int, MessageState)):
             raise InvalidField("state", "be one of the message states")
         span = await self._span(wanted)
         rows = await asyncio.to_thread(
             self._lister.messages,
-            shards_of(place.table_index, place.spread) if place is not None else _ALL,
-            place.number if place is not None else None,
+            sorted({shard for each in topics for shard in shards_of(each.table_index, each.spread)}),
+            None if len(topics) == len(catalog.topics) else [each.number for each in topics],
             MessageState(state) if state else None,
             span,
         )
         return _page(rows, span)
 
     async def consumptions(
-        self, topic: str, app: str, tag: str, state: int, fingerprint: str, wanted: Wanted
+        self, topic: str, app: str, tag: str, state: int, fingerprint: str, wanted: Wanted, covers: Covers
     ) -> Listing[ConsumptionView]:
         """app, tag "": of all subscribers.  fingerprint: FAILED with this error; "": any.
 
         Raises InvalidField, TopicUnknown, AppUnknown.
         """
         tag = validation.tag(tag)
-        place = self._topic(topic)
+        catalog = self._catalog.current
+        topics = topics_seen(catalog, topic, covers)
         if state not in (0, *map(int, ConsumptionState)):
             raise InvalidField("state", "be one of the consumption states")
         if fingerprint and state not in (0, ConsumptionState.FAILED):
             raise InvalidField("fingerprint", "be left out: only FAILED deliveries have one")
         state = ConsumptionState.FAILED if fingerprint else state
-        catalog = self._catalog.current
         subscriber = catalog.app_by_id.get(validation.app_id(app, "app")) if app else None
         if app and subscriber is None:
             raise AppUnknown(f"There is no app {app!r}: list the apps to see their ids.")
-        all_of_them = (
-            catalog.subscriptions.values() if place is None else catalog.subscriptions_of.get(place.number, ())
-        )
         span = await self._span(wanted)
         rows = await asyncio.to_thread(
             self._lister.consumptions,
-            shards_of(place.table_index, place.spread) if place is not None else _ALL,
+            sorted({shard for each in topics for shard in shards_of(each.table_index, each.spread)}),
             {
                 each.number: each.topic
-                for each in all_of_them
+                for of in topics
+                for each in catalog.subscriptions_of.get(of.number, ())
                 if (subscriber is None or each.app == subscriber.number) and (not tag or each.tag == tag)
             },
             ConsumptionState(state) if state else None,
@@ -94,14 +92,6 @@ class Browsing:
             span,
         )
         return _page(rows, span)
-
-    def _topic(self, name: str) -> Topic | None:
-        if not name:
-            return None
-        found = self._catalog.current.topic_by_name.get(validation.topic(name))
-        if found is None:
-            raise TopicUnknown(f"There is no topic {name!r}: list the topics to see their names.")
-        return found
 
     async def _span(self, wanted: Wanted) -> Span:
         to_ms = validation.between(wanted.to_ms, "to_ms", 0, 2**53)

@@ -17,7 +17,7 @@ from tmc_server.domain.ports.bulk import BulkDesk, Match, NewBulkJob
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.errors import AppUnknown, BulkJobUnknown, InvalidField, TopicUnknown
 from tmc_server.requests import validation
-from tmc_server.requests.listing import Listing
+from tmc_server.requests.listing import Covers, Listing, filled
 from tmc_server.requests.proposals import Before, at_once
 
 MOST = 1_000_000
@@ -134,13 +134,26 @@ class BulkJobs:
         """Raises BulkJobUnknown."""
         return await asyncio.to_thread(lambda: self._report(self._desk.job(BulkJobNumber(number))))
 
-    async def jobs(self, page_size: int, page_token: str) -> Listing[BulkReport]:
-        """Newest first."""
+    async def jobs(self, page_size: int, page_token: str, covers: Covers) -> Listing[BulkReport]:
+        """Newest first, without those with a topic that the operator may not see."""
         limit = validation.page_size(page_size)
-        before = BulkJobNumber(validation.number_token(page_token)) if page_token else None
-        reports = await asyncio.to_thread(lambda: [self._report(job) for job in self._desk.jobs(before, limit)])
+        first = BulkJobNumber(validation.number_token(page_token)) if page_token else None
+
+        def after(last: BulkJob | None, most: int) -> Sequence[BulkJob]:
+            return self._desk.jobs(last.number if last is not None else first, most)
+
+        def read() -> list[BulkReport]:
+            jobs = filled(after, lambda job: all(map(covers, self.topics(job))), limit)
+            return [self._report(job) for job in jobs]
+
+        reports = await asyncio.to_thread(read)
         token = str(reports[-1].job.number) if len(reports) == limit else ""
         return Listing(rows=reports, next_token=token)
+
+    def topics(self, job: BulkJob) -> set[str]:
+        """The names of the topics that it is about."""
+        topics = self._catalog.current.topics
+        return {topics[place.topic].name for place in job.selection.places if place.topic in topics}
 
     async def items(self, number: int, failures_only: bool, page_size: int, page_token: str) -> Listing[BulkItem]:
         """failures_only: those that were not done. Raises BulkJobUnknown."""

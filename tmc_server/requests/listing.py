@@ -6,11 +6,26 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from tmc_server.errors import InvalidField
+from tmc_server.domain.catalog import Catalog, Topic
+from tmc_server.errors import InvalidField, TopicUnknown
 from tmc_server.requests import validation
 
 Row = TypeVar("Row")
 _AFTER = ">"
+
+
+Covers = Callable[[str], bool]
+"""Whether an operator may see a topic, by its name."""
+
+
+def topics_seen(catalog: Catalog, name: str, covers: Covers) -> Sequence[Topic]:
+    """The topic of this name, or all; without those that the operator may not see. Raises TopicUnknown, InvalidField."""
+    if not name:
+        return [each for each in catalog.topics.values() if covers(each.name)]
+    found = catalog.topic_by_name.get(validation.topic(name))
+    if found is None or not covers(name):
+        raise TopicUnknown(f"There is no topic {name!r}: list the topics to see their names.")
+    return [found]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +48,16 @@ def listed(rows: Iterable[Row], key: Callable[[Row], str], page_size: int, page_
     ordered = sorted((row for row in rows if not after or key(row) > after), key=key)
     more = len(ordered) > limit
     return Listing(rows=ordered[:limit], next_token=f"{_AFTER}{key(ordered[limit - 1])}" if more else "")
+
+
+def filled(read: Callable[[Row | None, int], Sequence[Row]], keep: Callable[[Row], bool], limit: int) -> Sequence[Row]:
+    """The first `limit` rows that are kept. read: the next rows after one, at most so many; None: the first ones."""
+    kept: list[Row] = []
+    last: Row | None = None
+    while len(kept) < limit and (rows := read(last, limit)):
+        kept += filter(keep, rows)
+        last = rows[-1]
+    return kept[:limit]
 
 
 def in_order(number: int) -> str:

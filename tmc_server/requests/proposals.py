@@ -19,7 +19,7 @@ from tmc_server.domain.proposals import (
 )
 from tmc_server.errors import ApprovalRequired, ProposalClosed
 from tmc_server.requests import validation
-from tmc_server.requests.listing import Listing
+from tmc_server.requests.listing import Covers, Listing, filled
 
 Before = Callable[[], Awaitable[None]]
 """Awaited when a request was found valid, before it takes effect. Raises what stops it."""
@@ -105,13 +105,15 @@ class Proposals:
             self._desk.decide, operator.name, ProposalNumber(number), ProposalState.REJECTED, why
         )
 
-    async def proposals(self, page_size: int, page_token: str, *, pending_only: bool) -> Listing[Proposal]:
-        """Newest first."""
+    async def proposals(
+        self, page_size: int, page_token: str, covers: Covers, *, pending_only: bool
+    ) -> Listing[Proposal]:
+        """Newest first, without those about topics that the operator may not see."""
         limit = validation.page_size(page_size)
-        before = ProposalNumber(validation.number_token(page_token)) if page_token else None
+        first = ProposalNumber(validation.number_token(page_token)) if page_token else None
 
-        def read() -> Sequence[Proposal]:
-            return self._desk.proposals(before, limit, pending_only=pending_only)
+        def after(last: Proposal | None, most: int) -> Sequence[Proposal]:
+            return self._desk.proposals(last.number if last is not None else first, most, pending_only=pending_only)
 
-        rows = await asyncio.to_thread(read)
+        rows = await asyncio.to_thread(filled, after, lambda found: covers(found.topic), limit)
         return Listing(rows=rows, next_token=str(rows[-1].number) if len(rows) == limit else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tmc_server.domain.catalog import Catalog, Topic
 from tmc_server.domain.ids import MessageId
@@ -13,15 +13,13 @@ from tmc_server.domain.placement import shard_of, shards_of
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.reading import FailureGroup, FailureReader, KeySearch
 from tmc_server.domain.views import MessageView
-from tmc_server.errors import AppUnknown, InvalidField, MessageGone, MessageUnknown, TopicUnknown
+from tmc_server.errors import AppUnknown, InvalidField, MessageGone, MessageUnknown
 from tmc_server.requests import validation
-from tmc_server.requests.listing import Listing
+from tmc_server.requests.listing import Covers, Listing, topics_seen
 from tmc_server.requests.lookup import Lookup
 
 _ANY_FURTHER = "*"
 _MOST_GROUPS = 1_000
-
-Covers = Callable[[str], bool]
 
 
 class Searching:
@@ -43,7 +41,7 @@ class Searching:
         key = text.removesuffix(_ANY_FURTHER) if is_beginning else text
         validation.key(key, "text")
         limit, after = validation.page_size(page_size), _place_of(page_token)
-        topics = self._topics(topic, covers)
+        topics = topics_seen(self._catalog.current, topic, covers)
         if is_beginning and len(topics) > 1:
             raise InvalidField("topic", "be given: the beginning of a key is searched in one topic only")
         places = _by_shard((shard, each.number) for each in topics for shard in _shards(each, key, is_beginning))
@@ -71,18 +69,9 @@ class Searching:
         if tag and not app:
             raise InvalidField("tag", "be left out, or app be given: the environment is that of a subscriber")
         catalog = self._catalog.current
-        topics = {each.number for each in self._topics(topic, covers)}
+        topics = {each.number for each in topics_seen(catalog, topic, covers)}
         subscriptions = _subscriptions(catalog, topics, app, tag)
         return await asyncio.to_thread(self._failures.groups, topics, subscriptions, most)
-
-    def _topics(self, name: str, covers: Covers) -> Sequence[Topic]:
-        catalog = self._catalog.current
-        if not name:
-            return [each for each in catalog.topics.values() if covers(each.name)]
-        found = catalog.topic_by_name.get(validation.topic(name))
-        if found is None or not covers(name):
-            raise TopicUnknown(f"There is no topic {name!r}: list the topics to see their names.")
-        return [found]
 
 
 def _subscriptions(catalog: Catalog, topics: set[int], app: str, tag: str) -> set[SubscriptionNumber]:

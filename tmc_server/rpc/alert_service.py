@@ -24,9 +24,8 @@ class AlertServicer:
         self._administering = administering
 
     async def ListAlerts(self, operator: Operator, request: admin_pb2.ListAlertsRequest) -> Any:
-        page = await self._alerts.episodes(request.resolved, request.page_size, request.page_token)
-        catalog = self._administering.catalog
-        alerts = [alert for alert in (_alert_to(view, catalog) for view in page.rows) if operator.covers(alert.topic)]
+        page = await self._alerts.episodes(request.resolved, request.page_size, request.page_token, operator.covers)
+        alerts = [_alert_to(view, self._administering.catalog) for view in page.rows]
         return admin_pb2.ListAlertsResponse(alerts=alerts, next_page_token=page.next_token)
 
     async def AcknowledgeAlert(self, operator: Operator, request: admin_pb2.AcknowledgeAlertRequest) -> Any:

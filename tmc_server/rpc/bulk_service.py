@@ -12,11 +12,11 @@ from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import MessageNumber, SubscriptionNumber
 from tmc_server.domain.operators import Operator
 from tmc_server.domain.ports.bulk import Match
+from tmc_server.errors import BulkJobUnknown
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.bulk import BulkFilter, BulkJobs, BulkReport
 from tmc_server.requests.explanations import at
 from tmc_server.rpc.convert import app_name, subscriber, topic_name
-from tmc_server.rpc.permission import demand_topic
 
 _MOST_NAMES = 3
 
@@ -44,9 +44,8 @@ class BulkServicer:
         return job_to(await self._bulk.get(request.job), self._admin.catalog)
 
     async def ListBulkJobs(self, operator: Operator, request: admin_pb2.ListBulkJobsRequest) -> Any:
-        page = await self._bulk.jobs(request.page_size, request.page_token)
-        shown = [report for report in page.rows if all(map(operator.covers, self._topics(report)))]
-        jobs = [job_to(report, self._admin.catalog) for report in shown]
+        page = await self._bulk.jobs(request.page_size, request.page_token, operator.covers)
+        jobs = [job_to(report, self._admin.catalog) for report in page.rows]
         return admin_pb2.ListBulkJobsResponse(jobs=jobs, next_page_token=page.next_token)
 
     async def ListBulkItems(self, operator: Operator, request: admin_pb2.ListBulkItemsRequest) -> Any:
@@ -57,14 +56,9 @@ class BulkServicer:
         return admin_pb2.ListBulkItemsResponse(items=items, next_page_token=page.next_token)
 
     async def _demand(self, operator: Operator, job: int) -> None:
-        """Raises TopicNotAllowed, BulkJobUnknown."""
-        if operator.is_limited:
-            for topic in self._topics(await self._bulk.get(job)):
-                demand_topic(operator, topic)
-
-    def _topics(self, report: BulkReport) -> set[str]:
-        catalog = self._admin.catalog
-        return {topic_name(catalog, place.topic) for place in report.job.selection.places}
+        """Raises BulkJobUnknown, also for one with a topic of others."""
+        if operator.is_limited and not all(map(operator.covers, self._bulk.topics((await self._bulk.get(job)).job))):
+            raise BulkJobUnknown
 
 
 def filter_from(sent: admin_pb2.BulkFilter) -> BulkFilter:

@@ -11,6 +11,7 @@ from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.checks import Verdict
 from tmc_server.domain.operators import Operator
 from tmc_server.domain.proposals import NewProposal, Proposal, ProposalAction
+from tmc_server.errors import ProposalUnknown
 from tmc_server.requests import validation
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.bulk import BulkJobs
@@ -18,7 +19,6 @@ from tmc_server.requests.deciding_by_hand import DecidingByHand
 from tmc_server.requests.proposals import Before, Proposals
 from tmc_server.rpc import convert
 from tmc_server.rpc.bulk_service import filter_from, in_words, job_to
-from tmc_server.rpc.permission import demand_topic
 
 _LONGEST_SUBJECT = 500
 
@@ -80,13 +80,13 @@ class ProposalServicer:
         return job_to(report, self._catalog)
 
     async def ListProposals(self, operator: Operator, request: admin_pb2.ListProposalsRequest) -> Any:
-        page = await self._proposals.proposals(request.page_size, request.page_token, pending_only=request.pending_only)
-        shown = [_proposal_to(each) for each in page.rows if operator.covers(each.topic)]
-        return admin_pb2.ListProposalsResponse(proposals=shown, next_page_token=page.next_token)
+        page = await self._proposals.proposals(
+            request.page_size, request.page_token, operator.covers, pending_only=request.pending_only
+        )
+        return admin_pb2.ListProposalsResponse(proposals=map(_proposal_to, page.rows), next_page_token=page.next_token)
 
     async def ApproveProposal(self, operator: Operator, request: admin_pb2.ApproveProposalRequest) -> Any:
-        found = await self._proposals.get(request.proposal)
-        demand_topic(operator, found.topic)
+        found = await self._seen(operator, request.proposal)
         approve, reason = await self._proposals.approving(operator, found, request.reason)
         answer = admin_pb2.ApproveProposalResponse()
         if found.action is ProposalAction.DECIDE:
@@ -101,8 +101,15 @@ class ProposalServicer:
         return answer
 
     async def RejectProposal(self, operator: Operator, request: admin_pb2.RejectProposalRequest) -> Any:
-        demand_topic(operator, (await self._proposals.get(request.proposal)).topic)
+        await self._seen(operator, request.proposal)
         return _proposal_to(await self._proposals.reject(operator, request.proposal, request.reason))
+
+    async def _seen(self, operator: Operator, number: int) -> Proposal:
+        """Raises ProposalUnknown, also for one about a topic of others."""
+        found = await self._proposals.get(number)
+        if not operator.covers(found.topic):
+            raise ProposalUnknown
+        return found
 
 
 def _proposed(action: ProposalAction, operator: Operator, request: Any, topic: str, subject: str) -> NewProposal:

@@ -86,11 +86,11 @@ class ReadingServicer:
         return admin_pb2.ListFailureGroupsResponse(groups=shown, more=more, now_ms=now)
 
     async def ListMessages(self, operator: Operator, request: admin_pb2.ListMessagesRequest) -> Any:
-        page = await self._readings.browsing.messages(request.topic, request.state, convert.wanted_from(request))
-        catalog = self._administering.catalog
-        messages = [convert.message_to(view, catalog) for view in page.rows]
-        covered = [message for message in messages if operator.covers(message.topic)]
-        return admin_pb2.ListMessagesResponse(messages=covered, next_page_token=page.next_token)
+        page = await self._readings.browsing.messages(
+            request.topic, request.state, convert.wanted_from(request), operator.covers
+        )
+        messages = [convert.message_to(view, self._administering.catalog) for view in page.rows]
+        return admin_pb2.ListMessagesResponse(messages=messages, next_page_token=page.next_token)
 
     async def ListAudit(self, _operator: Operator, request: admin_pb2.ListAuditRequest) -> Any:
         wanted = AuditFilter(
@@ -140,6 +140,7 @@ class ReadingServicer:
             request.state,
             request.fingerprint,
             convert.wanted_from(request),
+            operator.covers,
         )
         catalog = self._administering.catalog
         topics = [catalog.topics[catalog.subscriptions[view.subscription].topic] for view in page.rows]
@@ -147,5 +148,4 @@ class ReadingServicer:
             convert.consumption_to(view, topic.number, topic.owner, catalog)
             for view, topic in zip(page.rows, topics, strict=True)
         ]
-        covered = [row for row in rows if operator.covers(row.topic)]
-        return admin_pb2.ListConsumptionsResponse(consumptions=covered, next_page_token=page.next_token)
+        return admin_pb2.ListConsumptionsResponse(consumptions=rows, next_page_token=page.next_token)

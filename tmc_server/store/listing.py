@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -36,20 +36,20 @@ class Lister:
         self._topics = topics
 
     def messages(
-        self, shards: Sequence[Shard], topic: int | None, state: MessageState | None, span: Span
+        self, shards: Sequence[Shard], topics: Collection[int] | None, state: MessageState | None, span: Span
     ) -> list[MessageView]:
         def read(connection: sa.Connection, shard: Shard) -> list[MessageView]:
             table = shard_tables(shard).message
             columns = [column for column in table.c if column.name != "body"]
             query = _made(sa.select(*columns), table.c.id, span, table.c.created_ms)
             query = _paged(query, table.c.id, shard, span)
-            if topic is not None:
-                query = query.where(table.c.topic_no == topic)
+            if topics is not None:
+                query = query.where(table.c.topic_no.in_(sorted(topics)))
             if state is not None:
                 query = query.where(table.c.state == int(state))
             if state is MessageState.PREPARED:
                 # The due index leads to them, topic by topic; by age, all closed messages would be read.
-                wanted = [topic] if topic is not None else sorted(self._topics())
+                wanted = sorted(self._topics() if topics is None else topics)
                 query = query.where(table.c.topic_no.in_(wanted), table.c.due_ms.is_not(None))
                 query = through_index(query, table, f"{table.name}_due")
             if state is MessageState.CHECK_FAILED:

@@ -112,6 +112,12 @@ def _about(method: str, topic: str, setting: Setting) -> Any:
     return request
 
 
+def _unknown(limits: str) -> str:
+    """How a job or a proposal about topics of others looks: as one that does not exist. "": the RPC names none."""
+    reasons = {"job": "BULK_JOB_UNKNOWN", "proposal": "PROPOSAL_UNKNOWN"}
+    return next((reason for word, reason in reasons.items() if word in limits), "")
+
+
 def test_the_page_lists_every_rpc() -> None:
     assert set(RIGHTS) == {method.name for method in SERVICE.methods}
 
@@ -125,6 +131,8 @@ def test_every_rpc_asks_for_its_role_and_topic(setting: Setting, method: str) ->
                 answer = setting.call(method, _about(method, topic, setting), setting.tokens[role, is_limited])
                 if ROLES.index(role) < ROLES.index(needed):
                     assert answer == (DENIED, "ROLE_REQUIRED", ""), (role, is_limited, topic)
+                elif is_limited and topic == THEIRS and (unknown := _unknown(limits)):
+                    assert answer == ("NOT_FOUND", unknown, ""), role
                 elif is_limited and ("only for" in limits or ("must be" in limits and topic == THEIRS)):
                     assert answer == (DENIED, "TOPIC_NOT_ALLOWED", ""), (role, topic)
                 else:
@@ -137,9 +145,8 @@ def test_every_rpc_asks_for_its_role_and_topic(setting: Setting, method: str) ->
 def test_with_limits_a_topic_is_named(setting: Setting, method: str) -> None:
     request = message_factory.GetMessageClass(SERVICE.methods_by_name[method].input_type)()
     answer = setting.call(method, request, setting.tokens["admin", True])
-    unknown = {"job": "BULK_JOB_UNKNOWN", "proposal": "PROPOSAL_UNKNOWN"}
-    named = [reason for word, reason in unknown.items() if word in RIGHTS[method][1]]
-    assert answer == (("NOT_FOUND", named[0], "") if named else (DENIED, "TOPIC_NOT_ALLOWED", ""))
+    unknown = _unknown(RIGHTS[method][1])
+    assert answer == (("NOT_FOUND", unknown, "") if unknown else (DENIED, "TOPIC_NOT_ALLOWED", ""))
 
 
 def test_an_id_that_claims_another_topic_finds_nothing(setting: Setting) -> None:

@@ -111,9 +111,9 @@ class RowLister(Protocol):
     """Pages of rows by the age of their messages, over all shards. All block."""
 
     def messages(
-        self, shards: Sequence[Shard], topic: int | None, state: MessageState | None, span: Span
+        self, shards: Sequence[Shard], topics: Collection[int] | None, state: MessageState | None, span: Span
     ) -> Sequence[MessageView]:
-        """Without bodies. topic, state None: any."""
+        """Without bodies. topics, state None: any."""
 
     def consumptions(
         self,
