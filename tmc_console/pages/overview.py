@@ -14,7 +14,8 @@ from tmc_console.center import Refused
 from tmc_console.view import View
 
 _EVERY_S = 2.0
-MOST_STREAMS = 10
+MOST_OF_ONE = 30  # of an operator, in all sessions
+MOST_STREAMS = 300  # of all: far below the connections that the console takes
 _LATE_MS = 60_000
 _VERY_LATE_MS = 600_000
 _ORDER = {"red": 0, "amber": 1, "green": 2}
@@ -96,11 +97,12 @@ def _totals(found: Any) -> dict[str, float]:
 async def events(view: View) -> Response:
     """Server-sent events: the totals, every two seconds, until the session ends. Raises Refused: too many are open."""
     session = view.session
-    if session.streams >= MOST_STREAMS:
-        raise Refused(429, "", "Too many overviews are open in this session: close some.")
+    sessions = view.setting.sessions
+    if sessions.streams(session.operator.name) >= MOST_OF_ONE or sessions.streams() >= MOST_STREAMS:
+        raise Refused(429, "", "Too many overviews are open: close some.")
 
     async def stream() -> AsyncIterator[str]:
-        sessions, cookie = view.setting.sessions, view.request.cookies.get(view.setting.cookie, "")
+        cookie = view.request.cookies.get(view.setting.cookie, "")
         session.streams += 1
         try:
             while sessions.find(cookie, is_used=False) is session and not await view.request.is_disconnected():
