@@ -6,15 +6,19 @@ The store is written as in the center's own file, with an account that may only 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from tmc_server.config import StoreConfig
 from tmc_server.settings import Section, read
 
 BODY_BYTES = 262_144
+_CREDENTIAL = re.compile(
+    r"(access[.-]?key|secret[.-]?key|session[.-]?token|account[.-]?key|password|secret)(\.|$)", re.IGNORECASE
+)
 
 
 class SparkSettings(Section):
@@ -42,7 +46,19 @@ class SparkSettings(Section):
         (),
         description="paths of jars, of JDBC drivers and object stores, with * or without; empty: Debian's JDBC drivers",
     )
-    options: Mapping[str, str] = Field({}, description="further Spark settings, spark.* = value")
+    options: Mapping[str, str] = Field({}, description="further Spark settings, spark.* = value; no credentials")
+
+    @field_validator("options")
+    @classmethod
+    def _without_credentials(cls, options: Mapping[str, str]) -> Mapping[str, str]:
+        """Spark hands its settings to Java as arguments, which every user of the machine can list."""
+        for name in options:
+            if _CREDENTIAL.search(name):
+                raise ValueError(
+                    f"{name} would be shown in the list of processes: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the "
+                    "environment, or spark.hadoop.hadoop.security.credential.provider.path to a file of Hadoop's"
+                )
+        return options
 
 
 class ArchiveSettings(Section):
