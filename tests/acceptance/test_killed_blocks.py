@@ -18,27 +18,19 @@ from tests.support.center import RunningCenter
 from tests.support.cluster import ROOT
 from tests.support.dose import LONG
 from tests.support.eventually import eventually
+from tests.support.shops import DATABASES, open_shop, url_of
 from tests.support.story.killed_blocks import TOPIC
-from tmc_client.tables import metadata
 from tmc_common.protocol import types_pb2
 
 BLOCKS = int(os.environ.get("TMC_TEST_BLOCKS", "3400" if LONG else "130"))
 SEED = int(os.environ.get("TMC_TEST_SEED", random.randrange(1 << 30)))
 
 
-@pytest.fixture(params=["sqlite", "mariadb", "postgresql"])
+@pytest.fixture(params=DATABASES)
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Engine]:
-    url = f"sqlite:///{tmp_path}/shop.db"
-    if request.param != "sqlite":
-        url = request.getfixturevalue(request.param).create("tmc_killed")
-    engine = sa.create_engine(url)
-    metadata.drop_all(engine)
-    tmc.create_tables(engine)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE IF EXISTS killed_orders")
-        connection.exec_driver_sql("CREATE TABLE killed_orders (number INTEGER PRIMARY KEY)")
-    yield engine
-    engine.dispose()
+    made = open_shop(sa.create_engine(url_of(request, tmp_path, "killed")))
+    yield made
+    made.dispose()
 
 
 @pytest.fixture
@@ -55,7 +47,7 @@ def running(tmp_path: Path) -> Iterator[RunningCenter]:
 
 def _paid(engine: sa.Engine) -> set[str]:
     with engine.connect() as connection:
-        return {f"paid-{number}" for number in connection.exec_driver_sql("SELECT number FROM killed_orders").scalars()}
+        return {f"paid-{number}" for number in connection.exec_driver_sql("SELECT id FROM orders").scalars()}
 
 
 def _state(center: tmc.Center, key: str) -> int:

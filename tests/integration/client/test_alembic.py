@@ -11,15 +11,13 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 import tmc_client as tmc
+from tests.support.shops import DATABASES, url_of
 from tmc_client import tables
 
 
-@pytest.fixture(params=["sqlite", "mariadb", "postgresql"])
+@pytest.fixture(params=DATABASES)
 def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Connection]:
-    url = f"sqlite:///{tmp_path}/alembic.db"
-    if request.param != "sqlite":
-        url = request.getfixturevalue(request.param).create("tmc_alembic")
-    engine = sa.create_engine(url)
+    engine = sa.create_engine(url_of(request, tmp_path, "alembic"))
     with engine.connect() as connection:
         yield connection
     engine.dispose()

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 import tmc_client as tmc
 from tests.support.producing import FakeProducer, FakeTarget, verdicts
+from tests.support.shops import DATABASES, open_shop, url_of
 from tmc_client import aio
 from tmc_client.aio_transaction import AsyncTransaction
 from tmc_client.local.choosing import local_of
@@ -32,17 +33,9 @@ class NotTodayError(Exception):
     """A listener raises it."""
 
 
-@pytest.fixture(params=["sqlite", "mariadb", "postgresql"])
+@pytest.fixture(params=DATABASES)
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Engine]:
-    url = f"sqlite:///{tmp_path}/shop.db"
-    if request.param != "sqlite":
-        url = request.getfixturevalue(request.param).create("tmc_refused")
-    made = sa.create_engine(url)
-    ledger.metadata.drop_all(made)
-    tmc.create_tables(made)
-    with made.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE IF EXISTS orders")
-        connection.exec_driver_sql("CREATE TABLE orders (id INTEGER PRIMARY KEY)")
+    made = open_shop(sa.create_engine(url_of(request, tmp_path, "refused")))
     yield made
     made.dispose()
 

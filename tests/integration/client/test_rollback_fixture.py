@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 import tmc_client as tmc
 from tests.support.messages import a_message
 from tests.support.producing import FakeTarget
+from tests.support.shops import DATABASES, open_shop, url_of
 from tmc_client import aio
 from tmc_client.recording import only_record, sent
 from tmc_client.tables import inbox, ledger
@@ -34,19 +35,12 @@ def _begin_explicitly(engine: sa.Engine) -> None:
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
 
 
-@pytest.fixture(params=["sqlite", "mariadb", "postgresql"])
+@pytest.fixture(params=DATABASES)
 def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Connection]:
-    url = f"sqlite:///{tmp_path}/fixture.db"
-    if request.param != "sqlite":
-        url = request.getfixturevalue(request.param).create("tmc_fixture")
-    engine = sa.create_engine(url)
+    engine = sa.create_engine(url_of(request, tmp_path, "fixture"))
     if request.param == "sqlite":
         _begin_explicitly(engine)
-    ledger.metadata.drop_all(engine)
-    tmc.create_tables(engine)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE IF EXISTS orders")
-        connection.exec_driver_sql("CREATE TABLE orders (id INTEGER PRIMARY KEY)")
+    open_shop(engine)
     sent.clear()
     with engine.connect() as connection:
         outer = connection.begin()

@@ -96,7 +96,7 @@ KEY_IS_FREE = ("commit refused", "cut off before the commit")
 
 def _pay(center: tmc.Center, session: Session, number: int) -> None:
     with center.transaction(session, prepare_timeout=timedelta(seconds=20)) as tx:
-        session.execute(sa.text("INSERT INTO killed_orders VALUES (:number)"), {"number": number})
+        session.execute(sa.text("INSERT INTO orders VALUES (:number)"), {"number": number})
         tx.send(TOPIC, {"order": number}, key=f"paid-{number}")
 
 
