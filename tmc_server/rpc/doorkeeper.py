@@ -35,7 +35,8 @@ _FREE_AT_ONCE = 5.0
 # Each call differently: a thousand answered together would be a flood of their own. Below the SDK's usual timeout of 5 s, so
 # that a caller with a wrong key learns about it.
 _HOLD_S = (2.0, 4.5)
-_MOST_HELD = 4000
+_MANY = 32  # calls of one connection at once are no mistake: the more, the longer each waits
+_MOST_HELD = 10_000
 _LEAST_HELD_S, _MOST_HELD_S = 0.1, 1.0  # of an app over a limit
 _SHORT = 0.8  # of all connections in use: closed ones come back at once, so leave them while there is room
 _GRACE_S = 1.0  # a connection this young may still show a key
@@ -63,6 +64,7 @@ class Doorkeeper:
         self._proven: set[str] = set()
         self._patience: dict[str, tuple[float, float]] = {}  # calls that are still free, when
         self._held = 0
+        self._held_of: dict[str, int] = {}
         self._worst: set[str] = set()
         self._since: dict[str, float] = {}
         self._sockets = sockets or Sockets()
@@ -114,7 +116,16 @@ class Doorkeeper:
                 self.wake()
             self._worst.add(peer)
             return
-        await self._hold(random.uniform(*_HOLD_S))
+        others = self._held_of.get(peer, 0)
+        self._held_of[peer] = others + 1
+        try:
+            usual, left = random.uniform(*_HOLD_S), context.time_remaining()
+            seconds = usual * (1 + others / _MANY)
+            await self._hold(seconds if left is None else max(usual, min(seconds, left / 2)))
+        finally:
+            left = self._held_of.pop(peer) - 1
+            if left:
+                self._held_of[peer] = left
 
     async def hold_back(self, error: RateLimited, context: Context) -> None:
         """Before an app that is over a limit learns it: until it may repeat. One that repeats at once costs others more."""

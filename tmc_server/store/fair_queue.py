@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby, takewhile
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
@@ -102,9 +103,15 @@ class FairQueue(Generic[Entry]):
                 self._leave(out[-1].app)
         return out
 
-    def take(self, most: int, most_bytes: int) -> list[Entry]:
-        """The next batch: apps in turns, each app's entries in their order. What is larger than a batch comes alone."""
+    def take(self, most: int, most_bytes: int, first: int | None = None) -> list[Entry]:
+        """The next batch: apps in turns, each app's entries in their order. What is larger than a batch comes alone.
+
+        first: the app that has the first turn, which waits here; None: the one whose turn it is.
+        """
         batch: list[Entry] = []
+        if first is not None and self.turns[0] != first:
+            self.turns.remove(first)
+            self.turns.appendleft(first)
         room = most_bytes
         turns = self.turns
         while turns and len(batch) < most:
@@ -130,6 +137,11 @@ class FairQueue(Generic[Entry]):
                 line.credit += _QUANTUM_BYTES
         return batch
 
+    def waits(self, app: int) -> int:
+        """How many entries of this app wait."""
+        line = self.lines.get(app)
+        return len(line.waiting) if line is not None else 0
+
     def waiting(self) -> list[Entry]:
         """All of them."""
         return [entry for line in self.lines.values() for entry in line.waiting]
@@ -141,6 +153,19 @@ class FairQueue(Generic[Entry]):
             self.turns.popleft()
         else:
             self.turns.remove(app)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What a lane should do next. app: whom it serves, first.
+
+    is_short: the batch would have much of an app with many entries, while another one has some in it, or was here within the
+    last second and waits for nothing: it is likely to come back soon. Its callers would wait for the end of the batch.
+    """
+
+    app: int
+    shard: Shard
+    is_short: bool
 
 
 class LaneTime:
@@ -164,18 +189,16 @@ class LaneTime:
         self._seen.pop(app, None)
         self._seen[app] = self._monotonic()
 
-    def next(self, ready: Collection[Shard], queues: Mapping[Shard, FairQueue[Entry]]) -> tuple[Shard, bool]:
-        """The first shard in which the app waits that has had least.
-
-        Returns also whether its batch should be short: much of this app waits, and another one that waits for nothing was
-        here within the last second. It is likely to come back while that batch runs, and would wait for its end.
-        """
+    def next(self, ready: Collection[Shard], queues: Mapping[Shard, FairQueue[Entry]]) -> Turn:
+        """The app that has had least, and the first shard in which it waits."""
         had, waiting = self._had, {app for shard in ready for app in queues[shard].lines}
         app = min(waiting, key=had.__getitem__)
         self._level = max(self._level, had[app])
-        places = [shard for shard in ready if app in queues[shard].lines]
-        has_many = sum(len(queues[shard].lines[app].waiting) for shard in places) >= self._many
-        return places[0], has_many and self._is_awaited(waiting)
+        shard = next(shard for shard in ready if app in queues[shard].lines)
+        here = queues[shard].lines
+        waits = {each: sum(queue.waits(each) for queue in map(queues.__getitem__, ready)) for each in here}
+        is_short = max(waits.values()) >= self._many and (len(here) > 1 or self._is_awaited(waiting))
+        return Turn(app=app, shard=shard, is_short=is_short)
 
     def _is_awaited(self, waiting: Collection[int]) -> bool:
         """Whether another app is likely to come."""

@@ -221,11 +221,11 @@ class GroupCommit:
                 if self._stopping:
                     return None
                 self._condition.wait()
-            shard, short = self._time.next(self._ready, self._queues)
-            self._ready.remove(shard)
-            parts = _PARTS if short else 1
+            turn = self._time.next(self._ready, self._queues)
+            self._ready.remove(turn.shard)
+            parts = _PARTS if turn.is_short else 1
             operations, size = self._limits.batch_operations // parts, self._limits.batch_bytes // parts
-            return shard, self._queues[shard].take(max(operations, 1), size)
+            return turn.shard, self._queues[turn.shard].take(max(operations, 1), size, turn.app)
 
     def _put_back(self, shard: Shard, done: Sequence[_Waiting], seconds: float) -> None:
         """The lane worked that long on these."""

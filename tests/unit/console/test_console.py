@@ -130,6 +130,14 @@ class TestSessions:
             sessions.find(cookie, is_used=False)
         assert sessions.find(cookie) is None
 
+    def test_streams_are_counted_by_operator_and_of_all(self) -> None:
+        sessions = Sessions()
+        for name, streams in (("ann", 2), ("ann", 3), ("bob", 4)):
+            found = sessions.find(sessions.begin("token", admin_pb2.Operator(name=name)))
+            assert found is not None
+            found.streams = streams
+        assert [sessions.streams("ann"), sessions.streams("bob"), sessions.streams()] == [5, 4, 9]
+
     def test_one_operator_throws_out_no_other(self) -> None:
         sessions = Sessions()
         ours = sessions.begin("t", admin_pb2.Operator(name="ann"))

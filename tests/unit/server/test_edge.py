@@ -185,6 +185,9 @@ class _Peer:
     def peer(self) -> str:
         return self.name
 
+    def time_remaining(self) -> float | None:
+        return None
+
 
 class _FakeSockets(Sockets):
     def __init__(self, *peers: str) -> None:
@@ -240,6 +243,27 @@ class TestDoorkeeper:
         error = RateLimited(retry_after_ms=retry_after_ms)
         asyncio.run(Doorkeeper(100, 50, _FakeSockets()).hold_back(error, peer))
         assert slept == ([] if held_s is None else [held_s])
+
+    def test_the_more_calls_of_a_stranger_wait_the_longer_each_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def story() -> list[float]:
+            slept: list[float] = []
+
+            async def hold(seconds: float) -> None:
+                slept.append(seconds)
+                await asyncio.Event().wait()
+
+            doorkeeper = Doorkeeper(100, 50, _FakeSockets(), lambda: 50.0)
+            monkeypatch.setattr(doorkeeper, "_hold", hold)
+            calls = [asyncio.ensure_future(doorkeeper.hold_up(_Peer("a"))) for _ in range(200)]
+            calls += [asyncio.ensure_future(doorkeeper.hold_up(_Peer("b"))) for _ in range(6)]
+            await _settle()
+            await _end(calls)
+            return slept
+
+        slept = asyncio.run(story())
+        assert len(slept) == 195 + 1  # five each are answered at once
+        assert all(seconds <= 2 * 4.5 for seconds in (*slept[:32], slept[-1]))
+        assert all(seconds >= 5 * 2.0 for seconds in slept[128:195])
 
     def test_strangers_never_have_more_than_half_of_the_connections(self) -> None:
         clock = [0.0]
@@ -305,6 +329,9 @@ class _Call(_Unread):
         super().__init__()
         self._peer = peer
         self._request = request
+
+    def time_remaining(self) -> float | None:
+        return None
 
     def peer(self) -> str:
         return self._peer

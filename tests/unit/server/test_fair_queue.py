@@ -69,6 +69,12 @@ def test_apps_take_turns_of_the_same_bytes_and_keep_their_own_order() -> None:
     ]
 
 
+def test_the_app_that_is_served_has_the_first_turn_and_others_go_on_in_theirs() -> None:
+    queue = _filled((GREEDY, 9), (POLITE, 3), (THIRD, 5))
+    assert _names(queue.take(8, 1 << 20, POLITE)) == ["2.0", "2.1", "2.2", "1.0", "1.1", "1.2", "1.3", "3.0"]
+    assert _names(queue.take(4, 1 << 20, THIRD)) == ["3.1", "3.2", "3.3", "1.4"]
+
+
 def test_a_turn_cut_off_by_the_end_of_a_batch_continues_in_the_next() -> None:
     queue = _filled((GREEDY, 6), (POLITE, 6))
     assert _names(queue.take(3, 1 << 20)) == ["1.0", "1.1", "1.2"]
@@ -148,8 +154,9 @@ class _Lanes:
 
     def work(self) -> list[_Entry]:
         ready = [shard for shard, queue in self.queues.items() if queue.count]
-        shard, self.short = self.time.next(ready, self.queues)
-        batch = self.queues[shard].take(400, 1 << 30)
+        turn = self.time.next(ready, self.queues)
+        self.short = turn.is_short
+        batch = self.queues[turn.shard].take(25 if turn.is_short else 400, 1 << 30, turn.app)
         self.time.charge(batch, len(batch))
         self.served.update(entry.app for entry in batch)
         return batch
@@ -179,6 +186,7 @@ def test_an_app_that_comes_back_has_saved_nothing_up() -> None:
     lanes = _Lanes()
     lanes.add(POLITE, 31, 1)
     lanes.work()
+    lanes.now += 2  # it is not awaited
     for shard in range(31):
         lanes.add(GREEDY, shard, 2_000)
     for _ in range(20):
@@ -194,7 +202,7 @@ def test_of_one_app_the_shard_that_waits_longest_is_next() -> None:
     lanes = _Lanes()
     for shard in (7, 3):
         lanes.add(GREEDY, shard, 1)
-    assert lanes.time.next([Shard(7), Shard(3)], lanes.queues) == (7, False)
+    assert lanes.time.next([Shard(7), Shard(3)], lanes.queues).shard == 7
 
 
 def test_batches_of_a_greedy_app_are_short_while_another_comes_and_goes() -> None:
@@ -204,8 +212,8 @@ def test_batches_of_a_greedy_app_are_short_while_another_comes_and_goes() -> Non
     lanes.work()
     assert not lanes.short  # it is alone
     lanes.add(POLITE, 31, 1)
-    lanes.work()
-    assert not lanes.short  # both wait
+    assert {entry.app for entry in lanes.work()} == {GREEDY, POLITE}
+    assert lanes.short  # both wait in it
     lanes.work()
     assert lanes.short
     lanes.now += 1.01
