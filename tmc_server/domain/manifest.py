@@ -34,7 +34,7 @@ class ManifestUnreadable(Exception):
 
 
 def _demand(pattern: re.Pattern[str], text: str) -> None:
-    """For parts of paths, which may be deleted: whoever can write to the archive may have written them. Raises ValueError."""
+    """Refuse what is no part of a path: anyone with write access to the archive may have written it. Raises ValueError."""
     if not pattern.fullmatch(text):
         raise ValueError(f"{text[:100]!r} is no part of a path")
 

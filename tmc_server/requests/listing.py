@@ -51,7 +51,7 @@ def listed(rows: Iterable[Row], key: Callable[[Row], str], page_size: int, page_
 
 
 def filled(read: Callable[[Row | None, int], Sequence[Row]], keep: Callable[[Row], bool], limit: int) -> Sequence[Row]:
-    """The first `limit` rows that are kept. read: the next rows after one, at most so many; None: the first ones."""
+    """Return the first `limit` rows that are kept. read: the next rows after a row, up to a limit; None: the first rows."""
     kept: list[Row] = []
     last: Row | None = None
     while len(kept) < limit and (rows := read(last, limit)):

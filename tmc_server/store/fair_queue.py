@@ -173,7 +173,7 @@ class LaneTime:
 
     An app that comes back after a pause starts level with the one that is served: nobody saves up a burst. Not thread-safe.
 
-    many: an app of which so many entries wait sends large batches, to whose callers a few milliseconds are nothing.
+    many: an app with this many waiting entries sends large batches, and its callers do not notice a few milliseconds.
     """
 
     def __init__(self, many: int, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -128,7 +128,7 @@ def _of_every_kind(store: StoreUnderTest) -> tuple[list[int], list[int]]:
 
 @pytest.mark.parametrize(("run", "wrong"), [("r1", ".."), ("r1", "../secret"), ("r1", ""), ("r1", "a/b")])
 def test_no_manifest_leads_out_of_its_archive(kept: Kept, run: str, wrong: str) -> None:
-    """Its checksum is right: whoever can write to the archive can also compute it."""
+    """Its checksum is right: anyone with write access to the archive can compute it."""
     kept.archive(run, [_acked(kept.store)])
     (path,) = (kept.folder / "manifests").iterdir()
     values = json.loads(path.read_text())
