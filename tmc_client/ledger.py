@@ -194,7 +194,7 @@ class Settler:
 
     def _reset(self) -> None:
         self._condition = threading.Condition()
-        self._writing = threading.Lock()
+        self._writing = threading.RLock()  # a signal handler may close the center while the same thread does
         self._waiting: dict[sa.Engine, list[str]] = {}
         self._thread: threading.Thread | None = None
         self._closed = False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import httpx
@@ -38,6 +39,14 @@ async def read_body_async(response: httpx.Response, most: int) -> bytes:
     async for part in response.aiter_raw():
         _add(body, part, most)
     return bytes(body)
+
+
+def parsed(body: bytes) -> Any:
+    """The JSON in it. Raises ValueError, also for lists within lists that Python does not follow."""
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _refuse_compressed(response: httpx.Response) -> None:

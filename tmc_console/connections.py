@@ -1,7 +1,7 @@
 """The console's connections: silent ones end, and one peer has a part of them only.
 
-uvicorn ends a connection that is idle after a response, but waits for ever for a first request, for the rest of a request,
-and for the rest of a form.
+uvicorn ends a connection that is idle after a response, but waits for ever for a first request, for the rest of a request or
+a form, and for a client that does not read.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ PATIENCE_S = 10.0
 
 
 class PatientProtocol(H11Protocol):
-    """A connection that has not sent a whole request after PATIENCE_S, or twice that, is closed."""
+    """A connection is closed whose client has not sent a whole request, or read on, for PATIENCE_S, or twice that."""
 
+    most_of_a_peer = MOST_OF_A_PEER
     _watching: asyncio.TimerHandle | None = None
-    _incomplete: object = None  # the request that was incomplete at the last look; of none: the connection
+    _waits_for: object = None  # at the last look
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         others = [each for each in self.connections if isinstance(each, PatientProtocol)]
         peers = [each.client[0] for each in others if each.client is not None]
-        if self.client is not None and peers.count(self.client[0]) > MOST_OF_A_PEER:
+        if self.client is not None and peers.count(self.client[0]) > self.most_of_a_peer:
             transport.close()
         else:
+            self._waits_for = self
             self._look_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -36,15 +38,30 @@ class PatientProtocol(H11Protocol):
             self._watching.cancel()
         super().connection_lost(exc)
 
+    def resume_writing(self) -> None:
+        self._waits_for = None  # the client reads on
+        super().resume_writing()
+
     def _look_later(self) -> None:
         self._watching = self.loop.call_later(PATIENCE_S, self._look)
 
     def _look(self) -> None:
-        cycle: Any = self.cycle
-        awaits_one = cycle is None or cycle.response_complete
-        incomplete = (cycle or self) if awaits_one or cycle.more_body else None
-        if incomplete is not None and incomplete is (self if cycle is None else self._incomplete):
-            self.transport.close()
+        before, self._waits_for = self._waits_for, self._client_owes()
+        if self._waits_for is not None and self._waits_for is before:
+            self.transport.abort()  # closing would wait until the client has read
         else:
-            self._incomplete = incomplete
             self._look_later()
+
+    def _client_owes(self) -> object:
+        """The request that waits for its client, or for the next one; of none so far: the connection. None: it waits for us."""
+        cycle: Any = self.cycle
+        if cycle is None:
+            return self
+        is_unread = self.transport.get_write_buffer_size() > 0
+        return cycle if cycle.response_complete or cycle.more_body or is_unread else None
+
+
+class ProxiedProtocol(PatientProtocol):
+    """All connections come from a proxy: it knows who they are from."""
+
+    most_of_a_peer = MOST_CONNECTIONS

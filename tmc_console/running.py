@@ -17,7 +17,7 @@ from tmc_common.addresses import HostPort
 from tmc_common.proxies import proxy_options
 from tmc_console.application import application
 from tmc_console.center import Center
-from tmc_console.connections import MOST_CONNECTIONS, PatientProtocol
+from tmc_console.connections import MOST_CONNECTIONS, PatientProtocol, ProxiedProtocol
 from tmc_console.sessions import Sessions
 from tmc_console.sso_names import Provider
 from tmc_console.view import Setting
@@ -78,7 +78,7 @@ async def _serve(config: ConsoleConfig, listening: socket.socket) -> None:
         ssl_certfile=config.certificate or None,
         ssl_keyfile=config.key or None,
         timeout_graceful_shutdown=3,
-        http=PatientProtocol,
+        http=ProxiedProtocol if config.secure and not config.certificate else PatientProtocol,
         limit_concurrency=MOST_CONNECTIONS,
     )
     await uvicorn.Server(settings).serve(sockets=[listening])

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import httpx
 
-from tmc_common.limited import UNCOMPRESSED, read_body_async
+from tmc_common.limited import UNCOMPRESSED, parsed, read_body_async
 from tmc_console.sso_names import LoginFailed, Provider
 
 _DESCRIBED_S = 300.0
@@ -134,7 +134,7 @@ async def _asked(method: str, url: str, **options: Any) -> Any:
         client.stream(method, url, headers=UNCOMPRESSED, **options) as answer,
     ):
         answer.raise_for_status()
-        return json.loads(await read_body_async(answer, _MOST_BYTES))
+        return parsed(await read_body_async(answer, _MOST_BYTES))
 
 
 def _nonce_in(token: str) -> str:

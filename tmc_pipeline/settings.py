@@ -17,8 +17,10 @@ from tmc_server.settings import Section, read
 
 BODY_BYTES = 262_144
 _CREDENTIAL = re.compile(
-    r"(access[.-]?key|secret[.-]?key|session[.-]?token|account[.-]?key|password|secret)(\.|$)", re.IGNORECASE
+    r"(access[.-]?key|secret|token|account[.-]?key|private[.-]?key|encryption[.-]?key|password|\.sas)(\.|$)",
+    re.IGNORECASE,
 )
+_PASSWORD = re.compile(r"password=", re.IGNORECASE)
 
 
 class SparkSettings(Section):
@@ -52,8 +54,8 @@ class SparkSettings(Section):
     @classmethod
     def _without_credentials(cls, options: Mapping[str, str]) -> Mapping[str, str]:
         """Spark hands its settings to Java as arguments, which every user of the machine can list."""
-        for name in options:
-            if _CREDENTIAL.search(name):
+        for name, value in options.items():
+            if _CREDENTIAL.search(name) or _PASSWORD.search(value):
                 raise ValueError(
                     f"{name} would be shown in the list of processes: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the "
                     "environment, or spark.hadoop.hadoop.security.credential.provider.path to a file of Hadoop's"

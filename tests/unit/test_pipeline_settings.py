@@ -16,6 +16,9 @@ from tmc_pipeline.settings import SparkSettings
         "spark.hadoop.fs.azure.account.key.here.dfs.core.windows.net",
         "spark.ssl.keyPassword",
         "spark.authenticate.secret",
+        "spark.hadoop.fs.azure.sas.fixed.token.here",
+        "spark.hadoop.fs.gs.auth.service.account.private.key",
+        "spark.hadoop.fs.s3a.server-side-encryption.key",
     ],
 )
 def test_credentials_are_no_options_of_spark(name: str) -> None:
@@ -34,3 +37,8 @@ def test_credentials_are_no_options_of_spark(name: str) -> None:
 )
 def test_other_options_are_taken(name: str) -> None:
     assert SparkSettings(options={name: "x"}).options == {name: "x"}
+
+
+def test_passwords_for_java_are_no_options_either() -> None:
+    with pytest.raises(ValueError, match="list of processes"):
+        SparkSettings(options={"spark.driver.extraJavaOptions": "-Djavax.net.ssl.keyStorePassword=x"})

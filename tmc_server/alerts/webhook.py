@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import ssl
 from contextlib import closing
 
 import httpx
 
 from tmc_common.eventlog import EventLog
-from tmc_common.limited import UNCOMPRESSED, Compressed, TooLarge, read_body
+from tmc_common.limited import UNCOMPRESSED, Compressed, TooLarge, parsed, read_body
 from tmc_server.alerts.bodies import ERROR_FIELD, body_of
 from tmc_server.alerts.facts import facts
 from tmc_server.alerts.texts import text_of
@@ -66,7 +65,7 @@ class WebhookSink:
         if field is None:
             return
         try:
-            code = json.loads(said).get(field)
+            code = parsed(said).get(field)
         except (ValueError, AttributeError):
             code = None
         if code != 0:

@@ -5,7 +5,6 @@ AMQP does not tell of policies and limits; the broker's management API does (`ra
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -13,7 +12,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from tmc_common.addresses import each_host, is_loopback
-from tmc_common.limited import UNCOMPRESSED, read_body
+from tmc_common.limited import UNCOMPRESSED, parsed, read_body
 from tmc_server.delivery.rabbitmq_queues import DELIVERY_LIMIT
 from tmc_server.domain.queue_names import PREFIX
 from tmc_server.store.dialects.contract import Finding
@@ -87,4 +86,4 @@ def _limits(client: httpx.Client, host: str) -> Iterator[Finding]:
 def _get(client: httpx.Client, path: str) -> list[dict[str, Any]]:
     with client.stream("GET", path, headers=UNCOMPRESSED) as answer:
         answer.raise_for_status()
-        return list(json.loads(read_body(answer, _MOST_BYTES, _DEADLINE_S)))
+        return list(parsed(read_body(answer, _MOST_BYTES, _DEADLINE_S)))

@@ -14,7 +14,8 @@ from tmc_server.domain.manifest import Chain, Manifest, ManifestUnreadable, Remo
 from tmc_server.domain.numbers import MessageNumber, Shard
 from tmc_server.domain.ports.retention import ListUnreadable
 
-_MOST_OF_A_MANIFEST = 256 << 20  # one of a checkpoint names every folder of the archive
+_MOST_OF_A_MANIFEST = 64 << 20  # one of a checkpoint names every folder of the archive
+_MOST_OF_A_LIST = 512 << 20  # whatever its manifest says
 _LONGEST_LINE = 21  # a number of 63 bits, and the end of its line
 _HADOOP_SCHEMES = {"s3a": "s3", "s3n": "s3", "wasbs": "abfs"}  # as the pipeline spells them -> as fsspec does
 
@@ -40,10 +41,10 @@ class ArchiveFolder:
     def removals(self) -> Sequence[Removal]:
         folder = f"{self._root}/manifests"
         with self._reading(folder, "Is the archive mounted, and has a run published there?"):
-            sizes = {each["name"].rpartition("/")[2]: each["size"] for each in self._files.ls(folder, detail=True)}
-        found = {name: f"{folder}/{name}" for name in current_names(list(sizes))}
+            listed = {each["name"].rpartition("/")[2]: each for each in self._files.ls(folder, detail=True)}
+        found = {name: f"{folder}/{name}" for name in current_names(list(listed))}
         self._known = {  # they never change
-            path: self._known.get(path) or self._manifest(path, sizes[name]) for name, path in found.items()
+            path: self._known.get(path) or self._manifest(path, listed[name]) for name, path in found.items()
         }
         try:
             removals = Chain.of(list(self._known.values())).removals
@@ -59,23 +60,26 @@ class ArchiveFolder:
         folder = f"{self._root}/{removal_folder(run, shard)}"
         with self._reading(f"The list of run {run}, shard {shard}"):
             for path, about in sorted(self._files.glob(f"{folder}/part-*", detail=True).items()):
-                most = (expected - len(found)) * _LONGEST_LINE
-                found.extend(int(line) for line in self._text(path, about["size"], most).split())
+                most = min((expected - len(found)) * _LONGEST_LINE, _MOST_OF_A_LIST)
+                found.extend(int(line) for line in self._text(path, about, most).split())
         if len(found) != expected:
             raise ListUnreadable(
                 f"The list of run {run}, shard {shard} has {len(found)} numbers instead of {expected}."
             )
         return cast("Sequence[MessageNumber]", array("q", sorted(found)))
 
-    def _manifest(self, path: str, size: int) -> Manifest:
+    def _manifest(self, path: str, about: Mapping[str, Any]) -> Manifest:
         with self._reading(path):
-            return Manifest.from_json(self._text(path, size, _MOST_OF_A_MANIFEST), path.rpartition("/")[2])
+            return Manifest.from_json(self._text(path, about, _MOST_OF_A_MANIFEST), path.rpartition("/")[2])
 
-    def _text(self, path: str, size: int, most: int) -> str:
-        """size, most: bytes.  Raises TooLarge."""
+    def _text(self, path: str, about: Mapping[str, Any], most: int) -> str:
+        """about: as the file system lists it.  most: bytes.  Raises TooLarge."""
+        size = int(about["size"])
         if size > most:
             raise TooLarge(f"it has {size:,} bytes, and {most:,} are expected at most")
-        content: Any = self._files.cat_file(path)
+        content: Any = (
+            self._files.cat_file(path, start=0, end=size) if size else b""
+        )  # of a device, no more than it says
         return str(content.decode())
 
     @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import JWKRegistry, KeySet
 
 from tmc_common.eventlog import EventLog
-from tmc_common.limited import UNCOMPRESSED, read_body
+from tmc_common.limited import UNCOMPRESSED, parsed, read_body
 
 log = EventLog("tmc.login")
 
@@ -148,4 +147,4 @@ def _get(url: str) -> Any:
     """Raises httpx.HTTPError, ValueError."""
     with httpx.stream("GET", url, timeout=_TIMEOUT_S, headers=UNCOMPRESSED) as answer:
         answer.raise_for_status()
-        return json.loads(read_body(answer, _MOST_BYTES, _TIMEOUT_S))
+        return parsed(read_body(answer, _MOST_BYTES, _TIMEOUT_S))

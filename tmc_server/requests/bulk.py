@@ -151,9 +151,9 @@ class BulkJobs:
         return Listing(rows=reports, next_token=token)
 
     def topics(self, job: BulkJob) -> set[str]:
-        """The names of the topics that it is about."""
+        """The names of the topics that it is about; "": of one that this server does not know yet."""
         topics = self._catalog.current.topics
-        return {topics[place.topic].name for place in job.selection.places if place.topic in topics}
+        return {topics[place.topic].name if place.topic in topics else "" for place in job.selection.places}
 
     async def items(self, number: int, failures_only: bool, page_size: int, page_token: str) -> Listing[BulkItem]:
         """failures_only: those that were not done. Raises BulkJobUnknown."""

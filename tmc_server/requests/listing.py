@@ -12,6 +12,7 @@ from tmc_server.requests import validation
 
 Row = TypeVar("Row")
 _AFTER = ">"
+_AT_ONCE = 200  # rows of which many may be left out
 
 
 Covers = Callable[[str], bool]
@@ -54,8 +55,12 @@ def filled(read: Callable[[Row | None, int], Sequence[Row]], keep: Callable[[Row
     """Return the first `limit` rows that are kept. read: the next rows after a row, up to a limit; None: the first rows."""
     kept: list[Row] = []
     last: Row | None = None
-    while len(kept) < limit and (rows := read(last, limit)):
+    at_once = max(limit, _AT_ONCE)
+    while len(kept) < limit:
+        rows = read(last, at_once)
         kept += filter(keep, rows)
+        if len(rows) < at_once:
+            break
         last = rows[-1]
     return kept[:limit]
 

@@ -116,8 +116,11 @@ class Doorkeeper:
                 self.wake()
             self._worst.add(peer)
             return
-        others = self._held_of.get(peer, 0)
-        self._held_of[peer] = others + 1
+        held = self._held_of.get(peer, 0)
+        self._held_of[peer] = held + 1
+        others = (
+            0 if self.proven(context) else held
+        )  # a program that stands in for many, such as the console, showed a key
         try:
             usual, left = random.uniform(*_HOLD_S), context.time_remaining()
             seconds = usual * (1 + others / _MANY)
@@ -131,8 +134,11 @@ class Doorkeeper:
         """Before an app that is over a limit learns it: until it may repeat. One that repeats at once costs others more."""
         seconds = min(max(error.retry_after_ms / 1000, _LEAST_HELD_S), _MOST_HELD_S)
         left = context.time_remaining()
-        if self._held < _MOST_HELD and (left is None or left > 2 * seconds):
+        if left is not None:
+            seconds = min(seconds, left / 2)
+        if self._held < _MOST_HELD:
             await self._hold(seconds)
+            error.retry_after_ms = max(1, error.retry_after_ms - round(seconds * 1000))
 
     async def _hold(self, seconds: float) -> None:
         self._held += 1

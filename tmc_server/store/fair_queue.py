@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from tmc_server.domain.numbers import Shard
 
 _QUANTUM_BYTES = 16_384  # what an app may add to a batch per turn: about 16 small messages or 160 acks
+_LONGEST_S = 0.25  # of a batch, as it is charged
 _REGULAR_S = 1.0  # who was here so recently will come again
 
 
@@ -196,9 +197,16 @@ class LaneTime:
         self._level = max(self._level, had[app])
         shard = next(shard for shard in ready if app in queues[shard].lines)
         here = queues[shard].lines
-        waits = {each: sum(queue.waits(each) for queue in map(queues.__getitem__, ready)) for each in here}
-        is_short = max(waits.values()) >= self._many and (len(here) > 1 or self._is_awaited(waiting))
+        is_short = (len(here) > 1 or self._is_awaited(waiting)) and self._has_many(
+            here, [queues[each] for each in ready]
+        )
         return Turn(app=app, shard=shard, is_short=is_short)
+
+    def _has_many(self, apps: Collection[int], queues: Sequence[FairQueue[Entry]]) -> bool:
+        """Whether one of these apps does."""
+        if sum(queue.count for queue in queues) < self._many:
+            return False
+        return any(sum(queue.waits(app) for queue in queues) >= self._many for app in apps)
 
     def _is_awaited(self, waiting: Collection[int]) -> bool:
         """Whether another app is likely to come."""
@@ -207,7 +215,12 @@ class LaneTime:
         return any(app not in waiting for app in recent)
 
     def charge(self, batch: Sequence[Entry], seconds: float) -> None:
-        """A lane has worked that long on these: apps share it as they share its bytes."""
+        """A lane has worked that long on these: apps share it as they share its bytes.
+
+        A batch that was held up, e.g. by a database that was away, counts no more than one that was merely slow: it is not
+        the fault of these apps.
+        """
+        seconds = min(seconds, _LONGEST_S)
         sizes: Counter[int] = Counter()
         for app, entries in groupby(batch, key=attrgetter("app")):
             sizes[app] += sum(entry.size for entry in entries)

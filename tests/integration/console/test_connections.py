@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from tests.support.eventually import eventually
 from tmc_console import connections
@@ -62,12 +66,68 @@ def test_a_connection_without_a_whole_request_ends(port: int, said: str) -> None
         eventually(lambda: _is_closed(connection))
 
 
-def test_a_request_that_takes_longer_than_that_is_answered(port: int) -> None:
-    """In parts, each soon after the one before; and one after another on the same connection."""
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+def test_requests_one_after_another_are_answered_on_one_connection(port: int) -> None:
+    """Also one in two parts."""
+    with socket.create_connection(("127.0.0.1", port), 10) as connection:
         for _ in range(4):
-            assert client.get("/healthz").status_code == 200
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1")
             time.sleep(0.3)
+            connection.sendall(b"\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b"ok\n"):
+                answer += connection.recv(65_536)
+            assert answer.startswith(b"HTTP/1.1 200")
+
+
+async def _application(scope: Any, _receive: Any, send: Any) -> None:
+    """/slow: a response in parts, for four times the patience. Others: one of many megabytes."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(8 if scope["path"] == "/slow" else 40):
+        slow = scope["path"] == "/slow"
+        await send({"type": "http.response.body", "body": b"x" * (1 if slow else 1 << 20), "more_body": True})
+        await asyncio.sleep(0.25 if slow else 0)
+    await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.fixture
+def streaming(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Of a server with `_application`."""
+    monkeypatch.setattr(connections, "PATIENCE_S", 0.5)
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(_application, http=connections.PatientProtocol, log_level="error", lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
+    thread.start()
+    yield listening.getsockname()[1]
+    server.should_exit = True
+    thread.join(20)
+
+
+def test_a_response_that_takes_longer_than_that_is_sent(streaming: int) -> None:
+    assert httpx.get(f"http://127.0.0.1:{streaming}/slow", timeout=20).text == "x" * 8
+
+
+def test_a_client_that_does_not_read_is_cut_off(streaming: int) -> None:
+    with socket.create_connection(("127.0.0.1", streaming), 10) as connection:
+        connection.sendall(b"GET /large HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        time.sleep(2.5)
+        assert _read_to_the_end(connection) < 40 << 20
+
+
+def test_a_client_that_reads_slowly_gets_all(streaming: int) -> None:
+    with socket.create_connection(("127.0.0.1", streaming), 10) as connection:
+        connection.sendall(b"GET /large HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        assert _read_to_the_end(connection, pause_s=0.05) > 40 << 20
+
+
+def _read_to_the_end(connection: socket.socket, pause_s: float = 0.0) -> int:
+    """Returns: bytes."""
+    size = 0
+    with suppress(ConnectionError):
+        while part := connection.recv(1 << 20):
+            size += len(part)
+            time.sleep(pause_s)
+    return size
 
 
 def test_one_peer_does_not_take_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:

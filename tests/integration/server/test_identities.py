@@ -6,6 +6,7 @@ import base64
 import json
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -137,6 +138,16 @@ class TestOpenId:
             assert _who(api, text) == REFUSED
 
 
+class _Sent(httpx.SyncByteStream):
+    """A body that was not read yet."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._body
+
+
 class Signed:
     """Tokens of a provider that a test makes itself."""
 
@@ -149,11 +160,13 @@ class Signed:
             f"{ISSUER}/keys": lambda: {"keys": self.published},
         }
 
-        def get(url: str, timeout: float) -> httpx.Response:
+        @contextmanager
+        def stream(method: str, url: str, timeout: float, headers: Any) -> Iterator[httpx.Response]:
             assert timeout
-            return httpx.Response(200, json=pages[url](), request=httpx.Request("GET", url))
+            sent = _Sent(json.dumps(pages[url]()).encode())
+            yield httpx.Response(200, stream=sent, request=httpx.Request(method, url))
 
-        monkeypatch.setattr(httpx, "get", get)
+        monkeypatch.setattr(httpx, "stream", stream)
         self.tokens = oidc.OidcTokens(
             oidc.Provider(issuer=ISSUER, audiences=[CLIENT], claim=claim), lambda: self.now, lambda: self.now
         )
@@ -282,10 +295,10 @@ class TestVerification:
         assert signed.wakes == 2
 
     def test_a_provider_that_is_away_keeps_its_keys(self, signed: Signed, monkeypatch: pytest.MonkeyPatch) -> None:
-        def away(url: str, timeout: float) -> httpx.Response:
+        def away(*_: Any, **__: Any) -> Any:
             raise httpx.ConnectError("gone")
 
-        monkeypatch.setattr(httpx, "get", away)
+        monkeypatch.setattr(httpx, "stream", away)
         with pytest.raises(OSError, match="does not publish its keys"):
             signed.tokens.refresh()
         assert signed.name_of() == ANN

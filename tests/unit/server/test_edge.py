@@ -226,12 +226,12 @@ class TestDoorkeeper:
 
     @pytest.mark.parametrize(
         ("retry_after_ms", "left_s", "held_s"),
-        [(14, None, 0.1), (300, 5.0, 0.3), (60_000, None, 1.0), (300, 0.5, None)],
+        [(14, None, 0.1), (300, 5.0, 0.3), (60_000, None, 1.0), (300, 0.5, 0.25)],
     )
     def test_an_app_over_a_limit_learns_it_when_it_may_repeat(
-        self, monkeypatch: pytest.MonkeyPatch, retry_after_ms: int, left_s: float | None, held_s: float | None
+        self, monkeypatch: pytest.MonkeyPatch, retry_after_ms: int, left_s: float | None, held_s: float
     ) -> None:
-        """At least a tenth of a second later; at once, if its deadline would pass."""
+        """At least a tenth of a second later, before half of its deadline; and it need not wait for that again."""
         slept: list[float] = []
 
         async def sleep(seconds: float) -> None:
@@ -242,7 +242,8 @@ class TestDoorkeeper:
         peer.time_remaining = lambda: left_s  # type: ignore[attr-defined]
         error = RateLimited(retry_after_ms=retry_after_ms)
         asyncio.run(Doorkeeper(100, 50, _FakeSockets()).hold_back(error, peer))
-        assert slept == ([] if held_s is None else [held_s])
+        assert slept == [held_s]
+        assert error.retry_after_ms == max(1, retry_after_ms - round(held_s * 1000))
 
     def test_the_more_calls_of_a_stranger_wait_the_longer_each_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def story() -> list[float]:
@@ -256,13 +257,15 @@ class TestDoorkeeper:
             monkeypatch.setattr(doorkeeper, "_hold", hold)
             calls = [asyncio.ensure_future(doorkeeper.hold_up(_Peer("a"))) for _ in range(200)]
             calls += [asyncio.ensure_future(doorkeeper.hold_up(_Peer("b"))) for _ in range(6)]
+            doorkeeper.showed_key(_Peer("c"))
+            calls += [asyncio.ensure_future(doorkeeper.hold_up(_Peer("c"))) for _ in range(100)]
             await _settle()
             await _end(calls)
             return slept
 
         slept = asyncio.run(story())
-        assert len(slept) == 195 + 1  # five each are answered at once
-        assert all(seconds <= 2 * 4.5 for seconds in (*slept[:32], slept[-1]))
+        assert len(slept) == 195 + 1 + 95  # five each are answered at once
+        assert all(seconds <= 2 * 4.5 for seconds in (*slept[:32], *slept[195:]))  # c showed a key
         assert all(seconds >= 5 * 2.0 for seconds in slept[128:195])
 
     def test_strangers_never_have_more_than_half_of_the_connections(self) -> None:
