@@ -413,21 +413,25 @@ class CatalogStore(CatalogChanges):
             )
         return found
 
-    def load(self, before: Catalog) -> tuple[Catalog, KnownOperators]:
+    def operators_now(self) -> KnownOperators:
+        """Who the operators are. Read by itself: whoever lost a right loses it, even if the rest cannot be read."""
+        with self._database.reading() as connection:
+            return known_operators(connection)
+
+    def load(self, before: Catalog) -> Catalog:
         """Everything as of one moment. before: the copy so far, for rows that cannot be read; see `read_or_kept`.
 
-        Returns: the copy, and who the operators are. Raises StoreUnavailable.
+        Raises StoreUnavailable.
         """
         with self._database.snapshot() as connection:
             version = int(connection.execute(sa.select(meta.c.catalog_version)).scalar_one())
-            operators = known_operators(connection)
             targets: dict[int, dict[str, CheckTarget]] = {}
             for row in connection.execute(sa.select(check_target)):
                 kept = before.topics[row.topic_no].checks.targets if row.topic_no in before.topics else {}
                 name = f"check target {row.name!r} of topic {row.topic_no}"
                 targets.setdefault(row.topic_no, {})[row.name] = read_or_kept(name, target_of, row, kept.get(row.name))
             by_app = tag_keys(connection)
-            copy = Catalog(
+            return Catalog(
                 version=version,
                 apps={
                     row.app_no: app_of(row, by_app.get(row.app_no, ())) for row in connection.execute(sa.select(app))
@@ -453,7 +457,6 @@ class CatalogStore(CatalogChanges):
                 shard_map={row.shard: row.identity for row in connection.execute(sa.select(shard_map))},
                 silences=[silence_of(row) for row in connection.execute(sa.select(silence).order_by(silence.c.id))],
             )
-            return copy, operators
 
 
 _POLICY_COLUMNS = {field.name: field.name for field in fields(RetryPolicy)} | {"kind": "retry_kind"}

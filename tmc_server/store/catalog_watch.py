@@ -68,7 +68,8 @@ class CatalogWatch:
             copy = self.current
             changed = self._store.peek(self._incarnation()) != copy.version
             if changed:
-                copy, self._operators = self._store.load(copy)
+                self._operators = self._store.operators_now()
+                copy = self._store.load(copy)
             self._seen = (copy, looked)
         if changed:
             self._acknowledge(copy.version)

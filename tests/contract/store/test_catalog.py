@@ -34,6 +34,7 @@ from tmc_server.store.catalog_watch import CatalogWatch
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.migrate import migrate
 from tmc_server.store.nodes import LEASE_MS, NodeSlots
+from tmc_server.store.operators import OperatorStore
 from tmc_server.store.tables import audit, check_target, shard_tables, subscription, topic
 
 DELAY_MS = 5000
@@ -281,8 +282,11 @@ class TestChanges:
         assert watch.current.topics == before.topics
         assert watch.current.subscriptions == before.subscriptions
         assert f"the row of {name} cannot be read" in caplog.text
+        OperatorStore(store.database, change_delay_ms=0).make_first()
+        late = CatalogWatch(editor)
         with pytest.raises(StoreUnavailable, match=name):
-            CatalogWatch(editor).run_once()
+            late.run_once()
+        assert late.operators.tokens
 
     def test_a_center_of_one_process_looks_without_an_identity(self, center: Center) -> None:
         watch = CatalogWatch(CatalogStore(center.store.database, 0), lambda: None)
