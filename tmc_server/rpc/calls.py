@@ -45,6 +45,7 @@ from tmc_server.rpc.wire import check_fields
 log = EventLog("tmc.rpc")
 
 _REVOKED_LOOK_S = 0.5
+_LOOKS_AT_ONCE = 3  # of one operator, at what only shows something
 
 Identify = Callable[[Any], Any]
 Answer = TypeVar("Answer")
@@ -59,6 +60,7 @@ class Edge:
         self.budget = budget
         self.doorkeeper = doorkeeper
         self.reads = Reads()
+        self._looks: dict[str, asyncio.Semaphore] = {}
         self._streams: set[_Stream] = set()
         self._seen: object = None
         self._looking = False
@@ -76,6 +78,10 @@ class Edge:
         found = self.authentication.operator(context.invocation_metadata() or (), context.auth_context())
         self.doorkeeper.showed_key(context)
         return found
+
+    def looks(self, operator: Operator) -> asyncio.Semaphore:
+        """What an operator looks at takes threads of all: further looks wait for the operator's own."""
+        return self._looks.setdefault(operator.name, asyncio.Semaphore(_LOOKS_AT_ONCE))
 
     async def refuse(self, context: Context, error: TmcError) -> None:
         """End a call of one of our services."""
@@ -194,7 +200,10 @@ def _unary(
         request = decode(await reads.one(context, OPERATORS))
         demand_topics(operator, right, request, edge.authentication.catalog)
         ORIGIN.set(context.peer()[:LONGEST_ORIGIN])
-        return await behavior(operator, request)
+        if role > Role.VIEWER:
+            return await behavior(operator, request)
+        async with edge.looks(operator):
+            return await behavior(operator, request)
 
     async def serve(context: Context) -> Message:
         if right.role is None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
 from tmc_common.protocol import admin_pb2, message_pb2, types_pb2
 from tmc_server.domain.proposals import NewProposal, ProposalAction
+from tmc_server.requests.overviewing import Overviewing
 from tmc_server.store.proposals import SqlProposals
 
 OURS, THEIRS = "order.paid", "pay.done"
@@ -147,6 +150,32 @@ def test_with_limits_a_topic_is_named(setting: Setting, method: str) -> None:
     answer = setting.call(method, request, setting.tokens["admin", True])
     unknown = _unknown(RIGHTS[method][1])
     assert answer == (("NOT_FOUND", unknown, "") if unknown else (DENIED, "TOPIC_NOT_ALLOWED", ""))
+
+
+def test_what_one_operator_looks_at_takes_no_thread_of_others(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three looks at once; further ones wait, and are answered."""
+    under_way, most = 0, 0
+
+    async def overview(_self: Overviewing) -> tuple[int, tuple[()]]:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.05)
+        under_way -= 1
+        return 0, ()
+
+    monkeypatch.setattr(Overviewing, "overview", overview)
+
+    def look(role: str) -> Any:
+        return setting.call("GetOverview", admin_pb2.GetOverviewRequest(), setting.tokens[role, False])
+
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(look, ["viewer"] * 20))
+        assert (most, any(isinstance(answer, tuple) for answer in answers)) == (3, False)
+        list(pool.map(look, ["viewer", "operator"] * 10))
+        assert 3 < most <= 6
 
 
 def test_an_id_that_claims_another_topic_finds_nothing(setting: Setting) -> None:
