@@ -1,4 +1,4 @@
-"""What a tenant that is busy in all shards costs a neighbor that prepares and submits one message after the other.
+"""Measures the cost of a tenant that is busy in all shards, to a neighbor that prepares and submits one message after another.
 
     hostile_shards.py          prints the figures as JSON
     hostile_shards.py KIND ADDRESS KEY MESSAGE_ID SECONDS          is that tenant, in a process of its own

@@ -10,15 +10,16 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9_.-]+)(\[[a-z0-9_,]+\])?>=([0-9][^,]*)")
 _OWN = re.compile(r"tmc-center\[([a-z0-9_,]+)\]")
 
 
-def requirements(project: dict[str, object], extras: list[str]) -> Iterator[str]:
-    """Of the package itself and of these extras, also of those that they name."""
-    optional: dict[str, list[str]] = project["optional-dependencies"]  # type: ignore[assignment]
-    yield from project["dependencies"]  # type: ignore[misc]
+def requirements(project: dict[str, Any], extras: list[str]) -> Iterator[str]:
+    """Yield the requirements of the package and of these extras, also of the extras that they name."""
+    optional = project["optional-dependencies"]
+    yield from project["dependencies"]
     seen: set[str] = set()
     while extras:
         extra = extras.pop()

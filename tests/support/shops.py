@@ -14,7 +14,7 @@ DATABASES = ("sqlite", "mariadb", "postgresql")
 
 
 def url_of(request: pytest.FixtureRequest, folder: Path, name: str) -> str:
-    """Of a database of the kind that the fixture's parameter names."""
+    """Return the URL of a database of the kind that the fixture's parameter names."""
     if request.param == "sqlite":
         return f"sqlite:///{folder}/{name}.db"
     return str(request.getfixturevalue(request.param).create(f"tmc_{name}"))

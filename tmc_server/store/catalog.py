@@ -414,7 +414,7 @@ class CatalogStore(CatalogChanges):
         return found
 
     def operators_now(self) -> KnownOperators:
-        """Who the operators are. Read by itself: whoever lost a right loses it, even if the rest cannot be read."""
+        """Read the operators alone, so that a revoked right ends even if the rest of the catalog cannot be read."""
         with self._database.reading() as connection:
             return known_operators(connection)
 

@@ -91,7 +91,7 @@ async def _application(scope: Any, _receive: Any, send: Any) -> None:
 
 @pytest.fixture
 def streaming(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Of a server with `_application`."""
+    """Run a server with `_application`; the value is its port."""
     monkeypatch.setattr(connections, "PATIENCE_S", 0.5)
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(_application, http=connections.PatientProtocol, log_level="error", lifespan="off")
@@ -110,7 +110,7 @@ def test_a_response_that_takes_longer_than_that_is_sent(streaming: int) -> None:
 def test_a_client_that_does_not_read_is_cut_off(streaming: int) -> None:
     with socket.create_connection(("127.0.0.1", streaming), 10) as connection:
         connection.sendall(b"GET /large HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        time.sleep(2.5)
+        time.sleep(2.5)  # to look earlier would be to read on
         assert _read_to_the_end(connection) < 40 << 20
 
 

@@ -1,4 +1,4 @@
-"""What HTTP servers of others answer: bodies that swell or never end are refused, and hardly read."""
+"""Bodies that swell or never end, from HTTP servers of others, are refused and hardly read."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ NOT_ASKED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Whose:
-    """What fields are filled with that name something. message_id, job, proposal: of the topic."""
+    """Values for the fields that name something. message_id, job and proposal belong to the topic."""
 
     topic: str
     key: str
@@ -161,7 +161,7 @@ def asked(method: MethodDescriptor, whose: Whose, seed: int) -> Message:
 
 
 def heard(answer: Any) -> object:
-    """What one can learn from an answer: code, reason and field, or all of it but the time."""
+    """Return what a caller learns from an answer: code, reason and field, or the whole message without the time."""
     if isinstance(answer, tuple):
         return answer
     if "now_ms" in answer.DESCRIPTOR.fields_by_name:
@@ -195,7 +195,7 @@ def test_what_belongs_to_others_looks_as_if_it_were_missing(matrix: Matrix) -> N
 
 @pytest.mark.parametrize("role", ROLES)
 def test_pages_of_lists_say_nothing_about_the_rows_of_others(matrix: Matrix, role: str) -> None:
-    """Of each list by pages of one: there are as many pages as rows of one's own, whatever lies between."""
+    """Each list, by pages of one row, has as many pages as the caller has rows, whatever lies between."""
     token = matrix.setting.tokens[role, True]
     lists = [
         method

@@ -179,14 +179,15 @@ class TestUnfinishedRequests:
 
 
 class _Peer:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, left_s: float | None = None) -> None:
         self.name = name
+        self._left_s = left_s
 
     def peer(self) -> str:
         return self.name
 
     def time_remaining(self) -> float | None:
-        return None
+        return self._left_s
 
 
 class _FakeSockets(Sockets):
@@ -238,8 +239,7 @@ class TestDoorkeeper:
             slept.append(seconds)
 
         monkeypatch.setattr(asyncio, "sleep", sleep)
-        peer = _Peer("a")
-        peer.time_remaining = lambda: left_s  # type: ignore[attr-defined]
+        peer = _Peer("a", left_s)
         error = RateLimited(retry_after_ms=retry_after_ms)
         asyncio.run(Doorkeeper(100, 50, _FakeSockets()).hold_back(error, peer))
         assert slept == [held_s]
