@@ -215,7 +215,10 @@ class LimitsConfig(Section):
         3_600, ge=1, le=86_400, description="streams of a connection that is renewed go on this long"
     )
     calls_per_connection: int = Field(
-        256, ge=1, le=100_000, description="concurrent calls per connection; further ones are RATE_LIMITED"
+        256,
+        ge=1,
+        le=100_000,
+        description="concurrent calls per connection, streams included; clients keep further ones back",
     )
 
 

@@ -477,7 +477,7 @@ def _edge(config: Config, store: OpenStore, first_use: FirstUse | None, secret: 
         open_bytes=limits.open_bytes,
         streams=limits.streams,
     )
-    return Edge(authentication, Budget(allowance), Doorkeeper(limits.connections, limits.calls_per_connection))
+    return Edge(authentication, Budget(allowance), Doorkeeper(limits.connections))
 
 
 # -- duties: one of each kind per database, so that one that is away holds up no other -----------------------------

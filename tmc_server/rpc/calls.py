@@ -207,10 +207,8 @@ def _unary(
 
     async def serve(context: Context) -> Message:
         if right.role is None:
-            answer = of_app(edge.identity(edge.authentication.app, context), context)
-        else:
-            answer = of_operator(edge.operator(context), right.role, context)
-        return await edge.doorkeeper.one_of_few(answer, context)
+            return await of_app(edge.identity(edge.authentication.app, context), context)
+        return await of_operator(edge.operator(context), right.role, context)
 
     async def call(_requests: Any, context: Context) -> Message | None:
         began = time.monotonic()

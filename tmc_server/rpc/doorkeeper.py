@@ -17,9 +17,9 @@ import random
 import socket
 import stat
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tmc_common.eventlog import EventLog
 from tmc_server.errors import RateLimited
@@ -27,8 +27,6 @@ from tmc_server.metrics import METRICS
 from tmc_server.rpc.refusing import Context
 
 log = EventLog("tmc.doorkeeper")
-
-Answer = TypeVar("Answer")
 
 _FREE_PER_SECOND = 4.0  # calls without a key that are answered at once, per connection
 _FREE_AT_ONCE = 5.0
@@ -43,7 +41,7 @@ _GRACE_S = 1.0  # a connection this young may still show a key
 
 
 class Doorkeeper:
-    """Everything but `sweep` on the loop. connections: limits.connections.  calls: limits.calls_per_connection.
+    """Everything but `sweep` on the loop. connections: limits.connections.
 
     port: set when the server listens.  wake: have `sweep` run soon.
     """
@@ -51,15 +49,12 @@ class Doorkeeper:
     def __init__(
         self,
         connections: int,
-        calls: int,
         sockets: Sockets | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.port = 0
         self.wake: Callable[[], None] = lambda: None
         self._connections = connections
-        self._calls = calls
-        self._open: dict[str, int] = {}  # calls of proven connections
         self._monotonic = monotonic
         self._proven: set[str] = set()
         self._patience: dict[str, tuple[float, float]] = {}  # calls that are still free, when
@@ -78,24 +73,6 @@ class Doorkeeper:
     def proven(self, context: Context) -> bool:
         """Did a call of this connection show a valid key?"""
         return context.peer() in self._proven
-
-    async def one_of_few(self, call: Coroutine[Any, Any, Answer], context: Context) -> Answer:
-        """Run a call of a connection that showed a key. Raises RateLimited: it has too many open."""
-        peer = context.peer()
-        count = self._open.get(peer, 0)
-        if count >= self._calls:
-            call.close()
-            raise RateLimited(
-                f"This connection has {count} open calls (limits.calls_per_connection): repeat after the given time, or open "
-                "another connection."
-            )
-        self._open[peer] = count + 1
-        try:
-            return await call
-        finally:
-            left = self._open.pop(peer) - 1
-            if left:
-                self._open[peer] = left
 
     async def admit(self, context: Context) -> None:
         """Before a call that needs no key: at once if its connection is proven, else like `hold_up`."""

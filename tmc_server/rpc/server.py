@@ -25,7 +25,6 @@ SERVICES = {
 _HEADROOM = 1 << 20
 _WINDOW_BYTES = 16_384  # what a call may send before anybody waits for it
 _PENDING = 4_000
-_STREAMS_PER_CALL = 1.5
 _HANDSHAKE_MS = 5_000  # TLS and the first frame
 _IDLE_MS = 300_000  # without a call; clients connect again by themselves
 _KEEPALIVE_MS = 30_000
@@ -75,8 +74,10 @@ def _options(limits: LimitsConfig) -> list[tuple[str, int]]:
         ("grpc.compression_enabled_algorithms_bitset", 1),  # nothing that could swell after its size was looked at
         ("grpc.so_reuseport", 0),
         ("grpc.max_allowed_incoming_connections", limits.connections),
-        # HTTP/2 counts ended streams for a while, and clients do not repeat what is refused then: the doorkeeper limits calls.
-        ("grpc.max_concurrent_streams", round(_STREAMS_PER_CALL * limits.calls_per_connection)),
+        # A client keeps further calls back until one ended. Ended ones that still occupy memory here do not count: it knows
+        # nothing of them, and would not repeat what is refused because of them.
+        ("grpc.max_concurrent_streams", limits.calls_per_connection),
+        ("grpc.http.overload_protection", 0),
         # Calls that nobody has looked at yet; above the first number gRPC drops some, no matter who sent them.
         ("grpc.server.max_pending_requests", _PENDING),
         ("grpc.server.max_pending_requests_hard_limit", 2 * _PENDING),

@@ -7,9 +7,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from tests.integration.server.test_api import BAD, Api, a_connection, a_message,
 from tests.support.center import RunningCenter
 from tests.support.dose import LONG
 from tests.support.eventually import eventually
-from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2, message_pb2_grpc
+from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2
 from tmc_server.domain.rights import RIGHTS
 
 WRONG_KEY = [("tmc-app", "orders"), ("authorization", "Bearer wrong")]
@@ -132,58 +130,6 @@ class TestBudgets:
             answers = [api("MessageService/Prepare", a_message(key=""))[1] for _ in range(20)]
             assert set(answers) == {"FIELD_INVALID", "RATE_LIMITED"}
             assert api("MessageService/Prepare", a_message(), limited.as_app("stranger"))[1] == "TOPIC_UNKNOWN"
-
-    def test_calls_of_a_connection_are_limited_with_a_status(self, tmp_path) -> None:
-        """Not by HTTP/2 alone, whose refusals most clients do not repeat."""
-
-        def refused(answer: Any) -> str:
-            return answer[1] if isinstance(answer, tuple) else ""
-
-        path = "/tmc.v1.MessageService/Publish"
-        with (
-            RunningCenter(f"sqlite:///{tmp_path}/c.db", limits={"calls_per_connection": 2}) as limited,
-            grpc.insecure_channel(limited.address) as channel,
-        ):
-            key, api = limited.as_app("orders"), Api(limited, channel)
-            kept: list[Any] = []
-            with ExitStack() as unfinished:
-
-                def is_limited() -> bool:
-                    """Beside two open calls; one of these may have come third, and was refused then."""
-                    while sum(not call.done() for call in kept) < 2:
-                        never = unfinished.enter_context(_never_sent())
-                        kept.append(channel.stream_unary(path).future(never, metadata=key))
-                    return refused(api("MessageService/Publish", a_publish())) == "RATE_LIMITED"
-
-                eventually(is_limited)
-                with pytest.raises(grpc.RpcError) as caught:
-                    channel.unary_unary(path)(b"", metadata=key)
-                assert "calls_per_connection" in caught.value.details()
-                assert "google.rpc.retryinfo" in str(caught.value.trailing_metadata()).lower()
-            for call in kept:
-                call.exception(20)
-            assert api("MessageService/Publish", a_publish()).message_id
-
-    def test_two_hundred_plain_callers_share_a_connection(self, tmp_path) -> None:
-        """HTTP/2 counts ended streams for a while: few of them advertised are refused to clients that stay below."""
-
-        def one(publish: Any, key: Any, number: int) -> str:
-            request = message_pb2.PublishRequest(
-                topic="order.paid", key=f"plain-{number}", body=b"x", attempt_id=os.urandom(16)
-            )
-            try:
-                publish(request, metadata=key, timeout=60)
-            except grpc.RpcError as exc:
-                return f"{exc.code()} {exc.details()}"
-            return "OK"
-
-        with (
-            RunningCenter(f"sqlite:///{tmp_path}/c.db") as center,
-            grpc.insecure_channel(center.address) as channel,
-            ThreadPoolExecutor(200) as pool,
-        ):
-            call = partial(one, message_pb2_grpc.MessageServiceStub(channel).Publish, center.as_app("orders"))
-            assert set(pool.map(call, range(4_000))) == {"OK"}
 
     @pytest.mark.parametrize(
         ("path", "app"),

@@ -75,9 +75,9 @@ def _python_client(address: str, _folder: Path) -> None:
 
 
 def _go_client(address: str, folder: Path) -> None:
-    source = shutil.copytree(ROOT / "tests" / "foreign" / "go_keepalive", folder / "source")
-    subprocess.run(["go", "build", "-o", "keepalive", "."], cwd=source, check=True, timeout=600)
-    command = [str(source / "keepalive"), address, str(IDLE_S)]
+    source = shutil.copytree(ROOT / "tests" / "foreign" / "go_client", folder / "source")
+    subprocess.run(["go", "build", "-o", "client", "."], cwd=source, check=True, timeout=600)
+    command = [str(source / "client"), "keepalive", address, str(IDLE_S)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout) == (0, "the connection stayed up\n"), done.stderr
 

@@ -210,7 +210,7 @@ class TestDoorkeeper:
 
         async def story() -> list[int]:
             clock = [50.0]
-            doorkeeper = Doorkeeper(100, 50, _FakeSockets(), lambda: clock[0])
+            doorkeeper = Doorkeeper(100, _FakeSockets(), lambda: clock[0])
 
             async def answered(peer: str, count: int) -> int:
                 calls = [asyncio.ensure_future(doorkeeper.hold_up(_Peer(peer))) for _ in range(count)]
@@ -241,7 +241,7 @@ class TestDoorkeeper:
         monkeypatch.setattr(asyncio, "sleep", sleep)
         peer = _Peer("a", left_s)
         error = RateLimited(retry_after_ms=retry_after_ms)
-        asyncio.run(Doorkeeper(100, 50, _FakeSockets()).hold_back(error, peer))
+        asyncio.run(Doorkeeper(100, _FakeSockets()).hold_back(error, peer))
         assert slept == [held_s]
         assert error.retry_after_ms == max(1, retry_after_ms - round(held_s * 1000))
 
@@ -253,7 +253,7 @@ class TestDoorkeeper:
                 slept.append(seconds)
                 await asyncio.Event().wait()
 
-            doorkeeper = Doorkeeper(100, 50, _FakeSockets(), lambda: 50.0)
+            doorkeeper = Doorkeeper(100, _FakeSockets(), lambda: 50.0)
             monkeypatch.setattr(doorkeeper, "_hold", hold)
             calls = [asyncio.ensure_future(doorkeeper.hold_up(_Peer("a"))) for _ in range(200)]
             calls += [asyncio.ensure_future(doorkeeper.hold_up(_Peer("b"))) for _ in range(6)]
@@ -271,7 +271,7 @@ class TestDoorkeeper:
     def test_strangers_never_have_more_than_half_of_the_connections(self) -> None:
         clock = [0.0]
         sockets = _FakeSockets(*(f"peer{i}" for i in range(8)))
-        doorkeeper = Doorkeeper(10, 50, sockets, lambda: clock[0])
+        doorkeeper = Doorkeeper(10, sockets, lambda: clock[0])
         doorkeeper.showed_key(_Peer("peer0"))
         doorkeeper.sweep()
         assert sockets.closed == []  # they may still show a key
@@ -282,7 +282,7 @@ class TestDoorkeeper:
 
     def test_a_proven_connection_waits_for_no_health_check(self) -> None:
         async def story() -> list[bool]:
-            doorkeeper = Doorkeeper(100, 50, _FakeSockets("a", "b"), lambda: 50.0)
+            doorkeeper = Doorkeeper(100, _FakeSockets("a", "b"), lambda: 50.0)
             doorkeeper.showed_key(_Peer("a"))
             held = []
             for peer in (_Peer("a"), _Peer("b")):
@@ -302,7 +302,7 @@ class TestDoorkeeper:
                 doorkeeper.showed_key(_Peer("new"))
                 return live
 
-        doorkeeper = Doorkeeper(10, 50, ShownMeanwhile("old"), lambda: 0.0)
+        doorkeeper = Doorkeeper(10, ShownMeanwhile("old"), lambda: 0.0)
         doorkeeper.sweep()
         assert doorkeeper.proven(_Peer("new"))
 
@@ -359,7 +359,7 @@ class TestOpenToAll:
             await asyncio.Event().wait()
 
         async def story() -> tuple[int, int]:
-            doorkeeper = Doorkeeper(1000, 50, _FakeSockets())
+            doorkeeper = Doorkeeper(1000, _FakeSockets())
             doorkeeper.showed_key(_Peer("greedy"))  # or some would wait
             guard = OpenToAll(Reads(), doorkeeper)
             guarded = await self._guarded(
@@ -387,7 +387,7 @@ class TestOpenToAll:
         async def story(stuck: int, waited_s: float) -> tuple[int, bool]:
             clock = [0.0]
             reads = Reads(lambda: clock[0])
-            guard = OpenToAll(reads, Doorkeeper(1000, 50, _FakeSockets(), lambda: clock[0]))
+            guard = OpenToAll(reads, Doorkeeper(1000, _FakeSockets(), lambda: clock[0]))
             guarded = await self._guarded(guard, grpc.unary_unary_rpc_method_handler(check, request_deserializer=bytes))
             calls = [_Call("a", None) for _ in range(stuck)]
             tasks = [asyncio.ensure_future(guarded.stream_unary(None, call)) for call in calls]
@@ -409,7 +409,7 @@ class TestOpenToAll:
             return b"serving"
 
         async def story() -> bool:
-            guard = OpenToAll(Reads(lambda: 0.0), Doorkeeper(1000, 50, _FakeSockets()))
+            guard = OpenToAll(Reads(lambda: 0.0), Doorkeeper(1000, _FakeSockets()))
             guarded = await self._guarded(guard, grpc.unary_unary_rpc_method_handler(check, request_deserializer=bytes))
             stuck = [asyncio.ensure_future(guarded.stream_unary(None, _Call("a", None))) for _ in range(15)]
             await _settle()
