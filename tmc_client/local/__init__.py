@@ -94,12 +94,6 @@ class LocalTransaction(Protocol):
     def insert_outbox(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
         """Write messages into tmc_outbox. Returns: their ids, in order."""
 
-    def insert_outbox_of(self, ledger_id: bytes, row: Mapping[str, Any]) -> int | None:
-        """Write a message into tmc_outbox if this ledger is beside it, in one statement.
-
-        Returns: its id; None: nothing was written, since another ledger is, or the library cannot do it in one.
-        """
-
     def is_duplicate(self, exc: BaseException) -> bool:
         """Whether a row was refused because of its key, or for a reason that this library cannot tell from that."""
 

@@ -201,9 +201,6 @@ class ConnectionTransaction:
     def insert_outbox(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
         return self._driver.insert_numbered(self._raw, outbox, rows, self._returns(), self._execute)
 
-    def insert_outbox_of(self, ledger_id: bytes, row: Mapping[str, Any]) -> int | None:
-        return self._driver.insert_beside(self._raw, ledger_id, row, self._returns(), self._execute)
-
     @property
     def _raw(self) -> Any:
         """The driver's own connection."""

@@ -12,9 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import registry
 
 from tmc_client import errors
-from tmc_client.local import causes
 from tmc_client.local.statements import Text
-from tmc_client.tables import ledger_info, outbox
 
 _DIALECTS = {
     "sqlite3": "sqlite",
@@ -23,7 +21,6 @@ _DIALECTS = {
     "psycopg": "postgresql.psycopg",
 }
 _PSYCOPG_IDLE = 0  # libpq's PQTRANS_IDLE
-_BAD_NULL = 1048  # MySQL's ER_BAD_NULL_ERROR
 _MULTI_STATEMENTS = 1 << 16  # MySQL's CLIENT_MULTI_STATEMENTS
 
 
@@ -60,7 +57,7 @@ class Driver:
 
     def insert(self, connection: Any, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> tuple[str, list[Any]]:
         """One INSERT of these rows: text and parameters. connection: of this driver."""
-        return self.text.insert(table, rows, marks_binary=_marks_binary(connection))
+        return self.text.insert(table, rows, marks_binary=bool(getattr(connection, "_binary_prefix", False)))
 
     def inserts(
         self, connection: Any, table: sa.Table, rows: Sequence[Mapping[str, Any]]
@@ -90,32 +87,6 @@ class Driver:
                 found += sorted(number for (number,) in run(f"{text} RETURNING id", values).fetchall())
         return found
 
-    def insert_beside(
-        self,
-        connection: Any,
-        ledger_id: bytes,
-        row: Mapping[str, Any],
-        returning: bool,
-        run: Callable[[str, Sequence[Any]], Any],
-    ) -> int | None:
-        """Insert a row into tmc_outbox if this ledger is beside it. Returns: its id; None: nothing was inserted.
-
-        Other parameters: see `insert_numbered`.
-        """
-        text, values = self.text.insert_beside(
-            outbox, row, ledger_info.c.ledger_id, ledger_id, marks_binary=_marks_binary(connection)
-        )
-        if returning and self.dialect.name != "mysql":
-            found = run(f"{text} RETURNING id", values).fetchone()
-            return None if found is None else int(found[0])
-        try:
-            done = run(text, values)
-        except Exception as exc:
-            if not any(each.args[:1] == (_BAD_NULL,) for each in causes(exc)):
-                raise
-            return None
-        return done.lastrowid if done.rowcount else None
-
     def is_lost(self, exc: BaseException, connection: Any) -> bool:
         """Whether the connection is gone."""
         return isinstance(exc, self.module.Error) and self.dialect.is_disconnect(exc, connection, None)
@@ -141,10 +112,6 @@ def _driver_of(kind: Any) -> Driver | None:
                 )
             return _driver(root)
     return None
-
-
-def _marks_binary(connection: Any) -> bool:
-    return bool(getattr(connection, "_binary_prefix", False))
 
 
 def unwrapped(connection: Any) -> Any:

@@ -157,15 +157,6 @@ class SessionTransaction:
         raw, returning = connection.connection.dbapi_connection, connection.dialect.insert_returning
         return driver.insert_numbered(raw, outbox, rows, returning, partial(execute, connection, driver))
 
-    def insert_outbox_of(self, ledger_id: bytes, row: Mapping[str, Any]) -> int | None:
-        connection, driver, first = self._ready()
-        if driver is None:
-            return None
-        if first:
-            connection.exec_driver_sql(first)
-        raw, returning = connection.connection.dbapi_connection, connection.dialect.insert_returning
-        return driver.insert_beside(raw, ledger_id, row, returning, partial(execute, connection, driver))
-
     def is_duplicate(self, exc: BaseException) -> bool:
         # On SQLite, a snapshot that is outdated by another write is an OperationalError. A listener may have raised its own.
         module: Any = self._engine.dialect.loaded_dbapi

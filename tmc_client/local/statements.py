@@ -32,17 +32,6 @@ class Text:
         begin, row = _insert(table, columns, self.dialect, marks_binary)
         return begin + ", ".join([row] * len(rows)), [each[column] for each in rows for column in columns]
 
-    def insert_beside(
-        self, table: sa.Table, row: Mapping[str, Any], other: sa.Column[Any], value: Any, *, marks_binary: bool = False
-    ) -> tuple[str, list[Any]]:
-        """An INSERT of this row that inserts nothing unless the other table has a row with this value.
-
-        On MariaDB it then fails instead, since the first column would be null: INSERT ... SELECT locks the table's counter.
-        """
-        text = _insert_beside(table, tuple(row), other, self.dialect, marks_binary)
-        first, *rest = row.values()
-        return text, [first, value, *rest] if self.dialect.name == "mysql" else [first, *rest, value]
-
     def pages(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
         """Few enough for one statement: of parameters, and of bytes."""
         most = _PAGE
@@ -85,27 +74,10 @@ def _compiled(statement: Any, dialect: sa.Dialect) -> Any:
 
 @lru_cache
 def _insert(table: sa.Table, columns: tuple[str, ...], dialect: sa.Dialect, marks_binary: bool) -> tuple[str, str]:
-    marks = _marks(table, columns, dialect, marks_binary)
-    return f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ", f"({', '.join(marks)})"
-
-
-@lru_cache
-def _insert_beside(
-    table: sa.Table, columns: tuple[str, ...], other: sa.Column[Any], dialect: sa.Dialect, marks_binary: bool
-) -> str:
-    begin = f"INSERT INTO {table.name} ({', '.join(columns)})"
-    first, *rest = _marks(table, columns, dialect, marks_binary)
-    (mark,) = _marks(other.table, (other.name,), dialect, marks_binary)
-    found = f"FROM {other.table} WHERE {other.name} = {mark}"
-    if dialect.name == "mysql":
-        return f"{begin} VALUES ((SELECT {first} {found}), {', '.join(rest)})"
-    return f"{begin} SELECT {', '.join((first, *rest))} {found}"
-
-
-def _marks(table: Any, columns: tuple[str, ...], dialect: sa.Dialect, marks_binary: bool) -> list[str]:
     mark = "?" if dialect.paramstyle == "qmark" else "%s"
     unmarked = dialect.name == "mysql" and not marks_binary  # the server would check them as text
-    return [f"_binary {mark}" if unmarked and _is_binary(table, column) else mark for column in columns]
+    marks = [f"_binary {mark}" if unmarked and _is_binary(table, column) else mark for column in columns]
+    return f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ", f"({', '.join(marks)})"
 
 
 def _is_binary(table: sa.Table, column: str) -> bool:

@@ -181,10 +181,11 @@ class Outbox:
         """
         for request in requests:
             self.check(request)
+        self._refuse_another_ledger(local)
         if self.store.engine.dialect.name in FAMILY:
             demand_wide(local.run, *(text for each in requests for text in (each.topic, each.key, each.order_key)))
         rows = [self._columns(request) for request in requests]
-        numbered = list(zip(self._insert(local, rows), rows, strict=True))
+        numbered = list(zip(local.insert_outbox(rows), rows, strict=True))
         direct = [Entry.of_columns(number, row) for number, row in numbered if not row["line"]]
         return partial(self._send, direct, ordered=len(direct) < len(rows))
 
@@ -194,19 +195,11 @@ class Outbox:
         except Exception:  # the transaction is committed, and the relay sends them
             log.warning("%d messages are left to the relay", len(entries), exc_info=True)
 
-    def _insert(self, local: LocalTransaction, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
-        """Returns: the ids. Raises InvalidRequest if they would be written beside another ledger.
-
-        That is seen in each transaction, since a connection may change its schema, e.g. with the tenant.
-        """
-        engine, ours = local.engine, self.store.known_ledger_id
+    def _refuse_another_ledger(self, local: LocalTransaction) -> None:
+        """Read in each transaction, since a connection may change its schema, e.g. with the tenant."""
+        engine = local.engine
         if engine is None or not self._is_the_file_of(engine):
-            if len(rows) == 1 and ours:
-                number = local.insert_outbox_of(ours, rows[0])
-                if number is not None:
-                    return [number]
             self._demand_ours(known_ledger_id(local.run), engine)
-        return local.insert_outbox(rows)
 
     def demand_written_here(self, session: Session) -> None:
         """Raise InvalidRequest if its transaction would write messages elsewhere. Called before they are flushed.

@@ -123,11 +123,6 @@ class OutboxStore:
                 self._ledger_id = _ledger_id(connection)
         return self._ledger_id
 
-    @property
-    def known_ledger_id(self) -> bytes:
-        """As `ledger_id`, without reading; b"": not read yet."""
-        return self._ledger_id
-
     def believe(self, ledger_id: bytes) -> None:
         """What a transaction over our own pool has read. It holds a connection: a second one is taken later, to see."""
         if ledger_id and not self._ledger_id:

@@ -553,61 +553,6 @@ def test_a_transaction_of_another_database_is_refused(database: Database, target
             tx.send("t", {}, key="a")
 
 
-class Spied:
-    """A connection of a driver whose statements are kept, as instrumentation wraps one."""
-
-    def __init__(self, connection: Any) -> None:
-        self.statements: list[str] = []
-        self._connection = connection
-
-    @property
-    def __class__(self) -> Any:
-        return type(self._connection)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-    def cursor(self) -> Any:
-        return SpiedCursor(self._connection.cursor(), self.statements)
-
-
-class SpiedCursor:
-    def __init__(self, cursor: Any, statements: list[str]) -> None:
-        self._cursor, self._statements = cursor, statements
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cursor, name)
-
-    def execute(self, text: str, *values: Any) -> Any:
-        self._statements.append(text)
-        return self._cursor.execute(text, *values)
-
-
-def test_a_message_is_one_statement_that_another_ledger_refuses(database: Database, target: FakeTarget) -> None:
-    """The ledger is compared in the INSERT itself: a connection may have another schema in each transaction."""
-    (ours,) = database.ask("SELECT ledger_id FROM tmc_ledger_info")[0]
-    with tmc.Outbox(database.connect, target) as outbox, closing(database.connect()) as raw:
-
-        def change_ledger(ledger_id: bytes) -> None:
-            with closing(raw.cursor()) as cursor:
-                mark = "?" if isinstance(raw, sqlite3.Connection) else "%s"
-                cursor.execute(f"UPDATE tmc_ledger_info SET ledger_id = {mark}", (ledger_id,))
-            raw.commit()
-
-        spied = Spied(raw)
-        for key in ("a", "b"):
-            spied.statements.clear()
-            with outbox.transaction(spied) as tx:
-                tx.send("t", {}, key=key)
-        assert sum("tmc_outbox" in text or "tmc_ledger_info" in text for text in spied.statements) == 1
-        change_ledger(b"another ledger's")
-        with pytest.raises(tmc.InvalidRequest, match="another database"), outbox.transaction(spied) as tx:
-            tx.send("t", {}, key="c")
-        change_ledger(bytes(ours))
-        eventually(lambda: sorted(entry.key for entry in target.taken) == ["a", "b"])
-        assert [key for (key,) in database.ask("SELECT message_key FROM tmc_outbox ORDER BY id")] == ["a", "b"]
-
-
 def test_ledger_rows_are_resumed_over_connections(database: Database) -> None:
     message = tmc.Prepared(message_id="1-1-06-000000000000", topic="t", key="k", attempt_id=b"a" * 16)
     with closing(database.connect()) as connection:
