@@ -216,9 +216,9 @@ class LimitsConfig(Section):
     )
     calls_per_connection: int = Field(
         256,
-        ge=1,
+        ge=8,
         le=100_000,
-        description="concurrent calls per connection, streams included; clients keep further ones back",
+        description="concurrent calls per connection, streams included; further ones wait in the client",
     )
 
 

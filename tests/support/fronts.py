@@ -21,11 +21,14 @@ _TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")  # folders tha
 
 
 class Front:
-    """`address` is that of the proxy; `certificate` the one to trust."""
+    """`address` is that of the proxy; `certificate` the one to trust.
 
-    def __init__(self, kind: Literal["nginx", "envoy"], center: str) -> None:
+    strict: an address has a burst of 5 calls, and a call per second after it.
+    """
+
+    def __init__(self, kind: Literal["nginx", "envoy"], center: str, *, strict: bool = False) -> None:
         self.home = Path(tempfile.mkdtemp(prefix=f"tmc-{kind}-"))
-        atexit.register(self.stop)
+        atexit.register(self.close)
         self.port = free_port()
         self.address = f"localhost:{self.port}"
         self.certificate, key = certificates.for_loopback(self.home)
@@ -40,6 +43,12 @@ class Front:
             f"/etc/{kind}/center.crt": str(self.certificate),
             f"/etc/{kind}/center.key": str(key),
         }
+        if strict:
+            changes |= {
+                "rate=2000r/s": "rate=1r/s",
+                "burst=4000": "burst=4",
+                "max_tokens: 4000, tokens_per_fill: 2000": "max_tokens: 5, tokens_per_fill: 1",
+            }
         text = source.read_text()
         for old, new in changes.items():
             text = text.replace(old, new)
@@ -60,7 +69,7 @@ class Front:
     def log(self) -> str:
         return (self.home / "log").read_text()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         if hasattr(self, "process"):
             end(self.process, signal.SIGTERM)
         shutil.rmtree(self.home, ignore_errors=True)

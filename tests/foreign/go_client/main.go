@@ -31,6 +31,8 @@ func main() {
 		stayUp(os.Args[2], number(os.Args[3]))
 	case "publish":
 		publish(os.Args[2], os.Args[3], os.Args[4], number(os.Args[5]), number(os.Args[6]))
+	default:
+		fail(fmt.Errorf("%s is no command", os.Args[1]))
 	}
 }
 
