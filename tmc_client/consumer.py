@@ -18,21 +18,20 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
-from tmc_client import errors, sender, wire
+from tmc_client import errors, wire
 from tmc_client.codecs import Topic
 from tmc_client.connection import Identity
 from tmc_client.extras import needed_by
 from tmc_client.forks import abandon, notice_fork, watch_forks
-from tmc_client.handling import ANSWER_TIMEOUT_S, Handling
+from tmc_client.handling import Handling
 from tmc_client.listeners import Listeners, MessageConsumer
-from tmc_client.received import Message, Transport
+from tmc_client.received import Transport
 from tmc_client.screening import Calls, Screen
 from tmc_client.transports.stream import StreamTransport
 from tmc_client.turns import BatchSize
@@ -105,7 +104,7 @@ class Consumer:
         self._handling = Handling(
             self._center.sender, self._listeners, concurrency=self._concurrency, on_broken=self._on_broken
         )
-        calls = Calls(describe=self._describe, report=self._report_forged, unsigned=self._ask_for_a_signed_one)
+        calls = Calls(describe=self._describe, report=self._report_forged)
         self._screen = Screen(calls, self._handling.arrive)
         self._complained: Sequence[str] = ()
         self._stop_requested = threading.Event()
@@ -303,9 +302,8 @@ class Consumer:
 
     def _describe(self) -> consumption_pb2.DescribeSubscriptionsResponse:
         """Ask the center for our subscriptions. Raises TmcError."""
-        request = consumption_pb2.DescribeSubscriptionsRequest(verifies=True)
         plan: consumption_pb2.DescribeSubscriptionsResponse = self._call(
-            _PLAN, request, consumption_pb2.DescribeSubscriptionsResponse
+            _PLAN, consumption_pb2.DescribeSubscriptionsRequest(), consumption_pb2.DescribeSubscriptionsResponse
         )
         for found in plan.subscriptions:
             self._handling.keeper.expect(found.topic, found.retry.interval_ms or _USUAL_INTERVAL_MS)
@@ -315,10 +313,6 @@ class Consumer:
     def _report_forged(self, request: consumption_pb2.ReportForgedCopiesRequest) -> None:
         """Raises TmcError."""
         self._call(_REPORT, request, consumption_pb2.ReportForgedCopiesResponse)
-
-    def _ask_for_a_signed_one(self, message: Message) -> Future[Any]:
-        request = consumption_pb2.NackRequest(message_id=message.id, attempt=message.attempt, missing_signature=True)
-        return self._center.sender.send(sender.NACK, request, ANSWER_TIMEOUT_S)
 
     def _call(self, path: str, request: Any, response_class: Any) -> Any:
         """One call of the center. Blocks; raises TmcError."""

@@ -4,9 +4,7 @@ Most copies are verified immediately, in the transport's thread, with the keys r
 an unknown key or topic is held back until the center has been asked again: keys are rotated, and a queue may get more
 topics. A forged copy is acked to the broker, counted, logged and reported, so that the subscription's owner is
 alerted; the message whose id it carries is not affected. However many copies are forged, they cost the center at most
-one query per _ASK_S and one report per _REPORT_S. A copy without a signature may have been made before its
-subscription had a key: the center is asked to send it again, signed. Source:
-docs/decisions/0017-signed-deliveries.md.
+one query per _ASK_S and one report per _REPORT_S. Source: docs/decisions/0017-signed-deliveries.md.
 """
 
 from __future__ import annotations
@@ -16,10 +14,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
 
 from tmc_client import errors
 from tmc_client.received import Message, OnMessage, Receipt
@@ -45,7 +41,6 @@ class Verdict(Enum):
 class _Subscription:
     keys: Mapping[str, bytes]  # by their ids
     queue: str
-    all_signed: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +55,10 @@ class Suspect:
 
 @dataclass(frozen=True, kw_only=True)
 class Calls:
-    """Screening's calls to the center. describe, report: block, raise TmcError.  unsigned: does not block."""
+    """Screening's calls to the center. Both block, and raise TmcError."""
 
     describe: Callable[[], object]
     report: Callable[[consumption_pb2.ReportForgedCopiesRequest], object]
-    unsigned: Callable[[Message], Future[Any]]
 
 
 class Screen:
@@ -91,7 +85,6 @@ class Screen:
             found.topic: _Subscription(
                 keys={signatures.key_id(secret): secret for secret in map(bytes.fromhex, found.delivery_keys)},
                 queue=found.queue,
-                all_signed=not found.signed_since_ms,
             )
             for found in plan.subscriptions
         }
@@ -170,7 +163,7 @@ class Screen:
             if self.judge(suspect.message, suspect.signature) is Verdict.GENUINE:
                 self._on_message(suspect.message, suspect.receipt)
             else:
-                self._refuse(suspect)
+                self._drop(suspect)
 
     def _ask_again(self) -> bool:
         """Ask for keys once per _ASK_S until the center answers. Returns False: we were stopped."""
@@ -185,24 +178,7 @@ class Screen:
                 return True
         return False
 
-    def _refuse(self, suspect: Suspect) -> None:
-        found = self._subscriptions.get(suspect.message.topic)
-        if suspect.signature is None and found is not None and not found.all_signed:
-            self._ask_for_a_signed_one(suspect)
-        else:
-            self._drop(suspect)
-
-    def _ask_for_a_signed_one(self, suspect: Suspect) -> None:
-        def on_answer(answer: Future[Any]) -> None:
-            if answer.exception() is None:
-                suspect.receipt.answered()
-            else:
-                self._drop(suspect)  # the center refuses: it did not make this copy before there were keys
-
-        self._calls.unsigned(suspect.message).add_done_callback(on_answer)
-
     def _drop(self, suspect: Suspect) -> None:
-        """From any thread."""
         claimed = suspect.message
         with self._condition:
             self.forged += 1

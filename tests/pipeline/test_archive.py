@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from collections.abc import Callable, Mapping
@@ -107,26 +106,6 @@ def _replaced(path: Path, text: str) -> None:
     """Without the sums that Hadoop keeps beside local files."""
     path.with_name(f".{path.name}.crc").unlink()
     path.write_text(text)
-
-
-def _as_format_1(archive: Path, manifest: Manifest) -> None:
-    """As the first version wrote it: runs before days, and manifests named by their runs."""
-    values = json.loads((archive / manifest.name).read_text())
-    for name in ("checksum", "number", "checkpoint", "retired", "open", "erased", "pending"):
-        del values[name]
-    for part in values["partitions"]:
-        del part["digest"], part["files"], part["bytes"], part["run"], part["by_run"]
-    old = archive / "manifests" / f"{manifest.run}.json"
-    old.write_text(json.dumps(values | {"format": 1}))
-    for path in (archive / manifest.name, (archive / manifest.name).with_name(f".{Path(manifest.name).name}.crc")):
-        path.unlink()
-    for part in manifest.partitions:
-        source = archive / part.place.folder
-        target = archive / replace(part.place, by_run=True).folder
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(source, target)
-    for day in (archive / "messages").glob("day=*"):
-        shutil.rmtree(day)
 
 
 def _as_stored(center: FilledCenter) -> list[tuple[Any, ...]]:
@@ -639,24 +618,8 @@ class TestDamage:
         with pytest.raises(ArchiveDamaged, match=r"broken\.json"):
             published.run_archive()
 
-    def test_files_of_an_older_version_lack_columns(self, published: Jobs, spark: SparkSession, folder: Path) -> None:
-        (manifest,) = published.archive.chain().manifests
-        for part in manifest.partitions:
-            path = folder / "archive" / part.place.folder
-            _rewritten(path, spark, lambda rows: rows.drop("check_answer", "attempts"))
-        _as_format_1(folder / "archive", manifest)
-        row = published.archived().first()
-        assert row is not None
-        assert (row.check_answer, row.attempts) == (None, None)
-        assert row.message_key
-
-    def test_runs_follow_those_of_an_older_version(self, published: Jobs, folder: Path) -> None:
-        """Which did not say what they left open, and put the run first in the paths."""
-        _as_format_1(folder / "archive", published.archive.chain().manifests[0])
-        assert published.run_archive().number == 2
-        assert _as_archived(published) == _as_stored(published.center)
-        assert published.run_archive().messages == 0
-        assert Verifying(published.archive).run().problems == ()
+    def test_a_manifest_that_is_missing_is_named(self, published: Jobs, folder: Path) -> None:
+        assert [published.run_archive().number for _ in range(2)] == [2, 3]
         (folder / "archive" / "manifests" / "00000002.json").unlink()
         with pytest.raises(ArchiveDamaged, match=r"manifests/00000002\.json is missing"):
             published.archived()
@@ -664,7 +627,7 @@ class TestDamage:
     def test_a_schema_that_is_too_old_is_refused(self, spark: SparkSession, filled: Fill, folder: Path) -> None:
         jobs = Jobs(spark, filled(1), folder)
         with jobs.center.sql() as run:
-            run.exec_driver_sql("UPDATE tmc_schema_version SET version_num = '0003'")
-        with pytest.raises(CannotRun, match="has schema 0003, this pipeline reads 0011: run tmc init"):
+            run.exec_driver_sql("UPDATE tmc_schema_version SET version_num = '0000'")
+        with pytest.raises(CannotRun, match="has schema 0000, this pipeline reads 0001: run tmc init"):
             jobs.run_archive()
         assert not (folder / "archive" / "manifests").exists()

@@ -33,10 +33,8 @@ def set_check(
     untried: Annotated[bool, typer.Option(help="Store it without trying it.")] = False,
     remove: Annotated[list[str] | None, typer.Option(help="Name of a target to remove, repeatable.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Remove the topic's other targets.")] = False,
-    keep: Annotated[bool, typer.Option("--keep", hidden=True, help="No effect: this is the default.")] = False,
 ) -> None:
     """Configure how undecided messages of a topic are checked; what is not named stays. Tried before it is stored."""
-    del keep
     before = ask(context, "GetTopicCheck", admin_pb2.GetTopicCheckRequest(topic=topic), admin_pb2.TopicCheck)
     targets = {target.name: target for target in before.targets}
     settings = {

@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import reduce
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -119,17 +118,14 @@ class Archive:
         """Folders of messages and lists under final names that no manifest explains. Looks at every folder."""
         explained = {part.place.folder for each in chain.manifests for part in each.partitions}
         explained |= {place.folder for each in chain.manifests for place in each.retired}
-        found = self.folder.folders("messages/day=*/topic=*/run=*") + self.folder.folders(
-            "messages/run=*/day=*/topic=*"
-        )
+        found = self.folder.folders("messages/day=*/topic=*/run=*")
         return [name for name in found if name not in explained] + self.unlisted_runs(chain)
 
     def unlisted_runs(self, chain: Chain) -> list[str]:
-        """The same with a few listings: lists, folders of old runs, retired files, and days if there is no manifest at all."""
+        """The same with a few listings: lists, retired files, and days if there is no manifest at all."""
         known = {each.run for each in chain.manifests}
         covered = max((each.run for each in chain.manifests if each.checkpoint), default="")
-        found = [f"messages/{name}" for name in self.folder.names("messages") if name.startswith("run=")]
-        found += [f"{each}/{name}" for each in ("removal", "open", "_retired") for name in self.folder.names(each)]
+        found = [f"{each}/{name}" for each in ("removal", "open", "_retired") for name in self.folder.names(each)]
         left = [name for name in found if run_of(name) not in known and run_of(name) > covered]
         if not chain.manifests:
             left += [f"messages/{name}" for name in self.folder.names("messages") if name.startswith("day=")]
@@ -140,7 +136,7 @@ class Archive:
         size, problem = self.folder.size(part.place.folder), ""
         if size is None:
             problem = "is gone"
-        elif part.digest and size != (part.files, part.bytes):
+        elif size != (part.files, part.bytes):
             problem = f"has {size[0]} files with {size[1]} bytes instead of {part.files} with {part.bytes}"
         return Folder(part=part, path=self.folder.path(part.place.folder), problem=problem)
 
@@ -169,17 +165,12 @@ class Archive:
             return {(row.run, row.day, row.topic): row for row in found.collect()} if folders else {}
 
     def _rows(self, folders: Sequence[Folder]) -> DataFrame:
-        """ARCHIVED with run string. One read per layout of paths: Spark refuses to mix them."""
-        read = self._spark.read.schema(ARCHIVED).option("basePath", self.folder.path("messages"))
-        parts = []
-        with translated():
-            for by_run in (False, True):
-                paths = [each.path for each in folders if each.part.place.by_run is by_run]
-                if paths:
-                    parts.append(read.parquet(*paths).select(*ARCHIVED.names, "run"))
-        if not parts:
+        """ARCHIVED with run string."""
+        if not folders:
             return self._spark.createDataFrame([], ARCHIVED).withColumn("run", f.lit(""))
-        return reduce(DataFrame.unionByName, parts)
+        read = self._spark.read.schema(ARCHIVED).option("basePath", self.folder.path("messages"))
+        with translated():
+            return read.parquet(*(each.path for each in folders)).select(*ARCHIVED.names, "run")
 
 
 def _key(place: Place) -> tuple[str, str, str]:
@@ -200,7 +191,7 @@ def _compared(folder: Folder, sums: Mapping[tuple[str, str, str], Any]) -> Folde
         problem = f"has {sum_.messages} rows"
     elif sum_.damaged:
         problem = f"has {sum_.damaged} rows that differ from their fingerprints"
-    elif part.digest and hexadecimal(sum_.digest) != part.digest:
+    elif hexadecimal(sum_.digest) != part.digest:
         problem = "has other rows than were archived: their digest differs"
     else:
         problem = ""

@@ -74,11 +74,6 @@ class Publishing:
             manifest = Manifest.from_json(self._folder.read(intent), intent.rpartition("/")[2])
         except ManifestUnreadable as exc:
             raise ArchiveDamaged(f"{self._folder.path(intent)}: {exc}") from exc
-        if not manifest.number:
-            raise ArchiveDamaged(
-                f"{self._folder.path(intent)} was begun by an older version of the pipeline: run that version once more, then "
-                "this one."
-            )
         staging = Staging(self._archive, manifest.run, manifest.written_ms, self._archive.chain())
         owner = staging.owner_of(manifest)
         if owner == manifest.run:  # killed between its last two steps

@@ -134,7 +134,7 @@ class Rewriting:
             blanked = [int(row.fingerprint) for row in with_ids(files, ids).select("fingerprint").collect()]
             changes = reduce(xor, [*blanked, *(int(row.fingerprint) for row in wanted)])
             new = by_folder(sums, staging)
-            if all(part.digest for part in parts) and _digest(new) != _digest(parts) ^ changes & (1 << 64) - 1:
+            if _digest(new) != _digest(parts) ^ changes & (1 << 64) - 1:
                 raise JobFailed("Other rows than those to be erased changed. Nothing was published: run it again.")
             records = tuple(Erasure(message_id=str(each), at_ms=now, reason=reason) for each in ids)
             staging.publish(_manifest(staging, partitions=new, retired=parts, erased=records))
@@ -172,7 +172,7 @@ class Rewriting:
         self._write(staging, self._archive.placed(old), counts)  # verified above, and counted below
         files = self._spark.read.schema(ARCHIVED).parquet(staging.messages)
         new = by_folder(verified(files, sum(part.messages for part in old)), staging)
-        if all(part.digest for part in old) and _digest(new) != _digest(old):
+        if _digest(new) != _digest(old):
             raise JobFailed("The merged files have other rows than before. Nothing was published: run it again.")
         staging.publish(_manifest(staging, partitions=new, retired=old))
         return new
@@ -260,9 +260,7 @@ def scattered(chain: Chain, after: str, today: str, file_bytes: int) -> dict[tup
     wanted = {
         key: parts
         for key, parts in groups.items()
-        if len(parts) > 1
-        or parts[0].place.by_run
-        or parts[0].files > planned_files(sum(part.bytes for part in parts), file_bytes)
+        if len(parts) > 1 or parts[0].files > planned_files(sum(part.bytes for part in parts), file_bytes)
     }
     oldest = min((day for day, _ in wanted), default="")
     return {key: parts for key, parts in wanted.items() if key[0] == oldest}

@@ -11,7 +11,7 @@ from tmc_server.errors import StoreUnavailable, TmcError
 from tmc_server.store.dialects.contract import DatabaseTaken, Finding
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.fitness import examine
-from tmc_server.store.migrate import migrate
+from tmc_server.store.migrate import RevisionLost, migrate
 from tmc_server.store.operators import OperatorStore
 from tmc_server.store.shard_map import (
     HOW_TO_MOVE,
@@ -83,7 +83,7 @@ def initialize(config: Config, new_token: bool = False, accept_shard_map: bool =
         return OperatorStore(shards.catalog, 0).make_first(replace=new_token)
     except (StoreUnavailable, SQLAlchemyError) as exc:
         raise CannotStart(said_by_database(exc)) from exc
-    except (TmcError, DatabaseTaken, ShardsElsewhere) as exc:
+    except (TmcError, DatabaseTaken, RevisionLost, ShardsElsewhere) as exc:
         raise CannotStart(str(exc)) from exc
     finally:
         shards.close()

@@ -104,12 +104,10 @@ class DeliveryKeys:
     """Keys that sign the copies for one subscription. 32 bytes each.
 
     signing: the one in use.  other: also accepted, the previous one or, during a rotation, the next; None: no other.
-    since_ms: copies handed over before may be unsigned, by the catalog database's clock; 0: all are signed.
     """
 
     signing: bytes = field(repr=False)
     other: bytes | None = field(repr=False)
-    since_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +115,7 @@ class Subscription:
     """Topic x consumer app x consumer tag. A removal is final: the same three again get another number.
 
     effective_ms: every server knows it since then; 0: not known yet.  removed_ms None: it is active.
-    keys: None: its topic is not signed, or a server without signatures registered it and no keys were requested yet.
+    keys: None: its topic is not signed.
     order: for topics with order keys.  paused: nothing is delivered, what is due stays due.
     """
 

@@ -207,17 +207,6 @@ def decide_give_back(row: Row, attempt: Attempt, after_ms: int, now: int) -> Dec
     return replace(row, tried=_without_this(row), due_ms=now + after_ms, begun=ANSWERED)
 
 
-def decide_sign_again(row: Row, attempt: Attempt, tried_ms: int, since_ms: int, now: int) -> Decision:
-    """A copy without a signature was refused: deliver it again, uncounted, if it is older than the signatures.
-
-    tried_ms: when the row's newest copy was handed over; 0: it is answered. Any other copy is forged: AttemptStale.
-    """
-    transition = _transition(row, ConsumptionEvent.GIVE_BACK, attempt)
-    if isinstance(transition, TmcError) or not 0 < tried_ms < since_ms:
-        return AttemptStale("This copy is not from before copies of its subscription were signed: nothing was changed.")
-    return decide_give_back(row, attempt, 0, now)
-
-
 def decide_reactivate(row: Row, now: int) -> Decision:
     """An operator grants a fresh budget; attempt numbers continue."""
     transition = _transition(row, ConsumptionEvent.REACTIVATE)

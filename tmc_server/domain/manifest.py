@@ -4,9 +4,6 @@ Every run that changes the archive publishes one manifest, numbered in sequence.
 everything it lists was written, read back and compared, and two runs cannot publish the same number. A checkpoint stands for
 all manifests up to its number. Beside them lie lists of message numbers, one folder per run and shard, which say exactly
 what the center may remove.
-
-Format 3 numbers the manifests, puts the day first in the paths, and records what a run replaced, left open, and erased.
-Format 2 added digests, files and bytes of partitions, and a checksum over the whole text. Older formats are still read.
 """
 
 from __future__ import annotations
@@ -19,9 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from tmc_server.domain.numbers import Shard
 
-FORMAT = 3
-_CHECKED_SINCE = 2  # manifests of format 1 have no checksum
-_NUMBERED_SINCE = 3
+FORMAT = 1
 _NEWER = "This manifest was written by a newer version: update this one."
 _CHECKPOINT = ".checkpoint"
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
@@ -53,12 +48,11 @@ class ArchivedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A folder of message files. day: of closing.  by_run: paths begin with the run, as in formats 1 and 2."""
+    """A folder of message files. day: of closing."""
 
     run: str
     day: str
     topic: str
-    by_run: bool = False
 
     def __post_init__(self) -> None:
         for pattern, text in ((_RUN, self.run), (_DAY, self.day), (_TOPIC, self.topic)):
@@ -67,22 +61,18 @@ class Place:
     @property
     def folder(self) -> str:
         """Its path inside an archive."""
-        run, rest = f"run={self.run}", f"day={self.day}/topic={self.topic}"
-        return f"messages/{run}/{rest}" if self.by_run else f"messages/{rest}/{run}"
+        return f"messages/day={self.day}/topic={self.topic}/run={self.run}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """What one folder contains. digest: over all columns of its rows, hexadecimal.  files, bytes: of its Parquet files.
-
-    An empty digest: format 1, which had none of the three.
-    """
+    """What one folder contains. digest: over all columns of its rows, hexadecimal.  files, bytes: of its Parquet files."""
 
     place: Place
     messages: int
-    digest: str = ""
-    files: int = 0
-    bytes: int = 0
+    digest: str
+    files: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +115,7 @@ class OpenMessages:
 class Manifest:
     """What one run published, or, as a checkpoint, what all runs up to this number did.
 
-    number: in sequence, from 1; 0: formats 1 and 2.  since_ms <= time of preparing, or earlier and open till now.
+    number: in sequence, from 1; 0: not known yet.  since_ms <= time of preparing, or earlier and open till now.
     before_ms: every message closed before this time is archived.  written_ms: when.
     partitions: folders of this run; in a checkpoint, of all runs, without the retired ones.
     retired: folders of earlier runs that are no longer part of the archive: compacted, expired, or rewritten.
@@ -170,7 +160,7 @@ class Manifest:
     @property
     def name(self) -> str:
         """The path of its file inside an archive."""
-        return manifest_name(self.number, self.checkpoint) if self.number else f"manifests/{self.run}.json"
+        return manifest_name(self.number, self.checkpoint)
 
     def to_json(self) -> str:
         values = {"format": FORMAT, **asdict(self)}
@@ -187,30 +177,22 @@ class Manifest:
             checksum, version = values.pop("checksum", None), values["format"]
             if version > FORMAT:
                 raise ManifestUnreadable(_NEWER)
-            if version >= _CHECKED_SINCE and checksum != _checksum(values):
+            if checksum != _checksum(values):
                 raise ManifestUnreadable("It was edited or damaged after it was published: its checksum differs.")
             del values["format"]
-            by_run, run, listed = version < _NUMBERED_SINCE, values["run"], values.pop("open", None)
+            listed = values.pop("open")
             partitions = tuple(
-                Partition(
-                    place=Place(
-                        run=part.pop("run", run),
-                        day=part.pop("day"),
-                        topic=part.pop("topic"),
-                        by_run=part.pop("by_run", by_run),
-                    ),
-                    **part,
-                )
+                Partition(place=Place(run=part.pop("run"), day=part.pop("day"), topic=part.pop("topic")), **part)
                 for part in values.pop("partitions")
             )
             found = cls(
                 shards=tuple(ArchivedShard(**each) for each in values.pop("shards")),
                 partitions=partitions,
-                retired=tuple(Place(**each) for each in values.pop("retired", ())),
+                retired=tuple(Place(**each) for each in values.pop("retired")),
                 open=OpenMessages(**{**listed, "counts": _by_shard(listed["counts"])}) if listed else None,
-                erased=tuple(Erasure(**each) for each in values.pop("erased", ())),
+                erased=tuple(Erasure(**each) for each in values.pop("erased")),
                 pending=tuple(
-                    Removal(**{**each, "counts": _by_shard(each["counts"])}) for each in values.pop("pending", ())
+                    Removal(**{**each, "counts": _by_shard(each["counts"])}) for each in values.pop("pending")
                 ),
                 **values,
             )
@@ -261,7 +243,7 @@ def removal_folder(run: str, shard: Shard) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """All manifests of an archive, oldest first: formats 1 and 2, then a checkpoint or none, then one number after another."""
+    """All manifests of an archive, oldest first: a checkpoint or none, then one number after another."""
 
     manifests: tuple[Manifest, ...]
 
@@ -270,22 +252,17 @@ class Chain:
         """Drop what a checkpoint stands for, and sort. Raises ManifestUnreadable: one is missing."""
         newest = max((each for each in found if each.checkpoint), key=lambda each: each.number, default=None)
         first = newest.number if newest is not None else 0
-        old = (
-            [] if newest is not None else sorted((each for each in found if not each.number), key=lambda each: each.run)
-        )
         numbered = sorted(
             (each for each in found if each.number > first and not each.checkpoint), key=lambda each: each.number
         )
-        expected = first or len(old)
-        for each in numbered:
-            expected += 1
+        for expected, each in enumerate(numbered, start=first + 1):
             if each.number != expected:
                 raise ManifestUnreadable(f"{manifest_name(expected)} is missing: bring it back from a backup.")
-        return cls(manifests=(*old, *((newest,) if newest is not None else ()), *numbered))
+        return cls(manifests=(*((newest,) if newest is not None else ()), *numbered))
 
     @property
     def next_number(self) -> int:
-        return max(len(self.manifests), max((each.number for each in self.manifests), default=0)) + 1
+        return max((each.number for each in self.manifests), default=0) + 1
 
     @property
     def removals(self) -> list[Removal]:

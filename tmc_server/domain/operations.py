@@ -164,14 +164,6 @@ class GiveBack(Consume):
     after_ms: int
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class SignAgain(Consume):
-    """A consumer refused a copy without a signature. since_ms: no copy that was handed over later lacks one."""
-
-    attempt: Attempt
-    since_ms: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selected:
     """What a bulk job acts on: deliveries that have been in this state since `as_of_ms` or longer."""

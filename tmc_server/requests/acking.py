@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import NO_ATTEMPT, Attempt, RunNumber, SubscriptionNumber
-from tmc_server.domain.operations import Ack, Answer, Done, Extend, GiveBack, Nack, SignAgain
+from tmc_server.domain.operations import Ack, Answer, Done, Extend, GiveBack, Nack
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.work import Performer
 from tmc_server.domain.retry import DAY_MS
@@ -71,20 +71,6 @@ class Acking:
             reject=reject,
             retry_after_ms=retry_after_ms,
             hangs=hangs,
-        )
-
-    def sign_again(self, caller: Caller, message_id: str, attempt: Attempt) -> Item:
-        """A copy was refused since it has no signature."""
-        target, subscription = self._target(caller, message_id)
-        validation.between(attempt, "attempt", 1, 2**31 - 1)
-        since_ms = subscription.keys.since_ms if subscription.keys is not None else 0
-        return SignAgain(
-            shard=target.shard,
-            app=caller.app.number,
-            number=target.number,
-            subscription=subscription.number,
-            attempt=attempt,
-            since_ms=since_ms,
         )
 
     def give_back(self, caller: Caller, message_id: str, attempt: Attempt) -> Item:

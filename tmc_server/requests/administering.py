@@ -140,13 +140,6 @@ class Administering:
         validation.app_id(id_)
         return await self.change_with_key(self._editor.add_key, actor, id_, replace_newest, validation.tag(tag))
 
-    async def check_token(self, app: App) -> str:
-        """What checks of this app's messages carry."""
-        if app.check_token:
-            return app.check_token
-        token, _ = await self.change(self._editor.make_check_token, app.id, app.id)
-        return token
-
     async def drop_old_app_key(self, actor: str, id_: str, tag: str = "", drop_newest: bool = False) -> int:
         """tag: of the keys of this environment.  drop_newest: that one too; only with a tag."""
         validation.app_id(id_)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tmc_server.domain.catalog import Catalog, DeliveryKeys, Subscription
 from tmc_server.domain.numbers import SubscriptionNumber
@@ -41,17 +41,8 @@ class Signing:
     def _current(self) -> Catalog:
         return self._catalog.current
 
-    async def own_subscriptions(self, caller: Caller, with_keys: bool) -> Sequence[Subscription]:
-        """What the caller's app and tag consume. with_keys: those without a key get one first."""
-        own = self._own(caller)
-        topics = self._current.topics
-        missing = [each.number for each in own if each.keys is None and topics[each.topic].signed]
-        if with_keys and self.enabled and missing:
-            await self._change(self._editor.make_delivery_keys, caller.app.id, missing)
-            own = self._own(caller)
-        return own
-
-    def _own(self, caller: Caller) -> list[Subscription]:
+    def own_subscriptions(self, caller: Caller) -> list[Subscription]:
+        """What the caller's app and tag consume."""
         catalog = self._current
         return [
             subscription
@@ -66,7 +57,9 @@ class Signing:
         """Count refused copies. No message changes; if the caller does not consume the topic, there is no alert."""
         validation.line(message_id, "message_id", _MESSAGE_ID_CHARACTERS)
         validation.between(count, "count", 1, _MOST_COPIES)
-        found = next((each for each in self._own(caller) if self._current.topics[each.topic].name == topic), None)
+        found = next(
+            (each for each in self.own_subscriptions(caller) if self._current.topics[each.topic].name == topic), None
+        )
         METRICS.forged.labels(topic if found is not None else "", caller.app.id).inc(count)
         if found is not None:
             detail = f"{count} copies that this center did not sign were refused; one claims to be message {message_id}"
@@ -75,7 +68,7 @@ class Signing:
     async def keys(self, actor: str, topic: str, app: str, tag: str) -> DeliveryKeys:
         """Of any subscription, forwarding ones too. Audited. Raises SubscriptionUnknown, InvalidField: an unsigned topic."""
         number = self._number(topic, app, tag)
-        await self._change(self._editor.make_delivery_keys, actor, [number])
+        await self._change(self._editor.show_delivery_keys, actor, number)
         return self._keys_of(number)
 
     async def rotate(self, actor: str, topic: str, app: str, tag: str, drop_previous: bool) -> DeliveryKeys:
@@ -84,9 +77,6 @@ class Signing:
         Raises SubscriptionUnknown, RotationOpen; InvalidField: its topic is unsigned.
         """
         number = self._number(topic, app, tag)
-        if self._current.subscriptions[number].keys is None:
-            await self._change(self._editor.make_delivery_keys, actor, [number])
-            return self._keys_of(number)
         announced, _ = await self._change(self._editor.announce_delivery_key, actor, topic, app, tag, drop_previous)
         assert announced.keys is not None
         assert announced.keys.other is not None

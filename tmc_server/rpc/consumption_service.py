@@ -54,8 +54,6 @@ class ConsumptionServicer:
 
     def _nack_item(self, caller: Caller) -> Callable[[consumption_pb2.NackRequest], Item]:
         def make(request: consumption_pb2.NackRequest) -> Item:
-            if request.missing_signature:
-                return self._acking.sign_again(caller, request.message_id, Attempt(request.attempt))
             if request.not_begun:
                 return self._acking.give_back(caller, request.message_id, Attempt(request.attempt))
             return self._acking.nack(
@@ -129,7 +127,7 @@ class ConsumptionServicer:
         self, caller: Caller, request: consumption_pb2.DescribeSubscriptionsRequest
     ) -> consumption_pb2.DescribeSubscriptionsResponse:
         has_queues = self._broker is not None
-        own = await self._signing.own_subscriptions(caller, with_keys=request.verifies and has_queues)
+        own = self._signing.own_subscriptions(caller)
         catalog = self._administering.catalog
         signed = has_queues and self._signing.enabled
         return consumption_pb2.DescribeSubscriptionsResponse(

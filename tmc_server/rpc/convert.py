@@ -348,7 +348,6 @@ def subscription_info_to(
         retry=policy_to(subscription.policy),
         queue=queue_of(subscription, catalog) if has_queue else "",
         delivery_keys=_told(keys) if keys is not None else (),
-        signed_since_ms=keys.since_ms if keys is not None else 0,
     )
 
 

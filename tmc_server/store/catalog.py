@@ -80,16 +80,6 @@ class CatalogStore(CatalogChanges):
             return app_from(row_values), key
 
     @repeating
-    def make_check_token(self, actor: str, id_: str) -> str:
-        """For an app that an older server registered. Returns: its token, the one it has by now."""
-        with self._change(actor, "make check token", id_) as (connection, _):
-            fresh = (
-                app.update().where(app.c.id == id_, app.c.check_token == "").values(check_token=secrets.token_hex(32))
-            )
-            connection.execute(fresh)
-            return str(connection.execute(sa.select(app.c.check_token).where(app.c.id == id_)).scalar_one())
-
-    @repeating
     def add_key(self, actor: str, id_: str, replace_newest: bool, tag: str = "") -> str:
         """Add a second key; the first still works. tag: add the first or second key of this environment.
 
@@ -303,15 +293,10 @@ class CatalogStore(CatalogChanges):
             return _subscription_row(connection, number)
 
     @repeating
-    def make_delivery_keys(self, actor: str, numbers: Collection[SubscriptionNumber]) -> None:
+    def show_delivery_keys(self, actor: str, number: SubscriptionNumber) -> None:
         """See domain.ports.catalog.CatalogEditor."""
-        with self._change(actor, "make delivery keys", f"subscriptions {sorted(numbers)}"[:255]) as (connection, now):
-            signed = sa.select(topic.c.topic_no).where(topic.c.signed == 1)
-            for number in sorted(numbers):
-                missing = subscription.update().filter_by(subscription_no=number, live=1, delivery_key="")
-                missing = missing.where(subscription.c.topic_no.in_(signed))
-                known_ms = now + self.change_delay_ms
-                connection.execute(missing.values(delivery_key=_new_delivery_key(), signed_ms=known_ms))
+        with self._change(actor, "show delivery keys", f"subscription {number}"):
+            pass
 
     @repeating
     def announce_delivery_key(
@@ -544,7 +529,7 @@ def _keys_of_the_last_life(connection: sa.Connection, name: Mapping[str, Any]) -
     last = connection.execute(lives).one_or_none()
     if last is None or not last.delivery_key:
         return None
-    return {column: getattr(last, column) for column in ("delivery_key", "other_key", "signed_ms")}
+    return {column: getattr(last, column) for column in ("delivery_key", "other_key")}
 
 
 def _subscription_row(connection: sa.Connection, number: SubscriptionNumber) -> Subscription:

@@ -146,7 +146,7 @@ def _delivery_keys(row: Any) -> DeliveryKeys | None:
     if not row.delivery_key:
         return None
     other = bytes.fromhex(row.other_key) if row.other_key else None
-    return DeliveryKeys(signing=bytes.fromhex(row.delivery_key), other=other, since_ms=row.signed_ms)
+    return DeliveryKeys(signing=bytes.fromhex(row.delivery_key), other=other)
 
 
 def silence_of(row: Any) -> Silence:

@@ -22,7 +22,6 @@ from tmc_server.domain.operations import (
     Nack,
     Operation,
     Reactivate,
-    SignAgain,
 )
 from tmc_server.domain.ordering import OrderMode, releases_next
 from tmc_server.domain.ports.reading import Flow
@@ -260,8 +259,6 @@ def _decide(operation: Consume, row: Row, tried_ms: int, now: int, budget: Budge
             return consumption.decide_extend(row, operation.attempt, operation.extend_ms, now, operation.run)
         case GiveBack():
             return consumption.decide_give_back(row, operation.attempt, operation.after_ms, now)
-        case SignAgain():
-            return consumption.decide_sign_again(row, operation.attempt, tried_ms, operation.since_ms, now)
         case Reactivate():
             return consumption.decide_reactivate(row, now)
         case DeliverNow():

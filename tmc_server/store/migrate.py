@@ -1,7 +1,7 @@
 """Creates and upgrades the schema of one database: repeatable, and safe when two start at once.
 
-An empty database gets the declared tables at once; any other one is upgraded revision by revision. A test compares
-the two ways.
+A database without a revision gets the declared tables at once, as far as they are missing; any other one is upgraded revision
+by revision.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.tables import CATALOG_TABLES, DATABASE_TABLES, METADATA, database_identity, meta, shard_tables
 
 VERSION_TABLE = "tmc_schema_version"
-SERVES_FROM = "0019"
+SERVES_FROM = "0001"
 """Programs of this revision and later work with the tables of this one: migrations only add, until this is raised."""
+
+
+class RevisionLost(Exception):
+    """A database has tables of an older revision, and does not say of which."""
 
 
 def _config() -> Config:
@@ -61,7 +65,7 @@ def _revision(connection: sa.Connection) -> str | None:
 def migrate(shards: ShardMap) -> None:
     """Bring every database to the newest revision; create databases that are missing (MariaDB, MySQL).
 
-    The first time, the catalog keeps which database holds which shard.
+    The first time, the catalog keeps which database holds which shard. Raises RevisionLost.
     """
     for database in shards.databases:
         dialect = database.dialect
@@ -86,7 +90,7 @@ def _upgrade(connection: sa.Connection, shards: ShardMap, database: Database) ->
     config.attributes["connection"] = connection
     config.attributes["is_catalog"] = database is shards.catalog
     config.attributes["shards"] = shards.shards_in(database)
-    if not sa.inspect(connection).get_table_names():
+    if _revision(connection) is None:
         _create(connection, shards, database)
         command.stamp(config, "head")
     else:
@@ -94,13 +98,25 @@ def _upgrade(connection: sa.Connection, shards: ShardMap, database: Database) ->
 
 
 def _create(connection: sa.Connection, shards: ShardMap, database: Database) -> None:
+    """Create what is missing: a creation may have been cut short. Raises RevisionLost."""
     held = shards.shards_in(database)
     tables = [
         *(CATALOG_TABLES if database is shards.catalog else ()),
         *(DATABASE_TABLES if held else ()),
         *(table for shard in held for table in shard_tables(shard).all),
     ]
+    look = sa.inspect(connection)
+    existing = [table for table in tables if table.name in set(look.get_table_names())]
+    for table in existing:
+        lacking = set(table.c.keys()) - {column["name"] for column in look.get_columns(table.name)}
+        if lacking:
+            raise RevisionLost(
+                f"{table.name} lacks {', '.join(sorted(lacking))}, and {VERSION_TABLE}, which says what to upgrade, is "
+                "empty: restore it from a backup."
+            )
     METADATA.create_all(connection, tables=list(dict.fromkeys(tables)))
+    for index in (index for table in existing for index in table.indexes):
+        index.create(connection, checkfirst=True)
 
 
 def _first_version(connection: sa.Connection) -> None:

@@ -1,4 +1,4 @@
-"""Every table, as SQLAlchemy Core metadata. The migrations build the same schema step by step; a test compares the two.
+"""Every table, as SQLAlchemy Core metadata. A new database gets them all at once, an older one by migrations.
 
 Times are epoch milliseconds by the database's clock. Text compares by bytes (utf8mb4_bin); outer spaces, which such a
 collation would ignore, are refused at the edge. Due columns are NULL when nothing is due, so that a scan touches
@@ -185,7 +185,6 @@ subscription = sa.Table(
     # Secrets, 64 hex digits each; empty: none. Copies are signed with delivery_key, other_key is accepted as well.
     sa.Column("delivery_key", _text(64), nullable=False, server_default=""),
     sa.Column("other_key", _text(64), nullable=False, server_default=""),
-    sa.Column("signed_ms", sa.BigInteger, nullable=False, server_default="0"),  # see domain.catalog.DeliveryKeys
     sa.Column("order_mode", sa.SmallInteger, nullable=False, server_default="1"),  # see domain.ordering.OrderMode
     sa.Column("paused", sa.SmallInteger, nullable=False, server_default="0"),  # 1: nothing is delivered
     sa.Column("max_age_ms", sa.BigInteger, nullable=False, server_default="0"),  # 0: no limit

@@ -483,18 +483,6 @@ class TestRegistering:
         assert second is not None
         assert (second.signing, second.other != first.other) == (first.signing, True)
 
-    def test_a_subscription_without_a_delivery_key_gets_one_once(self, store: StoreUnderTest) -> None:
-        number = store.subscription.number
-        with store.database.transaction() as connection:
-            connection.execute(subscription.update().values(delivery_key=""))
-        store.clock.advance(1)
-        before_ms = store.clock()
-        store.catalog_store.make_delivery_keys("test", [number])
-        made = _keys(store)
-        assert (len(made.signing), made.other, made.since_ms >= before_ms) == (32, None, True)
-        store.catalog_store.make_delivery_keys("test", [number])
-        assert _keys(store) == made
-
     def test_a_subscription_that_comes_back_keeps_its_delivery_keys(self, store: StoreUnderTest) -> None:
         """It reads the same queue, and copies for its earlier life may be there."""
         before = _keys(store)
@@ -512,7 +500,7 @@ class TestRegistering:
         )
         assert other.keys is not None
         assert other.keys.signing != mine.signing
-        assert repr(other.keys) == "DeliveryKeys(since_ms=0)"
+        assert repr(other.keys) == "DeliveryKeys()"
 
     def test_the_keys_of_each_environment_rotate_by_themselves(self, store: StoreUnderTest) -> None:
         editor = store.catalog_store

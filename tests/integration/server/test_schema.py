@@ -1,31 +1,24 @@
-"""The schema: migrated equals declared, repeatable, safe when two start at once, unsafe settings are named."""
+"""The schema: created whole, repeatable, safe when two start at once; later and unsafe ones are named."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
-import time
-from hashlib import sha256
 from pathlib import Path
 
-import alembic.command
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
 from tests.support.store import in_thread
-from tmc_server.domain.consumption import ConsumptionState
-from tmc_server.domain.message import MessageState
 from tmc_server.store import migrate as migrating
-from tmc_server.store import shard_map
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.fitness import examine
-from tmc_server.store.migrate import SERVES_FROM, VERSION_TABLE, head_revision, migrate, revision_of
+from tmc_server.store.migrate import SERVES_FROM, VERSION_TABLE, RevisionLost, head_revision, migrate, revision_of
 from tmc_server.store.tables import database_identity, shard_tables
 
 pytestmark = pytest.mark.mariadb
@@ -50,39 +43,8 @@ def _parts(look: sa.Inspector, name: str) -> list[object]:
     ]
 
 
-def _prepare_for_revisions(database: Database) -> None:
-    """Not empty any more, so every revision runs: as after a first `tmc init` that was cut short."""
-    database.dialect.create_database(database.url)
-    with database.transaction() as connection:
-        connection.exec_driver_sql(f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
-
-
 def _database(kind: str, name: str, server: MariaDB, directory: Path) -> Database:
     return Database(f"sqlite:///{directory}/{name}.db" if kind == "sqlite" else server.url(name))
-
-
-@pytest.mark.parametrize("catalog_alone", [False, True], ids=["one database", "catalog alone"])
-@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
-def test_created_at_once_is_what_the_revisions_make(
-    kind: str, catalog_alone: bool, mariadb: MariaDB, tmp_path: Path
-) -> None:
-    found = []
-    for way in ("created", "upgraded"):
-        names = [f"tmc_{way}_{catalog_alone}_{part}" for part in ("catalog", "shards")[: 1 + catalog_alone]]
-        databases = [_database(kind, name, mariadb, tmp_path) for name in names]
-        for database in databases:
-            if way == "upgraded":
-                _prepare_for_revisions(database)
-        migrate(ShardMap(databases[0], [databases[-1]] * 32))
-        found.append([_described(database) for database in databases])
-        assert {revision_of(database) for database in databases} == {head_revision()}
-        for database in databases:
-            database.close()
-    created, upgraded = found
-    if not catalog_alone:
-        assert created == upgraded
-    for few, many in zip(created, upgraded, strict=True):  # old revisions made tables where nothing uses them
-        assert few == {name: text for name, text in many.items() if name in few}
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
@@ -125,7 +87,7 @@ def test_two_inits_at_once_and_one_afterwards(mariadb: MariaDB) -> None:
         database.close()
 
 
-def test_a_revision_that_was_cut_short_is_run_again(mariadb: MariaDB) -> None:
+def test_a_creation_that_lacks_an_index_is_completed(mariadb: MariaDB) -> None:
     database = Database(mariadb.url("tmc_cut"))
     migrate(ShardMap(database, [database] * 32))
     with database.transaction() as connection:
@@ -141,30 +103,15 @@ def test_a_revision_that_was_cut_short_is_run_again(mariadb: MariaDB) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
-def test_what_failed_before_the_upgrade_is_counted_after_it(kind: str, mariadb: MariaDB, tmp_path) -> None:
-    database = Database(f"sqlite:///{tmp_path}/a.db" if kind == "sqlite" else mariadb.url("tmc_failed_before"))
+def test_older_tables_without_a_revision_are_refused(kind: str, mariadb: MariaDB, tmp_path: Path) -> None:
+    database = _database(kind, "tmc_revision_lost", mariadb, tmp_path)
     migrate(ShardMap(database, [database] * 32))
-    message = (
-        "INSERT INTO tmc_message_05 (id, topic_no, producer_no, producer_tag, message_key, attempt_id, digest, state,"
-        " content_type, body, delay_ms, created_ms) VALUES ({0}, 7, 1, '', '{0}', '{0:016d}', '{0:032d}', {1}, '', '', 0, 10)"
-    )
-    consumption = (
-        "INSERT INTO tmc_consumption_05 (message_id, subscription_no, state, attempt, tried, created_ms, closed_ms)"
-        " VALUES ({}, 9, {}, 1, 1, 10, {})"
-    )
     with database.transaction() as connection:
-        for number, state in ((1, 2), (2, 2), (3, 4), (4, 1)):
-            connection.exec_driver_sql(message.format(number, state))
-        connection.exec_driver_sql(consumption.format(1, 3, 30))
-        connection.exec_driver_sql(consumption.format(2, 2, 40))
+        connection.exec_driver_sql("ALTER TABLE tmc_topic DROP COLUMN open_limit")
         connection.exec_driver_sql(f"DELETE FROM {VERSION_TABLE}")
-    for _ in range(2):  # one that was cut short is run again
+    with pytest.raises(RevisionLost, match=f"tmc_topic lacks open_limit, and {VERSION_TABLE}"):
         migrate(ShardMap(database, [database] * 32))
-        with database.reading() as connection:
-            rows = connection.exec_driver_sql(
-                "SELECT shard, topic_no, subscription_no, message_id, failed_ms FROM tmc_failed ORDER BY message_id"
-            ).fetchall()
-        assert [tuple(row) for row in rows] == [(5, 7, 9, 1, 30), (5, 7, 0, 3, 10)]
+    assert revision_of(database) is None
     database.close()
 
 
@@ -241,103 +188,6 @@ print(len(failed))
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "0"
-
-
-class _Upgraded(RunningCenter):
-    """On a database whose apps and topics are there already."""
-
-    def _register(self) -> None:
-        self.keys = dict(_KEYS)
-
-
-_KEYS = {"orders": "key-of-orders", "coupons": "key-of-coupons"}
-
-
-def _fill(database: Database) -> None:
-    """As servers of revision 0004 left it: a message on its way, one undecided, one FAILED, a removed subscription."""
-    tables = sa.MetaData()
-    now = round(time.time() * 1000)
-    with database.transaction() as connection:
-        tables.reflect(connection)
-
-        def insert(table: str, **values: object) -> None:
-            for column in tables.tables[table].columns:
-                if not (column.nullable or column.server_default is not None or column.autoincrement is True):
-                    is_text = isinstance(column.type, sa.String | sa.LargeBinary)
-                    values.setdefault(
-                        column.name, (b"" if isinstance(column.type, sa.LargeBinary) else "") if is_text else 0
-                    )
-            connection.execute(tables.tables[table].insert().values(**values))
-
-        for number, (app, key) in enumerate(_KEYS.items(), start=1):
-            insert(
-                "tmc_app", app_no=number, id=app, service_name=app, biz_id=app, key_hash=sha256(key.encode()).digest()
-            )
-        topic = {"name": "order.paid", "owner_no": 1, "default_tag": "default", "table_index": 5, "spread": 1}
-        insert("tmc_topic", topic_no=7, **topic, transaction_time_ms=60_000, open_limit=1000)
-        for number, tag, removed_ms in ((8, "gone", now - 1000), (9, "default", None)):
-            policy = {"retry_kind": 1, "interval_ms": 1000, "max_retry": 3}
-            insert(
-                "tmc_subscription",
-                subscription_no=number,
-                topic_no=7,
-                app_no=2,
-                tag=tag,
-                removed_ms=removed_ms,
-                **policy,
-            )
-        for number, state in ((1, MessageState.COMMITTED), (2, MessageState.PREPARED), (3, MessageState.COMMITTED)):
-            insert(
-                "tmc_message_05",
-                id=number,
-                topic_no=7,
-                producer_no=1,
-                producer_tag="default",
-                message_key=f"k{number}",
-                attempt_id=bytes([number]) * 16,
-                digest=bytes(32),
-                state=int(state),
-                body=b"body",
-                content_type="text/plain",
-                created_ms=now,
-            )
-        scheduled, failed = int(ConsumptionState.SCHEDULED), int(ConsumptionState.FAILED)
-        insert("tmc_consumption_05", message_id=1, subscription_no=9, state=scheduled, due_ms=now, created_ms=now)
-        insert("tmc_consumption_05", message_id=3, subscription_no=9, state=failed, attempt=4, tried=4, created_ms=now)
-
-
-@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
-def test_a_filled_database_of_revision_0004_goes_on_where_it_was(
-    kind: str, mariadb: MariaDB, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = f"sqlite:///{tmp_path}/a.db" if kind == "sqlite" else mariadb.url("tmc_filled")
-    database = Database(url)
-    with monkeypatch.context() as patch:
-        upgrade = alembic.command.upgrade
-        patch.setattr(alembic.command, "upgrade", lambda config, _to: upgrade(config, "0004"))
-        patch.setattr(shard_map, "identify", lambda _connection, _serves_from: None)
-        patch.setattr(shard_map, "fill", lambda _shards: None)
-        _prepare_for_revisions(database)
-        migrate(ShardMap(database, [database] * 32))
-    assert revision_of(database) == "0004"
-    _fill(database)
-    database.close()
-    with _Upgraded(url) as center:
-        got: list[str] = []
-        with (
-            tmc.connect(center.address, app="orders", key=_KEYS["orders"]) as orders,
-            tmc.connect(center.address, app="coupons", key=_KEYS["coupons"]) as coupons,
-        ):
-            consumer = tmc.Consumer(coupons)
-
-            @consumer.listener("order.paid")
-            def handle(body: str, message: tmc.Message) -> None:
-                got.append(message.key)
-
-            with consumer:
-                orders.submit("7-1-05-2")
-                orders.publish("order.paid", "body", key="k4")
-                eventually(lambda: sorted(got) == ["k1", "k2", "k4"])
 
 
 def _as_made_by_a_later_program(database: Database, *, serves_from: str) -> None:

@@ -22,7 +22,7 @@ from tests.support.mariadb import MariaDB
 from tests.support.rabbitmq import RabbitMQ
 from tmc_common import signatures
 from tmc_common.protocol import admin_pb2, consumption_pb2, consumption_pb2_grpc, types_pb2
-from tmc_server.store.tables import alert, audit, meta, subscription
+from tmc_server.store.tables import alert, audit
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.services]
 _names = itertools.count(1)
@@ -125,25 +125,17 @@ class _Shop:
         with grpc.insecure_channel(self.center.address) as channel:
             return self.center.admin(channel).GetDeliveryKeys(request, metadata=self.center.operator)
 
-    def describe(self, verifies: bool = False) -> Any:
+    def describe(self) -> Any:
         with grpc.insecure_channel(self.center.address) as channel:
             (found,) = (
                 consumption_pb2_grpc.ConsumptionServiceStub(channel)
                 .DescribeSubscriptions(
-                    consumption_pb2.DescribeSubscriptionsRequest(verifies=verifies),
+                    consumption_pb2.DescribeSubscriptionsRequest(),
                     metadata=self.center.as_app(self.app),
                 )
                 .subscriptions
             )
         return found
-
-    def forget_keys(self) -> None:
-        """As a server that knew of no signatures registered it."""
-        mine = subscription.update().filter_by(subscription_no=self.subscription.number)
-        with self.center.server.store.shards.catalog.transaction() as connection:
-            connection.execute(mine.values(delivery_key="", other_key="", signed_ms=0))
-            connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1))
-        eventually(lambda: self.center.server.store.watch.current.subscriptions[self.subscription.number].keys is None)
 
     def close(self) -> None:
         self.queue.close()
@@ -248,47 +240,6 @@ def test_a_dropped_key_signs_nothing_any_more(shop: _Shop) -> None:
     assert shop.handled == []
 
 
-def test_copies_from_before_there_were_keys_come_again_signed_and_uncounted(shop: _Shop) -> None:
-    """After an upgrade: the subscription has no key, its queue holds unsigned copies, and each has only one try."""
-    shop.forget_keys()
-    shop.publish("old")
-    shop.queue.wait_for(1)
-    assert shop.consumption("old").tried == 1
-    with shop.consumer:
-        eventually(lambda: shop.handled == [(b"real", "red", 2)])
-        eventually(lambda: shop.consumption("old").state == types_pb2.CONSUMPTION_STATE_ACKED)
-        shop.publish("new")
-        eventually(lambda: len(shop.handled) == 2)
-    assert shop.consumption("old").tried == 1
-    assert (shop.consumer.forged_copies, shop.alerts()) == (0, [])
-    assert shop.describe().signed_since_ms > 0
-
-
-def test_an_unsigned_copy_after_there_were_keys_changes_no_message(shop: _Shop) -> None:
-    """The subscription once had no key: that is no way to have real messages sent again and again."""
-    shop.forget_keys()
-    made = shop.describe(verifies=True)
-    assert (len(made.delivery_keys), made.signed_since_ms > 0) == (1, True)
-    eventually(lambda: _database_ms(shop.center) > made.signed_since_ms)
-    shop.publish()
-    ((real, body),) = shop.queue.take()
-    before = shop.consumption()
-    headers = {name: value for name, value in real.headers.items() if name != signatures.HEADER}
-    forged = pika.BasicProperties(message_id=real.message_id, type=real.type, app_id=real.app_id, headers=headers)
-    shop.queue.put(forged, b"forged")
-    with shop.consumer:
-        eventually(lambda: shop.alerts() == ["forged copies"])
-        assert (shop.handled, shop.consumption()) == ([], before)
-        shop.queue.put(real, body)
-        eventually(lambda: shop.handled == [(b"real", "red", 1)])
-
-
-def _database_ms(center: RunningCenter) -> int:
-    database = center.server.store.shards.catalog
-    with database.reading() as connection:
-        return database.now(connection)
-
-
 def test_a_report_about_a_message_that_does_not_exist_is_accepted_and_alerted_once(shop: _Shop) -> None:
     with grpc.insecure_channel(shop.center.address) as channel:
         stub = consumption_pb2_grpc.ConsumptionServiceStub(channel)
@@ -308,14 +259,14 @@ def test_keys_are_shown_to_their_own_app_only_and_reads_by_operators_are_audited
         )
         stub = consumption_pb2_grpc.ConsumptionServiceStub(channel)
         others = stub.DescribeSubscriptions(
-            consumption_pb2.DescribeSubscriptionsRequest(verifies=True), metadata=shop.center.as_app("coupons")
+            consumption_pb2.DescribeSubscriptionsRequest(), metadata=shop.center.as_app("coupons")
         )
     catalog = shop.center.server.store.watch.current
     assert secret not in f"{listed}{others}{catalog!r}"
     assert bytes.fromhex(secret).hex() in shop.describe().delivery_keys
     with shop.center.server.store.shards.catalog.reading() as connection:
         actions = connection.execute(sa.select(audit.c.action).where(audit.c.actor == "admin")).scalars().all()
-    assert "make delivery keys" in actions
+    assert "show delivery keys" in actions
 
 
 def test_a_subscription_that_comes_back_accepts_what_its_earlier_life_left_in_the_queue(shop: _Shop) -> None:
@@ -335,7 +286,7 @@ def test_switched_off_nothing_is_signed_and_nothing_verified(
         shop.publish()
         ((properties, body),) = shop.queue.take()
         assert signatures.HEADER not in properties.headers
-        assert list(shop.describe(verifies=True).delivery_keys) == []
+        assert list(shop.describe().delivery_keys) == []
         shop.queue.put(properties, body)
         with shop.consumer:
             eventually(lambda: shop.handled == [(b"real", "red", 1)])

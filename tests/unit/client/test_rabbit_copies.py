@@ -95,7 +95,7 @@ def test_what_the_center_did_not_make_is_acked_away_and_counted_and_no_handler_s
     def unasked(*_: object) -> Any:
         raise AssertionError("the center is not asked about what it did not make")
 
-    calls = Calls(describe=unasked, report=unasked, unsigned=unasked)
+    calls = Calls(describe=unasked, report=unasked)
     screen = Screen(calls, lambda message, _receipt: seen.append(message))
     transport = RabbitTransport(plan, Credentials("u", "p"), 10, screen)
     reader, channel = _Reader(transport, "queue"), _Channel()

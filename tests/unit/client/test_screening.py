@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -35,18 +34,15 @@ class _Receipt:
 class _Center:
     """Tells `keys`; `later` what it tells from the second question on. away: it answers nothing."""
 
-    def __init__(self, *keys: bytes, since_ms: int = 0) -> None:
+    def __init__(self, *keys: bytes) -> None:
         self.keys: tuple[bytes, ...] = keys
-        self.since_ms = since_ms
         self.asked = 0
         self.away = 0
         self.reports: list[tuple[str, int, str]] = []
-        self.unsigned: list[Message] = []
-        self.knows_unsigned = True
         self.handled: list[Message] = []
         self.now = 1000.0
         self.before_answer: Callable[[], None] = lambda: None
-        calls = Calls(describe=self._describe, report=self._report, unsigned=self._unsigned)
+        calls = Calls(describe=self._describe, report=self._report)
         self.screen = Screen(calls, lambda message, _: self.handled.append(message), lambda: self.now)
         self._describe()
         self.asked = 0
@@ -58,24 +54,12 @@ class _Center:
             self.away -= 1
             raise errors.Unavailable("away")
         found = consumption_pb2.SubscriptionInfo(
-            topic="order.paid",
-            queue=QUEUE,
-            delivery_keys=[key.hex() for key in self.keys],
-            signed_since_ms=self.since_ms,
+            topic="order.paid", queue=QUEUE, delivery_keys=[key.hex() for key in self.keys]
         )
         self.screen.learn(consumption_pb2.DescribeSubscriptionsResponse(subscriptions=[found]))
 
     def _report(self, request: consumption_pb2.ReportForgedCopiesRequest) -> None:
         self.reports.append((request.topic, request.count, request.message_id))
-
-    def _unsigned(self, message: Message) -> Future[Any]:
-        self.unsigned.append(message)
-        answer: Future[Any] = Future()
-        if self.knows_unsigned:
-            answer.set_result(None)
-        else:
-            answer.set_exception(errors.Decided("no such copy"))
-        return answer
 
     def arrive(self, message: Message = A_MESSAGE, key: bytes | None = KEY, signature: object = None) -> _Receipt:
         """key: what it is signed with."""
@@ -168,21 +152,6 @@ def test_a_forged_topic_is_reported_for_a_subscription_of_its_queue() -> None:
     center.now += 1
     center.arrive(replace(A_MESSAGE, topic="nobody.knows"), STRANGERS_KEY)
     eventually(lambda: center.reports == [("order.paid", 1, A_MESSAGE.id)])
-
-
-def test_a_copy_from_before_there_were_keys_comes_again_and_counts_as_nothing() -> None:
-    center = _Center(KEY, since_ms=5)
-    assert center.arrive(key=None).acked.wait(10)
-    assert (center.unsigned, center.handled) == ([A_MESSAGE], [])
-    assert (center.screen.forged, center.reports) == (0, [])
-
-
-def test_an_unsigned_copy_that_the_center_never_made_is_reported() -> None:
-    center = _Center(KEY, since_ms=5)
-    center.knows_unsigned = False
-    center.arrive(key=None)
-    eventually(lambda: center.reports == [("order.paid", 1, A_MESSAGE.id)])
-    assert (center.screen.forged, center.handled) == (1, [])
 
 
 def test_where_the_center_tells_no_keys_nothing_is_verified() -> None:

@@ -152,21 +152,6 @@ class TestConsumption:
         assert isinstance(consumption.decide_extend(self.ROW, attempt, 10, 0), AttemptStale)
         assert consumption.decide_give_back(self.ROW, attempt, 0, 0) is None
 
-    def test_an_unsigned_copy_from_before_there_were_keys_comes_again_uncounted(self) -> None:
-        given_back = Row(C.SCHEDULED, attempt=2, tried=1, due_ms=9, begun=ANSWERED)
-        assert consumption.decide_sign_again(self.ROW, 2, tried_ms=4, since_ms=5, now=9) == given_back
-
-    @pytest.mark.parametrize(
-        ("attempt", "tried_ms", "since_ms"), [(2, 5, 5), (2, 6, 5), (2, 0, 5), (2, 4, 0), (1, 4, 5), (3, 4, 5)]
-    )
-    def test_any_other_unsigned_copy_changes_nothing(self, attempt: int, tried_ms: int, since_ms: int) -> None:
-        decision = consumption.decide_sign_again(self.ROW, attempt, tried_ms, since_ms, now=9)
-        assert isinstance(decision, AttemptStale)
-
-    def test_an_unsigned_copy_of_a_closed_delivery_changes_nothing(self) -> None:
-        closed = Row(C.ACKED, 2, 2, None)
-        assert isinstance(consumption.decide_sign_again(closed, 2, tried_ms=4, since_ms=5, now=9), AttemptStale)
-
     @pytest.mark.parametrize(
         ("attempt", "begun", "tried_ms", "goes"),
         [

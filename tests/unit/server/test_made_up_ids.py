@@ -29,7 +29,6 @@ def test_acks_and_nacks() -> None:
     makers: list[Any] = [
         lambda id_: acking.ack(CONSUMER, id_),
         lambda id_: acking.nack(CONSUMER, id_, Attempt(1), "", False, None),
-        lambda id_: acking.sign_again(CONSUMER, id_, Attempt(1)),
         lambda id_: acking.give_back(CONSUMER, id_, Attempt(1)),
         lambda id_: acking.extend(CONSUMER, id_, Attempt(1), 1000, RunNumber(1)),
     ]

@@ -114,9 +114,6 @@ class CatalogEditor(Protocol):
     def add_key(self, actor: str, id_: str, replace_newest: bool, tag: str = "") -> str:
         """tag: the key works in this environment only. Returns: key. Raises AppUnknown, RotationOpen."""
 
-    def make_check_token(self, actor: str, id_: str) -> str:
-        """For an app without one. Returns: its token."""
-
     def drop_old_key(self, actor: str, id_: str, tag: str = "", drop_newest: bool = False) -> None:
         """tag: of the keys of this environment.  drop_newest: all of them. Raises AppUnknown."""
 
@@ -172,8 +169,8 @@ class CatalogEditor(Protocol):
     def finish_removal(self, actor: str, number: SubscriptionNumber) -> Subscription:
         """Remove it for good, unless its removal was taken back. Returns: it, with removed_ms when it is gone."""
 
-    def make_delivery_keys(self, actor: str, numbers: Collection[SubscriptionNumber]) -> None:
-        """For those subscriptions of signed topics that have none. The others keep theirs."""
+    def show_delivery_keys(self, actor: str, number: SubscriptionNumber) -> None:
+        """Nothing changes, but it is audited."""
 
     def announce_delivery_key(
         self, actor: str, topic_name: str, app_id: str, tag: str, drop_previous: bool
