@@ -16,7 +16,7 @@ from tmc_client import codecs, errors, sender
 from tmc_client import tracing as spans
 from tmc_client.codecs import Topic
 from tmc_client.sender import Sender
-from tmc_common import tracing
+from tmc_common import fields, tracing
 from tmc_common.headers import context_of
 from tmc_common.protocol import message_pb2
 
@@ -47,8 +47,8 @@ def prepare_request(
     topic: Topic[Any] | str, body: object, *, ledger_id: bytes = b"", **content: Unpack[Content]
 ) -> message_pb2.PrepareRequest:
     """The wire form of a message to prepare. Raises CodecError, InvalidRequest."""
-    fields = _fields(topic, body, **content)
-    return _made(message_pb2.PrepareRequest, lambda: {**fields(), "ledger_id": ledger_id})
+    values = _fields(topic, body, **content)
+    return _made(message_pb2.PrepareRequest, lambda: {**values(), "ledger_id": ledger_id})
 
 
 def publish_request(topic: Topic[Any] | str, body: object, **content: Unpack[Content]) -> message_pb2.PublishRequest:
@@ -85,6 +85,17 @@ def _fields(
         if not (isinstance(name, str) and isinstance(value, str)):
             raise errors.InvalidRequest(f"Header {name!r}: {value!r} is no str: write {str(value)!r}.", field="headers")
     data, content_type = codecs.encode(body)
+    delay_ms = round(delay.total_seconds() * 1000)
+    try:
+        fields.topic(str(topic))
+        fields.producers_key(key)
+        if order_key:
+            fields.key(order_key, "order_key")
+        fields.content_type(content_type)
+        fields.headers(headers or {})
+        fields.delay_ms(delay_ms)
+    except fields.FieldInvalid as exc:
+        raise errors.InvalidRequest(str(exc), reason="FIELD_INVALID", field=exc.field) from exc
     return lambda: {
         "topic": str(topic),
         "key": key,
@@ -93,14 +104,14 @@ def _fields(
         "content_type": content_type,
         "headers": spans.injected(headers or {}),
         "attempt_id": attempt_id or new_attempt_id(),
-        "delay_ms": round(delay.total_seconds() * 1000),
+        "delay_ms": delay_ms,
     }
 
 
-def _made(request_class: type[Request], fields: Callable[[], dict[str, Any]]) -> Request:
-    """Whatever the fields are made of: what cannot be sent is an InvalidRequest."""
+def _made(request_class: type[Request], values: Callable[[], dict[str, Any]]) -> Request:
+    """Whatever the values are made of: what cannot be sent is an InvalidRequest."""
     try:
-        return request_class(**fields())
+        return request_class(**values())
     except (TypeError, ValueError) as exc:
         raise errors.InvalidRequest(f"This message cannot be sent: {exc}") from exc
 

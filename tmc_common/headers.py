@@ -3,7 +3,7 @@
 RabbitMQ gives some names a meaning of its own: `CC` and `BCC` route copies elsewhere (and close the channel when
 their value is not an array), names that begin with `x-` belong to the broker and its plugins. User headers with such
 names are sent with PREFIX and renamed on arrival. Names that begin with `tmc-` are the center's; users cannot set
-them.
+them, but for FORWARD_KEY.
 Source: RabbitMQ, "Sender-selected Distribution".
 """
 
@@ -23,6 +23,8 @@ REPLAY_TO = "tmc-replay-to"
 """In a message that an operator sent again to one subscriber: the number of the subscription."""
 REPLAY_KEYS = "replay."
 """Keys of replays begin with it; producers cannot use such keys."""
+FORWARD_KEY = "tmc-forward-key"
+"""By which a message brings its own routing key or partition key; the one name that users may set."""
 CONTEXT_HEADERS = frozenset(
     {
         "traceparent",

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from tmc_common.addresses import HostPort, each_host, is_loopback
+from tmc_common.fields import BODY_BYTES
 from tmc_server.domain.alerts import Language, WebhookFormat
 from tmc_server.domain.egress import Egress
 from tmc_server.domain.placement import SHARDS
@@ -172,7 +173,7 @@ class StoreConfig(Section):
 class LimitsConfig(Section):
     """[limits]"""
 
-    body_bytes: int = Field(262_144, ge=1024, le=8 << 20, description="maximum size of a message body")
+    body_bytes: int = Field(BODY_BYTES, ge=1024, le=8 << 20, description="maximum size of a message body")
     request_bytes: int = Field(
         16 << 20, ge=1 << 20, le=256 << 20, description="maximum size of a request, batches included"
     )

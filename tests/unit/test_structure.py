@@ -47,7 +47,7 @@ ALLOWED = {
     "tmc_server.settings": set(),
     "tmc_server.origin": set(),
     "tmc_server.domain": {"tmc_server.errors", "tmc_common.addresses", "tmc_common.headers"},
-    "tmc_server.config": {"tmc_server.settings", "tmc_server.domain", "tmc_common.addresses"},
+    "tmc_server.config": {"tmc_server.settings", "tmc_server.domain", "tmc_common.addresses", "tmc_common.fields"},
     "tmc_server.metrics": {"tmc_server.domain"},
     "tmc_server.telemetry": {
         "tmc_server.config",
@@ -62,6 +62,7 @@ ALLOWED = {
         "tmc_server.metrics",
         "tmc_server.origin",
         "tmc_common.addresses",
+        "tmc_common.fields",
         "tmc_common.headers",
     },
     "tmc_server.duties": {*_SERVER, "tmc_server.metrics"},

@@ -44,7 +44,7 @@ from tmc_client.producer import duration, publish_request
 from tmc_client.recording import RecordedTransaction
 from tmc_client.tables import FAMILY, demand_wide
 from tmc_client.tables import outbox as table
-from tmc_common.headers import HEADERS_BYTES
+from tmc_common import fields
 from tmc_common.plugins import installed
 from tmc_common.protocol import message_pb2
 
@@ -55,7 +55,6 @@ log = logging.getLogger("tmc_client.outbox")
 
 T = TypeVar("T")
 UNTOUCHED = timedelta(seconds=3)  # a relay leaves a message to its direct send that long
-_LONGEST = 128
 _KEY = "tmc_outbox"
 _SEEN = "tmc_outbox_seen"  # outboxes whose database this transaction is in
 
@@ -78,7 +77,8 @@ class Outbox:
 
     direct: send after the commit, and not by relays only.  untouched: how long a relay leaves a message to that.
     limits: when a message is given up.  lease: after which time another relay takes over from one that died.
-    on_given_up: called by the relay with messages that became FAILED, and why.
+    on_given_up: called by the relay with messages that became FAILED, and why.  body_bytes: maximum size of a body, that of the
+    target (limits.body_bytes of a center).
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class Outbox:
         limits: Limits | None = None,
         lease: timedelta = LEASE,
         on_given_up: Callable[[Sequence[Entry], str], None] = lambda _entries, _error: None,
+        body_bytes: int = fields.BODY_BYTES,
     ) -> None:
         """Raises InvalidRequest if `engine` is not a blocking one."""
         self.store = OutboxStore(engine_of(engine, "tmc.Outbox()", pooled=True))
@@ -109,6 +110,7 @@ class Outbox:
         self._limits = limits or Limits()
         self._lease = lease
         self._on_given_up = on_given_up
+        self._body_bytes = body_bytes
         self._direct = DirectSending(self.store, self._target) if direct else None
         self._bell = Bell(self.store.engine)
         self._closed = False
@@ -159,12 +161,12 @@ class Outbox:
 
     def check(self, request: message_pb2.PublishRequest) -> None:
         """Raise InvalidRequest if this outbox cannot take it."""
-        for name, value in (("topic", request.topic), ("key", request.key), ("order_key", request.order_key)):
-            if len(value) > _LONGEST or not (value or name == "order_key"):
-                raise errors.InvalidRequest(f"{name} has {len(value)} characters: give 1 to {_LONGEST}.", field=name)
-        if sum(len(name.encode()) + len(value.encode()) for name, value in request.headers.items()) > HEADERS_BYTES:
+        if len(request.body) > self._body_bytes:
             raise errors.InvalidRequest(
-                f"The headers have more than {HEADERS_BYTES:,} bytes: put so much into the body.", field="headers"
+                f"body must be at most {self._body_bytes} bytes, not {len(request.body)}: store it elsewhere and send its "
+                "address.",
+                reason="FIELD_INVALID",
+                field="body",
             )
         if request.delay_ms and not self._target.delays:
             raise errors.InvalidRequest("The target of this outbox knows no delays: leave delay= out.", field="delay")

@@ -19,10 +19,9 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tmc_common.eventlog import EventLog
-from tmc_common.headers import ORDER_KEY
+from tmc_common.headers import FORWARD_KEY, ORDER_KEY
 from tmc_server.delivery.spans import PublishSpans
 from tmc_server.delivery.window import ALERT_AFTER, Destination, Window
-from tmc_server.domain.catalog import FORWARD_KEY
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import SubscriptionNumber

@@ -24,11 +24,12 @@ from pika.exceptions import NoFreeChannels
 
 from tmc_common.amqp import CorkedConnection, Nodes, give_up, hang_up
 from tmc_common.eventlog import EventLog
+from tmc_common.headers import FORWARD_KEY
 from tmc_server.delivery.rabbitmq_lane import Lane, Sent
 from tmc_server.delivery.rabbitmq_properties import Digests, properties_of, sign_copy
 from tmc_server.delivery.spans import PublishSpans
 from tmc_server.delivery.window import ALERT_AFTER, CONFIRM_TIMEOUT_S, Destination, Failure, Window
-from tmc_server.domain.catalog import FORWARD_KEY, Catalog
+from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.ports.catalog import CatalogSource

@@ -57,9 +57,6 @@ class QueueMode(IntEnum):
     MULTI = 2  #: one per consumer app, tag and topic: a bulk topic does not hold up an urgent one
 
 
-FORWARD_KEY = "tmc-forward-key"  # header by which a message brings its own key
-
-
 @dataclass(frozen=True, slots=True)
 class Forward:
     """Where a forwarding subscription sends. kind: rabbitmq, or the name of an entry point.

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
+from tmc_common import fields
 from tmc_common.eventlog import EventLog
 from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
 from tmc_server.domain.ordering import OrderMode
@@ -240,9 +241,9 @@ class Administering:
             known = ", ".join(sorted(kinds)) or "none: set [rabbitmq] url"
             raise InvalidField("forward.kind", f"be one that this center can do ({known})")
         for field, value, least in (("forward.target", forward.target, 1), ("forward.key", forward.key, 0)):
-            validation.line(value, field, validation.ROUTING_KEY_BYTES, least)
-            if len(value.encode()) > validation.ROUTING_KEY_BYTES:
-                raise InvalidField(field, f"be at most {validation.ROUTING_KEY_BYTES} bytes")
+            validation.line(value, field, fields.ROUTING_KEY_BYTES, least)
+            if len(value.encode()) > fields.ROUTING_KEY_BYTES:
+                raise InvalidField(field, f"be at most {fields.ROUTING_KEY_BYTES} bytes")
 
     async def servers(self) -> Sequence[ServerView]:
         return await asyncio.to_thread(self._reader.servers)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from tmc_common.headers import ORDER_KEY, REPLAY_KEYS, context_of, fitting
+from tmc_common.headers import ORDER_KEY, context_of, fitting
 from tmc_server.domain.ids import IdGenerator
 from tmc_server.domain.message import digest_of
 from tmc_server.domain.operations import Answer, Prepare, Stored
@@ -71,11 +71,11 @@ class Preparing:
     ) -> Item:
         """One checked message. order_key "": it has none. Raises InvalidField, TopicUnknown, OpenLimit, NoIdentity."""
         validation.topic(topic)
-        validation.key(key)
+        (validation.key if caller.operator is not None else validation.producers_key)(key)
         validation.attempt_id(attempt_id)
         validation.body(body, self._body_bytes)
-        validation.line(content_type, "content_type", 100)
-        validation.between(delay_ms, "delay_ms", 0, validation.MAX_DELAY_MS)
+        validation.content_type(content_type)
+        validation.delay_ms(delay_ms)
         validation.between(transaction_time_ms, "transaction_time_ms", 0, DAY_MS)
         content_type = content_type or "application/octet-stream"
         operator = caller.operator
@@ -84,8 +84,6 @@ class Preparing:
         headers = validation.headers(headers, may_replay=publish and operator is not None)
         if caller.context and not context_of(headers):
             headers = {**headers, **fitting(headers, caller.context)}
-        if key.startswith(REPLAY_KEYS) and operator is None:
-            raise InvalidField("key", f"not begin with {REPLAY_KEYS}: such keys are for replays by operators")
         ledger = validation.ledger_id(ledger_id)
         if order_key:
             headers = {**headers, ORDER_KEY: validation.key(order_key, "order_key")}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
+from tmc_common import fields
 from tmc_common.addresses import HostPort
-from tmc_common.headers import CONTROL, HEADER_NAME, HEADERS, HEADERS_BYTES, REPLAY_OF
-from tmc_server.domain.catalog import FORWARD_KEY
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import MessageNumber, Shard
 from tmc_server.domain.ordering import OrderMode
@@ -15,14 +16,37 @@ from tmc_server.domain.retry import DAY_MS, RetryKind, RetryPolicy
 from tmc_server.errors import InvalidField
 
 MAX_ITEMS = 1000
-MAX_DELAY_MS = 365 * DAY_MS
 ATTEMPT_ID_BYTES = 16
-ROUTING_KEY_BYTES = 255  # AMQP takes no more
 ERROR_CHARACTERS = 500
 
 _APP = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
-_TOPIC = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+", re.ASCII)
+
+
+Given = ParamSpec("Given")
+Value = TypeVar("Value")
+
+
+def _refusing(rule: Callable[Given, Value]) -> Callable[Given, Value]:
+    @wraps(rule)
+    def apply(*args: Given.args, **kwargs: Given.kwargs) -> Value:
+        try:
+            return rule(*args, **kwargs)
+        except fields.FieldInvalid as exc:
+            raise InvalidField(exc.field, exc.rule) from None
+
+    return apply
+
+
+topic = _refusing(fields.topic)
+key = _refusing(fields.key)
+producers_key = _refusing(fields.producers_key)
+line = _refusing(fields.line)
+content_type = _refusing(fields.content_type)
+body = _refusing(fields.body)
+headers = _refusing(fields.headers)
+between = _refusing(fields.between)
+delay_ms = _refusing(fields.delay_ms)
 
 
 def app_id(value: str, field: str = "id") -> str:
@@ -68,58 +92,9 @@ def hexadecimal_id(value: str, field: str) -> bytes:
     return found
 
 
-def topic(value: str, field: str = "topic") -> str:
-    if not _TOPIC.fullmatch(value):
-        raise InvalidField(field, "be 1 to 128 characters of A-Z a-z 0-9 _ . -")
-    return value
-
-
-def key(value: str, field: str = "key") -> str:
-    if not 1 <= len(value) <= 128 or value != value.strip() or CONTROL.search(value):
-        raise InvalidField(field, "be 1 to 128 characters without control characters and outer spaces")
-    return value
-
-
-def line(value: str, field: str, most: int, least: int = 0) -> str:
-    """One line of free text."""
-    if not least <= len(value) <= most or CONTROL.search(value):
-        raise InvalidField(field, f"be {least} to {most} characters without control characters")
-    return value
-
-
 def reason(value: str) -> str:
     """What an operator writes into the audit trail."""
     return line(value, "reason", ERROR_CHARACTERS, least=1)
-
-
-def body(value: bytes, most: int) -> bytes:
-    if len(value) > most:
-        raise InvalidField(
-            "body", f"be at most {most} bytes, not {len(value)}: store it elsewhere and send its address"
-        )
-    return value
-
-
-def headers(value: Mapping[str, str], may_replay: bool = False) -> Mapping[str, str]:
-    """may_replay: an operator sends it again, REPLAY_OF may be there."""
-    allowed = (FORWARD_KEY, REPLAY_OF) if may_replay else (FORWARD_KEY,)
-    if not value:
-        return {}
-    if len(value) > HEADERS or sum(len(name) + len(text.encode()) for name, text in value.items()) > HEADERS_BYTES:
-        raise InvalidField("headers", f"be at most {HEADERS} entries and {HEADERS_BYTES} bytes in all")
-    for name, text in value.items():
-        if name.lower().startswith("tmc-") and name not in allowed:
-            only_operators = f"; {REPLAY_OF} is for replays by operators" if name == REPLAY_OF else ""
-            raise InvalidField(
-                "headers", f"have names that do not begin with tmc-, other than {FORWARD_KEY}{only_operators}"
-            )
-        if not HEADER_NAME.fullmatch(name):
-            raise InvalidField("headers", "have names of 1 to 64 characters of A-Z a-z 0-9 _ . -")
-        if name == FORWARD_KEY and len(text.encode()) > ROUTING_KEY_BYTES:
-            raise InvalidField("headers", f"have a {FORWARD_KEY} of at most {ROUTING_KEY_BYTES} bytes")
-        if CONTROL.search(text):
-            raise InvalidField("headers", "have values without control characters")
-    return dict(value)
 
 
 def attempt_id(value: bytes) -> bytes:
@@ -132,12 +107,6 @@ def ledger_id(value: bytes) -> bytes | None:
     if value and len(value) != ATTEMPT_ID_BYTES:
         raise InvalidField("ledger_id", "be empty or exactly 16 bytes")
     return value or None
-
-
-def between(value: int, field: str, least: int, most: int) -> int:
-    if not least <= value <= most:
-        raise InvalidField(field, f"be {least} to {most}, not {value}")
-    return value
 
 
 def message_id(value: str) -> MessageId:

@@ -100,7 +100,7 @@ def add(engine: sa.Engine, receiver: Receiver, *keys: str, order_key: str = "") 
 
 def test_headers_that_a_column_could_cut_off_are_refused(engine: sa.Engine, receiver: Receiver) -> None:
     with tmc.Outbox(engine, receiver) as box, Session(engine) as session:
-        with pytest.raises(tmc.InvalidRequest, match="more than 8,192 bytes"):
+        with pytest.raises(tmc.InvalidRequest, match="8192 bytes in all"):
             box.add(session, TOPIC, {}, key="a", headers={"trail": "x" * 9_000})
 
 
@@ -532,9 +532,8 @@ def test_cleaning_deletes_what_was_sent_and_nothing_else(
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"key": ""}, "key has 0 characters: give 1 to 128"),
-        ({"key": "k" * 129}, "key has 129 characters"),
-        ({"key": "k", "order_key": "k" * 129}, "order_key has 129 characters"),
+        ({"key": ""}, "key must be 1 to 128 characters"),
+        ({"key": "k", "order_key": "k" * 129}, "order_key must be 1 to 128 characters"),
         ({"key": 7}, "is no str"),
         ({"key": "k", "delay": timedelta(seconds=1)}, "knows no delays"),
     ],

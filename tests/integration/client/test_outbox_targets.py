@@ -127,7 +127,7 @@ class TestTheFallback:
         with tmc.connect("127.0.0.1:1", app="orders") as nobody:
             for fields, sentence in (
                 ({"key": "k", "order_key": "o"}, "takes no order_key"),
-                ({"key": "k" * 500}, "500 characters"),
+                ({"key": "k" * 500}, "key must be 1 to 128 characters"),
             ):
                 with (
                     pytest.raises(tmc.InvalidRequest, match=sentence),
