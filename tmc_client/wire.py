@@ -9,6 +9,7 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from tmc_client import errors
+from tmc_common.enums import name_of
 from tmc_common.mismatch import spoken_instead
 from tmc_common.protocol import types_pb2
 from tmc_common.proxies import by_proxy
@@ -25,16 +26,28 @@ _BY_CODE: dict[grpc.StatusCode, type[errors.TmcError]] = {
 }
 
 
+_STATUS = {status.value[0]: status for status in grpc.StatusCode}
+
+
+def _kind(reason: str, code: grpc.StatusCode | None, retry_after: timedelta) -> type[errors.TmcError]:
+    """By its reason; for one that only a newer center knows by its status, and whether it says when to repeat."""
+    if reason in errors.BY_REASON:
+        return errors.BY_REASON[reason]
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and retry_after:
+        return errors.Overloaded
+    return _BY_CODE.get(code, errors.CenterFault) if code is not None else errors.CenterFault
+
+
 def from_item(item: types_pb2.ItemError) -> errors.TmcError:
     """The error of one item of a batch."""
-    reason = types_pb2.Reason.Name(item.reason)
-    kind = errors.BY_REASON.get(reason, errors.CenterFault)
-    return kind(
+    reason = name_of(types_pb2.Reason.DESCRIPTOR, item.reason)
+    retry_after = timedelta(milliseconds=item.retry_after_ms)
+    return _kind(reason, _STATUS.get(item.code), retry_after)(
         item.message,
         reason=reason,
         field=item.field,
         message_id=item.message_id,
-        retry_after=timedelta(milliseconds=item.retry_after_ms),
+        retry_after=retry_after,
     )
 
 
@@ -65,7 +78,7 @@ def from_rpc(exc: Any) -> errors.TmcError:
     code, text = exc.code(), exc.details() or ""
     for name, value in exc.trailing_metadata() or ():
         if name == "grpc-status-details-bin":
-            return _from_details(value, text)
+            return _from_details(value, code, text)
     if code is grpc.StatusCode.UNAVAILABLE and (instead := spoken_instead(text)):
         return errors.Unavailable(
             f"What answers at the center's address speaks {instead}: check the address, its port and tls=."
@@ -74,18 +87,18 @@ def from_rpc(exc: Any) -> errors.TmcError:
     return _BY_CODE.get(code, errors.CenterFault)(f"{code.name}: {text}{proxy}")
 
 
-def _from_details(serialized: bytes, text: str) -> errors.TmcError:
+def _from_details(serialized: bytes, code: grpc.StatusCode, text: str) -> errors.TmcError:
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     for detail in status_pb2.Status.FromString(serialized).details:
         for known in (info, bad, retry):
             _unpack(detail, known)
-    kind = errors.BY_REASON.get(info.reason, errors.CenterFault)
-    return kind(
+    retry_after = retry.retry_delay.ToTimedelta()
+    return _kind(info.reason, code, retry_after)(
         text,
         reason=info.reason,
         field=bad.field_violations[0].field if bad.field_violations else "",
         message_id=info.metadata.get("message_id", ""),
-        retry_after=retry.retry_delay.ToTimedelta(),
+        retry_after=retry_after,
     )
 
 

@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from tmc_common.enums import name_of
 from tmc_common.protocol import admin_pb2, types_pb2
 from tmc_console import words
 from tmc_console.actions import ACTIONS
@@ -145,18 +146,13 @@ def _as_it_is(text: Any) -> Markup:
 
 def _state(number: int, kind: str) -> str:
     enum = types_pb2.MessageState if kind == "message" else types_pb2.ConsumptionState
-    return _name_in(enum, number).rpartition("_STATE_")[2]
+    return name_of(enum.DESCRIPTOR, number).rpartition("_STATE_")[2]
 
 
 def _named(number: int, enum: str) -> str:
     """The short name of a value of an enum of the admin service."""
     prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", enum).upper()
-    return _name_in(getattr(admin_pb2, enum), number).removeprefix(f"{prefix}_")
-
-
-def _name_in(enum: Any, number: int) -> str:
-    """A newer center may have values that this console does not know."""
-    return str(enum.Name(number)) if number in enum.values() else str(number)
+    return name_of(getattr(admin_pb2, enum).DESCRIPTOR, number, f"{prefix}_")
 
 
 def _spark(counts: Any, width: int = 120, height: int = 24) -> str:

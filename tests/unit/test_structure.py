@@ -105,6 +105,7 @@ ALLOWED["tmc_cli"] = {
 ALLOWED["tmc_console"] = {
     "tmc_common.limited",
     "tmc_common.addresses",
+    "tmc_common.enums",
     "tmc_common.protocol",
     "tmc_common.proxies",
     "tmc_common.spreadsheets",

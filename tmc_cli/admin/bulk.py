@@ -10,6 +10,7 @@ import typer
 from tmc_cli import say
 from tmc_cli.admin.calling import Reason, Watch, ask, call, enum_value, for_people, show, watched
 from tmc_cli.admin.text import bar
+from tmc_common.enums import name_of
 from tmc_common.protocol import admin_pb2, types_pb2
 from tmc_server.printable import escaped
 
@@ -84,7 +85,7 @@ def get_bulk(context: typer.Context, job: int, watch: Watch = 0) -> None:
         if not (watch and for_people()):
             show(found)
             return False
-        state = admin_pb2.BulkState.Name(found.state).removeprefix("BULK_STATE_").lower()
+        state = name_of(admin_pb2.BulkState.DESCRIPTOR, found.state, "BULK_STATE_").lower()
         outcomes = f"{found.done} done, {found.unchanged} unchanged, {found.refused} refused"
         typer.echo(escaped(f"Job {found.job}, {state}: {found.selection}"))
         typer.echo(f"{bar(found.done + found.unchanged + found.refused, found.count)} {outcomes}")

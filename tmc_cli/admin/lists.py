@@ -11,6 +11,7 @@ import typer
 from tmc_cli import say
 from tmc_cli.admin.calling import AsJson, ask, enum_value, show, show_parts
 from tmc_cli.admin.text import age, duration_ms, table, when
+from tmc_common.enums import name_of
 from tmc_common.protocol import admin_pb2, types_pb2
 from tmc_server.printable import escaped
 
@@ -56,7 +57,7 @@ def print_messages(answer: Any) -> None:
     rows = [
         (
             each.message_id,
-            types_pb2.MessageState.Name(each.state).removeprefix("MESSAGE_STATE_"),
+            name_of(types_pb2.MessageState.DESCRIPTOR, each.state, "MESSAGE_STATE_"),
             when(each.created_ms),
             _age(each.created_ms),
             each.topic,
@@ -158,7 +159,7 @@ def list_consumptions(
         (
             each.message_id,
             f"{each.app} ({each.tag})",
-            types_pb2.ConsumptionState.Name(each.state).removeprefix("CONSUMPTION_STATE_"),
+            name_of(types_pb2.ConsumptionState.DESCRIPTOR, each.state, "CONSUMPTION_STATE_"),
             str(each.attempt),
             when(each.created_ms),
             _age(each.created_ms),

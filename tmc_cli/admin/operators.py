@@ -10,6 +10,7 @@ import typer
 from tmc_cli import say
 from tmc_cli.admin.calling import AsJson, Reason, all_pages, ask, call, enum_value, show
 from tmc_cli.admin.text import duration_ms, table, when
+from tmc_common.enums import name_of
 from tmc_common.protocol import admin_pb2
 from tmc_server.printable import escaped
 
@@ -134,7 +135,7 @@ def list_operators(context: typer.Context, as_json: AsJson = False) -> None:
     rows = [
         (
             each.name,
-            admin_pb2.Role.Name(each.role).removeprefix("ROLE_").lower(),
+            name_of(admin_pb2.Role.DESCRIPTOR, each.role, "ROLE_").lower(),
             " ".join(each.topics) or "all",
             "yes" if each.reads_bodies else "no",
             _token_ends(each.expires_ms),

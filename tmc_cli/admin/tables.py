@@ -10,6 +10,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from tmc_cli.admin.text import age, table, when
+from tmc_common.enums import name_of
 
 _TIMES_FROM_MS = 1_000_000_000_000  # what is greater is a moment, and not a duration
 _LONGEST_CELL = 60
@@ -55,9 +56,7 @@ def _cell(field: Any, value: Any) -> str:
         is_numbers = field.cpp_type == FieldDescriptor.CPPTYPE_INT32
         return _cut(_ranges(value) if is_numbers else " ".join(map(str, value)))
     if field.enum_type is not None:
-        prefix = _prefix(field.enum_type.name)
-        known = field.enum_type.values_by_number.get(value)  # a newer server may have others
-        return str(known.name).removeprefix(prefix).lower() if known is not None else str(value)
+        return name_of(field.enum_type, value, _prefix(field.enum_type.name)).lower()
     if isinstance(value, bool):
         return "yes" if value else ""
     if field.name.endswith("_ms"):
