@@ -1,4 +1,4 @@
-"""Numbers and reasons that only a newer center knows: shown as they are, and told apart by their status."""
+"""Numbers and reasons that only a newer center knows: numbers are shown, and reasons are classified by their status."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """What one folder contains. digest: over all columns of its rows, hexadecimal.  files, bytes: of its Parquet files."""
+    """The content of one folder. digest: over all columns of its rows, hexadecimal.  files, bytes: of its Parquet files."""
 
     place: Place
     messages: int

@@ -42,7 +42,7 @@ class Signing:
         return self._catalog.current
 
     def own_subscriptions(self, caller: Caller) -> list[Subscription]:
-        """What the caller's app and tag consume."""
+        """The subscriptions of the caller's app and tag."""
         catalog = self._current
         return [
             subscription

@@ -1,4 +1,4 @@
-"""What the center always refuses is refused where it is recorded: otherwise its transaction commits, and it never leaves."""
+"""A message that the center always refuses is refused where it is recorded: otherwise its transaction would commit."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_calls_beyond_the_limit_of_a_connection_wait_in_the_client(tmp_path: Pat
 
 
 def _go_workers(running: RunningCenter, folder: Path) -> str:
-    """What the Go client prints: statuses and how often each came."""
+    """Run the Go client. Returns: what it prints, statuses and how often each came."""
     source = shutil.copytree(GO, folder / "source")
     subprocess.run(["go", "build", "-o", "client", "."], cwd=source, check=True, timeout=600)
     command = [str(source / "client"), "publish", running.address, "orders", running.keys["orders"]]
