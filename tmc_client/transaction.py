@@ -4,7 +4,7 @@ At the end of the block, in this order: flush, verify that it is still one trans
 batch call, insert the ledger rows, commit locally, submit. Any step before the commit may raise and then nothing
 takes effect: the transaction is rolled back, and so, in the background, are the messages prepared at the center. If the
 commit itself raises, the block fences its ledger row in a transaction of its own and thus knows whether it took effect; if
-that cannot be told either, it tells the center nothing: the ledger decides. After the commit nothing raises.
+even that is not known, it sends the center nothing: the ledger decides. After the commit nothing raises.
 """
 
 from __future__ import annotations
@@ -258,14 +258,14 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
                 raise
 
     def _fence(self) -> int | None:
-        """What the ledger says of the block, whose rows were written together. None: it cannot be told now."""
+        """Read the state of the block in the ledger; its rows were written together. None: it is not known yet."""
         if not self.messages:
             return None
         first = self.messages[0]
         try:
             return self._local.fence(marker(first.message_id, first.topic, first.key, first.attempt_id))
         except Exception:  # it must not hide what the commit raised
-            log.warning("whether the commit took effect cannot be told now", exc_info=True)
+            log.warning("whether the commit took effect is not known yet", exc_info=True)
             return None
 
     def _give_up(self) -> None:

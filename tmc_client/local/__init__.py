@@ -106,7 +106,7 @@ class LocalTransaction(Protocol):
     def fence(self, row: Mapping[str, Any]) -> int | None:
         """After `roll_back` of a commit that raised: insert this rollback marker, unless the ledger has the message's row.
 
-        In a transaction of its own: see marker.insert_marker. Returns: the state in the ledger; None: it cannot be told now.
+        In a transaction of its own: see marker.insert_marker. Returns: the state in the ledger; None: it is not known yet.
         Must not raise.
         """
 

@@ -245,7 +245,7 @@ class ConnectionTransaction:
             found = self.read(STATE, {"of": row["message_id"]})
             return int(found[0][0]) if found else None
         except Exception:
-            log.warning("whether the commit took effect cannot be told now", exc_info=True)
+            log.warning("whether the commit took effect is not known yet", exc_info=True)
             return None
 
     @contextmanager

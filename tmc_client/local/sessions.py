@@ -182,7 +182,7 @@ class SessionTransaction:
             finally:
                 own.dispose()
         except Exception:
-            log.warning("whether the commit took effect cannot be told now", exc_info=True)
+            log.warning("whether the commit took effect is not known yet", exc_info=True)
             return None
 
     def read(self, statement: sa.Executable, parameters: Mapping[str, Any]) -> Sequence[Any]:
