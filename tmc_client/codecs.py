@@ -125,7 +125,7 @@ def _reader(wanted: Any) -> Any:
             return decoder.decode(body)
         except msgspec.ValidationError:
             raise
-        except msgspec.DecodeError:  # NaN and Infinity, which earlier versions wrote, are not JSON
+        except msgspec.DecodeError:  # NaN and Infinity, which Python's json writes, are not JSON
             return msgspec.convert(json.loads(body), wanted, dec_hook=_model)
 
     return read

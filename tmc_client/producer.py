@@ -95,7 +95,9 @@ def _fields(
         fields.headers(headers or {})
         fields.delay_ms(delay_ms)
     except fields.FieldInvalid as exc:
-        raise errors.InvalidRequest(str(exc), reason="FIELD_INVALID", field=exc.field) from exc
+        raise refused(exc) from exc
+    except UnicodeEncodeError as exc:  # half of a surrogate pair
+        raise errors.InvalidRequest(f"This message cannot be sent: {exc}") from exc
     return lambda: {
         "topic": str(topic),
         "key": key,
@@ -106,6 +108,11 @@ def _fields(
         "attempt_id": attempt_id or new_attempt_id(),
         "delay_ms": delay_ms,
     }
+
+
+def refused(exc: fields.FieldInvalid) -> errors.InvalidRequest:
+    """As the center refuses it."""
+    return errors.InvalidRequest(str(exc), reason="FIELD_INVALID", field=exc.field)
 
 
 def _made(request_class: type[Request], values: Callable[[], dict[str, Any]]) -> Request:

@@ -356,7 +356,7 @@ class _Lane:
 
         share: part of the full pause; None: a random one.
         """
-        transient = error.reason in _REPEATED_REASONS or (not error.reason and error.retryable)
+        transient = error.reason in _REPEATED_REASONS or (error.reason not in errors.BY_REASON and error.retryable)
         pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**call.pauses)
         pause *= random.uniform(0.5, 1) if share is None else share
         pause = max(pause, error.retry_after.total_seconds())

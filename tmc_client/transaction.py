@@ -84,6 +84,8 @@ class Preparation:
 class Fallback(Protocol):
     """An Outbox, for blocks that commit while the center is away."""
 
+    def check(self, request: message_pb2.PublishRequest) -> None: ...
+
     def write(self, local: LocalTransaction, requests: Sequence[message_pb2.PublishRequest]) -> Callable[[], None]: ...
 
 
@@ -122,7 +124,10 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
                 "or use outbox.add() for all messages of this order key.",
                 field="order_key",
             )
-        return prepare_request(topic, body, **content)
+        request = prepare_request(topic, body, **content)
+        if self._fallback is not None:
+            self._fallback.check(_published(request))
+        return request
 
     def _begin(self) -> None:
         super()._begin()

@@ -23,6 +23,9 @@ _BY_CODE: dict[grpc.StatusCode, type[errors.TmcError]] = {
     grpc.StatusCode.PERMISSION_DENIED: errors.NotAuthenticated,
     grpc.StatusCode.NOT_FOUND: errors.NotFound,
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.InvalidRequest,
+    grpc.StatusCode.ALREADY_EXISTS: errors.InvalidRequest,
+    grpc.StatusCode.ABORTED: errors.Unavailable,  # by something at the same time
 }
 
 

@@ -3,7 +3,7 @@
 RabbitMQ gives some names a meaning of its own: `CC` and `BCC` route copies elsewhere (and close the channel when
 their value is not an array), names that begin with `x-` belong to the broker and its plugins. User headers with such
 names are sent with PREFIX and renamed on arrival. Names that begin with `tmc-` are the center's; users cannot set
-them, but for FORWARD_KEY.
+them, except FORWARD_KEY.
 Source: RabbitMQ, "Sender-selected Distribution".
 """
 

@@ -51,6 +51,9 @@ UNKNOWN_REASONS = [
     (grpc.StatusCode.INVALID_ARGUMENT, 0, tmc.InvalidRequest),
     (grpc.StatusCode.NOT_FOUND, 0, tmc.NotFound),
     (grpc.StatusCode.PERMISSION_DENIED, 0, tmc.NotAuthenticated),
+    (grpc.StatusCode.FAILED_PRECONDITION, 0, tmc.InvalidRequest),
+    (grpc.StatusCode.ALREADY_EXISTS, 0, tmc.InvalidRequest),
+    (grpc.StatusCode.ABORTED, 250, tmc.Unavailable),
     (grpc.StatusCode.INTERNAL, 0, tmc.CenterFault),
 ]
 

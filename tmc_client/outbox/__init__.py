@@ -40,7 +40,7 @@ from tmc_client.outbox.direct import DirectSending
 from tmc_client.outbox.entries import Draft, Entry, Target, line_of
 from tmc_client.outbox.relay import LEASE, Limits, Relay
 from tmc_client.outbox.store import ALWAYS_DUE_MS, OutboxStore, columns_of, now_ms
-from tmc_client.producer import duration, publish_request
+from tmc_client.producer import duration, publish_request, refused
 from tmc_client.recording import RecordedTransaction
 from tmc_client.tables import FAMILY, demand_wide
 from tmc_client.tables import outbox as table
@@ -161,13 +161,10 @@ class Outbox:
 
     def check(self, request: message_pb2.PublishRequest) -> None:
         """Raise InvalidRequest if this outbox cannot take it."""
-        if len(request.body) > self._body_bytes:
-            raise errors.InvalidRequest(
-                f"body must be at most {self._body_bytes} bytes, not {len(request.body)}: store it elsewhere and send its "
-                "address.",
-                reason="FIELD_INVALID",
-                field="body",
-            )
+        try:
+            fields.body(request.body, self._body_bytes)
+        except fields.FieldInvalid as exc:
+            raise refused(exc) from exc
         if request.delay_ms and not self._target.delays:
             raise errors.InvalidRequest("The target of this outbox knows no delays: leave delay= out.", field="delay")
 

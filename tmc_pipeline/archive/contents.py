@@ -178,7 +178,7 @@ def _key(place: Place) -> tuple[str, str, str]:
 
 
 def run_of(name: str) -> str:
-    """Of messages/run=RUN and removal/RUN."""
+    """The run in the name of a folder, such as removal/RUN."""
     return name.rpartition("/")[2].removeprefix("run=")
 
 

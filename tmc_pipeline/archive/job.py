@@ -149,7 +149,7 @@ class Archiving:
     def _unseen(self, chain: Chain, before_ms: int) -> Among:
         """What earlier runs may have left: messages prepared recently, and those that the last run listed as open."""
         left = chain.open
-        if left is None:  # the first run, or the last one wrote an older format
+        if left is None:  # the first run
             return EVERYTHING
         from_ms = max(0, min(left.before_ms, min(before_ms, chain.before_ms) - self._lookback_ms))
         if not left.counts:

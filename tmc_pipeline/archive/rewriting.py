@@ -326,7 +326,7 @@ def _stands_for(name: str, number: int) -> bool:
 
 
 def _digest(parts: Sequence[Partition]) -> int:
-    return reduce(xor, (int(part.digest or "0", 16) for part in parts), 0)
+    return reduce(xor, (int(part.digest, 16) for part in parts), 0)
 
 
 def _manifest(

@@ -280,7 +280,7 @@ class Chain:
 
     @property
     def open(self) -> OpenMessages | None:
-        """What the newest archive run left; None: it did not say."""
+        """The messages that the newest archive run left open; None: no run has archived yet."""
         ran = [each for each in self.manifests if each.before_ms]
         return ran[-1].open if ran else None
 

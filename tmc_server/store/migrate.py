@@ -106,13 +106,14 @@ def _create(connection: sa.Connection, shards: ShardMap, database: Database) -> 
         *(table for shard in held for table in shard_tables(shard).all),
     ]
     look = sa.inspect(connection)
-    existing = [table for table in tables if table.name in set(look.get_table_names())]
+    names = set(look.get_table_names())
+    existing = [table for table in tables if table.name in names]
     for table in existing:
         lacking = set(table.c.keys()) - {column["name"] for column in look.get_columns(table.name)}
         if lacking:
             raise RevisionLost(
                 f"{table.name} lacks {', '.join(sorted(lacking))}, and {VERSION_TABLE}, which says what to upgrade, is "
-                "empty: restore it from a backup."
+                "missing or empty: restore it from a backup, or drop these tables if nothing was stored yet."
             )
     METADATA.create_all(connection, tables=list(dict.fromkeys(tables)))
     for index in (index for table in existing for index in table.indexes):

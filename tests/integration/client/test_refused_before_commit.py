@@ -92,6 +92,25 @@ def test_every_face_refuses_it_as_the_center_does(running: RunningCenter, engine
     }
 
 
+def test_half_of_a_surrogate_pair_is_refused(engine: sa.Engine) -> None:
+    """Protobuf cannot carry it to the center, whose answer is therefore not compared."""
+    with tmc.Outbox(engine, FakeTarget()) as box, Session(engine) as session:
+        for said in ({"headers": {"a": "\ud800"}}, {"key": "\ud800"}):
+            assert "cannot be sent" in str(_call(lambda *args, **more: box.add(session, *args, **more), said))
+
+
+def test_a_block_refuses_what_its_fallback_would_refuse(running: RunningCenter, engine: sa.Engine) -> None:
+    """At once, not when the center is away."""
+    with (
+        tmc.connect(running.address, app="orders", key=running.keys["orders"]) as center,
+        tmc.Outbox(engine, center, body_bytes=1_000) as box,
+        Session(engine) as session,
+        center.transaction(session, fallback=box) as block,
+    ):
+        error = _call(block.send, {"body": b"x" * 1_001})
+    assert (error.reason, error.field) == ("FIELD_INVALID", "body")
+
+
 def test_an_outbox_refuses_a_body_that_its_center_does_not_take(engine: sa.Engine) -> None:
     large = b"x" * (fields.BODY_BYTES + 1)
     with tmc.Outbox(engine, FakeTarget()) as box, Session(engine) as session:

@@ -113,15 +113,16 @@ def test_an_unavailable_center_is_asked_again_with_the_same_items() -> None:
     made.close()
 
 
-@pytest.mark.parametrize("reason", sorted(sender._REPEATED_REASONS))
-def test_a_transient_item_error_repeats_that_item_alone(reason: str) -> None:
+@pytest.mark.parametrize("reason", [*map(types_pb2.Reason.Value, sorted(sender._REPEATED_REASONS)), 999])
+def test_a_transient_item_error_repeats_that_item_alone(reason: Any) -> None:
+    """999: only a newer center knows it; its status says that it is transient."""
     center = ScriptedCenter()
     center.gate.clear()
     made = Sender(center)  # type: ignore[arg-type]
     first = made.send(SUBMIT, _submit("first"), 20)
     assert center.entered.wait(5)
     futures = [made.send(SUBMIT, _submit(name), 20) for name in ("a", "bad", "b")]
-    center.script = [None, types_pb2.ItemError(code=14, reason=types_pb2.Reason.Value(reason), message="later")]
+    center.script = [None, types_pb2.ItemError(code=14, reason=reason, message="later")]
     center.gate.set()
     assert [future.result(20).message_id for future in (first, *futures)] == ["first", "a", "bad", "b"]
     assert center.batches[1:] == [("SubmitMany", ["a", "bad", "b"]), ("SubmitMany", ["bad"])]
