@@ -1,7 +1,4 @@
-"""python -m tmc_client.consume MODULE:CONSUMER [PROCESSES [HEALTH_PORT]]: run a Consumer of a module until a signal stops it.
-
-The same as `tmc consume`, for programs that install the client alone. HEALTH_PORT: see run.
-"""
+"""Run a Consumer of a module until a signal stops it: `tmc consume` for programs that install the client alone."""
 
 from __future__ import annotations
 
@@ -12,6 +9,8 @@ from tmc_client import loading
 from tmc_client.consumer import Consumer
 from tmc_client.health import HealthEndpoint
 from tmc_common.supervisor import Supervisor
+
+_USAGE = "usage: python -m tmc_client.consume MODULE:CONSUMER [PROCESSES [HEALTH_PORT]]"
 
 
 def load(reference: str) -> Consumer:
@@ -38,7 +37,7 @@ def run(reference: str, processes: int = 1, health_port: int | None = None) -> i
 def main() -> None:
     """The command."""
     if len(sys.argv) not in (2, 3, 4):
-        raise SystemExit(__doc__)
+        raise SystemExit(_USAGE)
     try:
         raise SystemExit(run(sys.argv[1], *map(int, sys.argv[2:])))
     except (ValueError, OSError) as exc:

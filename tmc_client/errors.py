@@ -108,6 +108,8 @@ class InboxDown(Unavailable):
 class Fenced(TmcError):
     """A check was answered "rolled back" while this transaction was open, so it was rolled back. Run it again."""
 
+    text = 'A check was answered "rolled back" while this transaction was open, so it was rolled back. Run it again.'
+
 
 class OutOfOrder(TmcError):
     """A copy of a message whose turn is over: a later message of its order key has had its effect."""

@@ -212,7 +212,7 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
             self._local.explain(exc, ledger_info, ledger, *([outbox] if self._fallback is not None else ()))
             if self._markers(exc):
                 longer = " If it takes longer than its transaction time, give prepare_first= that time."
-                raise errors.Fenced((errors.Fenced.__doc__ or "") + (longer if self._prepare_first else "")) from exc
+                raise errors.Fenced(errors.Fenced.text + (longer if self._prepare_first else "")) from exc
             raise
 
     def _settle_earlier(self) -> None:

@@ -13,7 +13,7 @@
     |   `-- Unavailable       StoreUnavailable, CatalogStale, ShuttingDown, NoIdentity, DiscoveryUnavailable
     `-- Ask the operators     InternalFault
 
-A class's docstring is the sentence that callers get by default.
+`text` is the sentence that callers get by default. (A docstring would be missing under `python -OO`.)
 `reason` is the name in the published enum tmc.v1.Reason; rpc/status.py maps classes to gRPC statuses.
 """
 
@@ -24,11 +24,12 @@ class TmcError(Exception):
     """The base: a published reason and a sentence that says what to do."""
 
     reason = "INTERNAL_FAULT"
+    text = ""
 
     def __init__(
         self, sentence: str = "", *, field: str = "", message_id: str = "", retry_after_ms: int | None = None
     ) -> None:
-        self.sentence = sentence or (self.__doc__ or "").strip()
+        self.sentence = sentence or self.text
         self.field = field
         self.message_id = message_id
         self.retry_after_ms = retry_after_ms if retry_after_ms is not None else self.default_retry_after_ms
@@ -47,268 +48,232 @@ class InvalidField(TmcError):
 
 
 class MalformedRequest(TmcError):
-    """The bytes are not a request of this method: compare your protos with the center's."""
-
+    text = "The bytes are not a request of this method: compare your protos with the center's."
     reason = "MALFORMED_REQUEST"
 
 
 class TopicUnknown(TmcError):
-    """There is no such topic that your app may use: register it, or check its name and owner."""
-
+    text = "There is no such topic that your app may use: register it, or check its name and owner."
     reason = "TOPIC_UNKNOWN"
 
 
 class MessageUnknown(TmcError):
-    """There is no such message of yours: prepare it first, or check the id."""
-
+    text = "There is no such message of yours: prepare it first, or check the id."
     reason = "MESSAGE_UNKNOWN"
 
 
 class MessageGone(TmcError):
-    """The message was closed long ago and is no longer kept: there is nothing left to do."""
-
+    text = "The message was closed long ago and is no longer kept: there is nothing left to do."
     reason = "MESSAGE_GONE"
 
 
 class SubscriptionUnknown(TmcError):
-    """Your app and tag have no such subscription, or it never got this message."""
-
+    text = "Your app and tag have no such subscription, or it never got this message."
     reason = "SUBSCRIPTION_UNKNOWN"
 
 
 class AppUnknown(TmcError):
-    """There is no such app: register it first."""
-
+    text = "There is no such app: register it first."
     reason = "APP_UNKNOWN"
 
 
 class BulkJobUnknown(TmcError):
-    """There is no such bulk job: list the jobs to see their numbers."""
-
+    text = "There is no such bulk job: list the jobs to see their numbers."
     reason = "BULK_JOB_UNKNOWN"
 
 
 class ProposalUnknown(TmcError):
-    """There is no such proposal: list the proposals to see their numbers."""
-
+    text = "There is no such proposal: list the proposals to see their numbers."
     reason = "PROPOSAL_UNKNOWN"
 
 
 class ApprovalRequired(TmcError):
-    """A second operator has to approve this."""
-
+    text = "A second operator has to approve this."
     reason = "APPROVAL_REQUIRED"
 
 
 class ProposalClosed(TmcError):
-    """The proposal was approved, rejected, or has expired."""
-
+    text = "The proposal was approved, rejected, or has expired."
     reason = "PROPOSAL_CLOSED"
 
 
 class AlertUnknown(TmcError):
-    """There is no such alert or silence: list them to see their ids."""
-
+    text = "There is no such alert or silence: list them to see their ids."
     reason = "ALERT_UNKNOWN"
 
 
 class NameTaken(TmcError):
-    """That name is registered with other settings: choose another name or the same settings."""
-
+    text = "That name is registered with other settings: choose another name or the same settings."
     reason = "NAME_TAKEN"
 
 
 class ContentDiffers(TmcError):
-    """This attempt id was used for another body, header, order key or delay: make a new attempt id for each new content."""
-
+    text = (
+        "This attempt id was used for another body, header, order key or delay: make a new attempt id for each new "
+        "content."
+    )
     reason = "CONTENT_DIFFERS"
 
 
 class CredentialsMissing(TmcError):
-    """Say who you are: connect(app=..., key=...), or metadata 'tmc-app' and 'authorization: Bearer KEY'."""
-
+    text = "Say who you are: connect(app=..., key=...), or metadata 'tmc-app' and 'authorization: Bearer KEY'."
     reason = "CREDENTIALS_MISSING"
 
 
 class CredentialsInvalid(TmcError):
-    """App and key do not belong together: check both, a new key takes a few seconds to be known."""
-
+    text = "App and key do not belong together: check both, a new key takes a few seconds to be known."
     reason = "CREDENTIALS_INVALID"
 
 
 class AdminOnly(TmcError):
-    """This needs a valid admin token: TMC_ADMIN_TOKEN, --token, or metadata 'authorization: Bearer TOKEN'."""
-
+    text = "This needs a valid admin token: TMC_ADMIN_TOKEN, --token, or metadata 'authorization: Bearer TOKEN'."
     reason = "ADMIN_ONLY"
 
 
 class RoleRequired(TmcError):
-    """Your role does not include this: ask an administrator of the center."""
-
+    text = "Your role does not include this: ask an administrator of the center."
     reason = "ROLE_REQUIRED"
 
 
 class TopicNotAllowed(TmcError):
-    """Your rights are limited to other topics: ask an administrator of the center."""
-
+    text = "Your rights are limited to other topics: ask an administrator of the center."
     reason = "TOPIC_NOT_ALLOWED"
 
 
 class OperatorUnknown(TmcError):
-    """There is no such operator: list them to see their names."""
-
+    text = "There is no such operator: list them to see their names."
     reason = "OPERATOR_UNKNOWN"
 
 
 class AppDisabled(TmcError):
-    """An operator has disabled your app: ask the center's operators; its messages and deliveries are kept."""
-
+    text = "An operator has disabled your app: ask the center's operators; its messages and deliveries are kept."
     reason = "APP_DISABLED"
 
 
 class KeyOfAnotherTag(TmcError):
-    """This key works in one environment only, and the call says another one: use the key of that environment."""
-
+    text = "This key works in one environment only, and the call says another one: use the key of that environment."
     reason = "KEY_OF_ANOTHER_TAG"
 
 
 class CertificateOfAnother(TmcError):
-    """Your client certificate does not name the app that you say you are: connect with the certificate of that app."""
-
+    text = (
+        "Your client certificate does not name the app that you say you are: connect with the certificate of that app."
+    )
     reason = "CERTIFICATE_OF_ANOTHER"
 
 
 class KeyCommitted(TmcError):
-    """Another attempt with this key was submitted before: the message exists, do not run your transaction again."""
-
+    text = "Another attempt with this key was submitted before: the message exists, do not run your transaction again."
     reason = "KEY_COMMITTED"
 
 
 class AlreadyCommitted(TmcError):
-    """The message was submitted before and cannot be rolled back."""
-
+    text = "The message was submitted before and cannot be rolled back."
     reason = "ALREADY_COMMITTED"
 
 
 class AlreadyRolledBack(TmcError):
-    """This attempt was rolled back before: start a new one with a new attempt id."""
-
+    text = "This attempt was rolled back before: start a new one with a new attempt id."
     reason = "ALREADY_ROLLED_BACK"
 
 
 class CheckRefused(TmcError):
-    """A check like this cannot work."""
-
+    text = "A check like this cannot work."
     reason = "CHECK_REFUSED"
 
 
 class ForwardRefused(TmcError):
-    """The target of the forward does not exist, or this could not be confirmed."""
-
+    text = "The target of the forward does not exist, or this could not be confirmed."
     reason = "FORWARD_REFUSED"
 
 
 class RotationOpen(TmcError):
-    """The app has two keys: drop the old one first, or ask to replace the newest if its answer was lost."""
-
+    text = "The app has two keys: drop the old one first, or ask to replace the newest if its answer was lost."
     reason = "ROTATION_OPEN"
 
 
 class NotBuiltIn(TmcError):
-    """This center delivers through RabbitMQ: read the queue that DescribeSubscriptions names."""
-
+    text = "This center delivers through RabbitMQ: read the queue that DescribeSubscriptions names."
     reason = "NOT_BUILT_IN"
 
 
 class AttemptStale(TmcError):
-    """This is not the current attempt: a newer copy is on its way, and its outcome counts instead."""
-
+    text = "This is not the current attempt: a newer copy is on its way, and its outcome counts instead."
     reason = "ATTEMPT_STALE"
 
 
 class ConsumptionClosed(TmcError):
-    """The delivery is acked, failed or cancelled already, or waits for an earlier one: nothing was changed."""
-
+    text = "The delivery is acked, failed or cancelled already, or waits for an earlier one: nothing was changed."
     reason = "CONSUMPTION_CLOSED"
 
 
 class Retryable(TmcError):
-    """Nothing is wrong with the request: repeat it, with the same ids."""
+    text = "Nothing is wrong with the request: repeat it, with the same ids."
 
 
 class KeyInProgress(Retryable):
-    """Another attempt with this key is not decided yet: wait for its outcome."""
-
+    text = "Another attempt with this key is not decided yet: wait for its outcome."
     reason = "KEY_IN_PROGRESS"
     default_retry_after_ms = 1000
 
 
 class RowLocked(Retryable):
-    """Another operation is working on this message: repeat."""
-
+    text = "Another operation is working on this message: repeat."
     reason = "ROW_LOCKED"
     default_retry_after_ms = 200
 
 
 class QueueFull(Retryable):
-    """The center has more work than it can queue: repeat after the given time."""
-
+    text = "The center has more work than it can queue: repeat after the given time."
     reason = "QUEUE_FULL"
     default_retry_after_ms = 200
 
 
 class RateLimited(Retryable):
-    """Your app sends more than its rate: repeat after the given time."""
-
+    text = "Your app sends more than its rate: repeat after the given time."
     reason = "RATE_LIMITED"
     default_retry_after_ms = 1000
 
 
 class OpenLimit(Retryable):
-    """The topic has too many undecided messages: submit or roll back some, then repeat."""
-
+    text = "The topic has too many undecided messages: submit or roll back some, then repeat."
     reason = "OPEN_LIMIT"
     default_retry_after_ms = 5000
 
 
 class Unavailable(Retryable):
-    """The center cannot answer now: repeat with the same ids."""
+    text = "The center cannot answer now: repeat with the same ids."
 
     default_retry_after_ms = 500
 
 
 class StoreUnavailable(Unavailable):
-    """The database did not answer: repeat with the same ids, the outcome of this attempt is unknown."""
-
+    text = "The database did not answer: repeat with the same ids, the outcome of this attempt is unknown."
     reason = "STORE_UNAVAILABLE"
 
 
 class CatalogStale(Unavailable):
-    """This server has not read the catalog lately and might miss a subscriber: repeat."""
-
+    text = "This server has not read the catalog lately and might miss a subscriber: repeat."
     reason = "CATALOG_STALE"
 
 
 class ShuttingDown(Unavailable):
-    """This server is stopping: repeat, another one will answer."""
-
+    text = "This server is stopping: repeat, another one will answer."
     reason = "SHUTTING_DOWN"
 
 
 class NoIdentity(Unavailable):
-    """This server lost its node slot and is taking another: repeat."""
-
+    text = "This server lost its node slot and is taking another: repeat."
     reason = "NO_IDENTITY"
 
 
 class DiscoveryUnavailable(Unavailable):
-    """Service discovery does not answer, and no earlier answer is known: repeat when it is back."""
-
+    text = "Service discovery does not answer, and no earlier answer is known: repeat when it is back."
     reason = "DISCOVERY_UNAVAILABLE"
 
 
 class InternalFault(TmcError):
-    """A fault of the center: tell its operators the correlation id."""
+    text = "A fault of the center: tell its operators the correlation id."
 
 
 def leaves(root: type[TmcError] = TmcError) -> list[type[TmcError]]:

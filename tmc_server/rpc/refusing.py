@@ -39,7 +39,7 @@ def let_go(error: BaseException | None) -> None:
 def _is_plain(error: TmcError) -> bool:
     """Does it say nothing but what its class says?"""
     return (
-        error.sentence == (error.__doc__ or "").strip()
+        error.sentence == error.text
         and not error.field
         and not error.message_id
         and error.retry_after_ms == error.default_retry_after_ms
