@@ -31,9 +31,6 @@ class ServerConfig(Section):
         10, ge=1, le=120, description="a server without a heartbeat for this long counts as gone"
     )
     workers: int = Field(1, ge=1, le=64, description="server processes; each takes the next port")
-    shutdown_seconds: float = Field(
-        20, gt=0, le=600, description="grace period for running calls when the server stops"
-    )
 
     @field_validator("listen")
     @classmethod
@@ -187,10 +184,6 @@ class LimitsConfig(Section):
         description="bytes of bodies that may wait per shard, approximately; further ones are refused",
     )
     lanes: int = Field(3, ge=1, le=32, description="writer threads and connections per database (SQLite: 1)")
-    batch_operations: int = Field(400, ge=1, le=5000, description="maximum operations per transaction")
-    batch_bytes: int = Field(
-        4 << 20, ge=65_536, le=64 << 20, description="maximum bytes of bodies per transaction, approximately"
-    )
     items_per_second: int = Field(50_000, ge=0, le=10_000_000, description="items per second of an app; 0: no limit")
     calls_per_second: int = Field(
         5_000, ge=0, le=1_000_000, description="calls per second of an app, per server; 0: no limit"
@@ -255,9 +248,6 @@ class RabbitmqConfig(Section):
         False, description="the broker is one node: empty queues that accept nothing are deleted and declared again"
     )
     window: int = Field(2000, ge=20, le=100_000, description="maximum unconfirmed copies; half of them for one queue")
-    window_bytes: int = Field(
-        64 << 20, ge=1 << 20, le=4 << 30, description="maximum bytes of their bodies, approximately"
-    )
 
     @field_validator("url")
     @classmethod

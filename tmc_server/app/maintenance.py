@@ -11,6 +11,7 @@ from tmc_server.errors import StoreUnavailable, TmcError
 from tmc_server.store.dialects.contract import DatabaseTaken, Finding
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.fitness import examine
+from tmc_server.store.group_commit import BATCH_BYTES
 from tmc_server.store.migrate import RevisionLost, migrate
 from tmc_server.store.operators import OperatorStore
 from tmc_server.store.shard_map import (
@@ -110,7 +111,7 @@ def diagnose(config: Config) -> tuple[list[str], bool]:
     shards = open_shards(config)
     lines: list[str] = []
     well = True
-    need = config.limits.batch_bytes + config.limits.body_bytes
+    need = BATCH_BYTES + config.limits.body_bytes
     for database in shards.databases:
         lines.append(f"{database!r}, shards {as_ranges(shards.shards_in(database)) or 'none'}")
         try:

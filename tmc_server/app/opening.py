@@ -18,6 +18,7 @@ from tmc_server.store.catalog import CatalogStore
 from tmc_server.store.catalog_watch import CatalogWatch
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.fitness import examine
+from tmc_server.store.group_commit import BATCH_BYTES
 from tmc_server.store.migrate import migrate
 from tmc_server.store.nodes import NodeSlots
 from tmc_server.store.shard_map import check
@@ -91,7 +92,7 @@ def _demand_safe_settings(config: Config, shards: ShardMap) -> None:
     bad = [
         f"{database!r}: {finding}"
         for database in shards.databases
-        for finding in examine(database, config.limits.batch_bytes + config.limits.body_bytes)
+        for finding in examine(database, BATCH_BYTES + config.limits.body_bytes)
         if not finding.ok
     ]
     if bad:

@@ -97,7 +97,6 @@ class Outlets:
             raise_alert=self.raise_alert,
             progress=self._progress,
             window=limits.window,
-            window_bytes=limits.window_bytes,
             signatures=config.delivery.signatures,
         )
 

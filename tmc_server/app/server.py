@@ -32,6 +32,7 @@ log = EventLog("tmc.app")
 
 Result = TypeVar("Result")
 _BEAT_S = 1.0
+_SHUTDOWN_S = 20.0  # for calls that run when the server stops
 SAME_SIGNAL_S = 1.0  # a terminal and a supervisor may both pass on one wish to stop
 
 
@@ -45,13 +46,11 @@ class Server:
         metrics: MetricsEndpoint,
         dead: asyncio.Event,
         *,
-        shutdown_s: float,
         is_manual: bool,
     ) -> None:
         self.store = store
         self.parts = parts
         self.metrics = metrics
-        self._shutdown_s = shutdown_s
         self._is_manual = is_manual
         self._dead = dead
 
@@ -77,7 +76,6 @@ class Server:
                     parts,
                     metrics,
                     dead,
-                    shutdown_s=config.server.shutdown_seconds,
                     is_manual=form.is_manual,
                 )
                 await server._start()
@@ -140,7 +138,7 @@ class Server:
         await _in_thread(parts.surroundings.deregister)
         if parts.outlets.streams is not None:
             parts.outlets.streams.finish()  # consumers go elsewhere; a stream would outlast any grace
-        await parts.grpc.server.stop(self._shutdown_s)
+        await parts.grpc.server.stop(_SHUTDOWN_S)
         parts.administering.stop()
         for duty in parts.duties:
             await _in_thread(duty.stop)

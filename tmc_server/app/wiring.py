@@ -437,8 +437,6 @@ def _group_commit(
                 lanes=1 if database.dialect.has_one_writer else limits.lanes,
                 queue=limits.queue,
                 queue_bytes=limits.queue_bytes,
-                batch_operations=limits.batch_operations,
-                batch_bytes=limits.batch_bytes,
             ),
             loop,
             die,

@@ -42,6 +42,7 @@ log = EventLog("tmc.rabbitmq")
 
 _RECONNECT_S = (0.2, 1.0, 2.0, 5.0)
 PATIENCE_S = 15.0
+_WINDOW_BYTES = 64 << 20  # of unconfirmed copies' bodies, approximately
 _LANES = 200  # channels per exchange at most; beyond that producers share them
 _REFUSALS = (403, 404)  # not allowed, no such exchange: about what was published, not about the broker
 
@@ -93,7 +94,6 @@ class RabbitOutlet:
         raise_alert: RaiseAlert,
         progress: SharedProgress,
         window: int = 2000,
-        window_bytes: int = 64 << 20,
         signatures: bool = True,
     ) -> None:
         self._signatures = signatures
@@ -107,7 +107,7 @@ class RabbitOutlet:
         self._wake = wake
         self._raise_alert = raise_alert
         self._progress = progress
-        self._window = Window(window, window_bytes, wake)
+        self._window = Window(window, _WINDOW_BYTES, wake)
         self._routes: dict[SubscriptionNumber, _Route] = {}
         self._destinations: dict[str, Destination] = {}
         self._lock = threading.Lock()

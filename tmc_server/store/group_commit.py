@@ -48,6 +48,10 @@ _LOCKED_PAUSE_S = 0.02
 _LOCKED_TRIES = 100  # x the pause: about two seconds
 
 
+BATCH_BYTES = 4 << 20
+"""Bodies in one transaction at most, approximately."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """lanes: threads and connections.  queue*: waiting per shard at most.  batch_*: one transaction at most."""
@@ -56,7 +60,7 @@ class Limits:
     queue: int = 20_000
     queue_bytes: int = 64 << 20
     batch_operations: int = 400
-    batch_bytes: int = 4 << 20
+    batch_bytes: int = BATCH_BYTES
 
 
 class _Caller:
