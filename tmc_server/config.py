@@ -209,7 +209,7 @@ class LimitsConfig(Section):
         3_600, ge=1, le=86_400, description="streams of a connection that is renewed go on this long"
     )
     calls_per_connection: int = Field(
-        256,
+        384,
         ge=8,
         le=100_000,
         description="concurrent calls per connection, streams included; further ones wait in the client",

@@ -75,7 +75,8 @@ def _options(limits: LimitsConfig) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         ("grpc.max_allowed_incoming_connections", limits.connections),
         # A client keeps further calls back until one ended. Ended ones that still occupy memory here do not count: it knows
-        # nothing of them, and would not repeat what is refused because of them.
+        # nothing of them, and would not repeat what is refused because of them. gRPC itself still counts some that ended a
+        # moment ago, so clients may have up to half as many workers without being refused anything.
         ("grpc.max_concurrent_streams", limits.calls_per_connection),
         ("grpc.http.overload_protection", 0),
         # Calls that nobody has looked at yet; above the first number gRPC drops some, no matter who sent them.
