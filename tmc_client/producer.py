@@ -57,13 +57,17 @@ def publish_request(topic: Topic[Any] | str, body: object, **content: Unpack[Con
 
 
 class Content(TypedDict, total=False):
-    """What may be said about a message besides topic and body. key is required; attempt_id None: a new attempt."""
+    """What may be said about a message besides topic and body. key is required; attempt_id None: a new attempt.
+
+    is_replay: an operator sends it again, under a key and with a header that are reserved for that.
+    """
 
     key: Required[str]
     order_key: str
     headers: Mapping[str, str] | None
     delay: timedelta
     attempt_id: bytes | None
+    is_replay: bool
 
 
 def _fields(
@@ -75,6 +79,7 @@ def _fields(
     headers: Mapping[str, str] | None = None,
     delay: timedelta = timedelta(0),
     attempt_id: bytes | None = None,
+    is_replay: bool = False,
 ) -> Callable[[], dict[str, Any]]:
     """Returns: makes the fields. Raises CodecError, InvalidRequest."""
     for name, value in (("key", key), ("order_key", order_key)):
@@ -88,11 +93,11 @@ def _fields(
     delay_ms = round(delay.total_seconds() * 1000)
     try:
         fields.topic(str(topic))
-        fields.producers_key(key)
+        (fields.key if is_replay else fields.producers_key)(key)
         if order_key:
             fields.key(order_key, "order_key")
         fields.content_type(content_type)
-        fields.headers(headers or {})
+        fields.headers(headers or {}, may_replay=is_replay)
         fields.delay_ms(delay_ms)
     except fields.FieldInvalid as exc:
         raise refused(exc) from exc

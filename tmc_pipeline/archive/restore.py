@@ -152,7 +152,13 @@ def replay(message: dict[str, Any], center: Center) -> str:
     attempt = hashlib.sha256(f"replay of {old}".encode()).digest()[:16]
     body = base64.b64decode(message["body_base64"])
     request = publish_request(
-        message["topic"], body, key=f"{REPLAY_KEYS}{old}", order_key=order_key, headers=headers, attempt_id=attempt
+        message["topic"],
+        body,
+        key=f"{REPLAY_KEYS}{old}",
+        order_key=order_key,
+        headers=headers,
+        attempt_id=attempt,
+        is_replay=True,
     )
     request.content_type = message["content_type"]
     return str(wait(center.producer.publish(request, _PATIENCE), _PATIENCE).message_id)

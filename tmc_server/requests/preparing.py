@@ -71,7 +71,7 @@ class Preparing:
     ) -> Item:
         """One checked message. order_key "": it has none. Raises InvalidField, TopicUnknown, OpenLimit, NoIdentity."""
         validation.topic(topic)
-        (validation.key if caller.operator is not None else validation.producers_key)(key)
+        validation.key(key)
         validation.attempt_id(attempt_id)
         validation.body(body, self._body_bytes)
         validation.content_type(content_type)
@@ -84,6 +84,8 @@ class Preparing:
         headers = validation.headers(headers, may_replay=publish and operator is not None)
         if caller.context and not context_of(headers):
             headers = {**headers, **fitting(headers, caller.context)}
+        if operator is None:
+            validation.producers_key(key)
         ledger = validation.ledger_id(ledger_id)
         if order_key:
             headers = {**headers, ORDER_KEY: validation.key(order_key, "order_key")}

@@ -141,7 +141,7 @@ class TestRabbitMQ(TransportContract):
     def transport(
         self, prefetch: int, on_message: OnMessage, *others: str, concurrency: int = 1, dead_nodes: int = 0
     ) -> Iterator[Transport]:
-        calls = Calls(describe=lambda: None, report=lambda _: None, unsigned=lambda _: None)
+        calls = Calls(describe=lambda: None, report=lambda _: None)
         screen = Screen(calls, on_message)
         found = consumption_pb2.SubscriptionInfo(topic="t1", queue=self.name)
         screen.learn(consumption_pb2.DescribeSubscriptionsResponse(subscriptions=[found]))
