@@ -57,7 +57,7 @@ def publish_request(topic: Topic[Any] | str, body: object, **content: Unpack[Con
 
 
 class Content(TypedDict, total=False):
-    """What may be said about a message besides topic and body. key is required; attempt_id None: a new attempt.
+    """The values of a message besides topic and body. key is required; attempt_id None: a new attempt.
 
     is_replay: an operator sends it again, under a key and with a header that are reserved for that.
     """

@@ -126,7 +126,8 @@ class Archive:
         known = {each.run for each in chain.manifests}
         covered = max((each.run for each in chain.manifests if each.checkpoint), default="")
         found = [f"{each}/{name}" for each in ("removal", "open", "_retired") for name in self.folder.names(each)]
-        left = [name for name in found if run_of(name) not in known and run_of(name) > covered]
+        runs = {name: name.rpartition("/")[2] for name in found}
+        left = [name for name, run in runs.items() if run not in known and run > covered]
         if not chain.manifests:
             left += [f"messages/{name}" for name in self.folder.names("messages") if name.startswith("day=")]
         return left
@@ -175,11 +176,6 @@ class Archive:
 
 def _key(place: Place) -> tuple[str, str, str]:
     return place.run, place.day, place.topic
-
-
-def run_of(name: str) -> str:
-    """The run in the name of a folder, such as removal/RUN."""
-    return name.rpartition("/")[2].removeprefix("run=")
 
 
 def _compared(folder: Folder, sums: Mapping[tuple[str, str, str], Any]) -> Folder:

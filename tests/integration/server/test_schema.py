@@ -225,7 +225,7 @@ def _as_it_was_refused(database: Database) -> None:
 
 
 def _not_only_adding(migration: str) -> list[str]:
-    """What a migration does besides adding, as calls."""
+    """Find the calls of a migration that do more than add."""
     found = []
     for node in ast.walk(ast.parse(migration)):
         match node:
