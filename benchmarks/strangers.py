@@ -234,14 +234,23 @@ FRAMES: dict[str, tuple[bytes, Callable[[int], bytes]]] = {
 }
 
 
-async def keep_sending(host: str, port: int, kind: str, tls: ssl.SSLContext | None = None, source: str = "") -> None:
+async def keep_sending(
+    host: str,
+    port: int,
+    kind: str,
+    *,
+    tls: ssl.SSLContext | None = None,
+    source: str = "",
+    is_over: Callable[[], bool] = lambda: False,
+) -> None:
     """Send frames of a kind as fast as the server reads them, whatever it answers; connect again when it closes.
 
-    source: our own address.
+    source: our own address. is_over: ends it without a cancellation, which in the middle of a TLS handshake would leave a
+    socket of asyncio's open.
     """
     local = (source, 0) if source else None
     first, more = FRAMES[kind]
-    while True:
+    while not is_over():
         writer = None
         try:
             reader, writer = await asyncio.open_connection(host, port, ssl=tls, local_addr=local)
@@ -249,11 +258,13 @@ async def keep_sending(host: str, port: int, kind: str, tls: ssl.SSLContext | No
             reading = asyncio.ensure_future(_read_all(reader))
             writer.write(_PREFACE + frame(_SETTINGS, 0, 0) + first)
             stream = 1
-            while not reading.done():
+            while not (reading.done() or is_over()):
                 writer.write(more(stream))
                 SENT[f"{kind}_sent"] += 1
                 stream += 200
-                await writer.drain()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(1):
+                        await writer.drain()
                 await asyncio.sleep(0)
         except OSError:
             SENT["connections_refused"] += 1

@@ -94,13 +94,18 @@ class _Flood:
         tls = ssl.create_default_context(cafile=str(self._front.certificate))
         tls.check_hostname = False
         tls.set_alpn_protocols(["h2"])
-        work = (strangers.keep_sending("127.0.0.1", self._front.port, self._kind, tls, "127.0.0.2") for _ in range(8))
-        tasks = [asyncio.ensure_future(each) for each in work]
-        while not self._stopping.is_set():
-            await asyncio.sleep(0.01)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        work = (
+            strangers.keep_sending(
+                "127.0.0.1",
+                self._front.port,
+                self._kind,
+                tls=tls,
+                source="127.0.0.2",
+                is_over=self._stopping.is_set,
+            )
+            for _ in range(8)
+        )
+        await asyncio.gather(*work)
         while len(asyncio.all_tasks()) > 1:  # readers whose connection was aborted
             await asyncio.sleep(0)
 
