@@ -146,13 +146,12 @@ def _as_it_is(text: Any) -> Markup:
 
 def _state(number: int, kind: str) -> str:
     enum = types_pb2.MessageState if kind == "message" else types_pb2.ConsumptionState
-    return name_of(enum.DESCRIPTOR, number).rpartition("_STATE_")[2]
+    return name_of(enum.DESCRIPTOR, number)
 
 
 def _named(number: int, enum: str) -> str:
     """The short name of a value of an enum of the admin service."""
-    prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", enum).upper()
-    return name_of(getattr(admin_pb2, enum).DESCRIPTOR, number, f"{prefix}_")
+    return name_of(getattr(admin_pb2, enum).DESCRIPTOR, number)
 
 
 def _spark(counts: Any, width: int = 120, height: int = 24) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tmc_cli.admin import COMMANDS
+from tmc_cli.admin import app
 
 ROOT = Path(__file__).parents[2]
 GROUPS = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"]
@@ -74,7 +74,7 @@ def test_an_alert_says_how_bad_it_is(name: str) -> None:
 
 
 def test_the_commands_of_the_page_are_commands() -> None:
-    known = {command.__name__.replace("_", "-") for command in COMMANDS}
+    known = {command.name for command in app.registered_commands}
     assert set(re.findall(r"`tmc admin ([a-z-]+)", PAGE)) <= known
 
 

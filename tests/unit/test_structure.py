@@ -464,6 +464,8 @@ def _records() -> Iterator[tuple[str, str, _Record]]:
             bases = tuple(ast.unparse(base) for base in made.bases)
             if "dataclass" in options or "NamedTuple" in bases:
                 fields = [each for each in made.body if isinstance(each, ast.AnnAssign)]
+                markers = [ast.unparse(each.annotation) for each in fields]
+                fields = fields[: markers.index("KW_ONLY")] if "KW_ONLY" in markers else fields
                 given = [each for each in fields if each.value is None or "init=False" not in ast.unparse(each.value)]
                 yield (
                     module,

@@ -8,92 +8,12 @@ from typing import Annotated
 import typer
 
 from tmc_cli import fail
-from tmc_cli.admin import (
-    alerts,
-    apps,
-    bulk,
-    checks,
-    lists,
-    messages,
-    operators,
-    proposals,
-    servers,
-    subscriptions,
-    topics,
-)
 from tmc_cli.admin.calling import with_json
+from tmc_cli.admin.commands import COMMANDS
+from tmc_cli.admin.rpcs import Rpc
 from tmc_cli.target import DEFAULT_ADDRESS, Target
 from tmc_common.addresses import is_loopback
 
-COMMANDS = (
-    apps.register_app,
-    apps.add_app_key,
-    apps.drop_old_app_key,
-    apps.rotate_check_token,
-    apps.disable_app,
-    apps.enable_app,
-    apps.list_apps,
-    topics.register_topic,
-    topics.update_topic,
-    topics.pause_topic,
-    topics.resume_topic,
-    topics.list_topics,
-    subscriptions.subscribe,
-    subscriptions.unsubscribe,
-    subscriptions.pause_subscription,
-    subscriptions.resume_subscription,
-    subscriptions.repair_order,
-    subscriptions.list_subscriptions,
-    subscriptions.delivery_keys,
-    subscriptions.rotate_delivery_key,
-    messages.get_message,
-    messages.overview,
-    messages.search,
-    messages.failures,
-    messages.why,
-    messages.timeline,
-    lists.stuck,
-    lists.list_messages,
-    lists.list_consumptions,
-    messages.reactivate,
-    messages.deliver_now,
-    messages.cancel,
-    messages.replay,
-    bulk.bulk,
-    bulk.get_bulk,
-    bulk.stop_bulk,
-    bulk.list_bulk,
-    bulk.list_bulk_items,
-    alerts.list_alerts,
-    alerts.acknowledge_alert,
-    alerts.silence_alerts,
-    alerts.end_silence,
-    alerts.list_silences,
-    lists.list_audit,
-    operators.verify_audit,
-    operators.who_am_i,
-    operators.register_operator,
-    operators.update_operator,
-    operators.rotate_token,
-    operators.remove_operator,
-    operators.list_operators,
-    servers.list_servers,
-    servers.drain_server,
-    servers.undrain_server,
-    servers.shard_map,
-    servers.list_instances,
-    checks.set_check,
-    checks.get_check,
-    checks.check_now,
-    checks.try_check,
-    checks.reactivate_check,
-    checks.reactivate_checks,
-    checks.decide,
-    proposals.list_proposals,
-    proposals.approve,
-    proposals.reject,
-    servers.get_configuration,
-)
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -150,5 +70,6 @@ def _token_in(path: str) -> str:
         fail(f"No token can be read from {path} (--token-file, TMC_ADMIN_TOKEN_FILE): {exc}.")
 
 
-for command in COMMANDS:
-    app.command(command.__name__.replace("_", "-"))(with_json(command))
+for each in COMMANDS:
+    name, command = (each.words, each.command()) if isinstance(each, Rpc) else (each.__name__.replace("_", "-"), each)
+    app.command(name)(with_json(command))

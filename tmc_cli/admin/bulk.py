@@ -1,4 +1,4 @@
-"""Admin commands about bulk jobs."""
+"""Start and watch a bulk job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tmc_cli import say
-from tmc_cli.admin.calling import Reason, Watch, ask, call, enum_value, for_people, show, watched
+from tmc_cli.admin.calling import Watch, ask, enum_value, for_people, show, watched
 from tmc_cli.admin.text import bar
 from tmc_common.enums import name_of
 from tmc_common.protocol import admin_pb2, types_pb2
@@ -33,20 +33,18 @@ def bulk(
 ) -> None:
     """Reactivate, deliver now, cancel or replay many deliveries. Without --dry-run: only count them, and print how to start."""
     wanted = admin_pb2.BulkFilter(
-        action=enum_value(admin_pb2.BulkAction, "BULK_ACTION_", action),
+        action=enum_value(admin_pb2.BulkAction.DESCRIPTOR, action),
         topic=topic,
         app=app,
         tag=tag,
-        state=enum_value(types_pb2.ConsumptionState, "CONSUMPTION_STATE_", state),
+        state=enum_value(types_pb2.ConsumptionState.DESCRIPTOR, state),
         from_ms=from_ms,
         to_ms=to_ms,
         fingerprint=fingerprint,
     )
     if dry_run:
-        start = admin_pb2.StartBulkJobRequest(
-            filter=wanted, dry_run=dry_run, count=count, reason=reason, rate=rate, hold_ms=hold_ms
-        )
-        job: Any = ask(context, "StartBulkJob", start, admin_pb2.BulkJob)
+        given: dict[str, Any] = {"dry_run": dry_run, "count": count, "reason": reason, "rate": rate, "hold_ms": hold_ms}
+        job = ask(context, "StartBulkJob", filter=wanted, **given)
         show(job)
         if job.stopped_ms or job.finished_ms:
             ended = "stopped" if job.stopped_ms else "finished"
@@ -54,8 +52,7 @@ def bulk(
         else:
             say(f"Watch it: tmc admin get-bulk {job.job}. Stop it: tmc admin stop-bulk {job.job} --reason ...")
         return
-    request = admin_pb2.DryRunBulkJobRequest(filter=wanted)
-    found: Any = ask(context, "DryRunBulkJob", request, admin_pb2.DryRunBulkJobResponse, timeout=120)
+    found = ask(context, "DryRunBulkJob", timeout_s=120, filter=wanted)
     show(found)
     if not found.count:
         say("Nothing matches.")
@@ -71,49 +68,25 @@ def bulk(
         "--rate": rate,
         "--hold-ms": hold_ms,
     }
-    given = " ".join(f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value not in ("", None))
+    repeated = " ".join(
+        f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value not in ("", None)
+    )
     say(f"Nothing was changed: this was a dry run. {found.count} deliveries match. To start the job:")
-    say(escaped(f"tmc admin bulk {action} {given} --dry-run {found.dry_run} --count {found.count} --reason '...'"))
+    say(escaped(f"tmc admin bulk {action} {repeated} --dry-run {found.dry_run} --count {found.count} --reason '...'"))
 
 
 def get_bulk(context: typer.Context, job: int, watch: Watch = 0) -> None:
     """Show a bulk job and how far it has come; with --watch on a terminal, as a bar until it has ended."""
-    request = admin_pb2.GetBulkJobRequest(job=job)
 
     def show_progress() -> bool:
-        found: Any = ask(context, "GetBulkJob", request, admin_pb2.BulkJob)
+        found = ask(context, "GetBulkJob", job=job)
         if not (watch and for_people()):
             show(found)
             return False
-        state = name_of(admin_pb2.BulkState.DESCRIPTOR, found.state, "BULK_STATE_").lower()
+        state = name_of(admin_pb2.BulkState.DESCRIPTOR, found.state).lower()
         outcomes = f"{found.done} done, {found.unchanged} unchanged, {found.refused} refused"
         typer.echo(escaped(f"Job {found.job}, {state}: {found.selection}"))
         typer.echo(f"{bar(found.done + found.unchanged + found.refused, found.count)} {outcomes}")
         return bool(found.finished_ms or found.stopped_ms)
 
     watched(watch, show_progress)
-
-
-def stop_bulk(context: typer.Context, job: int, reason: Reason) -> None:
-    """Stop a bulk job. What is done stays done; stopped before its start time, nothing has happened."""
-    call(context, "StopBulkJob", admin_pb2.StopBulkJobRequest(job=job, reason=reason), admin_pb2.BulkJob)
-
-
-def list_bulk(context: typer.Context, page_size: int = 20, page_token: str = "") -> None:
-    """List bulk jobs, newest first."""
-    request = admin_pb2.ListBulkJobsRequest(page_size=page_size, page_token=page_token)
-    call(context, "ListBulkJobs", request, admin_pb2.ListBulkJobsResponse)
-
-
-def list_bulk_items(
-    context: typer.Context,
-    job: int,
-    failures_only: Annotated[bool, typer.Option(help="Only deliveries that were not changed.")] = False,
-    page_size: int = 100,
-    page_token: str = "",
-) -> None:
-    """List what a bulk job did to each delivery."""
-    request = admin_pb2.ListBulkItemsRequest(
-        job=job, failures_only=failures_only, page_size=page_size, page_token=page_token
-    )
-    call(context, "ListBulkItems", request, admin_pb2.ListBulkItemsResponse)

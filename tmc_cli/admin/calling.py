@@ -8,17 +8,18 @@ import inspect
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Annotated, Any, cast
 
 import grpc
 import typer
-from google.protobuf import json_format
+from google.protobuf import json_format, message_factory
 from google.protobuf.message import Message
 
 from tmc_cli import fail, say
 from tmc_cli.admin.tables import listing
+from tmc_common.enums import prefix_of
 from tmc_common.protocol import admin_pb2, types_pb2
 from tmc_server.printable import escaped
 
@@ -32,45 +33,32 @@ PAGE_SIZE = 1_000
 SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 
 
-def ask(
-    context: typer.Context, method: str, request: Message, response_class: type[Message], timeout: float = 10
-) -> Any:
-    """Call an RPC. timeout: seconds. Returns: its answer; an error ends the command with exit code 1."""
+def ask(context: typer.Context, rpc: str, timeout_s: float = 10, **request: Any) -> Any:
+    """Call an RPC. request: its fields. Returns: its answer; an error ends the command with exit code 1."""
     target, token = context.obj
+    method = SERVICE.methods_by_name[rpc]
+    request_class, response_class = map(message_factory.GetMessageClass, (method.input_type, method.output_type))
     metadata = [("authorization", f"Bearer {token}")] if token else []
     with target.channel() as channel:
-        rpc: Callable[..., Any] = channel.unary_unary(
-            f"/{SERVICE.full_name}/{method}",
+        call: Callable[..., Any] = channel.unary_unary(
+            f"/{SERVICE.full_name}/{rpc}",
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=response_class.FromString,
         )
         try:
-            return rpc(request, metadata=metadata, timeout=timeout)
+            return call(request_class(**request), metadata=metadata, timeout=timeout_s)
         except grpc.RpcError as exc:
             fail(target.explain(exc), code=1)
 
 
-def call(
-    context: typer.Context, method: str, request: Message, response_class: type[Message], timeout: float = 10
-) -> None:
-    """Call an RPC and show its answer."""
-    show(ask(context, method, request, response_class, timeout))
-
-
-def all_pages(context: typer.Context, method: str, request: Any, response_class: type[Message]) -> Any:
-    """A whole listing in one answer. request: of the first page."""
-    request.page_size = PAGE_SIZE
-    whole = ask(context, method, request, response_class)
+def all_pages(context: typer.Context, rpc: str, timeout_s: float = 10, **request: Any) -> Any:
+    """A whole listing in one answer."""
+    whole = ask(context, rpc, timeout_s, page_size=PAGE_SIZE, **request)
     while whole.next_page_token:
-        request.page_token = whole.next_page_token
+        token = whole.next_page_token
         whole.ClearField("next_page_token")
-        whole.MergeFrom(ask(context, method, request, response_class))
+        whole.MergeFrom(ask(context, rpc, timeout_s, page_size=PAGE_SIZE, page_token=token, **request))
     return whole
-
-
-def list_all(context: typer.Context, method: str, request: Any, response_class: type[Message]) -> None:
-    """Show a whole listing."""
-    show(all_pages(context, method, request, response_class))
 
 
 def watched(seconds: float, show_once: Callable[[], object]) -> None:
@@ -145,15 +133,10 @@ def _add_text(message: dict[str, Any]) -> None:
         message["body_text"] = None
 
 
-def change(
-    context: typer.Context, method: str, request: Message, before: Message | None, response_class: type[Message]
-) -> None:
-    """Show the answer, and what has changed on standard error."""
-    after = ask(context, method, request, response_class)
-    if before is not None:
-        for line in _differences(_flat(_as_dict(before)), _flat(_as_dict(after))) or ["Nothing changed."]:
-            say(escaped(line))
-    show(after)
+def show_changes(before: Message, after: Message) -> None:
+    """Say on standard error what has changed."""
+    for line in _differences(_flat(_as_dict(before)), _flat(_as_dict(after))) or ["Nothing changed."]:
+        say(escaped(line))
 
 
 def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -181,10 +164,15 @@ def change_policy(policy: types_pb2.RetryPolicy, *, exponential: bool | None, **
     return [f"retry.{name}" for name in named]
 
 
-def enum_value(enum: Any, prefix: str, name: str) -> str:
+def enum_names(enum: Any) -> Sequence[str]:
+    """The values of an enum as a user types them."""
+    return [each.name.removeprefix(prefix_of(enum)) for each in enum.values if each.number]
+
+
+def enum_value(enum: Any, name: str) -> str:
     """The full name of an enum's value, from what a user types. Raises BadParameter: there is none."""
-    known = {key.removeprefix(prefix): key for key in enum.keys()}  # noqa: SIM118 - a protobuf enum is no dictionary
-    full: str | None = known.get(name.upper().replace("-", "_") or "UNSPECIFIED")
-    if full is None:
-        raise typer.BadParameter(f"{name!r} is none of {', '.join(sorted(set(known) - {'UNSPECIFIED'}))}")
-    return full
+    typed = name.upper().replace("-", "_") or "UNSPECIFIED"
+    found = enum.values_by_name.get(prefix_of(enum) + typed)
+    if found is None:
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(sorted(enum_names(enum)))}")
+    return str(found.name)

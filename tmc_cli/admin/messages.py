@@ -1,4 +1,4 @@
-"""Admin commands about messages and their deliveries."""
+"""Messages and their deliveries, as people read them."""
 
 from __future__ import annotations
 
@@ -7,60 +7,89 @@ from typing import Annotated, Any
 import typer
 
 from tmc_cli import say
-from tmc_cli.admin.calling import AsJson, Reason, Watch, ask, call, show, watched
-from tmc_cli.admin.lists import print_messages
-from tmc_cli.admin.text import age, when
-from tmc_common.protocol import admin_pb2, message_pb2
+from tmc_cli.admin.calling import AsJson, ask, show_parts
+from tmc_cli.admin.tables import Columns, enum, moment, print_table, printed, since, subscriber
+from tmc_cli.admin.text import age, duration_ms, when
+from tmc_common.protocol import types_pb2
 from tmc_server.printable import escaped
 
+print_messages = printed(
+    "messages",
+    {
+        "MESSAGE": "message_id",
+        "STATE": enum("state"),
+        "PREPARED": moment("created_ms"),
+        "AGE": since,
+        "TOPIC": "topic",
+        "KEY": "key",
+    },
+)
+print_consumptions = printed(
+    "consumptions",
+    {
+        "MESSAGE": "message_id",
+        "SUBSCRIBER": subscriber,
+        "STATE": enum("state"),
+        "ATTEMPTS": "attempt",
+        "SUBMITTED": moment("created_ms"),
+        "AGE": since,
+        "DUE": moment("due_ms"),
+        "TOPIC": "topic",
+        "KEY": "key",
+        "FINGERPRINT": "fingerprint",
+        "LAST ERROR": "last_error",
+    },
+)
 
-def get_message(
-    context: typer.Context,
-    id: Annotated[str, typer.Argument()] = "",
-    topic: str = "",
-    key: str = "",
-    body: Annotated[bool, typer.Option("--body/--no-body", help="Reading bodies is a right, and audited.")] = True,
-) -> None:
-    """Show a message with its deliveries and failed attempts, by id or by --topic and --key."""
-    request = admin_pb2.GetMessageDetailRequest(message_id=id, topic=topic, key=key, without_body=not body)
-    call(context, "GetMessageDetail", request, admin_pb2.MessageDetail)
 
-
-def search(
-    context: typer.Context,
-    text: Annotated[str, typer.Argument(help="An id, a key, or the beginning of a key with * behind it.")],
-    topic: Annotated[str, typer.Option(help="Of this topic only.")] = "",
-    page_size: int = 100,
-    page_token: str = "",
-    as_json: AsJson = False,
-) -> None:
-    """Find messages by id or key."""
-    request = admin_pb2.SearchMessagesRequest(text=text, topic=topic, page_size=page_size, page_token=page_token)
-    answer: Any = ask(context, "SearchMessages", request, admin_pb2.SearchMessagesResponse)
-    if as_json:
-        show(answer)
-    else:
-        print_messages(answer)
-
-
-def failures(
+def stuck(
     context: typer.Context,
     topic: Annotated[str, typer.Argument(help="Without it: all topics.")] = "",
-    app: str = "",
-    tag: str = "",
-    limit: int = 100,
+    older_than: Annotated[str, typer.Option(help="Messages undecided for at least this long.")] = "10m",
+    most: Annotated[int, typer.Option(min=1, max=1_000, help="Rows of each kind.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Show what fails for the same reason, the largest group first, with the command that tries it again."""
-    request = admin_pb2.ListFailureGroupsRequest(topic=topic, app=app, tag=tag, limit=limit)
-    answer: Any = ask(context, "ListFailureGroups", request, admin_pb2.ListFailureGroupsResponse)
+    """List what needs an operator, the oldest first: failed deliveries, failed checks, messages that stay undecided."""
+    wanted: dict[str, Any] = {"topic": topic, "page_size": most}
+    parts = {
+        "failed": ask(context, "ListConsumptions", state=types_pb2.CONSUMPTION_STATE_FAILED, **wanted),
+        "check_failed": ask(context, "ListMessages", state=types_pb2.MESSAGE_STATE_CHECK_FAILED, **wanted),
+        "undecided": ask(
+            context,
+            "ListMessages",
+            state=types_pb2.MESSAGE_STATE_PREPARED,
+            older_than_ms=duration_ms(older_than),
+            **wanted,
+        ),
+    }
     if as_json:
-        show(answer)
+        show_parts(parts)
         return
+    states = {
+        message.message_id: state.upper()
+        for state in ("check_failed", "undecided")
+        for message in parts[state].messages
+    }
+    columns: Columns = {
+        "AGE": since,
+        "STATE": lambda row: states.get(row.message_id, "FAILED"),
+        "TOPIC": "topic",
+        "KEY": "key",
+        "SUBSCRIBER": lambda row: subscriber(row) if hasattr(row, "app") else "",
+        "MESSAGE": "message_id",
+        "LAST ERROR": lambda row: getattr(row, "last_error", ""),
+    }
+    rows = [*parts["failed"].consumptions, *parts["check_failed"].messages, *parts["undecided"].messages]
+    print_table(columns, rows)
+    if any(page.next_page_token for page in parts.values()):
+        say("There is more: name a topic, or raise --most.")
+
+
+def print_failures(answer: Any) -> None:
     for group in answer.groups:
-        whom = f"{group.app} ({group.tag})" if group.app else "checks"
         span = f"{age(answer.now_ms - group.first_ms)} to {age(answer.now_ms - group.last_ms)} ago"
-        typer.echo(escaped(f"{group.count}  {group.topic}, {whom}: {span}, {sum(group.per_minute)} in the last hour"))
+        recent = f"{span}, {sum(group.per_minute)} in the last hour"
+        typer.echo(escaped(f"{group.count}  {group.topic}, {subscriber(group) or 'checks'}: {recent}"))
         typer.echo(escaped(f"    {group.error}"))
         typer.echo(escaped(f"    {_remedy(group)}"))
     if not answer.groups:
@@ -76,25 +105,15 @@ def _remedy(group: Any) -> str:
     return f"tmc admin bulk reactivate {whom} --fingerprint {group.fingerprint}"
 
 
-def overview(context: typer.Context, as_json: AsJson = False, watch: Watch = 0) -> None:
-    """Show what stands where: undecided messages, and deliveries under way and failed, with the age of the oldest."""
-    watched(watch, lambda: _overview(context, as_json))
-
-
-def _overview(context: typer.Context, as_json: bool) -> None:
-    found: Any = ask(context, "GetOverview", admin_pb2.GetOverviewRequest(), admin_pb2.GetOverviewResponse)
-    if as_json:
-        show(found)
-        return
-    for topic in found.topics:
+def print_overview(answer: Any) -> None:
+    for topic in answer.topics:
         counts = {
             "prepared": (topic.prepared, 0),
             "undecided": (topic.undecided, topic.oldest_undecided_ms),
             "check failed": (topic.check_failed, topic.oldest_check_failed_ms),
         }
-        typer.echo(
-            escaped(f"{topic.topic}{_marks(topic)}: {_counted(counts, found.now_ms)}{_rate(topic.submitted_per_s)}")
-        )
+        counted = f"{_counted(counts, answer.now_ms)}{_rate(topic.submitted_per_s)}"
+        typer.echo(escaped(f"{topic.topic}{_marks(topic)}: {counted}"))
         for each in topic.subscriptions:
             counts = {
                 "scheduled": (each.scheduled, 0),
@@ -102,8 +121,8 @@ def _overview(context: typer.Context, as_json: bool) -> None:
                 "waiting": (each.waiting, 0),
                 "failed": (each.failed, each.oldest_failed_ms),
             }
-            counted = f"{_counted(counts, found.now_ms)}{_rate(each.acked_per_s)}"
-            typer.echo(escaped(f"    {each.app} ({each.tag}){_marks(each)}: {counted}"))
+            counted = f"{_counted(counts, answer.now_ms)}{_rate(each.acked_per_s)}"
+            typer.echo(escaped(f"    {subscriber(each)}{_marks(each)}: {counted}"))
 
 
 def _marks(overview: Any) -> str:
@@ -124,73 +143,20 @@ def _counted(counts: dict[str, tuple[int, int]], now_ms: int) -> str:
     )
 
 
-def why(
-    context: typer.Context,
-    id: Annotated[str, typer.Argument()] = "",
-    topic: str = "",
-    key: str = "",
-    as_json: AsJson = False,
-) -> None:
-    """Say why a message is where it is and what to do about it, by id or by --topic and --key."""
-    _check_named(id, topic, key)
-    request = admin_pb2.ExplainMessageRequest(message_id=id, topic=topic, key=key)
-    answer: Any = ask(context, "ExplainMessage", request, admin_pb2.ExplainMessageResponse)
-    if as_json:
-        show(answer)
-        return
+def print_explanations(answer: Any) -> None:
     typer.echo(f"message {answer.message_id}")
     for each in answer.explanations:
-        who = f"{each.app} ({each.tag}): " if each.app else ""
-        typer.echo(escaped(f"{who}{each.sentence}"))
+        typer.echo(escaped(f"{_to(each)}{each.sentence}"))
         typer.echo(escaped(f"    {each.remedy}"))
         for command in each.commands:
             typer.echo(escaped(f"    $ {command}"))
 
 
-def timeline(
-    context: typer.Context,
-    id: Annotated[str, typer.Argument()] = "",
-    topic: str = "",
-    key: str = "",
-    as_json: AsJson = False,
-) -> None:
-    """Show what happened to a message, in order, by id or by --topic and --key."""
-    _check_named(id, topic, key)
-    request = admin_pb2.GetTimelineRequest(message_id=id, topic=topic, key=key)
-    answer: Any = ask(context, "GetTimeline", request, admin_pb2.GetTimelineResponse)
-    if as_json:
-        show(answer)
-        return
+def print_timeline(answer: Any) -> None:
     typer.echo(f"message {answer.message_id}")
     for each in answer.events:
-        who = f"{each.app} ({each.tag}): " if each.app else ""
-        typer.echo(escaped(f"{when(each.at_ms)}  {who}{each.sentence}"))
+        typer.echo(escaped(f"{when(each.at_ms)}  {_to(each)}{each.sentence}"))
 
 
-def _check_named(id: str, topic: str, key: str) -> None:
-    if bool(id) == bool(topic or key) or bool(topic) != bool(key):
-        raise typer.BadParameter("name a message: MESSAGE_ID, or --topic and --key")
-
-
-def reactivate(context: typer.Context, message_id: str, app: str, reason: Reason, tag: str = "") -> None:
-    """Retry a FAILED delivery with a fresh retry budget."""
-    request = admin_pb2.ReactivateConsumptionRequest(message_id=message_id, app=app, tag=tag, reason=reason)
-    call(context, "ReactivateConsumption", request, admin_pb2.Consumption)
-
-
-def deliver_now(context: typer.Context, message_id: str, app: str, reason: Reason, tag: str = "") -> None:
-    """Deliver a SCHEDULED delivery now instead of at its due time. Uses up no retry."""
-    request = admin_pb2.DeliverNowRequest(message_id=message_id, app=app, tag=tag, reason=reason)
-    call(context, "DeliverNow", request, admin_pb2.Consumption)
-
-
-def replay(context: typer.Context, message_id: str, app: str, reason: Reason, tag: str = "") -> None:
-    """Send an acked message again to one subscriber, as a new message; its handler runs again."""
-    request = admin_pb2.ReplayDeliveryRequest(message_id=message_id, app=app, tag=tag, reason=reason)
-    call(context, "ReplayDelivery", request, message_pb2.Message)
-
-
-def cancel(context: typer.Context, message_id: str, app: str, reason: Reason, tag: str = "") -> None:
-    """Give a delivery up for good. The next message of its order key is delivered."""
-    request = admin_pb2.CancelConsumptionRequest(message_id=message_id, app=app, tag=tag, reason=reason)
-    call(context, "CancelConsumption", request, admin_pb2.Consumption)
+def _to(row: Any) -> str:
+    return f"{subscriber(row)}: " if row.app else ""

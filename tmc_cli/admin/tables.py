@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import typer
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from tmc_cli import say
 from tmc_cli.admin.text import age, table, when
 from tmc_common.enums import name_of
+from tmc_server.printable import escaped
 
 _TIMES_FROM_MS = 1_000_000_000_000  # what is greater is a moment, and not a duration
 _LONGEST_CELL = 60
@@ -56,17 +59,12 @@ def _cell(field: Any, value: Any) -> str:
         is_numbers = field.cpp_type == FieldDescriptor.CPPTYPE_INT32
         return _cut(_ranges(value) if is_numbers else " ".join(map(str, value)))
     if field.enum_type is not None:
-        return name_of(field.enum_type, value, _prefix(field.enum_type.name)).lower()
+        return name_of(field.enum_type, value).lower()
     if isinstance(value, bool):
         return "yes" if value else ""
     if field.name.endswith("_ms"):
         return _moment(int(value))
     return _cut(str(value))
-
-
-def _prefix(enum: str) -> str:
-    """AlertState -> ALERT_STATE_"""
-    return "".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in enum).lstrip("_") + "_"
 
 
 def _moment(ms: int) -> str:
@@ -91,3 +89,44 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 3]}..."
+
+
+Columns = Mapping[str, str | Callable[[Any], str]]  # title: a field, or a function of a row
+
+
+def enum(name: str) -> Callable[[Any], str]:
+    return lambda row: name_of(row.DESCRIPTOR.fields_by_name[name].enum_type, getattr(row, name))
+
+
+def moment(name: str) -> Callable[[Any], str]:
+    return lambda row: when(getattr(row, name))
+
+
+def since(row: Any) -> str:
+    """The age of a message."""
+    return age(int(time.time() * 1000) - row.created_ms)
+
+
+def subscriber(row: Any) -> str:
+    """app (tag); "": it is of none."""
+    return f"{row.app} ({row.tag})" if row.app else ""
+
+
+def printed(rows: str, columns: Columns) -> Callable[[Any], None]:
+    """Print a listing with these columns. rows: the field that has them."""
+    return lambda answer: print_table(columns, getattr(answer, rows), getattr(answer, "next_page_token", ""))
+
+
+def print_table(columns: Columns, rows: Sequence[Any], next_page_token: str = "") -> None:
+    """One line per row, and how to see the next page."""
+    if not rows:
+        say("None.")
+        return
+    cells = [
+        [escaped(str(getattr(row, each)) if isinstance(each, str) else each(row)) for each in columns.values()]
+        for row in rows
+    ]
+    for line in table(list(columns), cells):
+        typer.echo(line)
+    if next_page_token:
+        say(f"There are more: repeat the command with --page-token {next_page_token}")

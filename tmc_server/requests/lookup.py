@@ -8,7 +8,7 @@ from tmc_server.domain.placement import shard_of
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.reading import RowReader
 from tmc_server.domain.views import MessageDetail, MessageView
-from tmc_server.errors import MessageGone, MessageUnknown, TopicUnknown
+from tmc_server.errors import InvalidField, MessageGone, MessageUnknown, TopicUnknown
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller
 
@@ -30,6 +30,8 @@ class Lookup:
 
         Raises InvalidField, MessageUnknown, MessageGone, TopicUnknown.
         """
+        if bool(message_id) == bool(topic or key) or bool(topic) != bool(key):
+            raise InvalidField("message_id", "be given, or topic and key instead of it")
         if message_id:
             parsed = validation.message_id(message_id)
             found = self._reader.message(parsed.shard, parsed.number)
