@@ -96,7 +96,7 @@ class FilledCenter:
                 )
             for number, (topic, consumer) in enumerate(SUBSCRIPTIONS, 1):
                 run.exec_driver_sql(
-                    "INSERT INTO tmc_subscription (subscription_no, topic_no, app_no, tag, retry_kind, interval_ms,"
+                    "INSERT INTO tmc_subscription (subscription_no, topic_no, app_no, tag, kind, interval_ms,"
                     " max_retry, cap_ms, effective_ms)"
                     f" VALUES ({number}, {topic}, {len(PRODUCERS) + consumer}, 'default', 1, 10000, 5, 60000, 0)"
                 )

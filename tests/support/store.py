@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from tests.support.clock import ManualClock
 from tests.support.mariadb import MariaDB
 from tmc_common.headers import ORDER_KEY
+from tmc_server.domain.catalog import NewApp, NewTopic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
 from tmc_server.domain.consumption import ConsumptionState, QueueLook
 from tmc_server.domain.ids import IdGenerator, MessageId
@@ -42,7 +43,7 @@ from tmc_server.domain.operations import (
 )
 from tmc_server.domain.ordering import OrderMode
 from tmc_server.domain.placement import shard_of
-from tmc_server.domain.ports.catalog import NewApp, NewSubscription, NewTopic
+from tmc_server.domain.ports.catalog import NewSubscription
 from tmc_server.domain.ports.checks import Asking
 from tmc_server.domain.ports.delivery import Claimed, Copy
 from tmc_server.domain.ports.ordering import FIRST_LINE, Repaired

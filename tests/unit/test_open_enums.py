@@ -29,7 +29,7 @@ ENUMS = [
 @pytest.mark.parametrize("enum", ENUMS)
 def test_a_number_that_is_not_known_is_shown(enum: Any) -> None:
     assert name_of(enum, UNKNOWN) == "999"
-    assert name_of(enum, 0) == enum.values_by_number[0].name
+    assert enum.values_by_number[0].name.endswith(name_of(enum, 0))
 
 
 def test_every_face_asks_for_names_in_this_way() -> None:

@@ -13,10 +13,11 @@ from functools import cached_property
 
 from tmc_server.domain.alerts import Silence
 from tmc_server.domain.checks import CheckPolicy
+from tmc_server.domain.declared import setting
 from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.domain.ordering import OrderMode
 from tmc_server.domain.placement import is_among, shards_of
-from tmc_server.domain.retry import RetryPolicy
+from tmc_server.domain.retry import DAY_MS, RetryPolicy
 from tmc_server.errors import CredentialsInvalid, SubscriptionUnknown, TopicUnknown
 
 
@@ -29,7 +30,18 @@ class TagKeys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class App:
+class NewApp:
+    """What an app is registered with. service_name: in service discovery.  biz_id: sent with each check."""
+
+    id: str
+    service_name: str = setting("", 0, 128)
+    biz_id: str = setting("", 0, 128)
+    alert_email: str = setting("", 0, 255)
+    alert_phone: str = setting("", 0, 64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class App(NewApp):
     """A registered service. `key_hashes`: SHA-256 of its one or two keys for all environments.
 
     check_token: what checks show it.
@@ -39,11 +51,6 @@ class App:
     """
 
     number: int
-    id: str
-    service_name: str
-    biz_id: str
-    alert_email: str
-    alert_phone: str
     key_hashes: tuple[bytes, ...]
     check_token: str = ""
     disabled: bool = False
@@ -59,7 +66,7 @@ class QueueMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Where a forwarding subscription sends. kind: rabbitmq, or the name of an entry point.
+    """Where a forwarding subscription sends. kind: rabbitmq, or the name of an entry point; "": it has a queue of its own.
 
     target: the exchange or topic there.  key: routing key; "": the message's own key. A header FORWARD_KEY wins.
     """
@@ -70,24 +77,38 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Topic:
-    """The owner prepares, submits and rolls back; placement is fixed forever. signed: copies in queues are signed.
+class TopicSettings:
+    """What an operator says about a topic. signed: copies in queues are signed.  ordered: each message has an order key.
 
-    ordered: each message has an order key; also fixed forever.  paused: nothing is delivered.
+    Placement, tag, mode and these two are part of where messages are and what they look like: they never change.
     """
+
+    default_tag: str = "default"
+    table_index: int = setting(0, 0, 31)
+    spread: int = setting(1, 1, 32)
+    transaction_time_ms: int = setting(10_000, 1, DAY_MS, may_change=True)
+    open_limit: int = setting(1_000_000, 1, 10_000_000, may_change=True)
+    queue_mode: QueueMode = QueueMode.MULTI
+    signed: bool = True
+    ordered: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTopic(TopicSettings):
+    """What a topic is registered with. owner: app id; "": nobody yet."""
+
+    name: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic(TopicSettings):
+    """The owner, an app's number, prepares, submits and rolls back.  paused: nothing is delivered."""
 
     number: int
     name: str
     owner: int
-    default_tag: str
-    table_index: int
-    spread: int
-    transaction_time_ms: int
-    open_limit: int
     effective_ms: int
-    queue_mode: QueueMode = QueueMode.MULTI
-    signed: bool = True
-    ordered: bool = False
     paused: bool = False
     checks: CheckPolicy = field(default_factory=CheckPolicy)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import assert_never
 
+from tmc_server.domain.declared import setting
 from tmc_server.domain.numbers import MessageNumber
 
 DAY_MS = 86_400_000
@@ -36,11 +37,11 @@ class RetryPolicy:
     """All times in milliseconds. max_age_ms: 0: no limit.  jitter_percent: 0 .. 100."""
 
     kind: RetryKind = RetryKind.LINEAR
-    interval_ms: int = 10_000
-    max_retry: int = 16
-    cap_ms: int = 3_600_000
-    max_age_ms: int = 0
-    jitter_percent: int = 0
+    interval_ms: int = setting(10_000, 10, DAY_MS)
+    max_retry: int = setting(16, 0, 10_000)
+    cap_ms: int = setting(3_600_000, 10, DAY_MS)
+    max_age_ms: int = setting(0, 0, 365 * DAY_MS)
+    jitter_percent: int = setting(0, 0, 100)
 
     def is_used_up(self, tried: int, age_ms: int, counts: bool = True) -> bool:
         """Whether attempt number `tried` was the last one. age_ms: when the next one would be made.

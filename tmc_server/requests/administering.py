@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 from tmc_common import fields
 from tmc_common.eventlog import EventLog
-from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
+from tmc_server.domain.catalog import App, Catalog, Forward, NewApp, NewTopic, Subscription, Topic, TopicSettings
+from tmc_server.domain.declared import changeable
 from tmc_server.domain.ordering import OrderMode
-from tmc_server.domain.placement import table_index_for
 from tmc_server.domain.ports.catalog import (
     Activation,
     CatalogEditor,
     CatalogSource,
-    NewApp,
     NewSubscription,
-    NewTopic,
-    TopicChange,
 )
 from tmc_server.domain.ports.checks import Instances
 from tmc_server.domain.ports.delivery import Forwarding
 from tmc_server.domain.ports.reading import RowReader
 from tmc_server.domain.ports.servers import ServerView, ShardPlace
 from tmc_server.domain.queue_names import LONGEST, queue_name
-from tmc_server.domain.retry import DAY_MS
 from tmc_server.domain.views import ConsumptionView, MessageView
 from tmc_server.errors import (
     AppUnknown,
@@ -45,22 +41,6 @@ _WAITS = 8  # changes that are awaited at once; the next ones wait for their tur
 P = ParamSpec("P")
 T = TypeVar("T")
 Placed = TypeVar("Placed", MessageView, ConsumptionView)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TopicSettings:
-    """A topic as an operator registers it. owner: app id.  table_index None: by its name.  queue_mode 0: MULTI."""
-
-    name: str
-    owner: str
-    default_tag: str = ""
-    table_index: int | None = None
-    spread: int = 1
-    transaction_time_ms: int = 10_000
-    open_limit: int = 1_000_000
-    queue_mode: int = 0
-    unsigned: bool = False
-    ordered: bool = False
 
 
 class Administering:
@@ -128,10 +108,7 @@ class Administering:
     async def register_app(self, actor: str, new: NewApp) -> tuple[App, str, int]:
         """Register an app; empty names default to its id. Returns: app, key ("" if it existed), time of effect."""
         validation.app_id(new.id)
-        validation.line(new.service_name, "service_name", 128)
-        validation.line(new.biz_id, "biz_id", 128)
-        validation.line(new.alert_email, "alert_email", 255)
-        validation.line(new.alert_phone, "alert_phone", 64)
+        validation.within_bounds(new)
         named = replace(new, service_name=new.service_name or new.id, biz_id=new.biz_id or new.id)
         (app, key), effective_ms = await self.change_with_key(self._editor.register_app, actor, named)
         return app, key, effective_ms
@@ -162,44 +139,27 @@ class Administering:
         _, effective_ms = await self.change(self._editor.set_disabled, actor, id_, disabled, reason)
         return effective_ms
 
-    async def register_topic(self, actor: str, wanted: TopicSettings) -> Topic:
+    async def register_topic(self, actor: str, new: NewTopic) -> Topic:
         """Raises InvalidField, AppUnknown, NameTaken: it is there with other settings."""
-        if wanted.queue_mode not in (0, *map(int, QueueMode)):
-            raise InvalidField("queue_mode", "be SINGLE or MULTI")
-        if wanted.ordered and wanted.spread != 1:
+        validation.topic(new.name, "name")
+        validation.app_id(new.owner, "owner")
+        validation.tag(new.default_tag, "default_tag")
+        validation.within_bounds(new)
+        if new.ordered and new.spread != 1:
             raise InvalidField("spread", "be 1: the messages of one order key are in one shard")
-        index = table_index_for(wanted.name) if wanted.table_index is None else wanted.table_index
-        new = NewTopic(
-            name=validation.topic(wanted.name, "name"),
-            owner=validation.app_id(wanted.owner, "owner"),
-            default_tag=validation.tag(wanted.default_tag, "default_tag") or "default",
-            table_index=validation.between(index, "table_index", 0, 31),
-            spread=validation.between(wanted.spread, "spread", 1, 32),
-            transaction_time_ms=validation.between(wanted.transaction_time_ms, "transaction_time_ms", 1, DAY_MS),
-            open_limit=validation.between(wanted.open_limit, "open_limit", 1, 10_000_000),
-            queue_mode=QueueMode(wanted.queue_mode or QueueMode.MULTI),
-            signed=not wanted.unsigned,
-            ordered=wanted.ordered,
-        )
         made, effective_ms = await self.change(self._editor.register_topic, actor, new)
         if made.effective_ms:
             return made
         await asyncio.to_thread(self._editor.confirm, [made.number], [], effective_ms)
         return replace(made, effective_ms=effective_ms)
 
-    async def update_topic(
-        self, actor: str, name: str, transaction_time_ms: int | None, open_limit: int | None
-    ) -> tuple[Topic, int]:
-        """Change what is named. Returns: topic, time of effect. Raises TopicUnknown, InvalidField."""
-        if transaction_time_ms is not None:
-            validation.between(transaction_time_ms, "transaction_time_ms", 1, DAY_MS)
-        if open_limit is not None:
-            validation.between(open_limit, "open_limit", 1, 10_000_000)
-        changes = TopicChange(transaction_time_ms=transaction_time_ms, open_limit=open_limit)
-        result: tuple[Topic, int] = await self.change(
-            self._editor.update_topic, actor, validation.topic(name, "name"), changes
-        )
-        return result
+    async def update_topic(self, actor: str, name: str, changes: Mapping[str, int]) -> tuple[Topic, int]:
+        """changes: new values by field. Returns: topic, time of effect. Raises TopicUnknown, InvalidField."""
+        validation.topic(name, "name")
+        limits = changeable(TopicSettings)
+        for field, value in changes.items():
+            validation.bounded(value, field, limits[field])
+        return await self.change(self._editor.update_topic, actor, name, changes)
 
     async def register_subscription(
         self, actor: str, new: NewSubscription, change: Collection[str] | None = None, untried: bool = False

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from tmc_server.domain.catalog import App
+from tmc_server.domain.catalog import App, NewApp, NewTopic
 from tmc_server.domain.placement import table_index_for
-from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, NewApp, NewSubscription, NewTopic
+from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, NewSubscription
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller
@@ -85,11 +85,8 @@ class FirstUse:
         new = NewTopic(
             name=name,
             owner=owner,
-            default_tag="default",
             table_index=table_index_for(name),
-            spread=1,
             transaction_time_ms=self._transaction_time_ms,
-            open_limit=1_000_000,
             ordered=ordered,
         )
         self._editor.register_topic(ACTOR, new)

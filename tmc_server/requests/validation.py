@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from tmc_common import fields
 from tmc_common.addresses import HostPort
+from tmc_server.domain.declared import Bounds, bounds
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import MessageNumber, Shard
-from tmc_server.domain.ordering import OrderMode
-from tmc_server.domain.retry import DAY_MS, RetryKind, RetryPolicy
 from tmc_server.errors import InvalidField
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 MAX_ITEMS = 1000
 ATTEMPT_ID_BYTES = 16
@@ -25,6 +27,7 @@ _HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+", re.ASCII)
 
 Given = ParamSpec("Given")
 Value = TypeVar("Value")
+Record = TypeVar("Record", bound="DataclassInstance")
 
 
 def _refusing(rule: Callable[Given, Value]) -> Callable[Given, Value]:
@@ -160,31 +163,16 @@ def fingerprint(value: str) -> str:
     return value
 
 
-def order_mode(value: int) -> OrderMode:
-    """0 means the default."""
-    if value not in (0, *map(int, OrderMode)):
-        raise InvalidField("order", f"be {', '.join(each.name for each in OrderMode)}")
-    return OrderMode(value) if value else OrderMode.STRICT
+def within_bounds(record: Record, within: str = "") -> Record:
+    """Every setting of it within what its declaration allows. within: the path of the record, for errors."""
+    for name, limits in bounds(record).items():
+        bounded(getattr(record, name), within + name, limits)
+    return record
 
 
-def policy(
-    *,
-    kind: int,
-    interval_ms: int | None,
-    max_retry: int | None,
-    cap_ms: int | None,
-    max_age_ms: int,
-    jitter_percent: int,
-) -> RetryPolicy:
-    """None, and 0 for kind, mean the default."""
-    usual = RetryPolicy()
-    if kind not in (0, *map(int, RetryKind)):
-        raise InvalidField("retry.kind", f"be {' or '.join(each.name for each in RetryKind)}")
-    return RetryPolicy(
-        kind=RetryKind(kind) if kind else usual.kind,
-        interval_ms=between(usual.interval_ms if interval_ms is None else interval_ms, "retry.interval_ms", 10, DAY_MS),
-        max_retry=between(usual.max_retry if max_retry is None else max_retry, "retry.max_retry", 0, 10_000),
-        cap_ms=between(usual.cap_ms if cap_ms is None else cap_ms, "retry.cap_ms", 10, DAY_MS),
-        max_age_ms=between(max_age_ms, "retry.max_age_ms", 0, 365 * DAY_MS),
-        jitter_percent=between(jitter_percent, "retry.jitter_percent", 0, 100),
-    )
+def bounded(value: str | int, field: str, limits: Bounds) -> None:
+    """The characters of a text are counted."""
+    if isinstance(value, str):
+        line(value, field, limits.high, limits.low)
+    else:
+        between(value, field, limits.low, limits.high)

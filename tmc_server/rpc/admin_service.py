@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from tmc_common.protocol import admin_pb2
+from tmc_server.domain.catalog import NewApp
+from tmc_server.domain.checks import CheckTarget
 from tmc_server.domain.operators import Operator
 from tmc_server.domain.ports.catalog import CheckChange
 from tmc_server.domain.views import ConsumptionView
@@ -24,6 +26,7 @@ from tmc_server.requests.signing import Signing
 from tmc_server.rpc import convert
 from tmc_server.rpc.alert_service import AlertServicer
 from tmc_server.rpc.bulk_service import BulkServicer
+from tmc_server.rpc.filling import record_from
 from tmc_server.rpc.operator_service import OperatorServicer
 from tmc_server.rpc.permission import demand_own_addresses, demand_owner
 from tmc_server.rpc.proposal_service import ProposalServicer
@@ -62,7 +65,7 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServic
         self._by_hand = by_hand
 
     async def RegisterApp(self, operator: Operator, request: admin_pb2.RegisterAppRequest) -> Any:
-        app, key, effective_ms = await self._admin.register_app(operator.name, convert.new_app_from(request))
+        app, key, effective_ms = await self._admin.register_app(operator.name, record_from(NewApp, request))
         return admin_pb2.RegisterAppResponse(app=convert.app_to(app), key=key, effective_ms=effective_ms)
 
     async def AddAppKey(self, operator: Operator, request: admin_pb2.AddAppKeyRequest) -> Any:
@@ -94,16 +97,12 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServic
 
     async def RegisterTopic(self, operator: Operator, request: admin_pb2.RegisterTopicRequest) -> Any:
         demand_owner(operator, request.owner, self._admin.catalog)
-        topic = await self._admin.register_topic(operator.name, convert.topic_settings_from(request))
+        topic = await self._admin.register_topic(operator.name, convert.new_topic_from(request))
         return convert.topic_to(topic, self._admin.catalog)
 
     async def UpdateTopic(self, operator: Operator, request: admin_pb2.UpdateTopicRequest) -> Any:
-        topic, effective_ms = await self._admin.update_topic(
-            operator.name,
-            request.name,
-            request.transaction_time_ms if request.HasField("transaction_time_ms") else None,
-            request.open_limit if request.HasField("open_limit") else None,
-        )
+        changes = {field.name: value for field, value in request.ListFields() if field.has_presence}
+        topic, effective_ms = await self._admin.update_topic(operator.name, request.name, changes)
         return convert.topic_to(replace(topic, effective_ms=effective_ms), self._admin.catalog)
 
     async def ListTopics(self, operator: Operator, request: admin_pb2.ListTopicsRequest) -> Any:
@@ -227,7 +226,7 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServic
 
     async def SetTopicCheck(self, operator: Operator, request: admin_pb2.SetTopicCheckRequest) -> Any:
         retry = convert.policy_from(request.retry) if request.HasField("retry") else None
-        targets = [convert.target_from(target) for target in request.targets]
+        targets = [record_from(CheckTarget, target) for target in request.targets]
         demand_own_addresses(operator, targets)
         change = None
         if request.HasField("update_mask"):
@@ -246,7 +245,7 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServic
         return convert.report_to(await self._by_hand.check_now(operator.name, request.message_id))
 
     async def TryCheck(self, operator: Operator, request: admin_pb2.TryCheckRequest) -> Any:
-        target = convert.target_from(request.target)
+        target = record_from(CheckTarget, request.target)
         demand_own_addresses(operator, [target])
         tried, stored = await self._by_hand.try_check(operator.name, request.message_id, target)
         answer = admin_pb2.TryCheckResponse(tried=convert.report_to(tried))

@@ -14,6 +14,7 @@ from tmc_server.requests.administering import Administering
 from tmc_server.requests.alerts import Alerts, EpisodeView, SilenceFilter
 from tmc_server.requests.listing import in_order, listed
 from tmc_server.rpc.convert import subscriber, topic_name
+from tmc_server.rpc.filling import filled
 
 
 class AlertServicer:
@@ -53,34 +54,19 @@ def _alert_to(view: EpisodeView, catalog: Catalog) -> admin_pb2.Alert:
     topic = catalog.topics.get(episode.topic)
     producer = topic.owner if topic is not None else 0
     app, tag = subscriber(catalog, episode.subscription)
-    return admin_pb2.Alert(
+    return filled(
+        admin_pb2.Alert,
+        episode,
         alert_id=episode.id,
-        kind=episode.kind,
         topic=topic.name if topic is not None else "",
         app=app,
         tag=tag,
-        fingerprint=episode.fingerprint,
-        detail=episode.detail,
-        count=episode.count,
-        first_ms=episode.first_ms,
-        last_ms=episode.last_ms,
         message_ids=[str(MessageId(episode.topic, producer, shard, number)) for shard, number in episode.samples],
-        acknowledged_ms=episode.acknowledged_ms or 0,
-        acknowledged_by=episode.acknowledged_by,
-        resolved_ms=episode.resolved_ms or 0,
-        silenced_until_ms=view.silenced_until_ms or 0,
+        silenced_until_ms=view.silenced_until_ms,
     )
 
 
 def _silence_to(silence: Silence, catalog: Catalog) -> admin_pb2.Silence:
     app, tag = subscriber(catalog, SubscriptionNumber(silence.subscription))
-    return admin_pb2.Silence(
-        silence=silence.id,
-        topic=topic_name(catalog, silence.topic) if silence.topic else "",
-        app=app,
-        tag=tag,
-        kind=silence.kind,
-        until_ms=silence.until_ms,
-        actor=silence.actor,
-        reason=silence.reason,
-    )
+    topic = topic_name(catalog, silence.topic) if silence.topic else ""
+    return filled(admin_pb2.Silence, silence, silence=silence.id, topic=topic, app=app, tag=tag)

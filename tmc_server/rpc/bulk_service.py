@@ -17,6 +17,7 @@ from tmc_server.requests.administering import Administering
 from tmc_server.requests.bulk import BulkFilter, BulkJobs, BulkReport
 from tmc_server.requests.explanations import at
 from tmc_server.rpc.convert import app_name, subscriber, topic_name
+from tmc_server.rpc.filling import filled, record_from
 
 _MOST_NAMES = 3
 
@@ -63,16 +64,7 @@ class BulkServicer:
 
 def filter_from(sent: admin_pb2.BulkFilter) -> BulkFilter:
     """As it was sent."""
-    return BulkFilter(
-        action=sent.action,
-        topic=sent.topic,
-        app=sent.app,
-        tag=sent.tag,
-        state=sent.state,
-        from_ms=sent.from_ms,
-        to_ms=sent.to_ms,
-        fingerprint=sent.fingerprint,
-    )
+    return record_from(BulkFilter, sent)
 
 
 def _named(place: Place, number: MessageNumber, catalog: Catalog) -> dict[str, str]:
@@ -95,12 +87,7 @@ def _sample(match: Match, catalog: Catalog) -> admin_pb2.BulkSample:
 
 
 def _item(item: BulkItem, catalog: Catalog) -> admin_pb2.BulkItem:
-    return admin_pb2.BulkItem(
-        outcome=admin_pb2.BulkOutcome.Name(item.outcome),
-        detail=item.detail,
-        at_ms=item.at_ms,
-        **_named(item.place, item.number, catalog),
-    )
+    return filled(admin_pb2.BulkItem, item, **_named(item.place, item.number, catalog))
 
 
 def in_words(selection: Selection, catalog: Catalog) -> str:
@@ -130,20 +117,13 @@ def _subscriber(catalog: Catalog, number: SubscriptionNumber) -> str:
 def job_to(report: BulkReport, catalog: Catalog) -> admin_pb2.BulkJob:
     """A job, and how far it has come."""
     job, progress = report.job, report.progress
-    return admin_pb2.BulkJob(
+    return filled(
+        admin_pb2.BulkJob,
+        job,
         job=job.number,
-        action=admin_pb2.BulkAction.Name(job.action),
-        state=admin_pb2.BulkState.Name(job.state(report.now_ms)),
-        count=job.count,
+        state=job.state(report.now_ms),
         done=progress.done,
         unchanged=progress.unchanged,
         refused=progress.refused,
-        rate=job.rate,
-        actor=job.actor,
-        reason=job.reason,
-        created_ms=job.created_ms,
-        start_ms=job.start_ms,
-        stopped_ms=job.stopped_ms or 0,
-        finished_ms=job.finished_ms or 0,
         selection=in_words(job.selection, catalog),
     )

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from tmc_common.headers import ORDER_KEY
 from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
-from tmc_server.domain.catalog import App, Catalog, DeliveryKeys, Forward, Subscription, Topic
-from tmc_server.domain.checks import CheckTarget
+from tmc_server.domain.catalog import App, Catalog, DeliveryKeys, Forward, NewTopic, Subscription, Topic
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import NO_SUBSCRIPTION, SubscriptionNumber
-from tmc_server.domain.ports.catalog import NewApp, NewSubscription
+from tmc_server.domain.placement import table_index_for
+from tmc_server.domain.ports.catalog import NewSubscription
 from tmc_server.domain.ports.delivery import BrokerAddress, Copy
 from tmc_server.domain.ports.reading import FailureGroup
 from tmc_server.domain.ports.servers import ServerView, ShardPlace
 from tmc_server.domain.queue_names import queue_of
 from tmc_server.domain.retry import RetryPolicy
-from tmc_server.domain.views import AttemptView, CheckView, ConsumptionView, MessageDetail, MessageView
+from tmc_server.domain.views import AttemptView, ConsumptionView, MessageDetail, MessageView
 from tmc_server.errors import InvalidField
 from tmc_server.requests import validation
-from tmc_server.requests.administering import TopicSettings
-from tmc_server.requests.browsing import Wanted
 from tmc_server.requests.deciding_by_hand import CheckReport
 from tmc_server.requests.explanations import Explanation
 from tmc_server.requests.overviewing import DeliveryOverview, TopicOverview
 from tmc_server.requests.remedies import Names, commands_for
 from tmc_server.requests.timeline import Event
+from tmc_server.rpc.filling import filled, record_from
 
 
 def policy_fields(mask: FieldMask, *others: str) -> list[str]:
@@ -38,25 +39,12 @@ def policy_fields(mask: FieldMask, *others: str) -> list[str]:
 
 
 def policy_from(sent: types_pb2.RetryPolicy) -> RetryPolicy:
-    return validation.policy(
-        kind=sent.kind,
-        interval_ms=sent.interval_ms if sent.HasField("interval_ms") else None,
-        max_retry=sent.max_retry if sent.HasField("max_retry") else None,
-        cap_ms=sent.cap_ms if sent.HasField("cap_ms") else None,
-        max_age_ms=sent.max_age_ms,
-        jitter_percent=sent.jitter_percent,
-    )
+    """Raises InvalidField."""
+    return validation.within_bounds(record_from(RetryPolicy, sent, "retry."), "retry.")
 
 
 def policy_to(policy: RetryPolicy) -> types_pb2.RetryPolicy:
-    return types_pb2.RetryPolicy(
-        kind=types_pb2.RetryKind.Name(policy.kind),
-        interval_ms=policy.interval_ms,
-        max_retry=policy.max_retry,
-        cap_ms=policy.cap_ms,
-        max_age_ms=policy.max_age_ms,
-        jitter_percent=policy.jitter_percent,
-    )
+    return filled(types_pb2.RetryPolicy, policy)
 
 
 def delivery_to(copy: Copy, catalog: Catalog) -> consumption_pb2.Delivery:
@@ -88,19 +76,13 @@ def topic_name(catalog: Catalog, number: int) -> str:
 
 def message_to(view: MessageView, catalog: Catalog, *, with_body: bool = False) -> message_pb2.Message:
     """with_body: for its producer, and for an operator who may read it."""
-    return message_pb2.Message(
+    return filled(
+        message_pb2.Message,
+        view,
         message_id=str(MessageId(view.topic, view.producer, view.shard, view.number)),
         topic=topic_name(catalog, view.topic),
-        key=view.key,
         producer=app_name(catalog, view.producer),
-        producer_tag=view.producer_tag,
-        state=types_pb2.MessageState.Name(view.state),
-        body=view.body or b"" if with_body else b"",
-        content_type=view.content_type,
-        headers=view.headers,
-        delay_ms=view.delay_ms,
-        created_ms=view.created_ms,
-        decided_ms=view.decided_ms or 0,
+        body=view.body if with_body else None,
         attempt_id=view.attempt_id.hex(),
         digest=view.digest.hex(),
         order_key=view.headers.get(ORDER_KEY, ""),
@@ -109,23 +91,15 @@ def message_to(view: MessageView, catalog: Catalog, *, with_body: bool = False) 
 
 def consumption_to(view: ConsumptionView, topic: int, producer: int, catalog: Catalog) -> admin_pb2.Consumption:
     app, tag = subscriber(catalog, view.subscription)
-    return admin_pb2.Consumption(
+    return filled(
+        admin_pb2.Consumption,
+        view,
         message_id=str(MessageId(topic, producer, view.shard, view.number)),
         topic=topic_name(catalog, topic),
         app=app,
         tag=tag,
-        state=types_pb2.ConsumptionState.Name(view.state),
-        attempt=view.attempt,
-        tried=view.tried,
-        due_ms=view.due_ms or 0,
-        created_ms=view.created_ms,
-        closed_ms=view.closed_ms or 0,
-        sequence=view.sequence or 0,
-        extended=view.extended,
         waits_for=str(MessageId(topic, producer, view.shard, view.waits_for)) if view.waits_for else "",
-        key=view.key,
         last_error=view.error,
-        fingerprint=view.fingerprint,
     )
 
 
@@ -135,25 +109,15 @@ def detail_to(detail: MessageDetail, catalog: Catalog, *, with_body: bool) -> ad
         message=message_to(message, catalog, with_body=with_body),
         consumptions=[consumption_to(view, message.topic, message.producer, catalog) for view in detail.consumptions],
         failed_attempts=[failed_attempt_to(view, catalog) for view in detail.failed_attempts],
-        check=progress_to(message.check) if message.check.attempt or message.check.due_ms else None,
+        check=filled(admin_pb2.CheckProgress, message.check) if message.check.attempt or message.check.due_ms else None,
     )
 
 
 def failure_group_to(group: FailureGroup, catalog: Catalog) -> admin_pb2.FailureGroup:
     topic = catalog.topics[group.topic]
     app, tag = subscriber(catalog, group.subscription)
-    return admin_pb2.FailureGroup(
-        topic=topic.name,
-        app=app,
-        tag=tag,
-        fingerprint=group.fingerprint,
-        count=group.count,
-        first_ms=group.first_ms,
-        last_ms=group.last_ms,
-        per_minute=group.per_minute,
-        error=group.error,
-        message_id=str(MessageId(group.topic, topic.owner, group.shard, group.number)) if group.number else "",
-    )
+    message_id = str(MessageId(group.topic, topic.owner, group.shard, group.number)) if group.number else ""
+    return filled(admin_pb2.FailureGroup, group, topic=topic.name, app=app, tag=tag, message_id=message_id)
 
 
 def topic_overview_to(overview: TopicOverview, catalog: Catalog) -> admin_pb2.TopicOverview:
@@ -164,8 +128,8 @@ def topic_overview_to(overview: TopicOverview, catalog: Catalog) -> admin_pb2.To
         prepared=messages.open,
         undecided=messages.late,
         check_failed=messages.failed,
-        oldest_undecided_ms=messages.oldest_late_ms or 0,
-        oldest_check_failed_ms=messages.oldest_failed_ms or 0,
+        oldest_undecided_ms=messages.oldest_late_ms,
+        oldest_check_failed_ms=messages.oldest_failed_ms,
         submitted_per_s=overview.submitted_per_s,
         subscriptions=[_subscription_overview_to(each, catalog) for each in overview.deliveries],
     )
@@ -173,16 +137,15 @@ def topic_overview_to(overview: TopicOverview, catalog: Catalog) -> admin_pb2.To
 
 def _subscription_overview_to(overview: DeliveryOverview, catalog: Catalog) -> admin_pb2.SubscriptionOverview:
     subscription, deliveries = overview.subscription, overview.standing
-    return admin_pb2.SubscriptionOverview(
+    return filled(
+        admin_pb2.SubscriptionOverview,
+        deliveries,
         app=app_name(catalog, subscription.app),
         tag=subscription.tag,
         paused=subscription.paused,
         scheduled=deliveries.open,
         backlog=deliveries.late,
-        waiting=deliveries.waiting,
-        failed=deliveries.failed,
-        oldest_backlog_ms=deliveries.oldest_late_ms or 0,
-        oldest_failed_ms=deliveries.oldest_failed_ms or 0,
+        oldest_backlog_ms=deliveries.oldest_late_ms,
         removed=subscription.is_removed,
         acked_per_s=overview.acked_per_s,
     )
@@ -191,48 +154,23 @@ def _subscription_overview_to(overview: DeliveryOverview, catalog: Catalog) -> a
 def explanation_to(explanation: Explanation, message: MessageView, catalog: Catalog) -> admin_pb2.Explanation:
     delivery = explanation.delivery
     app, tag = subscriber(catalog, delivery.subscription if delivery is not None else NO_SUBSCRIPTION)
-    return admin_pb2.Explanation(
+    message_id = str(MessageId(message.topic, message.producer, message.shard, message.number))
+    topic = topic_name(catalog, message.topic)
+    names = Names(message=message_id, topic=topic, app=app, tag=tag, waits_for=explanation.waits_for)
+    return filled(
+        admin_pb2.Explanation,
+        explanation,
         app=app,
         tag=tag,
         why=f"WHY_{explanation.why.name}",
-        sentence=explanation.sentence,
         remedy=explanation.why.value,
-        next_ms=explanation.next_ms or 0,
-        waits_for=explanation.waits_for,
-        commands=commands_for(
-            explanation.why,
-            Names(
-                message=str(MessageId(message.topic, message.producer, message.shard, message.number)),
-                topic=topic_name(catalog, message.topic),
-                app=app,
-                tag=tag,
-                waits_for=explanation.waits_for,
-            ),
-        ),
-    )
-
-
-def wanted_from(request: admin_pb2.ListMessagesRequest | admin_pb2.ListConsumptionsRequest) -> Wanted:
-    return Wanted(
-        from_ms=request.from_ms,
-        to_ms=request.to_ms,
-        older_than_ms=request.older_than_ms,
-        newest_first=request.newest_first,
-        page_size=request.page_size,
-        page_token=request.page_token,
+        commands=commands_for(explanation.why, names),
     )
 
 
 def event_to(event: Event, catalog: Catalog) -> admin_pb2.TimelineEvent:
     app, tag = subscriber(catalog, event.subscription)
-    return admin_pb2.TimelineEvent(
-        at_ms=event.at_ms,
-        kind=admin_pb2.EventKind.Name(event.kind),
-        sentence=event.sentence,
-        app=app,
-        tag=tag,
-        attempt=event.attempt,
-    )
+    return filled(admin_pb2.TimelineEvent, event, app=app, tag=tag)
 
 
 def subscriber(catalog: Catalog, number: SubscriptionNumber) -> tuple[str, str]:
@@ -243,97 +181,43 @@ def subscriber(catalog: Catalog, number: SubscriptionNumber) -> tuple[str, str]:
 
 def failed_attempt_to(view: AttemptView, catalog: Catalog) -> admin_pb2.FailedAttempt:
     app, tag = subscriber(catalog, view.subscription)
-    return admin_pb2.FailedAttempt(
-        app=app,
-        tag=tag,
-        attempt=view.attempt,
-        at_ms=view.at_ms,
-        error=view.error,
-        tried_ms=view.tried_ms or 0,
-        unanswered=view.unanswered,
-    )
+    return filled(admin_pb2.FailedAttempt, view, app=app, tag=tag)
 
 
 def app_to(app: App) -> admin_pb2.App:
-    return admin_pb2.App(
-        id=app.id,
-        number=app.number,
-        service_name=app.service_name,
-        biz_id=app.biz_id,
-        alert_email=app.alert_email,
-        alert_phone=app.alert_phone,
-        keys=len(app.key_hashes),
-        disabled=app.disabled,
-        tag_keys=[admin_pb2.TagKeys(tag=each.tag, keys=len(each.key_hashes)) for each in app.tag_keys],
-    )
+    tag_keys = [admin_pb2.TagKeys(tag=each.tag, keys=len(each.key_hashes)) for each in app.tag_keys]
+    return filled(admin_pb2.App, app, keys=len(app.key_hashes), tag_keys=tag_keys)
 
 
-def new_app_from(request: admin_pb2.RegisterAppRequest) -> NewApp:
-    return NewApp(
-        id=request.id,
-        service_name=request.service_name,
-        biz_id=request.biz_id,
-        alert_email=request.alert_email,
-        alert_phone=request.alert_phone,
-    )
-
-
-def topic_settings_from(request: admin_pb2.RegisterTopicRequest) -> TopicSettings:
-    """Fields that are not set keep their defaults."""
-    optional = ("table_index", "spread", "transaction_time_ms", "open_limit")
-    return TopicSettings(
-        name=request.name,
-        owner=request.owner,
-        default_tag=request.default_tag,
-        queue_mode=request.queue_mode,
-        unsigned=request.unsigned_copies,
-        ordered=request.ordered,
-        **{name: getattr(request, name) for name in optional if request.HasField(name)},
-    )
+def new_topic_from(request: admin_pb2.RegisterTopicRequest) -> NewTopic:
+    """Raises InvalidField."""
+    others: dict[str, Any] = {"default_tag": request.default_tag or "default", "signed": not request.unsigned_copies}
+    if not request.HasField("table_index"):
+        others["table_index"] = table_index_for(request.name)
+    return record_from(NewTopic, request, **others)
 
 
 def new_subscription_from(request: admin_pb2.RegisterSubscriptionRequest) -> NewSubscription:
-    return NewSubscription(
-        topic=request.topic,
-        app=request.app,
-        tag=request.tag,
-        policy=policy_from(request.retry),
-        forward=forward_from(request.forward) if request.HasField("forward") else None,
-        order=validation.order_mode(request.order),
-    )
+    """Raises InvalidField."""
+    forward = record_from(Forward, request.forward) if request.HasField("forward") else None
+    return record_from(NewSubscription, request, policy=policy_from(request.retry), forward=forward)
 
 
 def topic_to(topic: Topic, catalog: Catalog) -> admin_pb2.Topic:
-    return admin_pb2.Topic(
-        name=topic.name,
-        number=topic.number,
-        owner=app_name(catalog, topic.owner),
-        default_tag=topic.default_tag,
-        table_index=topic.table_index,
-        spread=topic.spread,
-        transaction_time_ms=topic.transaction_time_ms,
-        open_limit=topic.open_limit,
-        effective_ms=topic.effective_ms,
-        queue_mode=types_pb2.QueueMode.Name(topic.queue_mode),
-        unsigned_copies=not topic.signed,
-        ordered=topic.ordered,
-        paused=topic.paused,
-    )
+    owner = app_name(catalog, topic.owner)
+    return filled(admin_pb2.Topic, topic, owner=owner, unsigned_copies=not topic.signed)
 
 
 def subscription_to(subscription: Subscription, catalog: Catalog) -> admin_pb2.Subscription:
-    return admin_pb2.Subscription(
-        number=subscription.number,
+    forward = subscription.forward
+    return filled(
+        admin_pb2.Subscription,
+        subscription,
         topic=topic_name(catalog, subscription.topic),
         app=app_name(catalog, subscription.app),
-        tag=subscription.tag,
         retry=policy_to(subscription.policy),
-        effective_ms=subscription.effective_ms,
-        removed_ms=subscription.removed_ms or 0,
-        forward=forward_to(subscription.forward),
-        queue="" if subscription.forward else queue_of(subscription, catalog),
-        order=types_pb2.OrderMode.Name(subscription.order),
-        paused=subscription.paused,
+        forward=filled(types_pb2.Forward, forward) if forward is not None else None,
+        queue="" if forward is not None else queue_of(subscription, catalog),
     )
 
 
@@ -361,14 +245,6 @@ def _told(keys: DeliveryKeys) -> list[str]:
     return [secret.hex() for secret in (keys.signing, keys.other) if secret is not None]
 
 
-def forward_from(sent: types_pb2.Forward) -> Forward:
-    return Forward(sent.kind, sent.target, sent.key)
-
-
-def forward_to(forward: Forward | None) -> types_pb2.Forward | None:
-    return types_pb2.Forward(kind=forward.kind, target=forward.target, key=forward.key) if forward else None
-
-
 def broker_to(broker: BrokerAddress | None) -> consumption_pb2.BrokerAddress | None:
     if broker is None:
         return None
@@ -383,16 +259,8 @@ def broker_to(broker: BrokerAddress | None) -> consumption_pb2.BrokerAddress | N
 
 
 def server_to(view: ServerView) -> admin_pb2.Server:
-    run = view.run
-    return admin_pb2.Server(
-        name=run.name,
-        incarnation=str(run.incarnation),
-        started_ms=run.started_ms,
-        expires_ms=run.expires_ms,
-        alive=view.alive,
-        shards=view.shards,
-        catalog_version=run.catalog_version,
-        drained=run.drained,
+    return filled(
+        admin_pb2.Server, view.run, incarnation=str(view.run.incarnation), alive=view.alive, shards=view.shards
     )
 
 
@@ -400,49 +268,11 @@ def shard_place_to(place: ShardPlace) -> admin_pb2.ShardPlace:
     return admin_pb2.ShardPlace(shard=place.shard, database=place.identity, address=place.place)
 
 
-def progress_to(view: CheckView) -> admin_pb2.CheckProgress:
-    return admin_pb2.CheckProgress(
-        attempt=view.attempt,
-        checked=view.checked,
-        due_ms=view.due_ms or 0,
-        unreached_ms=view.unreached_ms or 0,
-        target=view.target,
-        last_answer=view.last_answer,
-    )
-
-
-def target_from(sent: admin_pb2.CheckTarget) -> CheckTarget:
-    usual = CheckTarget(name="", kind="")
-    return CheckTarget(
-        name=sent.name,
-        kind=sent.kind,
-        address=sent.address,
-        options=dict(sent.options),
-        deadline_ms=sent.deadline_ms if sent.HasField("deadline_ms") else usual.deadline_ms,
-        concurrency=sent.concurrency if sent.HasField("concurrency") else usual.concurrency,
-        batch=sent.batch if sent.HasField("batch") else usual.batch,
-        tls=sent.tls,
-    )
-
-
-def target_to(target: CheckTarget) -> admin_pb2.CheckTarget:
-    return admin_pb2.CheckTarget(
-        name=target.name,
-        kind=target.kind,
-        address=target.address,
-        options=target.options,
-        deadline_ms=target.deadline_ms,
-        concurrency=target.concurrency,
-        batch=target.batch,
-        tls=target.tls,
-    )
-
-
 def checks_to(topic: Topic, effective_ms: int) -> admin_pb2.TopicCheck:
     targets = sorted(topic.checks.targets.values(), key=lambda target: target.name)
     return admin_pb2.TopicCheck(
         topic=topic.name,
-        targets=map(target_to, targets),
+        targets=[filled(admin_pb2.CheckTarget, target) for target in targets],
         retry=policy_to(topic.checks.retry),
         effective_ms=effective_ms,
     )

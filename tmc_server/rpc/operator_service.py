@@ -6,9 +6,9 @@ from typing import Any
 
 from tmc_common.protocol import admin_pb2
 from tmc_server.domain.operators import Operator, Role
-from tmc_server.errors import InvalidField
 from tmc_server.requests.listing import listed
 from tmc_server.requests.operators import Operators
+from tmc_server.rpc.filling import filled, named
 
 
 class OperatorServicer:
@@ -21,7 +21,7 @@ class OperatorServicer:
         return _operator_to(operator)
 
     async def RegisterOperator(self, operator: Operator, request: admin_pb2.RegisterOperatorRequest) -> Any:
-        new = _operator_from(request, _role(request.role))
+        new = _operator_from(request, named(Role, request.role, "role"))
         made, token = await self._operators.register(
             operator.name, new, request.valid_ms, request.reason, with_token=not request.without_token
         )
@@ -29,7 +29,7 @@ class OperatorServicer:
 
     async def UpdateOperator(self, operator: Operator, request: admin_pb2.UpdateOperatorRequest) -> Any:
         fields = list(request.update_mask.paths)
-        wanted = _operator_from(request, _role(request.role) if "role" in fields else Role.VIEWER)
+        wanted = _operator_from(request, named(Role, request.role, "role") if "role" in fields else Role.VIEWER)
         changed = await self._operators.update(
             operator.name, wanted, fields, request.reason, end_tokens=request.without_token
         )
@@ -51,13 +51,6 @@ class OperatorServicer:
         return admin_pb2.ListOperatorsResponse(operators=map(_operator_to, page.rows), next_page_token=page.next_token)
 
 
-def _role(number: int) -> Role:
-    """Raises InvalidField."""
-    if number not in tuple(Role):
-        raise InvalidField("role", f"be {', '.join(role.name for role in Role)}")
-    return Role(number)
-
-
 def _operator_from(sent: Any, role: Role) -> Operator:
     return Operator(
         name=sent.name,
@@ -69,13 +62,4 @@ def _operator_from(sent: Any, role: Role) -> Operator:
 
 
 def _operator_to(operator: Operator) -> admin_pb2.Operator:
-    return admin_pb2.Operator(
-        name=operator.name,
-        role=admin_pb2.Role.Name(operator.role),
-        topics=operator.topics,
-        reads_bodies=operator.reads_bodies,
-        identities=operator.identities,
-        expires_ms=operator.expires_ms or 0,
-        previous_expires_ms=operator.previous_expires_ms or 0,
-        created_ms=operator.created_ms,
-    )
+    return filled(admin_pb2.Operator, operator)

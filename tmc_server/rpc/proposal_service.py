@@ -19,6 +19,7 @@ from tmc_server.requests.deciding_by_hand import DecidingByHand
 from tmc_server.requests.proposals import Before, Proposals
 from tmc_server.rpc import convert
 from tmc_server.rpc.bulk_service import filter_from, in_words, job_to
+from tmc_server.rpc.filling import filled
 
 _LONGEST_SUBJECT = 500
 
@@ -129,17 +130,4 @@ def _proposed(action: ProposalAction, operator: Operator, request: Any, topic: s
 
 
 def _proposal_to(found: Proposal) -> admin_pb2.Proposal:
-    return admin_pb2.Proposal(
-        proposal=found.number,
-        action=found.action.value,
-        topic=found.topic,
-        subject=found.subject,
-        actor=found.actor,
-        reason=found.reason,
-        created_ms=found.created_ms,
-        expires_ms=found.expires_ms,
-        state=admin_pb2.ProposalState.Name(found.state),
-        decided_by=found.decided_by,
-        decided_ms=found.decided_ms,
-        decision_reason=found.decision_reason,
-    )
+    return filled(admin_pb2.Proposal, found, proposal=found.number, action=found.action.value)

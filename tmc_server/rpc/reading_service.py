@@ -10,13 +10,14 @@ from tmc_server.domain.operators import Operator
 from tmc_server.domain.ports.reading import AuditFilter
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.auditing import Auditing
-from tmc_server.requests.browsing import Browsing
+from tmc_server.requests.browsing import Browsing, Wanted
 from tmc_server.requests.explaining import Explaining
 from tmc_server.requests.lookup import Lookup
 from tmc_server.requests.overviewing import Overviewing
 from tmc_server.requests.searching import Searching
 from tmc_server.requests.timeline import Timelines
 from tmc_server.rpc import convert
+from tmc_server.rpc.filling import record_from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,7 @@ class ReadingServicer:
 
     async def ListMessages(self, operator: Operator, request: admin_pb2.ListMessagesRequest) -> Any:
         page = await self._readings.browsing.messages(
-            request.topic, request.state, convert.wanted_from(request), operator.covers
+            request.topic, request.state, record_from(Wanted, request), operator.covers
         )
         messages = [convert.message_to(view, self._administering.catalog) for view in page.rows]
         return admin_pb2.ListMessagesResponse(messages=messages, next_page_token=page.next_token)
@@ -139,7 +140,7 @@ class ReadingServicer:
             request.tag,
             request.state,
             request.fingerprint,
-            convert.wanted_from(request),
+            record_from(Wanted, request),
             operator.covers,
         )
         catalog = self._administering.catalog

@@ -8,19 +8,18 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
 
 from tmc_server.domain.alerts import Silence
-from tmc_server.domain.catalog import App, Catalog, Forward, Subscription, Topic
+from tmc_server.domain.catalog import App, Catalog, NewApp, NewTopic, Subscription, Topic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
 from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.operators import KnownOperators
-from tmc_server.domain.ports.catalog import CheckChange, NewApp, NewSilence, NewSubscription, NewTopic, TopicChange
-from tmc_server.domain.retry import RetryPolicy
+from tmc_server.domain.ports.catalog import CheckChange, NewSilence, NewSubscription
 from tmc_server.errors import (
     AlertUnknown,
     AppUnknown,
@@ -34,10 +33,9 @@ from tmc_server.errors import (
 from tmc_server.store.auditing import differences
 from tmc_server.store.catalog_changes import CatalogChanges, hash_of, new_key, repeating
 from tmc_server.store.catalog_rows import (
-    app_from,
     app_of,
+    forward_of,
     read_or_kept,
-    sends_to,
     silence_of,
     subscription_of,
     tag_keys,
@@ -45,6 +43,7 @@ from tmc_server.store.catalog_rows import (
     topic_of,
 )
 from tmc_server.store.operators import known_operators
+from tmc_server.store.records import columns_of
 from tmc_server.store.tables import (
     app,
     app_key,
@@ -65,8 +64,7 @@ class CatalogStore(CatalogChanges):
     def register_app(self, actor: str, new: NewApp) -> tuple[App, str]:
         """Returns: the app, its key ("" when it was there already). Raises NameTaken."""
         key = new_key()
-        values = asdict(new)
-        id_ = values.pop("id")
+        id_, values = new.id, columns_of(new, leave_out=["id"])
         with self._change(actor, "register app", id_) as (connection, now):
             row = connection.execute(sa.select(app).where(app.c.id == id_)).one_or_none()
             if row is not None:
@@ -74,10 +72,9 @@ class CatalogStore(CatalogChanges):
                     raise NameTaken
                 return app_of(row, tag_keys(connection).get(row.app_no, ())), ""
             number = _next(connection, app.c.app_no)
-            row_values = {"app_no": number, "id": id_, **values, "key_hash": hash_of(key), "old_key_hash": None}
-            row_values |= {"check_token": secrets.token_hex(32), "disabled": 0}
-            connection.execute(app.insert().values(**row_values, created_ms=now))
-            return app_from(row_values), key
+            secret = {"key_hash": hash_of(key), "check_token": secrets.token_hex(32)}
+            connection.execute(app.insert().values(app_no=number, id=id_, **values, **secret, created_ms=now))
+            return app_of(connection.execute(sa.select(app).filter_by(app_no=number)).one()), key
 
     @repeating
     def add_key(self, actor: str, id_: str, replace_newest: bool, tag: str = "") -> str:
@@ -130,25 +127,14 @@ class CatalogStore(CatalogChanges):
         with self._change(actor, "register topic", new.name) as (connection, now):
             owner = _app_no(connection, new.owner) if new.owner else 0
             row = connection.execute(sa.select(topic).where(topic.c.name == new.name)).one_or_none()
-            values = {
-                "owner_no": owner,
-                "default_tag": new.default_tag,
-                "table_index": new.table_index,
-                "spread": new.spread,
-                "transaction_time_ms": new.transaction_time_ms,
-                "open_limit": new.open_limit,
-                "queue_mode": int(new.queue_mode),
-                "signed": int(new.signed),
-                "ordered": int(new.ordered),
-            }
+            values = {"owner_no": owner, **columns_of(new, leave_out=["owner"])}
             if row is not None:
                 if any(row._mapping[name] != value for name, value in values.items()):
                     raise NameTaken
                 return topic_of(row)
             number = _next(connection, topic.c.topic_no)
-            connection.execute(
-                topic.insert().values(topic_no=number, name=new.name, effective_ms=self._effective(now), **values)
-            )
+            values |= {"effective_ms": self._effective(now), **columns_of(CheckPolicy().retry, "check_")}
+            connection.execute(topic.insert().values(topic_no=number, **values))
             return topic_of(connection.execute(sa.select(topic).where(topic.c.topic_no == number)).one())
 
     @repeating
@@ -162,9 +148,10 @@ class CatalogStore(CatalogChanges):
             number = row.topic_no
             targets = sa.select(check_target).where(check_target.c.topic_no == number).order_by(check_target.c.name)
             before = connection.execute(targets).fetchall()
-            columns = _named(_policy_columns(checks.retry), change.policy if change is not None else None)
-            if columns:
-                values = {f"check_{column}": value for column, value in columns.items()}
+            policy = columns_of(checks.retry)
+            fields = policy if change is None else change.policy
+            if fields:
+                values = {f"check_{field}": policy[field] for field in fields}
                 changed += differences(row._mapping, values)
                 connection.execute(topic.update().where(topic.c.topic_no == number).values(**values))
             replaced = check_target.delete().where(check_target.c.topic_no == number)
@@ -172,35 +159,23 @@ class CatalogStore(CatalogChanges):
                 replaced = replaced.where(check_target.c.name.in_([*checks.targets, *change.removed_targets]))
             connection.execute(replaced)
             for target in checks.targets.values():
-                connection.execute(
-                    check_target.insert().values(
-                        topic_no=number,
-                        name=target.name,
-                        kind=target.kind,
-                        address=target.address,
-                        options=json.dumps(dict(target.options), ensure_ascii=False),
-                        deadline_ms=target.deadline_ms,
-                        concurrency=target.concurrency,
-                        batch=target.batch,
-                        tls=int(target.tls),
-                    )
-                )
+                options = json.dumps(dict(target.options), ensure_ascii=False)
+                values = columns_of(target, leave_out=["options"])
+                connection.execute(check_target.insert().values(topic_no=number, **values, options=options))
             stored = connection.execute(targets).fetchall()
             changed += _changed_targets(before, stored)
             return topic_of(_topic_row(connection, topic_name), {row.name: target_of(row) for row in stored})
 
     @repeating
-    def update_topic(self, actor: str, topic_name: str, changes: TopicChange) -> Topic:
+    def update_topic(self, actor: str, topic_name: str, changes: Mapping[str, int]) -> Topic:
         """See domain.ports.catalog.CatalogEditor."""
-        named = {"transaction_time_ms": changes.transaction_time_ms, "open_limit": changes.open_limit}
-        values = {column: value for column, value in named.items() if value is not None}
         changed: list[str] = []
         with self._change(actor, "update topic", topic_name, changed=changed) as (connection, _):
             before = _topic_row(connection, topic_name)
             number = before.topic_no
-            changed += differences(before._mapping, values)
-            if values:
-                connection.execute(topic.update().where(topic.c.topic_no == number).values(**values))
+            changed += differences(before._mapping, changes)
+            if changes:
+                connection.execute(topic.update().where(topic.c.topic_no == number).values(**changes))
             return topic_of(_topic_row(connection, topic_name))
 
     @repeating
@@ -269,25 +244,25 @@ class CatalogStore(CatalogChanges):
         with self._change(actor, "register subscription", named, changed=changed) as (connection, now):
             topic_row = _topic_row(connection, new.topic)
             name = _name(connection, topic_row, new.app, new.tag)
-            values = {**_policy_columns(new.policy), "order_mode": int(new.order)}
+            values = {**columns_of(new.policy), "order_mode": int(new.order)}
             row: Any = connection.execute(sa.select(subscription).filter_by(**name, live=1)).one_or_none()
-            where = new.forward or Forward("", "", "")
             if row is None:
                 # Never reuse a removed number: a server whose copy shows it removed would cancel new deliveries.
                 number = SubscriptionNumber(_next(connection, subscription.c.subscription_no))
-                places = {"forward_kind": where.kind, "forward_target": where.target, "forward_key": where.key}
+                places = columns_of(new.forward, "forward_") if new.forward is not None else {}
                 fresh = {"effective_ms": self._effective(now), "removed_ms": None, "live": 1}
                 own_key = _new_delivery_key() if topic_row.signed else ""
                 keys = _keys_of_the_last_life(connection, name) or {"delivery_key": own_key}
                 connection.execute(
                     subscription.insert().values(subscription_no=number, **name, **values, **places, **fresh, **keys)
                 )
-            elif (change is None or new.forward is not None) and sends_to(row) != where:
+            elif (change is None or new.forward is not None) and forward_of(row) != new.forward:
                 raise NameTaken("This subscription sends elsewhere: remove it first, or take another tag or app.")
             else:
                 number = row.subscription_no
                 again = subscription.update().filter_by(subscription_no=number)
-                wanted = _named(values, change)
+                changing = values if change is None else [_COLUMNS.get(field, field) for field in change]
+                wanted = {column: values[column] for column in changing}
                 changed += differences(row._mapping, wanted)
                 connection.execute(again.values(**wanted, leaving_ms=None))
             return _subscription_row(connection, number)
@@ -444,18 +419,7 @@ class CatalogStore(CatalogChanges):
             )
 
 
-_POLICY_COLUMNS = {field.name: field.name for field in fields(RetryPolicy)} | {"kind": "retry_kind"}
-_CHANGED_COLUMNS = {**_POLICY_COLUMNS, "order": "order_mode"}
-
-
-def _policy_columns(policy: RetryPolicy) -> dict[str, int]:
-    return {column: int(getattr(policy, field)) for field, column in _POLICY_COLUMNS.items()}
-
-
-def _named(columns: Mapping[str, int], fields: Collection[str] | None) -> dict[str, int]:
-    """Those of these fields; None: all."""
-    wanted = columns if fields is None else [_CHANGED_COLUMNS[field] for field in fields]
-    return {column: columns[column] for column in wanted}
+_COLUMNS = {"order": "order_mode"}  # of a subscription, where it is not the name of the field
 
 
 @dataclass(frozen=True, kw_only=True)

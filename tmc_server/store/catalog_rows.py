@@ -10,12 +10,12 @@ import sqlalchemy as sa
 
 from tmc_common.eventlog import EventLog
 from tmc_server.domain.alerts import Silence
-from tmc_server.domain.catalog import App, DeliveryKeys, Forward, QueueMode, Subscription, TagKeys, Topic
+from tmc_server.domain.catalog import App, DeliveryKeys, Forward, Subscription, TagKeys, Topic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
-from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ordering import OrderMode
-from tmc_server.domain.retry import RetryKind, RetryPolicy
+from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import StoreUnavailable
+from tmc_server.store.records import record_of
 from tmc_server.store.tables import app_key
 
 log = EventLog("tmc.catalog")
@@ -39,14 +39,6 @@ def read_or_kept(name: str, read: Callable[[Any], Made], row: Any, kept: Made | 
         return kept
 
 
-def sends_to(row: Any) -> Forward:
-    return Forward(row.forward_kind, row.forward_target, row.forward_key)
-
-
-def app_of(row: Any, keys: tuple[TagKeys, ...] = ()) -> App:
-    return app_from(row._mapping, keys)
-
-
 def tag_keys(connection: sa.Connection) -> dict[int, tuple[TagKeys, ...]]:
     """By app number."""
     found: dict[int, tuple[TagKeys, ...]] = {}
@@ -60,85 +52,36 @@ def _hashes(values: Any) -> tuple[bytes, ...]:
     return tuple(h for h in (values["key_hash"], values["old_key_hash"]) if h is not None)
 
 
-def app_from(values: Any, keys: tuple[TagKeys, ...] = ()) -> App:
-    return App(
-        number=values["app_no"],
-        id=values["id"],
-        service_name=values["service_name"],
-        biz_id=values["biz_id"],
-        alert_email=values["alert_email"],
-        alert_phone=values["alert_phone"],
-        key_hashes=_hashes(values),
-        check_token=values["check_token"],
-        disabled=bool(values["disabled"]),
-        tag_keys=keys,
-    )
+def app_of(row: Any, keys: tuple[TagKeys, ...] = ()) -> App:
+    return record_of(App, row, number=row.app_no, key_hashes=_hashes(row._mapping), tag_keys=keys)
 
 
 def topic_of(row: Any, targets: Mapping[str, CheckTarget] | None = None) -> Topic:
     """targets: those that were set; without any the topic has the usual one."""
-    retry = RetryPolicy(
-        kind=RetryKind(row.check_retry_kind),
-        interval_ms=row.check_interval_ms,
-        max_retry=row.check_max_retry,
-        cap_ms=row.check_cap_ms,
-        max_age_ms=row.check_max_age_ms,
-        jitter_percent=row.check_jitter_percent,
-    )
+    retry = record_of(RetryPolicy, row, "check_")
     checks = CheckPolicy(targets, retry) if targets else CheckPolicy(retry=retry)
-    return Topic(
-        number=row.topic_no,
-        name=row.name,
-        owner=row.owner_no,
-        default_tag=row.default_tag,
-        table_index=row.table_index,
-        spread=row.spread,
-        transaction_time_ms=row.transaction_time_ms,
-        open_limit=row.open_limit,
-        effective_ms=row.effective_ms,
-        queue_mode=QueueMode(row.queue_mode),
-        signed=bool(row.signed),
-        ordered=bool(row.ordered),
-        paused=bool(row.paused),
-        checks=checks,
-    )
+    return record_of(Topic, row, number=row.topic_no, owner=row.owner_no, checks=checks)
 
 
 def target_of(row: Any) -> CheckTarget:
-    return CheckTarget(
-        name=row.name,
-        kind=row.kind,
-        address=row.address,
-        options=json.loads(row.options),
-        deadline_ms=row.deadline_ms,
-        concurrency=row.concurrency,
-        batch=row.batch,
-        tls=bool(row.tls),
-    )
+    return record_of(CheckTarget, row, options=json.loads(row.options))
+
+
+def forward_of(row: Any) -> Forward | None:
+    return record_of(Forward, row, "forward_") if row.forward_kind else None
 
 
 def subscription_of(row: Any) -> Subscription:
-    policy = RetryPolicy(
-        kind=RetryKind(row.retry_kind),
-        interval_ms=row.interval_ms,
-        max_retry=row.max_retry,
-        cap_ms=row.cap_ms,
-        max_age_ms=row.max_age_ms,
-        jitter_percent=row.jitter_percent,
-    )
-    forward = Forward(row.forward_kind, row.forward_target, row.forward_key) if row.forward_kind else None
-    return Subscription(
+    return record_of(
+        Subscription,
+        row,
         number=row.subscription_no,
         topic=row.topic_no,
         app=row.app_no,
-        tag=row.tag,
-        policy=policy,
-        effective_ms=row.effective_ms,
-        removed_ms=row.removed_ms,
-        forward=forward,
+        policy=record_of(RetryPolicy, row),
+        forward=forward_of(row),
         keys=_delivery_keys(row),
         order=OrderMode(row.order_mode),
-        paused=bool(row.paused),
     )
 
 
@@ -150,12 +93,4 @@ def _delivery_keys(row: Any) -> DeliveryKeys | None:
 
 
 def silence_of(row: Any) -> Silence:
-    return Silence(
-        id=row.id,
-        kind=row.kind,
-        topic=row.topic_no,
-        subscription=SubscriptionNumber(row.subscription_no),
-        until_ms=row.until_ms,
-        actor=row.actor,
-        reason=row.reason,
-    )
+    return record_of(Silence, row, topic=row.topic_no, subscription=row.subscription_no)

@@ -15,8 +15,11 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
+from tmc_server.domain.catalog import TopicSettings
 from tmc_server.domain.numbers import Shard
 from tmc_server.domain.placement import SHARDS
+from tmc_server.domain.retry import RetryPolicy
+from tmc_server.store.records import columns_for
 
 METADATA = sa.MetaData()
 _OPTIONS: dict[str, Any] = {
@@ -128,22 +131,10 @@ topic = sa.Table(
     sa.Column("name", _text(128), nullable=False, unique=True),
     sa.Column("owner_no", sa.Integer, nullable=False),
     sa.Column("default_tag", _text(64), nullable=False),
-    sa.Column("table_index", sa.SmallInteger, nullable=False),
-    sa.Column("spread", sa.SmallInteger, nullable=False),
-    _ms("transaction_time_ms"),
-    sa.Column("open_limit", sa.BigInteger, nullable=False),
     _ms("effective_ms"),
-    sa.Column("queue_mode", sa.SmallInteger, nullable=False, server_default="2"),
-    # Delays and limit for UNKNOWN answers to checks.
-    sa.Column("check_retry_kind", sa.SmallInteger, nullable=False, server_default="1"),
-    sa.Column("check_interval_ms", sa.BigInteger, nullable=False, server_default="10000"),
-    sa.Column("check_max_retry", sa.Integer, nullable=False, server_default="15"),
-    sa.Column("check_cap_ms", sa.BigInteger, nullable=False, server_default="3600000"),
-    sa.Column("signed", sa.SmallInteger, nullable=False, server_default="1"),
-    sa.Column("ordered", sa.SmallInteger, nullable=False, server_default="0"),  # 1: its messages have order keys
     sa.Column("paused", sa.SmallInteger, nullable=False, server_default="0"),  # 1: nothing is delivered
-    sa.Column("check_max_age_ms", sa.BigInteger, nullable=False, server_default="0"),  # 0: no limit
-    sa.Column("check_jitter_percent", sa.SmallInteger, nullable=False, server_default="0"),
+    *columns_for(TopicSettings),
+    *columns_for(RetryPolicy, "check_"),  # delays and limit for UNKNOWN answers to checks
     **_OPTIONS,
 )
 
@@ -170,10 +161,7 @@ subscription = sa.Table(
     sa.Column("topic_no", sa.Integer, nullable=False),
     sa.Column("app_no", sa.Integer, nullable=False),
     sa.Column("tag", _text(64), nullable=False),
-    sa.Column("retry_kind", sa.SmallInteger, nullable=False),
-    _ms("interval_ms"),
-    sa.Column("max_retry", sa.Integer, nullable=False),
-    _ms("cap_ms"),
+    *columns_for(RetryPolicy),
     _ms("effective_ms"),
     _ms("removed_ms", nullable=True),
     # Where a forwarding subscription sends; all empty: to a queue of its own.
@@ -187,8 +175,6 @@ subscription = sa.Table(
     sa.Column("other_key", _text(64), nullable=False, server_default=""),
     sa.Column("order_mode", sa.SmallInteger, nullable=False, server_default="1"),  # see domain.ordering.OrderMode
     sa.Column("paused", sa.SmallInteger, nullable=False, server_default="0"),  # 1: nothing is delivered
-    sa.Column("max_age_ms", sa.BigInteger, nullable=False, server_default="0"),  # 0: no limit
-    sa.Column("jitter_percent", sa.SmallInteger, nullable=False, server_default="0"),
     sa.UniqueConstraint("topic_no", "app_no", "tag", "live", name="tmc_subscription_name"),
     **_OPTIONS,
 )

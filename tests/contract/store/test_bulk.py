@@ -13,14 +13,14 @@ from tests.support.mariadb import MariaDB
 from tests.support.store import StoreUnderTest, mariadb_store
 from tmc_common.headers import REPLAY_OF, REPLAY_TO
 from tmc_server.domain.bulk import BulkAction, BulkJob, BulkProgress, BulkState, ItemOutcome, Place, Selection
-from tmc_server.domain.catalog import Subscription
+from tmc_server.domain.catalog import NewApp, Subscription
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.fingerprint import fingerprint
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.operations import Stored
 from tmc_server.domain.ordering import OrderMode
 from tmc_server.domain.ports.bulk import NewBulkJob
-from tmc_server.domain.ports.catalog import NewApp, NewSubscription
+from tmc_server.domain.ports.catalog import NewSubscription
 from tmc_server.duties.bulk import BulkWorking
 from tmc_server.errors import ConsumptionClosed, RowLocked
 from tmc_server.store.bulk_jobs import SqlBulkDesk

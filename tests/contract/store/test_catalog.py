@@ -12,11 +12,11 @@ import sqlalchemy as sa
 
 from tests.support.clock import ManualClock
 from tests.support.store import DONE, POLICY, StoreUnderTest, in_thread
-from tmc_server.domain.catalog import DeliveryKeys, Subscription
+from tmc_server.domain.catalog import DeliveryKeys, NewApp, NewTopic, Subscription
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
-from tmc_server.domain.ports.catalog import NewApp, NewSubscription, NewTopic
+from tmc_server.domain.ports.catalog import NewSubscription
 from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.errors import (
     AppUnknown,
@@ -255,7 +255,7 @@ class TestChanges:
     @pytest.mark.parametrize(
         ("table", "values", "name"),
         [
-            (subscription, {"retry_kind": 99}, "subscription 1"),
+            (subscription, {"kind": 99}, "subscription 1"),
             (topic, {"queue_mode": 99}, "topic 1"),
             (check_target, {"options": "{"}, "check target 'main' of topic 1"),
         ],

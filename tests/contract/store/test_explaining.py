@@ -10,13 +10,13 @@ import pytest
 
 from tests.support.asking import AWAY, UNKNOWN, ScriptedAsking
 from tests.support.store import POLICY, StoreUnderTest
-from tmc_server.domain.catalog import Forward
+from tmc_server.domain.catalog import Forward, NewTopic
 from tmc_server.domain.checks import CheckAnswer, CheckReason
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import MessageNumber
 from tmc_server.domain.ordering import OrderMode
-from tmc_server.domain.ports.catalog import NewSubscription, NewTopic
+from tmc_server.domain.ports.catalog import NewSubscription
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import MessageGone, MessageUnknown
 from tmc_server.requests.explaining import Explaining

@@ -14,12 +14,13 @@ import sqlalchemy as sa
 
 from tests.support.store import DONE, POLICY, StoreUnderTest
 from tmc_server.archives.folder import ArchiveFolder
+from tmc_server.domain.catalog import NewApp
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.manifest import ArchivedShard, Manifest, Place, manifest_name, removal_folder
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import Shard
 from tmc_server.domain.operations import Stored
-from tmc_server.domain.ports.catalog import NewApp, NewSubscription
+from tmc_server.domain.ports.catalog import NewSubscription
 from tmc_server.domain.ports.retention import ListUnreadable, Position
 from tmc_server.duties.retention import Retention
 from tmc_server.errors import MessageGone, MessageUnknown, SubscriptionUnknown

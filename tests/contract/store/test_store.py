@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from tests.support.store import DONE, INCARNATION, POLICY, StoreUnderTest
+from tmc_server.domain.catalog import NewApp
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import ANSWERED
 from tmc_server.domain.operations import Stored
-from tmc_server.domain.ports.catalog import NewApp, NewSubscription
+from tmc_server.domain.ports.catalog import NewSubscription
 from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.errors import (
     AlreadyCommitted,

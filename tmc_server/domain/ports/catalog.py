@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import ParamSpec, Protocol, TypeVar
 
 from tmc_server.domain.alerts import Silence
-from tmc_server.domain.catalog import App, Catalog, Forward, QueueMode, Subscription, Topic
+from tmc_server.domain.catalog import App, Catalog, Forward, NewApp, NewTopic, Subscription, Topic
 from tmc_server.domain.checks import CheckPolicy
 from tmc_server.domain.numbers import NO_SUBSCRIPTION, SubscriptionNumber
 from tmc_server.domain.ordering import OrderMode
@@ -32,17 +32,6 @@ class CatalogSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewApp:
-    """What an app is registered with. service_name: in service discovery.  biz_id: sent with each check."""
-
-    id: str
-    service_name: str
-    biz_id: str
-    alert_email: str = ""
-    alert_phone: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NewSubscription:
     """What a subscription is registered with. topic, app: by name and id.  tag "": the topic's default."""
 
@@ -52,33 +41,6 @@ class NewSubscription:
     policy: RetryPolicy
     forward: Forward | None = None
     order: OrderMode = OrderMode.STRICT
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewTopic:
-    """What a topic is registered with. owner: app id.  signed: its copies in queues are.  ordered: messages have order keys.
-
-    All but times and limits is final.
-    """
-
-    name: str
-    owner: str
-    default_tag: str
-    table_index: int
-    spread: int
-    transaction_time_ms: int
-    open_limit: int
-    queue_mode: QueueMode = QueueMode.MULTI
-    signed: bool = True
-    ordered: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicChange:
-    """What changes of a topic; None: stays. Placement, tag and queue mode are part of where messages are: they never change."""
-
-    transaction_time_ms: int | None = None
-    open_limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +88,8 @@ class CatalogEditor(Protocol):
     def register_topic(self, actor: str, new: NewTopic) -> Topic:
         """Raises AppUnknown, NameTaken."""
 
-    def update_topic(self, actor: str, topic_name: str, changes: TopicChange) -> Topic:
-        """Raises TopicUnknown."""
+    def update_topic(self, actor: str, topic_name: str, changes: Mapping[str, int]) -> Topic:
+        """changes: new values by field. Raises TopicUnknown."""
 
     def set_topic_check(
         self, actor: str, topic_name: str, checks: CheckPolicy, change: CheckChange | None = None
