@@ -1,10 +1,10 @@
 """Takes each guard out and demands a red test: a test that stays green without the guard proves nothing.
 
-A mutant is a patch with two lines in front: `guard:` what is taken out, `test:` the one test that must fail for it. That
-test has to fail by itself: an error in a fixture, or a test that does not run, is no proof. The table of results stands in
-docs/reliability.md; `--check` only compares it with the patches, and sees that each still applies and has its test,
-`--table` writes it. Names, or their beginnings, select some of them. `--no-control` leaves out the run without any
-mutant, for a commit whose whole suite was just seen green.
+A mutant is a table in one of the TOML files here: `guard`, what is taken out; `test`, the one test that must fail for it; and
+the edit, which puts `new` in the place of `old` in `file`, or several of them as `edits`. The test has to fail by itself: an
+error in a fixture, or a test that does not run, is no proof. docs/mutants.md lists them all; `--check` only compares the page
+with the mutants, and sees that each can be made and has its test, `--table` writes it. Names, or their beginnings, select
+some of them. `--no-control` leaves out the run without any mutant, for a commit whose whole suite was just seen green.
 """
 
 from __future__ import annotations
@@ -14,29 +14,55 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reliability.md"
-BEGIN, END = "<!-- mutants: written by scripts/mutants -->", "<!-- end of mutants -->"
+PAGE = ROOT / "docs" / "mutants.md"
+INTRODUCTION = """\
+# Mutants
+
+`./scripts/mutants` removes each of these guards in turn and verifies that the test fails without it. It writes this page.
+
+| mutant | the guard that is taken out | turns red |
+| --- | --- | --- |
+"""
 PIPELINE_PYTHON = os.environ.get("TMC_PIPELINE_PYTHON", str(ROOT / ".venv-pipeline" / "bin" / "python"))
 NOT_COPIED = shutil.ignore_patterns("__pycache__", ".*", "reports")
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """One patch."""
+class Edit:
+    """Of a file: `old`, which stands in it once, becomes `new`."""
 
-    path: Path
+    file: str
+    old: str
+    new: str
+
+    def apply(self, root: Path) -> None:
+        """Raises RuntimeError: the file does not have it, or more than once."""
+        path = root / self.file
+        text = path.read_text()
+        if text.count(self.old) != 1:
+            raise RuntimeError(f"{self.file} has this {text.count(self.old)} times: {self.old}")
+        path.write_text(text.replace(self.old, self.new))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """A guard that is taken out, and the test that notices."""
+
+    name: str
     guard: str
     test: str
+    edits: Sequence[Edit]
 
     @property
     def row(self) -> str:
-        return f"| {self.path.stem} | {self.guard} | `{self.test.rpartition('::')[2]}` |"
+        return f"| {self.name} | {self.guard} | `{self.test.rpartition('::')[2]}` |"
 
     @property
     def has_its_test(self) -> bool:
@@ -47,23 +73,31 @@ class Mutant:
 
 
 def mutants() -> list[Mutant]:
-    found = []
-    for path in sorted(Path(__file__).parent.glob("*.patch")):
-        guard, test = path.read_text().splitlines()[:2]
-        found.append(Mutant(path, guard.removeprefix("guard: "), test.removeprefix("test: ")))
-    return found
+    """All of them, in the order of their numbers."""
+    tables = {}
+    for path in Path(__file__).parent.glob("*.toml"):
+        tables |= tomllib.loads(path.read_text())
+    return [
+        Mutant(
+            name=name,
+            guard=table["guard"],
+            test=table["test"],
+            edits=[Edit(each["file"], each["old"], each["new"]) for each in table.get("edits", [table])],
+        )
+        for name, table in sorted(tables.items(), key=lambda item: int(item[0].partition("-")[0]))
+    ]
 
 
-def failed(tests: Iterable[str], patch: Path | None = None) -> list[str]:
-    """Run the tests in a copy with the patch applied. Returns: the node ids of those that failed.
+def failed(tests: Iterable[str], edits: Sequence[Edit] = ()) -> list[str]:
+    """Run the tests in a copy with these edits. Returns: the node ids of those that failed.
 
-    Raises RuntimeError: the patch no longer applies, or a test did not run.
+    Raises RuntimeError: an edit cannot be made, or a test did not run.
     """
     with tempfile.TemporaryDirectory(prefix="tmc-mutant-") as folder:
         copy = Path(folder) / "copy"
         shutil.copytree(ROOT, copy, ignore=NOT_COPIED)
-        if patch is not None:
-            subprocess.run(["git", "apply", "--unsafe-paths", f"--directory={copy}", str(patch)], check=True, cwd=copy)
+        for edit in edits:
+            edit.apply(copy)
         of_spark = [test for test in tests if test.startswith("tests/pipeline/")]
         others = [test for test in tests if test not in of_spark]
         runs = [(PIPELINE_PYTHON, of_spark), (sys.executable, others)]
@@ -83,22 +117,15 @@ def _failed(python: str, tests: list[str], copy: Path) -> list[str]:
     return found
 
 
-def table(found: list[Mutant]) -> str:
-    rows = "\n".join(mutant.row for mutant in found)
-    return f"{BEGIN}\n| mutant | the guard that is taken out | turns red |\n| --- | --- | --- |\n{rows}\n{END}"
-
-
-def with_table(found: list[Mutant]) -> str:
-    """The page as it is now, with this table."""
-    before, rest = PAGE.read_text().split(BEGIN)
-    return before + table(found) + rest.split(END)[1]
+def page(found: Sequence[Mutant]) -> str:
+    return INTRODUCTION + "".join(f"{mutant.row}\n" for mutant in found)
 
 
 def _outcome(mutant: Mutant) -> str:
     """red: the test failed, and only because of what it asserts."""
     try:
-        nodes = failed([mutant.test], mutant.path)
-    except (RuntimeError, subprocess.CalledProcessError) as exc:
+        nodes = failed([mutant.test], mutant.edits)
+    except RuntimeError as exc:
         print(exc, file=sys.stderr)
         return "BROKEN"
     return "red" if nodes == [mutant.test] else "GREEN" if not nodes else "OTHER"
@@ -108,26 +135,32 @@ def main() -> None:
     found = mutants()
     if "--check" in sys.argv:
         for mutant in found:
-            subprocess.run(["git", "apply", "--check", str(mutant.path)], check=True, cwd=ROOT)
+            with tempfile.TemporaryDirectory(prefix="tmc-mutant-") as folder:
+                for file in {edit.file for edit in mutant.edits}:
+                    copied = Path(folder) / file
+                    copied.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(ROOT / file, copied)
+                for edit in mutant.edits:
+                    edit.apply(Path(folder))
             if not mutant.has_its_test:
-                sys.exit(f"{mutant.path.name}: there is no test {mutant.test}")
-        if with_table(found) != PAGE.read_text():
-            sys.exit("docs/reliability.md does not list the mutants as they are: run scripts/mutants")
+                sys.exit(f"{mutant.name}: there is no test {mutant.test}")
+        if page(found) != PAGE.read_text():
+            sys.exit("docs/mutants.md does not list the mutants as they are: run ./scripts/mutants --table")
         return
     if "--table" in sys.argv:
-        PAGE.write_text(with_table(found))
+        PAGE.write_text(page(found))
         return
     wanted = [name for name in sys.argv[1:] if name != "--no-control"]
-    tried = [mutant for mutant in found if not wanted or any(mutant.path.name.startswith(name) for name in wanted)]
+    tried = [mutant for mutant in found if not wanted or any(mutant.name.startswith(name) for name in wanted)]
     if "--no-control" not in sys.argv and (red := failed(sorted({mutant.test for mutant in tried}))):
         sys.exit("red without any mutant, mend them first: " + ", ".join(red))
     survived = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for mutant, outcome in zip(tried, pool.map(_outcome, tried), strict=True):
-            print(f"{outcome:<6}{mutant.path.stem}: {mutant.guard}", flush=True)
+            print(f"{outcome:<6}{mutant.name}: {mutant.guard}", flush=True)
             if outcome != "red":
                 survived.append(mutant)
-    PAGE.write_text(with_table(found))
+    PAGE.write_text(page(found))
     print(f"{len(tried) - len(survived)} of {len(tried)} mutants were caught")
     if survived:
         sys.exit(1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tests.mutants.run import mutants
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reliability.md").read_text()
 ROW = re.compile(r"^\| ([HW]\d+) \|[^|]+\|[^|]+\| `([\w.]+\.py)::([\w:]+)` \| ([\w-]+) \|$", re.MULTILINE)
@@ -15,8 +17,9 @@ def test_every_hazard_has_a_guard_a_test_and_a_mutant() -> None:
 
 
 def test_the_tests_and_mutants_of_hazards_exist() -> None:
+    known = {each.name for each in mutants()}
     for hazard, file, test, mutant in ROW.findall(PAGE):
         source = "\n".join(path.read_text() for path in (ROOT / "tests").rglob(file))
         for name in test.split("::"):
             assert re.search(rf"(def|class) {name}\b", source), (hazard, name)
-        assert (ROOT / "tests" / "mutants" / f"{mutant}.patch").exists(), (hazard, mutant)
+        assert mutant in known, (hazard, mutant)
