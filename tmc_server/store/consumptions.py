@@ -277,7 +277,7 @@ def _write(
     acked: dict[SubscriptionNumber, list[MessageNumber]] = {}
     reactivated: dict[SubscriptionNumber, list[MessageNumber]] = {}
     hurried: dict[SubscriptionNumber, list[MessageNumber]] = {}
-    changed: list[dict[str, Any]] = []
+    changed: dict[tuple[tuple[str, Any], ...], list[MessageNumber]] = {}  # by what is written
     for pair, row in after.items():
         subscription, number = pair
         old = before[pair]
@@ -291,11 +291,16 @@ def _write(
         elif isinstance(operation, DeliverNow) and row == replace(old, due_ms=row.due_ms):
             hurried.setdefault(subscription, []).append(number)
         else:
-            changed.append(
-                {"id": number, "subscription": subscription, "old_state": int(old.state), "old_attempt": old.attempt}
-                | {"extends": int(isinstance(operation, Extend)), "new_since_ms": tx.now if pair in fresh else None}
-                | {"new_begun": row.begun, **new_values(row, tx.now)}
-            )
+            values = {
+                "subscription": subscription,
+                "old_state": int(old.state),
+                "old_attempt": old.attempt,
+                "extends": int(isinstance(operation, Extend)),
+                "new_begun": row.begun,
+                "new_since_ms": tx.now if pair in fresh else None,
+                **new_values(row, tx.now),
+            }
+            changed.setdefault(tuple(values.items()), []).append(number)
     for subscription, numbers in sorted(acked.items()):
         tx.change(tx.sql.ack, len(numbers), subscription=subscription, ids=sorted(numbers), now=tx.now)
         tx.traffic[Flow(0, subscription)] += len(numbers)
@@ -303,7 +308,8 @@ def _write(
         tx.change(tx.sql.reactivate, len(numbers), subscription=subscription, ids=sorted(numbers), now=tx.now)
     for subscription, numbers in sorted(hurried.items()):
         tx.change(tx.sql.deliver_now, len(numbers), subscription=subscription, ids=sorted(numbers), now=tx.now)
-    tx.change_each(tx.sql.change_consumption, changed)
+    for alike, numbers in changed.items():
+        tx.change(tx.sql.change_consumptions, len(numbers), ids=sorted(numbers), **dict(alike))
     tx.reach("written")
 
 

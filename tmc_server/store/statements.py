@@ -146,27 +146,32 @@ class ShardStatements:
                 consumption,
             )
         )
-        # One row each, guarded by the state and the attempt that the decision was made on. The attempt is
+        # Rows that change alike, guarded by the state and the attempt that the decision was made on. The attempt is
         # answered, so it is no longer lost if its server run dies.
-        self.change_consumption = (
-            consumption.update()
-            .where(
-                consumption.c.message_id == sa.bindparam("id"),
-                consumption.c.subscription_no == sa.bindparam("subscription"),
-                consumption.c.state == sa.bindparam("old_state"),
-                consumption.c.attempt == sa.bindparam("old_attempt"),
-            )
-            .values(
-                state=sa.bindparam("new_state"),
-                attempt=sa.bindparam("new_attempt"),
-                tried=sa.bindparam("new_tried"),
-                due_ms=sa.bindparam("new_due_ms"),
-                closed_ms=sa.bindparam("new_closed_ms"),
-                incarnation=None,
-                tried_ms=None,
-                extended=(consumption.c.extended + 1) * sa.bindparam("extends"),
-                begun=sa.bindparam("new_begun"),
-                since_ms=sa.func.coalesce(sa.bindparam("new_since_ms", type_=sa.BigInteger), consumption.c.since_ms),
+        self.change_consumptions = ByIds(
+            by_primary(
+                consumption.update()
+                .where(
+                    consumption.c.subscription_no == sa.bindparam("subscription"),
+                    by_ids(consumption.c.message_id),
+                    consumption.c.state == sa.bindparam("old_state"),
+                    consumption.c.attempt == sa.bindparam("old_attempt"),
+                )
+                .values(
+                    state=sa.bindparam("new_state"),
+                    attempt=sa.bindparam("new_attempt"),
+                    tried=sa.bindparam("new_tried"),
+                    due_ms=sa.bindparam("new_due_ms"),
+                    closed_ms=sa.bindparam("new_closed_ms"),
+                    incarnation=None,
+                    tried_ms=None,
+                    extended=(consumption.c.extended + 1) * sa.bindparam("extends"),
+                    begun=sa.bindparam("new_begun"),
+                    since_ms=sa.func.coalesce(
+                        sa.bindparam("new_since_ms", type_=sa.BigInteger), consumption.c.since_ms
+                    ),
+                ),
+                consumption,
             )
         )
         # subscription, ids, now: FAILED ones get a fresh budget; many at once.
@@ -545,11 +550,13 @@ class ShardStatements:
                 by_ids(failed.c.message_id),
             )
         )
-        self.alert_exists = sa.select(alert.c.message_id).where(
-            alert.c.kind == sa.bindparam("kind"),
-            alert.c.message_id == sa.bindparam("id"),
-            alert.c.subscription_no == sa.bindparam("subscription"),
-            alert.c.attempt == sa.bindparam("attempt"),
+        # kind, subscription, ids
+        self.alerts_about = ByIds(
+            sa.select(alert.c.message_id, alert.c.attempt).where(
+                alert.c.kind == sa.bindparam("kind"),
+                by_ids(alert.c.message_id),
+                alert.c.subscription_no == sa.bindparam("subscription"),
+            )
         )
         self.insert_audit = InsertRows(audit, without=["seal_no", "seal"])
 

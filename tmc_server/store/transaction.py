@@ -83,13 +83,6 @@ class Transaction:
         if changed != expected:
             raise GuardBroken(f"{changed} rows instead of {expected}: {statement}")
 
-    def change_each(self, statement: sa.Executable, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Run a guarded one-row UPDATE for each of `rows`."""
-        if rows:
-            changed = self.connection.execute(statement, rows).rowcount
-            if changed != len(rows):
-                raise GuardBroken(f"{changed} rows instead of {len(rows)}: {statement}")
-
     def note(self, actor: str, action: str, subject: str, reason: str) -> None:
         """Insert an audit row in the transaction of the change."""
         self.insert(self.sql.insert_audit, [act(self.now, actor, action, subject, reason=reason)])
@@ -135,15 +128,14 @@ class Transaction:
 
         The caller holds the lock of the row that each alert is about, so looking first is safe.
         """
+        alike: dict[tuple[str, SubscriptionNumber], list[Mapping[str, Any]]] = {}
         for alert in alerts:
-            keys = {
-                "kind": alert["kind"],
-                "id": alert["message_id"],
-                "subscription": alert["subscription_no"],
-                "attempt": alert["attempt"],
-            }
-            if not self.rows(self.sql.alert_exists, **keys):
-                self.insert(
-                    self.sql.insert_alerts,
-                    [{"fingerprint": "", **alert, "shard": self.sql.shard, "created_ms": self.now, "sent_ms": None}],
-                )
+            alike.setdefault((alert["kind"], alert["subscription_no"]), []).append(alert)
+        fresh: list[Mapping[str, Any]] = []
+        for (kind, subscription), each in alike.items():
+            numbers = sorted({alert["message_id"] for alert in each})
+            known = self.rows(self.sql.alerts_about, kind=kind, subscription=subscription, ids=numbers)
+            seen = {(row.message_id, row.attempt) for row in known}
+            fresh += [alert for alert in each if (alert["message_id"], alert["attempt"]) not in seen]
+        common = {"shard": self.sql.shard, "created_ms": self.now, "sent_ms": None}
+        self.insert(self.sql.insert_alerts, [{"fingerprint": "", **alert, **common} for alert in fresh])
