@@ -43,8 +43,8 @@ from tmc_client.producer import Prepared, new_attempt_id
 from tmc_client.received import Message
 
 if TYPE_CHECKING:
-    from tmc_client.checks.fence import clean_ledger
-    from tmc_client.inbox import SqlInbox, clean_inbox
+    from tmc_client.cleaning import clean_inbox, clean_ledger
+    from tmc_client.inbox import SqlInbox
     from tmc_client.ledger import create_tables
     from tmc_client.outbox import Outbox
     from tmc_client.outbox.rabbitmq_target import RabbitTarget
@@ -93,8 +93,8 @@ _LAZY = {
     "Outbox": "tmc_client.outbox",
     "RabbitTarget": "tmc_client.outbox.rabbitmq_target",
     "SqlInbox": "tmc_client.inbox",
-    "clean_inbox": "tmc_client.inbox",
-    "clean_ledger": "tmc_client.checks.fence",
+    "clean_inbox": "tmc_client.cleaning",
+    "clean_ledger": "tmc_client.cleaning",
     "create_tables": "tmc_client.ledger",
 }
 

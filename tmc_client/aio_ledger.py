@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
 from datetime import timedelta
@@ -12,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
 from tmc_client import errors, ledger
-from tmc_client.ledger import refused, settle_statement, unsettled_after
+from tmc_client.ledger import answered, settle_statement, unsettled_after
 from tmc_client.tables import ledger as ledger_table
 from tmc_client.tables import raise_if_lacking
 
@@ -62,17 +63,11 @@ async def resume(submit: Submit, engine: AsyncEngine, timeout: timedelta = timed
         if not ids:
             return submitted
         last = ids[-1]
-        answered = []
-        for message_id in ids:
-            try:
-                await submit(message_id, timeout=timeout)
-            except errors.Gone:
-                answered.append(message_id)
-            except errors.TmcError as exc:
-                refused(message_id, exc)
-            else:
-                answered.append(message_id)
-        submitted += len(answered)
-        if answered:
+        calls = (submit(message_id, timeout=timeout) for message_id in ids)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        raised = (result if isinstance(result, BaseException) else None for result in results)
+        done = answered(zip(ids, raised, strict=True))
+        submitted += len(done)
+        if done:
             async with engine.begin() as connection:
-                await connection.execute(settle_statement(answered))
+                await connection.execute(settle_statement(done))

@@ -19,7 +19,6 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -29,15 +28,11 @@ from tmc_client import errors
 from tmc_client.local import LocalTransaction
 from tmc_client.local.choosing import is_async_session, is_of_asyncio, local_of
 from tmc_client.local.drivers import driver_of
-from tmc_client.local.engines import Source, engine_of
 from tmc_client.local.loops import on_one_loop
 from tmc_client.local.sessions import SessionTransaction
-from tmc_client.producer import duration
 from tmc_client.received import Message
 from tmc_client.tables import inbox, inbox_order, inexact
 
-LEAST_AGE = timedelta(days=7)
-_PAGE = 1_000
 _PLACE = "handler with an inbox"
 _LAST = sa.select(inbox_order.c.sequence).where(inbox_order.c.line == sa.bindparam("named"))
 _MOVE = (
@@ -348,36 +343,3 @@ def _line_of(message: Message) -> str:
     """32 hexadecimal digits for subscriber, topic and order key."""
     named = "\0".join((message.subscriber, message.topic, message.order_key))
     return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
-
-
-def clean_inbox(engine: Source, older_than: timedelta) -> int:
-    """Delete rows of effects that happened longer ago than `older_than`, at least a week. Returns: how many.
-
-    Keep them for longer than the center keeps messages: a copy that comes after its row is gone has a second effect.
-    engine: or a function that returns a new connection of a driver. Raises ValueError for an age at which copies still come.
-    """
-    if duration("older_than", older_than) < LEAST_AGE:
-        raise ValueError(
-            f"keep the inbox for {LEAST_AGE.days} days at least: a copy that comes later has a second effect"
-        )
-    engine = engine_of(engine, "tmc.clean_inbox()")
-    before_ms = _now_ms() - round(older_than.total_seconds() * 1000)
-    return sum(
-        _cleaned(engine, table.select().with_only_columns(*table.primary_key).where(changed < before_ms))
-        for table, changed in ((inbox, inbox.c.received_ms), (inbox_order, inbox_order.c.changed_ms))
-    )
-
-
-def _cleaned(engine: sa.Engine, old: sa.Select[Any]) -> int:
-    """Read a page, delete it by its keys: nobody who writes a new row is waited for."""
-    keys = list(old.selected_columns)
-    table, removed = keys[0].table, 0
-    while True:
-        with engine.begin() as connection:
-            page = connection.execute(old.limit(_PAGE)).all()
-            for row in page:
-                removed += connection.execute(
-                    sa.delete(table).where(*(key == value for key, value in zip(keys, row, strict=True)))
-                ).rowcount
-        if len(page) < _PAGE:
-            return removed

@@ -12,7 +12,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
@@ -147,11 +148,20 @@ def unsettled_after(message_id: str) -> sa.Select[Any]:
     )
 
 
-def refused(message_id: str, exc: errors.TmcError) -> None:
-    """Handle a failed submit: raise errors that a retry or a corrected configuration can cure, log all others."""
-    if exc.retryable or isinstance(exc, errors.NotAuthenticated):
-        raise exc
-    log.error("message %s is in the ledger but the center refuses its submit: %s", message_id, exc)
+def answered(outcomes: Iterable[tuple[str, BaseException | None]]) -> list[str]:
+    """The messages whose submits were answered. outcomes: with what each submit raised.
+
+    Raises errors that a retry or a corrected configuration can cure, and all that are not the center's; others are logged.
+    """
+    found = []
+    for message_id, exc in outcomes:
+        if exc is None or isinstance(exc, errors.Gone):  # closed long ago, so it was decided: only its mark was lost
+            found.append(message_id)
+        elif not isinstance(exc, errors.TmcError) or exc.retryable or isinstance(exc, errors.NotAuthenticated):
+            raise exc
+        else:
+            log.error("message %s is in the ledger but the center refuses its submit: %s", message_id, exc)
+    return found
 
 
 def resume(producer: Producer, engine: Source, timeout: timedelta = timedelta(seconds=30)) -> int:
@@ -168,21 +178,20 @@ def resume(producer: Producer, engine: Source, timeout: timedelta = timedelta(se
         if not ids:
             return submitted
         last = ids[-1]
-        futures = {id_: producer.submit(id_, timeout) for id_ in ids}
-        answered = []
-        for id_, future in futures.items():
-            try:
-                wait(future, timeout)
-            except errors.Gone:
-                answered.append(id_)  # closed long ago, so it was decided: only its mark was lost
-            except errors.TmcError as exc:
-                refused(id_, exc)
-            else:
-                answered.append(id_)
-        submitted += len(answered)
-        if answered:
+        futures = [producer.submit(id_, timeout) for id_ in ids]
+        done = answered((id_, _raised(future, timeout)) for id_, future in zip(ids, futures, strict=True))
+        submitted += len(done)
+        if done:
             with engine.begin() as connection:
-                connection.execute(settle_statement(answered))
+                connection.execute(settle_statement(done))
+
+
+def _raised(future: Future[Any], timeout: timedelta) -> errors.TmcError | None:
+    try:
+        wait(future, timeout)
+    except errors.TmcError as exc:
+        return exc
+    return None
 
 
 class Settler:

@@ -12,25 +12,18 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
 from tmc_client.checks.questions import Answer, Because, Question, Verdict
 from tmc_client.forks import notice_fork, watch_forks
 from tmc_client.ledger import ledger_id_of
-from tmc_client.local.engines import Source, engine_beside, engine_of, is_in_memory
+from tmc_client.local.engines import engine_beside, is_in_memory
 from tmc_client.marker import COMMITTED, ROLLED_BACK, insert_marker, marker
-from tmc_client.producer import duration
 from tmc_client.tables import lacking, ledger, ledger_info
-
-if TYPE_CHECKING:
-    from tmc_client.center import Center
 
 log = logging.getLogger("tmc_client.checks.fence")
 
-LEAST_AGE = timedelta(days=7)
 _CLOCKS_APART_MS = 3_600_000  # clock skew: messages are dated by the center's clock, cleaning by ours
 _BUDGET_S = 1.5  # for the fences of one call; the center waits three seconds by default
 _VERDICTS = {COMMITTED: Verdict.COMMIT, ROLLED_BACK: Verdict.ROLLBACK}
@@ -158,29 +151,3 @@ def _of(state: int) -> Answer:
 
 def _short(exc: Exception) -> str:
     return str(getattr(exc, "orig", exc))[:200]
-
-
-def clean_ledger(engine: Source, older_than: timedelta, page: int = 1_000, *, center: Center | None = None) -> int:
-    """Delete settled rows older than `older_than`, at least a week; checks of missing older messages become TOO_OLD.
-
-    center: asked first, in pages, about rows that nobody has marked as settled, e.g. of processes that were killed.
-    Returns: the number of rows. Raises ValueError for an age at which checks, retries or replays may still come.
-    """
-    if duration("older_than", older_than) < LEAST_AGE:
-        raise ValueError(f"keep the ledger for {LEAST_AGE.days} days at least: checks and repeats may come late")
-    if center is not None:
-        center.resume(engine)
-    engine = engine_of(engine, "tmc.clean_ledger()")
-    horizon_ms = time.time_ns() // 1_000_000 - round(older_than.total_seconds() * 1000)
-    with engine.begin() as connection:  # before the first delete: a check meanwhile must not see it as missing
-        connection.execute(
-            ledger_info.update().where(ledger_info.c.horizon_ms < horizon_ms).values(horizon_ms=horizon_ms)
-        )
-    removed = 0
-    old = sa.select(ledger.c.message_id).where(ledger.c.settled_ms < horizon_ms, ledger.c.created_ms < horizon_ms)
-    while True:
-        with engine.begin() as connection:
-            ids = connection.execute(old.limit(page)).scalars().all()
-            if not ids:
-                return removed
-            removed += connection.execute(ledger.delete().where(ledger.c.message_id.in_(ids))).rowcount

@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_client import errors
+from tmc_client.cleaning import delete_pages
 from tmc_client.outbox.entries import Draft, Entry, State
 from tmc_client.tables import ledger_info, raise_if_lacking
 from tmc_client.tables import outbox as table
@@ -310,16 +311,8 @@ class OutboxStore:
     def clean(self, older_than: timedelta) -> int:
         """Delete messages that were sent longer ago than that. Returns: how many."""
         before = self.now() - round(older_than.total_seconds() * 1000)
-        old = sa.select(table.c.id).where(
-            table.c.state == int(State.SENT), table.c.direct.in_((0, 1)), table.c.created_ms < before
-        )
-        removed = 0
-        while True:
-            with self._writing() as connection:
-                ids = connection.execute(old.where(table.c.sent_ms < before).limit(_PAGE)).scalars().all()
-                if not ids:
-                    return removed
-                removed += connection.execute(table.delete().where(table.c.id.in_(ids))).rowcount
+        old = (table.c.state == int(State.SENT), table.c.direct.in_((0, 1)), table.c.created_ms < before)
+        return delete_pages(self._writing, table.c.id, *old, table.c.sent_ms < before)
 
 
 def _ledger_id(connection: sa.Connection) -> bytes:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from dataclasses import Field, dataclass, field, fields
+from typing import ClassVar, Protocol, TypeVar
 
 Setting = TypeVar("Setting", int, str)
+
+
+class Declared(Protocol):
+    """Any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[object]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +27,11 @@ def setting(default: Setting, low: int, high: int, *, may_change: bool = False) 
     return field(default=default, metadata={"bounds": Bounds(low, high), "may_change": may_change})
 
 
-def bounds(record: DataclassInstance | type[DataclassInstance]) -> dict[str, Bounds]:
+def bounds(record: Declared | type[Declared]) -> dict[str, Bounds]:
     """By field, in their order. record: a dataclass or an instance of one."""
     return {each.name: each.metadata["bounds"] for each in fields(record) if "bounds" in each.metadata}
 
 
-def changeable(record: DataclassInstance | type[DataclassInstance]) -> dict[str, Bounds]:
+def changeable(record: Declared | type[Declared]) -> dict[str, Bounds]:
     """The bounds of what may change, by field."""
     return {each.name: each.metadata["bounds"] for each in fields(record) if each.metadata.get("may_change")}

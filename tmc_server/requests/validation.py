@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from tmc_common import fields
 from tmc_common.addresses import HostPort
-from tmc_server.domain.declared import Bounds, bounds
+from tmc_server.domain.declared import Bounds, Declared, bounds
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import MessageNumber, Shard
 from tmc_server.errors import InvalidField
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 MAX_ITEMS = 1000
 ATTEMPT_ID_BYTES = 16
@@ -27,7 +24,7 @@ _HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+", re.ASCII)
 
 Given = ParamSpec("Given")
 Value = TypeVar("Value")
-Record = TypeVar("Record", bound="DataclassInstance")
+Record = TypeVar("Record", bound=Declared)
 
 
 def _refusing(rule: Callable[Given, Value]) -> Callable[Given, Value]:

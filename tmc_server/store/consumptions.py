@@ -183,19 +183,21 @@ def _any_life(tx: Transaction, operations: Sequence[Consume], locked: _Locked) -
 
     A caller names topic, app and tag; only the rows tell which registration of that name received the message.
     """
+    lives = tx.catalog.other_lives
     found: dict[Consume, _Pair] = {}
-    others = tx.catalog.other_lives
-    for operation in operations if others else ():
-        pair = (operation.subscription, operation.number)
-        if locked.has(pair):
-            continue
-        for life in others.get(operation.subscription, ()):
-            pair = (life, operation.number)
-            if not locked.has(pair):
-                _lock(tx, [pair], locked)
-            if locked.has(pair):
-                found[operation] = pair
-                break
+    lost = [
+        operation
+        for operation in operations
+        if operation.subscription in lives and not locked.has((operation.subscription, operation.number))
+    ]
+    for age in range(max((len(lives[operation.subscription]) for operation in lost), default=0)):
+        pairs = {
+            operation: (lives[operation.subscription][age], operation.number)
+            for operation in lost
+            if operation not in found and age < len(lives[operation.subscription])
+        }
+        _lock(tx, [pair for pair in pairs.values() if not locked.has(pair)], locked)
+        found |= {operation: pair for operation, pair in pairs.items() if locked.has(pair)}
     return found
 
 

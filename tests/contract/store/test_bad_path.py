@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from tests.support.store import StoreUnderTest
+from tests.support.store import DONE, POLICY, StoreUnderTest
+from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.operations import Operation
+from tmc_server.domain.ports.catalog import NewSubscription
 from tmc_server.store.tables import alert, failed
 
 Answer = Callable[[StoreUnderTest, int], Operation]
@@ -45,3 +47,20 @@ def test_rejects_are_alerted_once_each_with_the_error_of_their_own(store: StoreU
         noted = connection.execute(sa.select(failed.c.message_id).order_by(failed.c.message_id)).scalars().all()
     assert [row.message_id for row in rows] == sorted(numbers) == list(noted)
     assert [f"no stock of {row.message_id % 2}" in row.detail for row in rows] == [True] * len(numbers)
+
+
+def test_copies_of_an_earlier_registration_are_answered_in_sets(store: StoreUnderTest) -> None:
+    """Each of them has to be looked for among the registrations before this one."""
+    numbers = [store.submitted(room=1) for _ in range(_COUNT)]
+    first = store.subscription
+    for _ in range(2):
+        store.removed()
+        store.subscription = store.catalog_store.register_subscription(
+            "test", NewSubscription(topic="order.paid", app="coupons", tag="", policy=POLICY)
+        )
+        store.watch.run_once()
+    with store.counting() as counted:
+        assert store.perform(*(store.ack_of(number) for number in numbers)) == [DONE] * _COUNT
+    assert len(counted.statements) <= 7, list(counted.statements)
+    store.subscription = first
+    assert {store.consumption_state(number) for number in numbers} == {ConsumptionState.ACKED}
