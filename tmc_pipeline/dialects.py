@@ -15,6 +15,7 @@ from urllib.parse import quote
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from tmc_common.clocks import CLOCK_MS
 from tmc_pipeline.errors import CannotRun
 
 DRIVERS = {"mysql": "org.mariadb.jdbc.Driver", "postgresql": "org.postgresql.Driver", "sqlite": "org.sqlite.JDBC"}
@@ -69,9 +70,7 @@ class Database:
     @property
     def clock(self) -> str:
         """An expression: epoch milliseconds by this database's clock."""
-        if self.family == "sqlite":
-            return "CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)"
-        return "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)"
+        return CLOCK_MS[self.family]
 
     def options(self, fetch: int) -> dict[str, str]:
         """JDBC options of a read. fetch: rows that the driver holds in memory at a time; without it, all of them."""

@@ -77,7 +77,13 @@ ALLOWED = {
         "tmc_common.protocol",
     },
     # Adapters know the domain's ports and nothing of each other; no package but app knows an adapter.
-    "tmc_server.store": {*_SERVER, "tmc_server.metrics", "tmc_server.origin", "tmc_common.headers"},
+    "tmc_server.store": {
+        *_SERVER,
+        "tmc_server.metrics",
+        "tmc_server.origin",
+        "tmc_common.clocks",
+        "tmc_common.headers",
+    },
     "tmc_server.delivery": {
         *_SERVER,
         "tmc_server.metrics",
@@ -112,6 +118,7 @@ ALLOWED["tmc_console"] = {
 }
 ALLOWED["tmc_pytest"] = {"tmc_client"}
 ALLOWED["tmc_pipeline"] = {
+    "tmc_common.clocks",
     "tmc_client",
     "tmc_common.headers",
     "tmc_common.spreadsheets",

@@ -19,18 +19,12 @@ from tmc_client.outbox.entries import Draft, Entry, State
 from tmc_client.tables import ledger_info, raise_if_lacking
 from tmc_client.tables import outbox as table
 from tmc_client.tables import outbox_relay as relay
+from tmc_common.clocks import CLOCK_MS
 
 log = logging.getLogger("tmc_client.outbox")
 
 _UNSENT = table.c.state == int(State.UNSENT)
 ALWAYS_DUE_MS = 1  # of messages with an order key: whose clock is ahead delays nobody
-_CLOCKS = {
-    "sqlite": "CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)",
-    # Not UNIX_TIMESTAMP(NOW(3)): in a zone with summer time it leaps by an hour when that ends.
-    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000",
-    "mariadb": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000",
-    "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
-}
 _PAGE = 1_000
 _PAGE_BYTES = 4 << 20
 
@@ -145,7 +139,7 @@ class OutboxStore:
             return self._now(connection)
 
     def _now(self, connection: sa.Connection) -> int:
-        expression = _CLOCKS.get(self.engine.dialect.name)
+        expression = CLOCK_MS.get(self.engine.dialect.name)
         if self._clock is not None:
             return self._clock()
         if expression is None:

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 
+from tmc_common.clocks import CLOCK_MS
 from tmc_server.errors import StoreUnavailable
 from tmc_server.store.dialects.contract import DatabaseTaken, Failure, Finding
 
@@ -101,7 +102,7 @@ class MySQL:
     """See contract.Dialect."""
 
     has_one_writer = False
-    clock = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)"
+    clock = CLOCK_MS["mysql"]
 
     def engines(self, url: sa.URL, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
         return (
