@@ -9,7 +9,8 @@
     |-- Accept the outcome    CheckRefused, ForwardRefused, KeyCommitted, AlreadyCommitted, AlreadyRolledBack, AttemptStale,
     |                         ConsumptionClosed, MessageGone, RotationOpen, NotBuiltIn, ApprovalRequired, ProposalClosed
     |-- Repeat later          Retryable
-    |   |                     KeyInProgress, RowLocked, QueueFull, RateLimited, OpenLimit
+    |   |                     KeyInProgress, RowLocked, QueueFull, RateLimited, OpenLimit,
+    |   |                     BacklogLimit
     |   `-- Unavailable       StoreUnavailable, CatalogStale, ShuttingDown, NoIdentity, DiscoveryUnavailable
     `-- Ask the operators     InternalFault
 
@@ -238,6 +239,12 @@ class RateLimited(Retryable):
 class OpenLimit(Retryable):
     text = "The topic has too many undecided messages: submit or roll back some, then repeat."
     reason = "OPEN_LIMIT"
+    default_retry_after_ms = 5000
+
+
+class BacklogLimit(Retryable):
+    text = "Too many deliveries of this topic wait for their consumers: repeat when they have caught up."
+    reason = "BACKLOG_LIMIT"
     default_retry_after_ms = 5000
 
 

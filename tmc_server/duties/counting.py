@@ -1,8 +1,9 @@
-"""Count the undecided messages of each topic, for the open limits; and open and failed rows, for the gauges.
+"""Count the undecided messages and the backlog of each topic, for their limits; and open and failed rows, for the gauges.
 
 Between counts the number is estimated from what this server stored and decided. The tables are counted when a topic
 is first seen, whenever the estimate reaches half the limit, and on every thirtieth run in any case, since the
-estimate misses answers whose caller had given up.
+estimate misses answers whose caller had given up. Backlogs are not estimated: they are counted on every fifth run, and on
+each from half the limit on.
 """
 
 from __future__ import annotations
@@ -13,33 +14,50 @@ from typing import Protocol
 
 from prometheus_client import Gauge
 
-from tmc_server.domain.numbers import Shard
+from tmc_server.domain.catalog import Catalog, Subscription, Topic
+from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.domain.placement import shards_of
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.reading import Standing, StandingReader
 from tmc_server.metrics import METRICS
 
 _COUNT_ALL_EVERY = 30
+_COUNT_BACKLOGS_EVERY = 5
+_ALERT_PERCENT = 80
 
 
 class OpenCounter(Protocol):
     """Counts in the tables. Blocks."""
 
-    def count(self, shards: Sequence[Shard], topic: int, limit: int) -> int: ...
+    def count(self, shards: Sequence[Shard], topic: int, limit: int) -> int:
+        """Undecided messages."""
+
+    def backlog(self, shards: Sequence[Shard], subscription: Subscription, limit: int) -> int:
+        """Deliveries that are not acked. limit: where counting ends, in each shard and state."""
 
 
 class Counting:
-    """requests.preparing.OpenGauge and the duty that corrects it. Topics by number."""
+    """requests.preparing.OpenGauge and the duty that corrects it. Topics by number.
 
-    def __init__(self, catalog: CatalogSource, counter: OpenCounter) -> None:
+    alert: called with the subscription that has the most of a backlog that is near its limit, and a sentence.
+    """
+
+    def __init__(
+        self, catalog: CatalogSource, counter: OpenCounter, alert: Callable[[SubscriptionNumber, str], None]
+    ) -> None:
         self._catalog = catalog
         self._counter = counter
+        self._alert = alert
         self._open: dict[int, int] = {}
+        self._backlog: dict[int, int] = {}
         self._seen: set[int] = set()
         self._runs = 0
 
     def open(self, topic: int) -> int:
         return self._open.get(topic, 0)
+
+    def backlog(self, topic: int) -> int:
+        return self._backlog.get(topic, 0)
 
     def moved(self, topic: int, by: int) -> None:
         self._open[topic] = max(0, self._open.get(topic, 0) + by)
@@ -49,7 +67,9 @@ class Counting:
         self._runs += 1
         if self._runs % _COUNT_ALL_EVERY == 0:
             self._seen.clear()
-        for topic in list(self._catalog.current.topics.values()):
+        catalog = self._catalog.current
+        for topic in list(catalog.topics.values()):
+            self._count_backlog(topic, catalog)
             if topic.number in self._seen and self.open(topic.number) * 2 < topic.open_limit:
                 continue
             before = self.open(topic.number)
@@ -59,6 +79,26 @@ class Counting:
             self._open[topic.number] = counted + max(0, self.open(topic.number) - before)
             self._seen.add(topic.number)
         return False
+
+    def _count_backlog(self, topic: Topic, catalog: Catalog) -> None:
+        limit, before = topic.backlog_limit, self.backlog(topic.number)
+        if not limit:
+            self._backlog.pop(topic.number, None)
+            return
+        is_known = topic.number in self._backlog
+        if is_known and before * 2 < limit and self._runs % _COUNT_BACKLOGS_EVERY:
+            return
+        shards = shards_of(topic.table_index, topic.spread)
+        subscribers = catalog.subscribers(topic.number)
+        counts = {each.number: self._counter.backlog(shards, each, limit + 1) for each in subscribers}
+        self._backlog[topic.number] = total = sum(counts.values())
+        if counts and total * 100 >= limit * _ALERT_PERCENT:
+            most = max(counts, key=lambda number: counts[number])
+            self._alert(
+                most,
+                f"{total} deliveries of {topic.name} are not acked, {counts[most]} of them to this subscription; at "
+                f"{limit} its producers are refused (backlog_limit)",
+            )
 
 
 class Gauging:

@@ -15,7 +15,7 @@ from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.checks import SeenSenders
 from tmc_server.domain.ports.work import Performer
 from tmc_server.domain.retry import DAY_MS
-from tmc_server.errors import InvalidField, OpenLimit, TopicNotAllowed
+from tmc_server.errors import BacklogLimit, InvalidField, OpenLimit, TopicNotAllowed
 from tmc_server.metrics import METRICS, count_each
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller, Item, RateLimiter, perform_each
@@ -23,9 +23,10 @@ from tmc_server.requests.first_use import EnsureProducible, topics_to_produce_ex
 
 
 class OpenGauge(Protocol):
-    """How many undecided messages a topic has, about."""
+    """How many undecided messages a topic has, and deliveries that are not acked, about."""
 
     def open(self, topic: int) -> int: ...
+    def backlog(self, topic: int) -> int: ...
     def moved(self, topic: int, by: int) -> None: ...
 
 
@@ -69,7 +70,10 @@ class Preparing:
         check_target: str = "",
         transaction_time_ms: int = 0,
     ) -> Item:
-        """One checked message. order_key "": it has none. Raises InvalidField, TopicUnknown, OpenLimit, NoIdentity."""
+        """One checked message. order_key "": it has none.
+
+        Raises InvalidField, TopicUnknown, OpenLimit, BacklogLimit, NoIdentity.
+        """
         validation.topic(topic)
         validation.key(key)
         validation.attempt_id(attempt_id)
@@ -104,6 +108,8 @@ class Preparing:
             raise InvalidField("check_target", "be the name of one of the topic's targets, or empty")
         if not publish and self._gauge.open(found.number) >= found.open_limit:
             raise OpenLimit
+        if found.backlog_limit and self._gauge.backlog(found.number) >= found.backlog_limit:
+            raise BacklogLimit
         return Prepare(
             shard=shard_of(found.table_index, found.spread, key),
             app=caller.app.number,

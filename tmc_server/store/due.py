@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.domain.ports.catalog import CatalogSource
@@ -125,7 +126,7 @@ def _used_up(consumption: sa.Table, policy: RetryPolicy) -> sa.ColumnElement[boo
 
 
 class OpenCounts:
-    """Counts the undecided messages of a topic in the tables, up to a limit."""
+    """duties.counting.OpenCounter: counts in the tables, up to a limit."""
 
     def __init__(self, databases: Sequence[Database]) -> None:
         self._databases = databases  # by shard
@@ -138,4 +139,12 @@ class OpenCounts:
                 total += int(found.scalar_one())
             if total >= limit:
                 break
+        return total
+
+    def backlog(self, shards: Sequence[Shard], subscription: Subscription, limit: int) -> int:
+        total = 0
+        for shard in shards:
+            parameters = {"topic": subscription.topic, "subscription": subscription.number, "limit": limit}
+            with self._databases[shard].reading() as connection:
+                total += int(connection.execute(statements_of(shard).count_backlog, parameters).scalar_one())
         return total

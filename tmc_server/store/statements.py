@@ -13,8 +13,8 @@ from tmc_server.domain import consumption as c
 from tmc_server.domain import message as m
 from tmc_server.domain.numbers import ANSWERED, Shard
 from tmc_server.store.line_statements import LineStatements
-from tmc_server.store.sql import ByIds, InsertRows, by_ids, by_primary, has_state
-from tmc_server.store.tables import alert, audit, failed, lease, retention, shard_tables, tombstone
+from tmc_server.store.sql import ByIds, InsertRows, by_ids, by_primary, has_state, through_index
+from tmc_server.store.tables import alert, audit, failed, lease, retention, shard_tables, tombstone, waiting
 
 CHECK_COLUMNS = ("check_attempt", "checked", "unreached_ms", "check_answer", "since_ms")  # begin at their defaults
 
@@ -100,6 +100,26 @@ class ShardStatements:
         )
 
     def _for_consumptions(self, consumption: sa.Table) -> None:
+        # topic, subscription, limit: deliveries that are not acked, each kind counted no further than the limit.
+        mine: sa.BindParameter[int] = sa.bindparam("subscription")
+        kinds = (
+            through_index(
+                sa.select(sa.literal(1)).where(
+                    consumption.c.subscription_no == mine, consumption.c.due_ms.is_not(None)
+                ),
+                consumption,
+                f"{consumption.name}_due",
+            ),
+            sa.select(sa.literal(1)).where(
+                failed.c.shard == self.shard,
+                failed.c.topic_no == sa.bindparam("topic"),
+                failed.c.subscription_no == mine,
+            ),
+            sa.select(sa.literal(1)).where(waiting.c.subscription_no == mine, waiting.c.shard == self.shard),
+        )
+        counts = (each.limit(sa.bindparam("limit")).subquery() for each in kinds)
+        parts = [sa.select(sa.func.count()).select_from(each).scalar_subquery() for each in counts]
+        self.count_backlog = sa.select(parts[0] + parts[1] + parts[2])
         self.insert_consumptions = InsertRows(consumption, without=("order_hash", "sequence", "extended", "begun"))
         self.insert_ordered = InsertRows(consumption, without=("extended", "begun"))
         since_ms = sa.func.coalesce(consumption.c.since_ms, consumption.c.created_ms).label("since_ms")

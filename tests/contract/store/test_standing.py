@@ -20,6 +20,7 @@ from tmc_server.duties.counting import Gauging
 from tmc_server.metrics import METRICS
 from tmc_server.requests.overviewing import Overviewing
 from tmc_server.store.batch import ShardWriter
+from tmc_server.store.due import OpenCounts
 from tmc_server.store.due_checks import SqlCheckDesk
 from tmc_server.store.standing import StandingCounts
 from tmc_server.store.traffic import SqlTraffic, Traffic
@@ -252,3 +253,13 @@ def test_an_overview_shows_a_removed_subscription_while_it_has_deliveries(
     store.redeliver()
     _, (found,) = asyncio.run(overviewing.overview())
     assert found.deliveries == []
+
+
+def test_a_backlog_is_what_is_not_acked(store: StoreUnderTest) -> None:
+    store.submitted()
+    store.submitted(delay_ms=3_600_000)
+    store.perform(store.nack_of(store.submitted(room=1), 1, reject=True), store.ack_of(store.submitted(room=1), 1))
+    store.perform(store.cancel_of(store.submitted()))
+    counts = OpenCounts([store.database] * 32)
+    assert counts.backlog([store.shard], store.subscription, 10) == 3
+    assert counts.backlog([store.shard], store.subscription, 1) == 2  # one of those that are due, and a failed one

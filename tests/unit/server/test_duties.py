@@ -14,11 +14,13 @@ from tests.support.eventually import eventually
 from tests.support.rogue import RogueHttp
 from tests.support.store import RecordingOutlet
 from tmc_server.alerts.webhook import WebhookSink
-from tmc_server.domain.catalog import App, Catalog, Topic
+from tmc_server.domain.catalog import App, Catalog, Subscription, Topic
 from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.alerts import Alert
 from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.domain.ports.servers import ServerRun
+from tmc_server.domain.retry import RetryPolicy
 from tmc_server.duties.alerting import Alerting, Grouping
 from tmc_server.duties.counting import Counting
 from tmc_server.duties.periodic import Periodic
@@ -280,7 +282,7 @@ class TestAlerting:
                 detail="nobody knew",
                 created_ms=12,
             ),
-            _Fixed.current,
+            _Fixed().current,
         )
         assert json.loads(rogue.bodies[0]) == {
             "event": "raised",
@@ -306,18 +308,18 @@ class TestAlerting:
             "also": [],
         }
         WebhookSink(f"http://{rogue.address}/gone").send(
-            self.ALERTS[0], _Fixed.current
+            self.ALERTS[0], _Fixed().current
         )  # refused for good: told in the log
         for path in ("error", "noise", "redirect"):
             with pytest.raises(OSError, match=r".+"):
-                WebhookSink(f"http://{rogue.address}/{path}").send(self.ALERTS[0], _Fixed.current)
+                WebhookSink(f"http://{rogue.address}/{path}").send(self.ALERTS[0], _Fixed().current)
         rogue.stop()
 
     @pytest.mark.parametrize("habit", ["drip_head", "hints", "hang"])
     def test_a_webhook_that_never_finishes_its_answer_is_left_at_the_deadline(self, habit: str) -> None:
         rogue = RogueHttp()
         with pytest.raises(OSError, match="Timeout"):
-            WebhookSink(f"http://{rogue.address}/{habit}", deadline_s=0.3).send(self.ALERTS[0], _Fixed.current)
+            WebhookSink(f"http://{rogue.address}/{habit}", deadline_s=0.3).send(self.ALERTS[0], _Fixed().current)
         rogue.stop()
 
     def test_a_webhook_is_not_asked_through_a_proxy_and_its_address_is_not_logged(
@@ -329,31 +331,27 @@ class TestAlerting:
         for variable in ("http_proxy", "HTTP_PROXY", "all_proxy"):
             monkeypatch.setenv(variable, "http://127.0.0.1:9")
         with caplog.at_level("DEBUG"):
-            WebhookSink(f"http://{rogue.address}/s3cret").send(self.ALERTS[0], _Fixed.current)
+            WebhookSink(f"http://{rogue.address}/s3cret").send(self.ALERTS[0], _Fixed().current)
         assert rogue.asked == ["POST /s3cret HTTP/1.1"]
         assert "s3cret" not in caplog.text
         rogue.stop()
 
 
 class _Fixed:
-    """A catalog with one topic, number 1, open limit 10."""
+    """A catalog with one topic, number 1, open limit 10, and one subscription to it."""
 
-    current = Catalog(
-        version=1,
-        topics={
-            1: Topic(
-                number=1,
-                name="t",
-                owner=1,
-                default_tag="default",
-                table_index=0,
-                spread=1,
-                transaction_time_ms=1,
-                open_limit=10,
-                effective_ms=0,
-            )
-        },
-    )
+    def __init__(self, **settings: int) -> None:
+        topic = Topic(number=1, name="t", owner=1, transaction_time_ms=1, open_limit=10, effective_ms=0, **settings)
+        subscription = Subscription(
+            number=SubscriptionNumber(7),
+            topic=1,
+            app=2,
+            tag="default",
+            policy=RetryPolicy(),
+            effective_ms=0,
+            removed_ms=None,
+        )
+        self.current = Catalog(version=1, topics={1: topic}, subscriptions={subscription.number: subscription})
 
     def in_use(self) -> tuple[Catalog, bool]:
         return self.current, False
@@ -364,14 +362,41 @@ class TestCounting:
         def __init__(self, answer: int) -> None:
             self.answer = answer
             self.asked = 0
+            self.backlogs: list[int] = []  # answers, the last one again and again
+            self.backlogs_asked = 0
 
         def count(self, shards: object, topic: int, limit: int) -> int:
             self.asked += 1
             return self.answer
 
+        def backlog(self, shards: object, subscription: object, limit: int) -> int:
+            self.backlogs_asked += 1
+            return self.backlogs.pop(0) if len(self.backlogs) > 1 else self.backlogs[0]
+
+    def _counting(self, counter: Counter, **settings: int) -> tuple[Counting, list[str]]:
+        alerts: list[str] = []
+        return Counting(_Fixed(**settings), counter, lambda _number, detail: alerts.append(detail)), alerts
+
+    def test_a_backlog_without_a_limit_is_not_counted(self) -> None:
+        counter = self.Counter(0)
+        counting, _ = self._counting(counter)
+        counting.run_once()
+        assert (counting.backlog(1), counter.backlogs_asked) == (0, 0)
+
+    def test_a_backlog_is_counted_more_often_and_alerted_as_it_comes_near_its_limit(self) -> None:
+        counter = self.Counter(0)
+        counter.backlogs = [10, 49, 50, 79, 80]
+        counting, alerts = self._counting(counter, backlog_limit=100)
+        seen = []
+        for _ in range(14):
+            counting.run_once()
+            seen.append(counting.backlog(1))
+        assert seen == [10] * 4 + [49] * 5 + [50, 79, 80, 80, 80]
+        assert [alert.startswith("80 deliveries of t are not acked") for alert in alerts] == [True] * 3
+
     def test_a_topic_is_counted_at_first_sight_and_when_it_fills_up(self) -> None:
         counter = self.Counter(3)
-        counting = Counting(_Fixed(), counter)
+        counting = self._counting(counter)[0]
         for _ in range(5):
             counting.run_once()
         assert (counting.open(1), counter.asked) == (3, 1)
@@ -381,7 +406,7 @@ class TestCounting:
 
     def test_what_the_estimate_missed_is_found_in_the_end(self) -> None:
         counter = self.Counter(0)
-        counting = Counting(_Fixed(), counter)
+        counting = self._counting(counter)[0]
         counting.run_once()
         counter.answer = 10  # stored by calls that nobody waited for
         for _ in range(30):
@@ -389,7 +414,7 @@ class TestCounting:
         assert counting.open(1) == 10
 
     def test_the_estimate_never_falls_below_zero(self) -> None:
-        counting = Counting(_Fixed(), self.Counter(0))
+        counting = self._counting(self.Counter(0))[0]
         counting.moved(1, -5)
         counting.moved(1, 1)
         assert counting.open(1) == 1
