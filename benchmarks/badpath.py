@@ -31,7 +31,7 @@ import tmc_client.aio
 from tests.support.center import RunningCenter
 from tests.support.mariadb import MariaDB
 from tests.support.store import StoreUnderTest, mariadb_store, sqlite_store
-from tmc_client.ledger import rows_for
+from tmc_client.producing.ledger import rows_for
 from tmc_client.tables import inbox, ledger
 from tmc_server.domain.operations import Operation
 

@@ -16,8 +16,9 @@ from datetime import timedelta
 import grpc
 
 import tmc_client as tmc
-from tmc_client import aio, sender
-from tmc_client.producer import wait
+from tmc_client import aio
+from tmc_client.connecting import sender
+from tmc_client.producing.producer import wait
 from tmc_common.protocol import consumption_pb2, consumption_pb2_grpc, message_pb2, message_pb2_grpc
 
 TOPIC = "bench.paid"

@@ -24,7 +24,7 @@ import tmc_client as tmc
 from tests.support.cluster import Cluster
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
-from tmc_client.producer import prepare_request
+from tmc_client.producing.producer import prepare_request
 from tmc_common.protocol import admin_pb2
 
 ROOT = Path(__file__).parents[1]

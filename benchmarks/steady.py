@@ -14,7 +14,8 @@ import time
 
 import tmc_client as tmc
 from benchmarks.callers import BODY, LIMIT, TOPIC
-from tmc_client import aio, sender
+from tmc_client import aio
+from tmc_client.connecting import sender
 from tmc_common.protocol import consumption_pb2
 
 _TICK_S = 0.01

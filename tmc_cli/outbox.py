@@ -13,7 +13,8 @@ from datetime import UTC, datetime, timedelta
 
 from tmc_cli import fail, say
 from tmc_cli.consuming import configure_logging
-from tmc_client import errors, loading
+from tmc_client import errors
+from tmc_client.consuming import loading
 from tmc_client.outbox import Outbox
 from tmc_client.outbox.store import Kept
 from tmc_server.printable import escaped

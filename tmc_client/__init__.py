@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from tmc_client.center import Center, connect
 from tmc_client.checks.questions import Question, Verdict
 from tmc_client.codecs import Topic, topic
-from tmc_client.connection import Tls
-from tmc_client.consumer import Consumer
+from tmc_client.connecting.connection import Tls
+from tmc_client.consuming.consumer import Consumer
+from tmc_client.consuming.listeners import MessageConsumer
+from tmc_client.consuming.received import Message
 from tmc_client.errors import (
     CenterFault,
     CodecError,
@@ -38,16 +40,14 @@ from tmc_client.errors import (
     TmcError,
     Unavailable,
 )
-from tmc_client.listeners import MessageConsumer
-from tmc_client.producer import Prepared, new_attempt_id
-from tmc_client.received import Message
+from tmc_client.producing.producer import Prepared, new_attempt_id
 
 if TYPE_CHECKING:
     from tmc_client.cleaning import clean_inbox, clean_ledger
-    from tmc_client.inbox import SqlInbox
-    from tmc_client.ledger import create_tables
+    from tmc_client.consuming.inbox import SqlInbox
     from tmc_client.outbox import Outbox
     from tmc_client.outbox.rabbitmq_target import RabbitTarget
+    from tmc_client.producing.ledger import create_tables
 
 __all__ = [
     "Center",
@@ -92,10 +92,10 @@ __all__ = [
 _LAZY = {
     "Outbox": "tmc_client.outbox",
     "RabbitTarget": "tmc_client.outbox.rabbitmq_target",
-    "SqlInbox": "tmc_client.inbox",
+    "SqlInbox": "tmc_client.consuming.inbox",
     "clean_inbox": "tmc_client.cleaning",
     "clean_ledger": "tmc_client.cleaning",
-    "create_tables": "tmc_client.ledger",
+    "create_tables": "tmc_client.producing.ledger",
 }
 
 

@@ -11,12 +11,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tmc_client import center as blocking
-from tmc_client import errors, sender
+from tmc_client import errors
 from tmc_client.center import DEFAULT_TIMEOUT
 from tmc_client.codecs import Topic
-from tmc_client.connection import Tls
+from tmc_client.connecting import sender
+from tmc_client.connecting.connection import Tls
 from tmc_client.extras import needed_by
-from tmc_client.producer import (
+from tmc_client.producing.producer import (
     Prepared,
     duration,
     prepare_request,
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-    from tmc_client.aio_transaction import AsyncRecordedTransaction, AsyncTransaction
     from tmc_client.checks.answers import Checks, Outcome
     from tmc_client.outbox import Outbox
+    from tmc_client.producing.aio_transaction import AsyncRecordedTransaction, AsyncTransaction
 
 T = TypeVar("T")
 log = logging.getLogger("tmc_client.aio")
@@ -130,8 +131,8 @@ class AsyncCenter:
     ) -> AsyncTransaction | AsyncRecordedTransaction:
         """A block that owns the commit of `session`; use it with `async with`. Options: see tmc_client.Center."""
         with needed_by("center.transaction()"):
-            from tmc_client.aio_transaction import AsyncRecordedTransaction, AsyncTransaction, opened
             from tmc_client.local.sessions import SessionTransaction
+            from tmc_client.producing.aio_transaction import AsyncRecordedTransaction, AsyncTransaction, opened
 
         found = opened(session)
         if SessionTransaction(found.sync_session).is_of_a_test:
@@ -163,7 +164,7 @@ class AsyncCenter:
     async def resume(self, engine: AsyncEngine) -> int:
         """See tmc_client.Center.resume; await it when your service starts."""
         with needed_by("center.resume()"):
-            from tmc_client.aio_ledger import resume
+            from tmc_client.producing.aio_ledger import resume
 
         return await resume(self.submit, engine)
 
@@ -175,7 +176,7 @@ class AsyncCenter:
             log.info("message %s stays unsettled and is submitted again at the next start", message_id)
 
     def _start_settling(self, engine: Engine, message_id: str) -> None:
-        from tmc_client.aio_ledger import settle
+        from tmc_client.producing.aio_ledger import settle
 
         task = asyncio.create_task(settle(engine, [message_id]))
         self._settling.add(task)
@@ -237,6 +238,6 @@ def connect(
 async def create_tables(engine: AsyncEngine) -> None:
     """Create the ledger and inbox tables where they are missing. Safe to repeat."""
     with needed_by("aio.create_tables()"):
-        from tmc_client.aio_ledger import create_tables as create
+        from tmc_client.producing.aio_ledger import create_tables as create
 
     await create(engine)

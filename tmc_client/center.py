@@ -14,15 +14,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
-from tmc_client import errors, wire
-from tmc_client.answered import Answered
+from tmc_client import errors
 from tmc_client.checks.running import RunningServers
 from tmc_client.codecs import Topic
-from tmc_client.connection import Connection, Identity, Tls
+from tmc_client.connecting import wire
+from tmc_client.connecting.connection import Connection, Identity, Tls
+from tmc_client.connecting.sender import Sender
 from tmc_client.extras import needed_by
 from tmc_client.forks import watch_forks
-from tmc_client.producer import Prepared, Producer, duration, prepare_request, prepared_of, publish_request, wait
-from tmc_client.sender import Sender
+from tmc_client.producing.answered import Answered
+from tmc_client.producing.producer import (
+    Prepared,
+    Producer,
+    duration,
+    prepare_request,
+    prepared_of,
+    publish_request,
+    wait,
+)
 from tmc_common.protocol import message_pb2
 
 if TYPE_CHECKING:
@@ -35,8 +44,8 @@ if TYPE_CHECKING:
     from tmc_client.local import LocalTransaction
     from tmc_client.local.engines import Source
     from tmc_client.outbox import Outbox
+    from tmc_client.producing.transaction import Transaction
     from tmc_client.recording import RecordedTransaction
-    from tmc_client.transaction import Transaction
 
 T = TypeVar("T")
 DEFAULT_TIMEOUT = timedelta(seconds=5)
@@ -171,8 +180,8 @@ class Center:
         """
         with needed_by("center.transaction()"):
             from tmc_client.local.choosing import local_of
+            from tmc_client.producing.transaction import Transaction
             from tmc_client.recording import RecordedTransaction
-            from tmc_client.transaction import Transaction
 
         local = local_of(session, "center.transaction()")
         if getattr(local, "is_of_a_test", False):
@@ -230,13 +239,13 @@ class Center:
         Returns: the number of submitted messages. Raises Unavailable: nothing is lost, call it again.
         """
         with needed_by("center.resume()"):
-            from tmc_client.ledger import resume
+            from tmc_client.producing.ledger import resume
 
         return resume(self.producer, engine)
 
     def settle(self, engine: Engine, message_ids: list[str]) -> None:
         """Mark these submits as answered in the ledger, in background batches."""
-        from tmc_client.ledger import Settler
+        from tmc_client.producing.ledger import Settler
 
         with self._settler_lock:
             if self._settler is None:

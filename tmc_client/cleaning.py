@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from tmc_client.local.engines import Source, engine_of
-from tmc_client.producer import duration
+from tmc_client.producing.producer import duration
 from tmc_client.tables import inbox, inbox_order, ledger, ledger_info
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from tmc_client import loading
-from tmc_client.consumer import Consumer
-from tmc_client.health import HealthEndpoint
+from tmc_client.consuming import loading
+from tmc_client.consuming.consumer import Consumer
+from tmc_client.consuming.health import HealthEndpoint
 from tmc_common.supervisor import Supervisor
 
 _USAGE = "usage: python -m tmc_client.consume MODULE:CONSUMER [PROCESSES [HEALTH_PORT]]"

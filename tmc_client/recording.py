@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from tmc_client.block import Block, Blocking
 from tmc_client.codecs import Topic
-from tmc_client.producer import publish_request
+from tmc_client.producing.block import Block, Blocking
+from tmc_client.producing.producer import publish_request
 from tmc_common.protocol import message_pb2
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Any
 
 from tmc_client import errors
 from tmc_client.checks.questions import Question
-from tmc_client.received import Message
+from tmc_client.consuming.received import Message
 from tmc_common import tracing
 from tmc_common.headers import context_of, fitting
 

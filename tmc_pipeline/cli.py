@@ -434,7 +434,7 @@ def _moment(option: str, text: str) -> int | None:
 def _replay(messages: list[dict[str, Any]], address: str, key: str, authority: str, token: str) -> None:
     import tmc_client
     from tmc_client.center import DEFAULT_TIMEOUT, Center
-    from tmc_client.connection import Identity
+    from tmc_client.connecting.connection import Identity
     from tmc_pipeline.archive.restore import replay
 
     if authority and not Path(authority).is_file():

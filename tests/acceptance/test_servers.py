@@ -184,7 +184,7 @@ def test_a_broker_that_is_away_delays_and_counts_nothing(note: Callable[[str], N
 
 def _request(key: str):
 
-    from tmc_client.producer import publish_request
+    from tmc_client.producing.producer import publish_request
 
     return publish_request("order.paid", b"x" * 1000, key=key)
 

@@ -25,7 +25,7 @@ from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import MariaDB
 from tests.support.ports import free_port
 from tmc_client.center import Center
-from tmc_client.connection import Identity
+from tmc_client.connecting.connection import Identity
 from tmc_pipeline.archive.restore import Restoring, replay, wanted_ids
 from tmc_pipeline.cli import _replay
 from tmc_pipeline.dialects import database

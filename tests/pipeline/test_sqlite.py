@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from tests.pipeline.running import FETCH
 from tests.support.store import sqlite_store
-from tmc_client.ledger import create_tables
+from tmc_client.producing.ledger import create_tables
 from tmc_client.tables import inbox
 from tmc_pipeline.archive.contents import Archive
 from tmc_pipeline.archive.job import Archiving

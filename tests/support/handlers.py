@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import tmc_client as tmc
-from tmc_client import sender
-from tmc_client.handling import Handling
-from tmc_client.listeners import Listeners
-from tmc_client.turns import BatchSize
+from tmc_client.connecting import sender
+from tmc_client.consuming.handling import Handling
+from tmc_client.consuming.listeners import Listeners
+from tmc_client.consuming.turns import BatchSize
 
 
 class HandClock:

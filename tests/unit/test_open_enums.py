@@ -13,7 +13,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 import tmc_client as tmc
-from tmc_client.wire import from_item, from_rpc
+from tmc_client.connecting.wire import from_item, from_rpc
 from tmc_common.enums import name_of
 from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
 

@@ -237,6 +237,31 @@ def test_libraries_stay_in_their_rooms() -> None:
     assert used == LIBRARIES
 
 
+_ROOMS_OF_THE_CLIENT = {
+    "connecting": set(),
+    "local": set(),
+    "producing": {"connecting", "local"},
+    "consuming": {"connecting", "local"},
+    "checks": {"connecting", "local", "producing"},
+    "outbox": {"local", "producing"},
+}
+
+
+@pytest.mark.parametrize("room", _ROOMS_OF_THE_CLIENT)
+def test_rooms_of_the_client_import_downward(room: str) -> None:
+    """At import time. Beside the rooms stand what all need (errors, tables, forks, ...) and the faces over them (center, aio)."""
+    modules = dict(_modules())
+    names = {
+        name.split(".")[1]
+        for module, path in modules.items()
+        if module.startswith(f"tmc_client.{room}")
+        for name in _imported_at_once(path, modules)
+        if name.startswith("tmc_client.")
+    }
+    assert names & set(_ROOMS_OF_THE_CLIENT) <= {room, *_ROOMS_OF_THE_CLIENT[room]}
+    assert not names & {"center", "aio", "testing", "django"}
+
+
 def test_no_two_modules_import_each_other() -> None:
     """Directly or through others, at import time; what a function imports when it runs is no cycle."""
     modules = dict(_modules())
@@ -567,7 +592,7 @@ _CONTRACTS = {
     "tmc_server/domain/ports/checks.py::Asker": "tests/contract/adapters/test_asker.py",
     "tmc_server/domain/ports/checks.py::Instances": "tests/contract/adapters/test_instances.py",
     "tmc_server/domain/ports/alerts.py::AlertSink": "tests/contract/adapters/test_sink.py",
-    "tmc_client/received.py::Transport": "tests/contract/adapters/test_transport.py",
+    "tmc_client/consuming/received.py::Transport": "tests/contract/adapters/test_transport.py",
 }
 
 
@@ -584,7 +609,7 @@ def test_every_adapter_of_a_port_passes_its_contract(port: str) -> None:
     """Adapters are found by their methods: one that is added without its contract is red."""
     source, _, name = port.partition("::")
     (protocol,) = [made for made in _classes(ROOT / source) if made.name == name]
-    near = {"tmc_client/received.py": "tmc_client/transports"}.get(source, "tmc_server")
+    near = {"tmc_client/consuming/received.py": "tmc_client/consuming/transports"}.get(source, "tmc_server")
     adapters = {
         made.name
         for path in (ROOT / near).rglob("*.py")
@@ -605,7 +630,6 @@ def test_every_admin_rpc_has_a_command() -> None:
 
 def test_blocking_programs_need_no_greenlet() -> None:
     """SQLAlchemy's asyncio needs it, and its package does not bring it."""
-    code = (
-        "import sys; sys.modules['greenlet'] = None; import tmc_client.inbox, tmc_client.outbox, tmc_client.transaction"
-    )
+    modules = "tmc_client.consuming.inbox, tmc_client.outbox, tmc_client.producing.transaction"
+    code = f"import sys; sys.modules['greenlet'] = None; import {modules}"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

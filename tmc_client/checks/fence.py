@@ -17,9 +17,9 @@ import sqlalchemy as sa
 
 from tmc_client.checks.questions import Answer, Because, Question, Verdict
 from tmc_client.forks import notice_fork, watch_forks
-from tmc_client.ledger import ledger_id_of
 from tmc_client.local.engines import engine_beside, is_in_memory
-from tmc_client.marker import COMMITTED, ROLLED_BACK, insert_marker, marker
+from tmc_client.local.marker import COMMITTED, ROLLED_BACK, insert_marker, marker
+from tmc_client.producing.ledger import ledger_id_of
 from tmc_client.tables import lacking, ledger, ledger_info
 
 log = logging.getLogger("tmc_client.checks.fence")

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import grpc
 
-from tmc_client import errors, wire
-from tmc_client.connection import Connection, announcement
+from tmc_client import errors
+from tmc_client.connecting import wire
+from tmc_client.connecting.connection import Connection, announcement
 from tmc_client.forks import watch_forks
 from tmc_common.protocol import message_pb2
 

@@ -28,10 +28,10 @@ from tmc_client.recording import RecordedTransaction, sent
 
 if TYPE_CHECKING:
     from tmc_client.center import Center
-    from tmc_client.inbox import SqlInbox
+    from tmc_client.consuming.inbox import SqlInbox
     from tmc_client.outbox import Outbox
     from tmc_client.outbox.block import OutboxTransaction
-    from tmc_client.transaction import Transaction
+    from tmc_client.producing.transaction import Transaction
 
 __all__ = ["center", "connect", "forget_center", "inbox", "outbox_transaction", "sent", "transaction"]
 
@@ -88,8 +88,8 @@ def outbox_transaction(outbox: Outbox, *, using: str = DEFAULT_DB_ALIAS) -> Outb
 
 def inbox(*, using: str = DEFAULT_DB_ALIAS) -> SqlInbox:
     """For listeners whose handlers write with the ORM; they take no session."""
+    from tmc_client.consuming.inbox import SqlInbox
     from tmc_client.django.local import HandlerTransaction
-    from tmc_client.inbox import SqlInbox
 
     return SqlInbox(lambda: HandlerTransaction(using), stays_in_thread=True)
 

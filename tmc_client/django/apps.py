@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core import checks
 
 from tmc_client import django, errors
-from tmc_client.calling import around_handlers
+from tmc_client.consuming.calling import around_handlers
 from tmc_client.django import fitness
 
 

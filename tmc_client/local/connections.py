@@ -17,8 +17,8 @@ import sqlalchemy as sa
 from tmc_client import errors
 from tmc_client.local import Recorder, Rows, causes
 from tmc_client.local.drivers import Driver, driver_of, unwrapped
+from tmc_client.local.marker import ROLLED_BACK, STATE, insert_marker
 from tmc_client.local.statements import Found
-from tmc_client.marker import ROLLED_BACK, STATE, insert_marker
 from tmc_client.tables import no_column, no_table, outbox
 
 log = logging.getLogger("tmc_client.transaction")

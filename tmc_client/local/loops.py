@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from tmc_client import errors
 
+HANDLERS = "tmc-handlers"  # the thread with the event loop of a consumer's `async def` handlers
 _SIGNS = ("attached to a different loop", "Event loop is closed")
 
 

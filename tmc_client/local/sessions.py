@@ -18,8 +18,8 @@ from tmc_client.local.driver_level import driver_behind, execute
 from tmc_client.local.drivers import Driver
 from tmc_client.local.elsewhere import writer_of
 from tmc_client.local.engines import engine_beside, in_schemas, schemas_of, shares_connections
-from tmc_client.marker import ROLLED_BACK, STATE, insert_marker
-from tmc_client.one_transaction import OneTransaction, watched
+from tmc_client.local.marker import ROLLED_BACK, STATE, insert_marker
+from tmc_client.local.one_transaction import OneTransaction, watched
 from tmc_client.tables import looking, outbox, raise_if_lacking
 
 log = logging.getLogger("tmc_client.transaction")

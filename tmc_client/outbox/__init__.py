@@ -17,18 +17,16 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction, registry, scoped_session
 
 from tmc_client import errors
-from tmc_client.center import Center
 from tmc_client.codecs import Topic
 from tmc_client.extras import needed_by
 from tmc_client.forks import watch_forks
-from tmc_client.ledger import known_ledger_id
 from tmc_client.local import LocalTransaction
 from tmc_client.local.choosing import is_async_session, is_of_asyncio, local_of
 from tmc_client.local.elsewhere import connection_of, refuse_elsewhere, writer_of
@@ -40,7 +38,8 @@ from tmc_client.outbox.direct import DirectSending
 from tmc_client.outbox.entries import Draft, Entry, Target, line_of
 from tmc_client.outbox.relay import LEASE, Limits, Relay
 from tmc_client.outbox.store import ALWAYS_DUE_MS, OutboxStore, columns_of, now_ms
-from tmc_client.producer import duration, publish_request, refused
+from tmc_client.producing.ledger import known_ledger_id
+from tmc_client.producing.producer import Producer, duration, publish_request, refused
 from tmc_client.recording import RecordedTransaction
 from tmc_client.tables import FAMILY, demand_wide
 from tmc_client.tables import outbox as table
@@ -50,6 +49,8 @@ from tmc_common.protocol import message_pb2
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
+
+    from tmc_client.center import Center
 
 log = logging.getLogger("tmc_client.outbox")
 
@@ -98,14 +99,15 @@ class Outbox:
         self._owns_engine = self.store.engine is not engine
         if isinstance(target, str):
             target = _target_at(target)
-        if isinstance(target, type) or (
-            not isinstance(target, Center) and not all(hasattr(target, name) for name in ("send", "close", "delays"))
+        producer = getattr(target, "producer", None)
+        if isinstance(target, type) or not (
+            isinstance(producer, Producer) or all(hasattr(target, name) for name in ("send", "close", "delays"))
         ):
             raise errors.InvalidRequest(
                 f"tmc.Outbox() sends to a Center (of tmc.connect(), also in asyncio programs) or to a target, not to "
                 f"{type(target).__name__}."
             )
-        self._target = CenterTarget(target.producer) if isinstance(target, Center) else target
+        self._target: Target = CenterTarget(producer) if isinstance(producer, Producer) else cast("Target", target)
         self._untouched_ms = round(duration("untouched", untouched).total_seconds() * 1000)
         self._limits = limits or Limits()
         self._lease = lease

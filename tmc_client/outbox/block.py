@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from tmc_client.block import Blocking
 from tmc_client.codecs import Topic
 from tmc_client.local import LocalTransaction
-from tmc_client.producer import publish_request
+from tmc_client.producing.block import Blocking
+from tmc_client.producing.producer import publish_request
 from tmc_client.tables import outbox, outbox_relay
 from tmc_common.protocol import message_pb2
 

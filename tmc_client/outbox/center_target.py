@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from tmc_client import errors
 from tmc_client.outbox.entries import Entry, Failure, Trouble
-from tmc_client.producer import Producer, wait
+from tmc_client.producing.producer import Producer, wait
 
 _TIMEOUT = timedelta(seconds=10)
 _AWAY = (errors.Unavailable, errors.DeadlineExceeded, errors.Overloaded, errors.NotAuthenticated)

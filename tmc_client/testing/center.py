@@ -13,10 +13,10 @@ from typing import Any, Protocol
 from tmc_client import aio, errors
 from tmc_client.center import DEFAULT_TIMEOUT, Center
 from tmc_client.codecs import Topic, decode, encode
-from tmc_client.connection import Connection, Identity
-from tmc_client.consumer import Consumer
+from tmc_client.connecting.connection import Connection, Identity
+from tmc_client.consuming.consumer import Consumer
 from tmc_client.embedded import RunningServer, entry_point
-from tmc_client.producer import duration
+from tmc_client.producing.producer import duration
 from tmc_client.testing.faults import Call, Faults, FaultySender, Point
 from tmc_common.protocol import admin_pb2, types_pb2
 

@@ -9,8 +9,9 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from tmc_client import errors, sender
-from tmc_client.connection import Connection
+from tmc_client import errors
+from tmc_client.connecting import sender
+from tmc_client.connecting.connection import Connection
 
 Call = Literal["prepare", "publish", "submit", "rollback", "ack", "nack"]
 Point = Literal["prepare", "local_commit", "submit"]

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from tmc_client import Center
-from tmc_client.producer import publish_request, wait
+from tmc_client.producing.producer import publish_request, wait
 from tmc_common.headers import ORDER_KEY, REPLAY_KEYS, REPLAY_OF, REPLAY_TO
 from tmc_pipeline.archive.contents import Archive, closed_since, is_among, subscriber_names
 from tmc_pipeline.errors import ArchiveDamaged, CannotRun, translated

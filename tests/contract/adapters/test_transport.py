@@ -17,10 +17,10 @@ from tests.support.eventually import eventually
 from tests.support.outlet import SomeCatalog, a_copy
 from tests.support.ports import free_port
 from tests.support.rabbitmq import RabbitMQ
-from tmc_client.received import Message, OnMessage, Receipt, Transport
-from tmc_client.screening import Calls, Screen
-from tmc_client.transports.rabbitmq import Broker, Credentials, Plan, RabbitTransport
-from tmc_client.transports.stream import StreamTransport
+from tmc_client.consuming.received import Message, OnMessage, Receipt, Transport
+from tmc_client.consuming.screening import Calls, Screen
+from tmc_client.consuming.transports.rabbitmq import Broker, Credentials, Plan, RabbitTransport
+from tmc_client.consuming.transports.stream import StreamTransport
 from tmc_common.addresses import HostPort
 from tmc_common.protocol import consumption_pb2
 from tmc_server.delivery.rabbitmq_properties import properties_of

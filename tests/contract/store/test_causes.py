@@ -21,8 +21,8 @@ from tests.support.eventually import eventually
 from tests.support.handlers import HandlerBench
 from tests.support.messages import a_message
 from tests.support.store import POLICY, StoreUnderTest
-from tmc_client.inbox import Effects
-from tmc_client.turns import BatchSize
+from tmc_client.consuming.inbox import Effects
+from tmc_client.consuming.turns import BatchSize
 from tmc_server.domain.consumption import ConsumptionState as C
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.numbers import MessageNumber

@@ -17,7 +17,7 @@ from tests.support.center import RunningCenter
 from tests.support.dns import Dns
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
-from tmc_client.connection import CHANNEL_OPTIONS
+from tmc_client.connecting.connection import CHANNEL_OPTIONS
 from tmc_common.protocol import message_pb2, message_pb2_grpc
 
 APP = (("tmc-app", "orders"),)

@@ -24,12 +24,12 @@ from tests.support.mariadb import MariaDB
 from tests.support.messages import a_message, in_line
 from tests.support.postgresql import PostgreSQL
 from tests.support.producing import FakeProducer, FakeTarget, done, verdicts
-from tmc_client.answered import SOME, Answered
-from tmc_client.ledger import resume, rows_for
 from tmc_client.local.choosing import local_of
 from tmc_client.local.engines import engine_of
+from tmc_client.producing.answered import SOME, Answered
+from tmc_client.producing.ledger import resume, rows_for
+from tmc_client.producing.transaction import Transaction
 from tmc_client.tables import ledger as tmc_ledger
-from tmc_client.transaction import Transaction
 from tmc_common.protocol import message_pb2
 
 _numbers = itertools.count(1)

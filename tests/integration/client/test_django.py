@@ -26,9 +26,9 @@ from tests.support.messages import a_message
 from tests.support.postgresql import PostgreSQL
 from tests.support.producing import FakeProducer, FakeTarget, verdicts
 from tmc_client import django as tmc_django
-from tmc_client.answered import Answered
 from tmc_client.django.local import AtomicTransaction
-from tmc_client.transaction import Transaction
+from tmc_client.producing.answered import Answered
+from tmc_client.producing.transaction import Transaction
 
 ALIAS = "default"
 _TABLES = ("effect", "taken", "tmc_ledger", "tmc_inbox", "tmc_inbox_order", "tmc_outbox")

@@ -26,13 +26,13 @@ from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
 from tests.support.postgresql import PostgreSQL
-from tmc_client.aio_transaction import AsyncTransaction
 from tmc_client.center import timedelta
 from tmc_client.checks.fence import LedgerAnswers
-from tmc_client.inbox import Effects
+from tmc_client.consuming.inbox import Effects
 from tmc_client.local.sessions import SessionTransaction
+from tmc_client.producing.aio_transaction import AsyncTransaction
+from tmc_client.producing.transaction import Transaction
 from tmc_client.tables import inbox, ledger, ledger_info
-from tmc_client.transaction import Transaction
 from tmc_common.protocol import message_pb2, types_pb2
 
 _numbers = itertools.count(1)

@@ -22,8 +22,8 @@ from tests.support.mariadb import MariaDB
 from tests.support.messages import a_message
 from tests.support.producing import FakeProducer, FakeTarget
 from tmc_client.local.sessions import SessionTransaction
+from tmc_client.producing.transaction import Transaction
 from tmc_client.tables import inbox, ledger, outbox
-from tmc_client.transaction import Transaction
 
 
 @pytest.fixture

@@ -27,7 +27,8 @@ def _run(url: str, use: str, disposes: bool) -> str:
         import asyncio
         from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
         import tmc_client as tmc
-        from tmc_client import aio, one_transaction
+        from tmc_client import aio
+        from tmc_client.producing import one_transaction
         engine = create_async_engine({url!r})
 
         async def prepare():

@@ -24,10 +24,10 @@ from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
 from tests.support.postgresql import PostgreSQL
 from tmc_client.checks.fence import LedgerAnswers
-from tmc_client.ledger import create_tables, ledger_id_of
 from tmc_client.local.sessions import SessionTransaction
+from tmc_client.producing.ledger import create_tables, ledger_id_of
+from tmc_client.producing.transaction import Transaction
 from tmc_client.tables import ledger, ledger_info, metadata
-from tmc_client.transaction import Transaction
 from tmc_common.protocol import message_pb2
 
 COMMIT, ROLLBACK, UNKNOWN = tmc.Verdict.COMMIT, tmc.Verdict.ROLLBACK, tmc.Verdict.UNKNOWN

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from tests.support.producing import FakeProducer
 from tmc_client import tables
 from tmc_client.local.choosing import local_of
-from tmc_client.transaction import Transaction
+from tmc_client.producing.transaction import Transaction
 
 AT_ONCE = 8
 

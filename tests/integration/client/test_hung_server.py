@@ -19,8 +19,8 @@ from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
 from tests.support.tcp_proxy import TcpProxy
-from tmc_client.connection import Connection
-from tmc_client.servers import Server
+from tmc_client.connecting.connection import Connection
+from tmc_client.connecting.servers import Server
 
 _TMC = str(Path(sys.executable).parent / "tmc")
 _LIMIT = timedelta(seconds=60)  # of each call: longer than any test machine takes

@@ -105,7 +105,7 @@ def test_django_closes_what_the_server_closed_before_a_handler_begins(monkeypatc
 def test_frameworks_are_called_around_every_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.support.eventually import eventually
     from tests.support.handlers import HandlerBench
-    from tmc_client import calling
+    from tmc_client.consuming import calling
 
     seen: list[str] = []
     monkeypatch.setattr(calling, "_AROUND", [])

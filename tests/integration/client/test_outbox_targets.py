@@ -23,8 +23,8 @@ from tmc_client import aio
 from tmc_client.local.sessions import SessionTransaction
 from tmc_client.outbox.center_target import CenterTarget
 from tmc_client.outbox.entries import Entry, Failure, Trouble
+from tmc_client.producing.transaction import Transaction
 from tmc_client.tables import ledger
-from tmc_client.transaction import Transaction
 from tmc_common.protocol import types_pb2
 
 

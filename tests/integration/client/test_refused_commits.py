@@ -21,10 +21,10 @@ import tmc_client as tmc
 from tests.support.producing import FakeProducer, FakeTarget, verdicts
 from tests.support.shops import DATABASES, open_shop, url_of
 from tmc_client import aio
-from tmc_client.aio_transaction import AsyncTransaction
 from tmc_client.local.choosing import local_of
+from tmc_client.producing.aio_transaction import AsyncTransaction
+from tmc_client.producing.transaction import Transaction
 from tmc_client.tables import ledger
-from tmc_client.transaction import Transaction
 
 SHORT = timedelta(seconds=2)
 

@@ -22,9 +22,11 @@ import tmc_client as tmc
 from tests.support.center import CenterInThisProcess, RunningCenter
 from tests.support.eventually import eventually
 from tests.support.messages import a_message
-from tmc_client import aio, one_transaction, sender
-from tmc_client.answered import SOME
-from tmc_client.ledger import Settler, rows_for
+from tmc_client import aio
+from tmc_client.connecting import sender
+from tmc_client.producing import one_transaction
+from tmc_client.producing.answered import SOME
+from tmc_client.producing.ledger import Settler, rows_for
 from tmc_client.tables import inbox, ledger
 from tmc_common.protocol import types_pb2
 from tmc_server.store.tables import alert
@@ -518,7 +520,7 @@ class TestAsyncio:
     def test_a_submit_that_is_answered_after_the_block_is_settled_all_the_same(
         self, running: Running, tmp_path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tmc_client.transaction.SUBMIT_WAIT", timedelta(0))
+        monkeypatch.setattr("tmc_client.producing.transaction.SUBMIT_WAIT", timedelta(0))
         answer: Future[Any] = Future()
 
         async def story() -> None:

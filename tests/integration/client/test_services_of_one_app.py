@@ -40,7 +40,7 @@ def _database(path: Path) -> sa.Engine:
 
 
 def test_each_is_asked_about_its_own(running: RunningCenter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tmc_client.transaction.SUBMIT_WAIT", timedelta(0))
+    monkeypatch.setattr("tmc_client.producing.transaction.SUBMIT_WAIT", timedelta(0))
     engines = [_database(tmp_path / f"{name}.db") for name in ("orders", "letters", "crowd")]
     with ExitStack() as stack:
         center = stack.enter_context(closing(tmc.connect(running.address, app="orders")))

@@ -20,8 +20,8 @@ import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.producing import FakeProducer
 from tmc_client.local.choosing import local_of
+from tmc_client.producing.transaction import Transaction
 from tmc_client.tables import ledger
-from tmc_client.transaction import Transaction
 
 MONTH = timedelta(days=30)
 

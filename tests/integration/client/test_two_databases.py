@@ -18,13 +18,13 @@ import tmc_client as tmc
 from tests.support.messages import a_message
 from tests.support.producing import FakeProducer, FakeTarget
 from tmc_client import aio
-from tmc_client.aio_transaction import AsyncTransaction
-from tmc_client.answered import SOME, Answered
 from tmc_client.checks.fence import LedgerAnswers
-from tmc_client.ledger import ledger_id_of
 from tmc_client.local.choosing import local_of
+from tmc_client.producing.aio_transaction import AsyncTransaction
+from tmc_client.producing.answered import SOME, Answered
+from tmc_client.producing.ledger import ledger_id_of
+from tmc_client.producing.transaction import Transaction
 from tmc_client.tables import inbox, ledger, outbox
-from tmc_client.transaction import Transaction
 
 SHORT = timedelta(seconds=2)
 

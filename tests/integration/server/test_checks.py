@@ -23,8 +23,8 @@ from tests.support.eventually import eventually
 from tests.support.ports import free_port
 from tests.support.rogue import RogueGrpc
 from tmc_client.checks.answers import CheckToken
-from tmc_client.ledger import ledger_id_of, rows_for
-from tmc_client.producer import prepare_request
+from tmc_client.producing.ledger import ledger_id_of, rows_for
+from tmc_client.producing.producer import prepare_request
 from tmc_client.tables import ledger
 from tmc_common.protocol import admin_pb2, check_pb2, check_pb2_grpc, types_pb2
 

@@ -237,7 +237,7 @@ def test_a_queue_deleted_under_its_consumer_is_healed(
 def test_a_consumer_that_the_broker_never_answers_starts_over(
     center: RunningCenter, orders: tmc.Center, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tmc_client.transports.rabbitmq._PATIENCE_S", 0.5)
+    monkeypatch.setattr("tmc_client.consuming.transports.rabbitmq._PATIENCE_S", 0.5)
     asked: list[str] = []
     consume = pika.channel.Channel.basic_consume
 

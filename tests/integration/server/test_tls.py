@@ -17,7 +17,7 @@ from tests.integration.server.test_api import Api, refusal
 from tests.support.center import RunningCenter
 from tests.support.certificates import Authority
 from tests.support.tcp_proxy import TcpProxy
-from tmc_client.connection import Connection, Identity
+from tmc_client.connecting.connection import Connection, Identity
 from tmc_common.protocol import consumption_pb2
 
 

@@ -387,8 +387,6 @@ def test_a_copy_through_rabbitmq_has_a_span_until_its_confirm(
 
 
 def test_a_program_without_opentelemetry_does_not_load_it() -> None:
-    program = (
-        "import sys, tmc_client, tmc_server.app.server, tmc_client.consumer; print('opentelemetry' in sys.modules)"
-    )
+    program = "import sys, tmc_server.app.server, tmc_client.consuming.consumer; print('opentelemetry' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout == "False\n"

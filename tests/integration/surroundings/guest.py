@@ -25,7 +25,7 @@ from tests.support.eventually import eventually
 from tests.support.messages import a_message
 from tests.support.producing import FakeTarget
 from tmc_client import aio, tables
-from tmc_client.ledger import ledger_id_of
+from tmc_client.producing.ledger import ledger_id_of
 from tmc_common.protocol import message_pb2, types_pb2
 
 TOPIC = "guest.paid"

@@ -19,11 +19,11 @@ from tests.support.pgbouncer import PgBouncer
 from tests.support.postgresql import PostgreSQL
 from tests.support.producing import FakeProducer, FakeTarget
 from tmc_client.checks.fence import LedgerAnswers
-from tmc_client.ledger import ledger_id_of
 from tmc_client.local.choosing import local_of
-from tmc_client.marker import marker
+from tmc_client.local.marker import marker
+from tmc_client.producing.ledger import ledger_id_of
+from tmc_client.producing.transaction import Transaction
 from tmc_client.tables import ledger
-from tmc_client.transaction import Transaction
 
 UNPREPARED: dict[str, Any] = {"prepare_threshold": None}
 STATE = sa.text(

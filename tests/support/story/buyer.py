@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 import tmc_client as tmc
 from tests.integration.server.test_checks import prepared_with
 from tests.support.story.kill_points import PRODUCER, arm
-from tmc_client.ledger import ledger, rows_for
+from tmc_client.producing.ledger import ledger, rows_for
 
 
 class NoMoney(Exception):

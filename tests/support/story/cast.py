@@ -13,7 +13,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from tests.support.cluster import ROOT, TMC, Cluster
-from tmc_client.ledger import create_tables
+from tmc_client.producing.ledger import create_tables
 from tmc_common.protocol import types_pb2
 
 STORY = Path(__file__).parent

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 import tmc_client as tmc
-from tmc_client.transaction import Preparation, Transaction
+from tmc_client.producing.transaction import Preparation, Transaction
 
 
 def main(address: str, key: str, database: str, number: str, point: str) -> None:

@@ -50,24 +50,24 @@ SERVER: Mapping[str, KillPoint] = {
     **_around("heartbeat", "tmc_server.store.nodes:NodeSlots.run_once"),
 }
 PRODUCER: Mapping[str, KillPoint] = {
-    "before prepare is sent": KillPoint("tmc_client.transaction:Transaction._write"),
-    "after prepare": KillPoint("tmc_client.transaction:Preparation.collect", after=True),
-    "after the ledger row": KillPoint("tmc_client.transaction:Transaction._write", after=True),
-    "before commit": KillPoint("tmc_client.one_transaction:OneTransaction.commit"),
-    "after commit": KillPoint("tmc_client.one_transaction:OneTransaction.commit", after=True),
-    **_around("submit", "tmc_client.transaction:Transaction._submit"),
-    "while a batch is sent": KillPoint("tmc_client.sender:_Lane._call"),
-    "after a batch was answered": KillPoint("tmc_client.sender:_Lane._call", after=True),
+    "before prepare is sent": KillPoint("tmc_client.producing.transaction:Transaction._write"),
+    "after prepare": KillPoint("tmc_client.producing.transaction:Preparation.collect", after=True),
+    "after the ledger row": KillPoint("tmc_client.producing.transaction:Transaction._write", after=True),
+    "before commit": KillPoint("tmc_client.local.one_transaction:OneTransaction.commit"),
+    "after commit": KillPoint("tmc_client.local.one_transaction:OneTransaction.commit", after=True),
+    **_around("submit", "tmc_client.producing.transaction:Transaction._submit"),
+    "while a batch is sent": KillPoint("tmc_client.connecting.sender:_Lane._call"),
+    "after a batch was answered": KillPoint("tmc_client.connecting.sender:_Lane._call", after=True),
 }
 CONSUMER: Mapping[str, KillPoint] = {
-    "on arrival": KillPoint("tmc_client.handling:Handling.arrive"),
-    **_around("handler", "tmc_client.calling:Calling._invoke"),
-    "after the inbox row": KillPoint("tmc_client.inbox:_Handling._note", after=True),
-    "before commit": KillPoint("tmc_client.one_transaction:OneTransaction.commit"),
-    "after commit": KillPoint("tmc_client.one_transaction:OneTransaction.commit", after=True),
-    "before the ack to the center": KillPoint("tmc_client.handling:Handling._answer"),
-    "after the ack to the center": KillPoint("tmc_client.handling:Handling._on_stored"),
-    **_around("ack to the broker", "tmc_client.transports.rabbitmq:_Reader._send_acks"),
+    "on arrival": KillPoint("tmc_client.consuming.handling:Handling.arrive"),
+    **_around("handler", "tmc_client.consuming.calling:Calling._invoke"),
+    "after the inbox row": KillPoint("tmc_client.consuming.inbox:_Handling._note", after=True),
+    "before commit": KillPoint("tmc_client.local.one_transaction:OneTransaction.commit"),
+    "after commit": KillPoint("tmc_client.local.one_transaction:OneTransaction.commit", after=True),
+    "before the ack to the center": KillPoint("tmc_client.consuming.handling:Handling._answer"),
+    "after the ack to the center": KillPoint("tmc_client.consuming.handling:Handling._on_stored"),
+    **_around("ack to the broker", "tmc_client.consuming.transports.rabbitmq:_Reader._send_acks"),
 }
 
 

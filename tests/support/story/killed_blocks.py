@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 import tmc_client as tmc
-from tmc_client import transaction
+from tmc_client.producing import transaction
 
 TOPIC = "killed.paid"
 AT_ONCE = 4

@@ -19,8 +19,8 @@ from tests.support.eventually import eventually
 from tests.support.handlers import HandlerBench
 from tests.support.messages import a_message, in_line
 from tmc_client import aio
+from tmc_client.consuming.turns import BatchSize
 from tmc_client.tables import inbox
-from tmc_client.turns import BatchSize
 
 _LONG_S = 600.0
 

@@ -17,12 +17,12 @@ import tmc_client as tmc
 from tests.support.eventually import eventually
 from tests.support.handlers import AnswersTaken, HandClock, HandlerBench
 from tests.support.messages import a_message
-from tmc_client.consumer import Consumer
-from tmc_client.handling import Handling
-from tmc_client.inbox import Effects
-from tmc_client.keeping import Keeper
-from tmc_client.runs import Run
-from tmc_client.turns import BatchSize
+from tmc_client.consuming.consumer import Consumer
+from tmc_client.consuming.handling import Handling
+from tmc_client.consuming.inbox import Effects
+from tmc_client.consuming.keeping import Keeper
+from tmc_client.consuming.runs import Run
+from tmc_client.consuming.turns import BatchSize
 
 
 def a_run(**changes: Any) -> Run:

@@ -11,7 +11,7 @@ import pytest
 
 import tmc_client as tmc
 from tests.support.handlers import AnswersTaken
-from tmc_client.health import HealthEndpoint
+from tmc_client.consuming.health import HealthEndpoint
 from tmc_common.protocol import consumption_pb2
 
 
@@ -55,8 +55,8 @@ def test_a_consumer_without_the_library_of_the_broker_ends_and_says_which(monkey
     center = tmc.connect("127.0.0.1:1", app="coupons")
     monkeypatch.setattr(center.connection, "unary", lambda *_: lambda *_, **__: plan)
     monkeypatch.setitem(sys.modules, "pika", None)
-    monkeypatch.delitem(sys.modules, "tmc_client.transports.rabbitmq", raising=False)
-    monkeypatch.delattr("tmc_client.transports.rabbitmq", raising=False)
+    monkeypatch.delitem(sys.modules, "tmc_client.consuming.transports.rabbitmq", raising=False)
+    monkeypatch.delattr("tmc_client.consuming.transports.rabbitmq", raising=False)
     consumer = tmc.Consumer(center)
     consumer.listener("order.paid")(lambda body: None)
     with pytest.raises(RuntimeError, match=r"RabbitMQ needs pika, .* 'tmc-center\[rabbitmq\]'"):

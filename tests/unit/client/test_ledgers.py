@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 import tmc_client as tmc
 from tmc_client.checks.ledgers import Ledgers
 from tmc_client.checks.questions import Because
-from tmc_client.ledger import ledger_id_of
+from tmc_client.producing.ledger import ledger_id_of
 from tmc_client.tables import ledger, metadata
 
 COMMIT, ROLLBACK, UNKNOWN = tmc.Verdict.COMMIT, tmc.Verdict.ROLLBACK, tmc.Verdict.UNKNOWN

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tmc_client.connection import Connection
+from tmc_client.connecting.connection import Connection
 
 
 class _Method:

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from tmc_client import errors
-from tmc_client.producer import Prepared, Producer
-from tmc_client.sender import Sender
+from tmc_client.connecting.sender import Sender
+from tmc_client.producing.producer import Prepared, Producer
 
 LIMIT = timedelta(seconds=5)
 

@@ -8,10 +8,10 @@ from typing import Any
 import pika
 import pytest
 
-from tmc_client.received import Message
-from tmc_client.screening import Calls, Screen
-from tmc_client.transports import rabbitmq
-from tmc_client.transports.rabbitmq import Credentials, Plan, RabbitTransport, _Reader, message_of
+from tmc_client.consuming.received import Message
+from tmc_client.consuming.screening import Calls, Screen
+from tmc_client.consuming.transports import rabbitmq
+from tmc_client.consuming.transports.rabbitmq import Credentials, Plan, RabbitTransport, _Reader, message_of
 
 HEADERS = {"tmc-key": "k", "tmc-attempt": 2, "tmc-subscriber": "coupons.default", "tmc-interval-ms": 700, "trace": "x"}
 

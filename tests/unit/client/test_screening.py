@@ -12,8 +12,8 @@ import pytest
 from tests.support.eventually import eventually
 from tests.unit.common.test_signatures import A_MESSAGE, KEY
 from tmc_client import errors
-from tmc_client.received import Message
-from tmc_client.screening import Calls, Screen, Suspect, signed_content
+from tmc_client.consuming.received import Message
+from tmc_client.consuming.screening import Calls, Screen, Suspect, signed_content
 from tmc_common import signatures
 from tmc_common.protocol import consumption_pb2
 

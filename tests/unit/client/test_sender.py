@@ -9,8 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from tmc_client import errors, sender
-from tmc_client.sender import ACK, EXTEND, ROLLBACK, SUBMIT, Sender
+from tmc_client import errors
+from tmc_client.connecting import sender
+from tmc_client.connecting.sender import ACK, EXTEND, ROLLBACK, SUBMIT, Sender
 from tmc_common.protocol import consumption_pb2, message_pb2, types_pb2
 
 

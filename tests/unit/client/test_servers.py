@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 from tests.support.eventually import eventually
-from tmc_client import connection as connections
-from tmc_client.connection import Connection, Identity, addresses_of
-from tmc_client.servers import LONGEST_PROBE_S, Server, Servers
+from tmc_client.connecting import connection as connections
+from tmc_client.connecting.connection import Connection, Identity, addresses_of
+from tmc_client.connecting.servers import LONGEST_PROBE_S, Server, Servers
 from tmc_common.protocol import types_pb2
 
 

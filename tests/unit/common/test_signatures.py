@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.outlet import SomeCatalog
-from tmc_client.received import Message
-from tmc_client.screening import signed_content
-from tmc_client.transports.rabbitmq import message_of
+from tmc_client.consuming.received import Message
+from tmc_client.consuming.screening import signed_content
+from tmc_client.consuming.transports.rabbitmq import message_of
 from tmc_common import signatures
 from tmc_server.delivery.rabbitmq_properties import properties_of, sign_copy
 from tmc_server.domain.ports.delivery import Copy

@@ -6,8 +6,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from tmc_client import loading
-from tmc_client.consumer import Consumer
+from tmc_client.consuming import loading
+from tmc_client.consuming.consumer import Consumer
 
 
 class Command(BaseCommand):

@@ -14,10 +14,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from tmc_client import errors, sender
-from tmc_client.received import Message
-from tmc_client.runs import Run
-from tmc_client.sender import Sender
+from tmc_client import errors
+from tmc_client.connecting import sender
+from tmc_client.connecting.sender import Sender
+from tmc_client.consuming.received import Message
+from tmc_client.consuming.runs import Run
 from tmc_common.protocol import consumption_pb2
 
 log = logging.getLogger("tmc_client.keeping")

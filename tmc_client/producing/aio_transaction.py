@@ -15,14 +15,14 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.util import await_only
 
 from tmc_client import errors
-from tmc_client.answered import Answered
-from tmc_client.block import Block
-from tmc_client.ledger import settle_statement
 from tmc_client.local.loops import on_one_loop
 from tmc_client.local.sessions import SessionTransaction
-from tmc_client.producer import Producer
+from tmc_client.producing.answered import Answered
+from tmc_client.producing.block import Block
+from tmc_client.producing.ledger import settle_statement
+from tmc_client.producing.producer import Producer
+from tmc_client.producing.transaction import CenterBlock, Fallback, was_answered
 from tmc_client.recording import Recorded
-from tmc_client.transaction import CenterBlock, Fallback, was_answered
 
 SettleLater = Callable[[asyncio.AbstractEventLoop, sa.Engine, str], None]
 
@@ -69,7 +69,7 @@ class AsyncRecordedTransaction(Awaited, Recorded):
 
 
 class AsyncTransaction(Awaited, CenterBlock):
-    """Use it with `async with`, once. See tmc_client.transaction for the order of the steps and what may raise."""
+    """Use it with `async with`, once. See tmc_client.producing.transaction for the order of the steps and what may raise."""
 
     def __init__(
         self,

@@ -24,25 +24,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
-from tmc_client import errors, wire
+from tmc_client import errors
 from tmc_client.codecs import Topic
-from tmc_client.connection import Identity
+from tmc_client.connecting import wire
+from tmc_client.connecting.connection import Identity
+from tmc_client.consuming.handling import Handling
+from tmc_client.consuming.listeners import Listeners, MessageConsumer
+from tmc_client.consuming.received import Transport
+from tmc_client.consuming.screening import Calls, Screen
+from tmc_client.consuming.transports.stream import StreamTransport
+from tmc_client.consuming.turns import BatchSize
 from tmc_client.extras import needed_by
 from tmc_client.forks import abandon, notice_fork, watch_forks
-from tmc_client.handling import Handling
-from tmc_client.listeners import Listeners, MessageConsumer
-from tmc_client.received import Transport
-from tmc_client.screening import Calls, Screen
-from tmc_client.transports.stream import StreamTransport
-from tmc_client.turns import BatchSize
 from tmc_common.addresses import HostPort
 from tmc_common.protocol import consumption_pb2
 
 if TYPE_CHECKING:
     from tmc_client.aio import AsyncCenter
     from tmc_client.center import Center
-    from tmc_client.inbox import SqlInbox
-    from tmc_client.transports.rabbitmq import Plan
+    from tmc_client.consuming.inbox import SqlInbox
+    from tmc_client.consuming.transports.rabbitmq import Plan
 
 log = logging.getLogger("tmc_client.consumer")
 
@@ -288,7 +289,7 @@ class Consumer:
                 raise errors.NotFound(_not_subscribed(self._center.identity.app, []))
             return StreamTransport(self._center.connection, topics, self._prefetch, self._handling.arrive)
         with needed_by("A center that delivers through RabbitMQ"):
-            from tmc_client.transports import rabbitmq
+            from tmc_client.consuming.transports import rabbitmq
         credentials = rabbitmq.Credentials(*self._credentials)
         return rabbitmq.RabbitTransport(
             self._queues,
@@ -323,7 +324,7 @@ class Consumer:
 
     def _queues(self) -> Plan:
         """The broker and the queues of the topics handled here. Raises TmcError: none of them has a queue yet."""
-        from tmc_client.transports.rabbitmq import Broker, Plan
+        from tmc_client.consuming.transports.rabbitmq import Broker, Plan
 
         plan = self._describe()
         queues = {found.topic: found.queue for found in plan.subscriptions}

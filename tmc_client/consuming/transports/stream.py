@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 
 import grpc
 
-from tmc_client import errors, wire
-from tmc_client.connection import Connection
-from tmc_client.received import Message, OnMessage
+from tmc_client import errors
+from tmc_client.connecting import wire
+from tmc_client.connecting.connection import Connection
+from tmc_client.consuming.received import Message, OnMessage
 from tmc_common.protocol import consumption_pb2
 
 log = logging.getLogger("tmc_client.stream")

@@ -12,10 +12,11 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Required, TypedDict, TypeVar, Unpack
 
-from tmc_client import codecs, errors, sender
+from tmc_client import codecs, errors
 from tmc_client import tracing as spans
 from tmc_client.codecs import Topic
-from tmc_client.sender import Sender
+from tmc_client.connecting import sender
+from tmc_client.connecting.sender import Sender
 from tmc_common import fields, tracing
 from tmc_common.headers import context_of
 from tmc_common.protocol import message_pb2

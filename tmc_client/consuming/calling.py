@@ -17,14 +17,15 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tmc_client import codecs, errors, sender, tracing
-from tmc_client.listeners import Listener, Listeners
-from tmc_client.received import Message
-from tmc_client.runs import Run
+from tmc_client import codecs, errors, tracing
+from tmc_client.connecting import sender
+from tmc_client.consuming.listeners import Listener, Listeners
+from tmc_client.consuming.received import Message
+from tmc_client.consuming.runs import Run
 from tmc_common.protocol import consumption_pb2
 
 if TYPE_CHECKING:
-    from tmc_client.inbox import SqlInbox
+    from tmc_client.consuming.inbox import SqlInbox
 
 log = logging.getLogger("tmc_client.consumer")
 

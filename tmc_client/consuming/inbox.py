@@ -25,12 +25,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_client import errors
+from tmc_client.consuming.received import Message
 from tmc_client.local import LocalTransaction
 from tmc_client.local.choosing import is_async_session, is_of_asyncio, local_of
 from tmc_client.local.drivers import driver_of
 from tmc_client.local.loops import on_one_loop
 from tmc_client.local.sessions import SessionTransaction
-from tmc_client.received import Message
 from tmc_client.tables import inbox, inbox_order, inexact
 
 _PLACE = "handler with an inbox"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tmc_client.received import Message, Receipt
+from tmc_client.consuming.received import Message, Receipt
 
 
 @dataclass(eq=False, kw_only=True, slots=True)

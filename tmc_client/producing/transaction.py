@@ -20,13 +20,21 @@ from typing import Any, Protocol, TypeVar
 import sqlalchemy as sa
 
 from tmc_client import errors
-from tmc_client.answered import SOME, Answered
-from tmc_client.block import Block, Blocking
 from tmc_client.codecs import Topic
-from tmc_client.ledger import fenced, ledger_id_of, rows_for, settle_some
 from tmc_client.local import LocalTransaction
-from tmc_client.marker import COMMITTED, ROLLED_BACK, marker
-from tmc_client.producer import Prepared, Producer, duration, new_attempt_id, prepare_request, prepared_of, wait
+from tmc_client.local.marker import COMMITTED, ROLLED_BACK, marker
+from tmc_client.producing.answered import SOME, Answered
+from tmc_client.producing.block import Block, Blocking
+from tmc_client.producing.ledger import fenced, ledger_id_of, rows_for, settle_some
+from tmc_client.producing.producer import (
+    Prepared,
+    Producer,
+    duration,
+    new_attempt_id,
+    prepare_request,
+    prepared_of,
+    wait,
+)
 from tmc_client.tables import ledger, ledger_info, outbox
 from tmc_common.protocol import message_pb2
 

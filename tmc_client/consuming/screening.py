@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from tmc_client import errors
-from tmc_client.received import Message, OnMessage, Receipt
+from tmc_client.consuming.received import Message, OnMessage, Receipt
 from tmc_common import signatures
 from tmc_common.protocol import consumption_pb2
 

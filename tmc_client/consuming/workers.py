@@ -6,8 +6,6 @@ import itertools
 import threading
 from collections.abc import Callable
 
-HANDLERS = "tmc-handlers"  # the thread with the event loop of a consumer's `async def` handlers
-
 
 class Workers:
     """A pool of `count` daemon threads: a hanging handler does not keep the process alive.

@@ -13,15 +13,16 @@ from functools import partial
 from typing import Any
 
 from tmc_client import errors
-from tmc_client.calling import Answer, Calling, ack, nack, not_begun
+from tmc_client.connecting.sender import Sender
+from tmc_client.consuming.calling import Answer, Calling, ack, nack, not_begun
+from tmc_client.consuming.keeping import Keeper
+from tmc_client.consuming.listeners import Listeners
+from tmc_client.consuming.received import Message, Receipt
+from tmc_client.consuming.runs import Run, Runs
+from tmc_client.consuming.turns import Turn, Turns
+from tmc_client.consuming.workers import Workers
 from tmc_client.forks import abandon
-from tmc_client.keeping import Keeper
-from tmc_client.listeners import Listeners
-from tmc_client.received import Message, Receipt
-from tmc_client.runs import Run, Runs
-from tmc_client.sender import Sender
-from tmc_client.turns import Turn, Turns
-from tmc_client.workers import HANDLERS, Workers
+from tmc_client.local.loops import HANDLERS
 from tmc_common import tracing
 
 log = logging.getLogger("tmc_client.consumer")

@@ -11,11 +11,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, get_args, get_origin, get_type_hints
 
 from tmc_client.codecs import Topic
-from tmc_client.received import Message
+from tmc_client.consuming.received import Message
 
 if TYPE_CHECKING:
-    from tmc_client.inbox import SqlInbox
-    from tmc_client.turns import BatchSize
+    from tmc_client.consuming.inbox import SqlInbox
+    from tmc_client.consuming.turns import BatchSize
 
 
 @dataclass(frozen=True, kw_only=True)

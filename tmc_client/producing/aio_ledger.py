@@ -12,8 +12,9 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
-from tmc_client import errors, ledger
-from tmc_client.ledger import answered, settle_statement, unsettled_after
+from tmc_client import errors
+from tmc_client.producing import ledger
+from tmc_client.producing.ledger import answered, settle_statement, unsettled_after
 from tmc_client.tables import ledger as ledger_table
 from tmc_client.tables import raise_if_lacking
 

@@ -20,7 +20,7 @@ from typing import Any, Generic, NoReturn, Self, TypeVar
 from tmc_client import errors
 from tmc_client.codecs import Topic
 from tmc_client.local import LocalTransaction
-from tmc_client.workers import HANDLERS
+from tmc_client.local.loops import HANDLERS
 from tmc_common.protocol import message_pb2
 
 log = logging.getLogger("tmc_client.transaction")

@@ -26,9 +26,9 @@ import pika.frame
 from pika.adapters.select_connection import IOLoop, SelectConnection
 from pika.exceptions import NoFreeChannels
 
+from tmc_client.consuming.received import Message
+from tmc_client.consuming.screening import Screen, Suspect
 from tmc_client.errors import TmcError
-from tmc_client.received import Message
-from tmc_client.screening import Screen, Suspect
 from tmc_common.addresses import HostPort
 from tmc_common.amqp import give_up, text_of
 from tmc_common.headers import from_wire

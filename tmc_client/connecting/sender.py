@@ -24,8 +24,9 @@ from typing import Any
 
 import grpc
 
-from tmc_client import errors, tracing, wire
-from tmc_client.connection import Connection
+from tmc_client import errors, tracing
+from tmc_client.connecting import wire
+from tmc_client.connecting.connection import Connection
 from tmc_client.forks import notice_fork, watch_forks
 from tmc_common.protocol import consumption_pb2, message_pb2
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tmc_client.runs import Run
+from tmc_client.consuming.runs import Run
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0

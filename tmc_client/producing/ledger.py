@@ -20,11 +20,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_client import errors
-from tmc_client.answered import SOME
 from tmc_client.forks import notice_fork, watch_forks
 from tmc_client.local.engines import Source, engine_of
-from tmc_client.marker import COMMITTED, ROLLED_BACK
-from tmc_client.producer import Prepared, Producer, wait
+from tmc_client.local.marker import COMMITTED, ROLLED_BACK
+from tmc_client.producing.answered import SOME
+from tmc_client.producing.producer import Prepared, Producer, wait
 from tmc_client.tables import compare_exactly, ledger, ledger_info, metadata, raise_if_lacking
 
 log = logging.getLogger("tmc_client.ledger")

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from tmc_client import errors, wire
+from tmc_client import errors
+from tmc_client.connecting import wire
+from tmc_client.connecting.servers import Server, Servers
 from tmc_client.extras import needed_by
 from tmc_client.forks import abandon, notice_fork, watch_forks
-from tmc_client.servers import Server, Servers
 from tmc_common.addresses import HostPort, is_loopback
 from tmc_common.proxies import proxy_options
 

@@ -1,0 +1,1 @@
+"""Connecting: where the servers are, the channel to them, and the calls over it."""

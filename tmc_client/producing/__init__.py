@@ -1,0 +1,1 @@
+"""Producing: blocks around local transactions, their ledger, and the calls behind them."""
