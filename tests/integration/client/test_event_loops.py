@@ -28,7 +28,7 @@ def _run(url: str, use: str, disposes: bool) -> str:
         from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
         import tmc_client as tmc
         from tmc_client import aio
-        from tmc_client.producing import one_transaction
+        from tmc_client.local import one_transaction
         engine = create_async_engine({url!r})
 
         async def prepare():

@@ -24,7 +24,7 @@ from tests.support.eventually import eventually
 from tests.support.messages import a_message
 from tmc_client import aio
 from tmc_client.connecting import sender
-from tmc_client.producing import one_transaction
+from tmc_client.local import one_transaction
 from tmc_client.producing.answered import SOME
 from tmc_client.producing.ledger import Settler, rows_for
 from tmc_client.tables import inbox, ledger
