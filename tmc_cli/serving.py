@@ -14,7 +14,7 @@ from tmc_cli import fail
 from tmc_cli.options import ConfigFile, command, loaded
 from tmc_cli.workers import worker_commands
 from tmc_common.supervisor import Supervisor
-from tmc_server.app import DEV, SERVER, CannotStart, Form, in_one_process, serve
+from tmc_server.app import DEV, SERVER, CannotStart, RunMode, in_one_process, serve
 from tmc_server.app.reaching import run_when_possible
 from tmc_server.config import Config, ConfigError
 from tmc_server.telemetry import configure_logging
@@ -85,11 +85,11 @@ def _console(center_port: int, port: int) -> str:
         return f"No console: port {port} cannot be used ({exc.strerror}); --console-port takes another one."
 
 
-def _serve(config: Config, form: Form = SERVER, on_started: Callable[[int], None] = lambda _port: None) -> None:
+def _serve(config: Config, mode: RunMode = SERVER, on_started: Callable[[int], None] = lambda _port: None) -> None:
     for name, path in config.files.items():
         if not os.access(path, os.R_OK):
             fail(f"{name}: cannot read {path}: {'no such file' if not Path(path).exists() else 'permission denied'}.")
     try:
-        run_when_possible(config, partial(serve, config, form, on_started))
+        run_when_possible(config, partial(serve, config, mode, on_started))
     except CannotStart as exc:
         fail(exc)

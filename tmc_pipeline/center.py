@@ -63,7 +63,7 @@ class Names:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Among:
+class MessageRange:
     """Which messages are read: those prepared in [from_ms, to_ms), and those in `numbers` (by shard), whatever their age.
 
     Numbers begin with the time, so both are ranges of the primary key: nothing else is looked at.
@@ -89,7 +89,7 @@ class Among:
         return sorted({each for each in self.numbers.get(shard, ()) if not low <= each < high})
 
 
-EVERYTHING = Among()
+EVERYTHING = MessageRange()
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class CenterTables:
         return max((int(row.horizon) for row in rows if row.horizon is not None), default=0)
 
     def messages(
-        self, among: Among = EVERYTHING, changed_since_ms: int = 0, body: bool = True, attempts: bool = True
+        self, among: MessageRange = EVERYTHING, changed_since_ms: int = 0, body: bool = True, attempts: bool = True
     ) -> DataFrame:
         """One row per message: MESSAGE of frames.py. No order.
 
@@ -237,7 +237,7 @@ class CenterTables:
         rows = sum(span.rows for span in spans.values()) + among.listed
         return _parsed(stored.coalesce(2 * max(self._spark.sparkContext.defaultParallelism, -(-rows // self._slice))))
 
-    def _predicates(self, among: Among, shard: int, span: Span) -> list[str]:
+    def _predicates(self, among: MessageRange, shard: int, span: Span) -> list[str]:
         """One per task; no row matches two."""
         beyond = among.beyond(shard)
         slices = span.slices(self._slice, among.bounds) if span.rows else []
@@ -246,7 +246,7 @@ class CenterTables:
             f"id IN ({', '.join(map(str, each))})" for each in lists
         ]
 
-    def _spans(self, among: Among) -> dict[int, Span]:
+    def _spans(self, among: MessageRange) -> dict[int, Span]:
         """Of every shard, with one query per database, and one more for each shard that several tasks read."""
 
         def spans(place: Database) -> dict[int, Span]:
@@ -258,7 +258,7 @@ class CenterTables:
         with ThreadPoolExecutor(self._opening) as pool:
             return {shard: span for found in pool.map(spans, self._databases.each) for shard, span in found.items()}
 
-    def _sample(self, place: Database, shard: int, rows: int, among: Among) -> Sequence[int]:
+    def _sample(self, place: Database, shard: int, rows: int, among: MessageRange) -> Sequence[int]:
         """Message numbers at which to cut. The database reads an index for them, as it does to count."""
         if rows <= self._slice:
             return ()
@@ -296,7 +296,7 @@ def databases_of(store: StoreConfig) -> StoreDatabases:
     return StoreDatabases(catalog, shards)
 
 
-def in_range(shard: int, among: Among) -> str:
+def in_range(shard: int, among: MessageRange) -> str:
     """Table and condition of a query over the range, without its listed numbers."""
     if not among.from_ms and among.to_ms is None:  # no range: then the database reads its smallest index and no rows
         return f"tmc_message_{shard:02d} WHERE 1 = 1"

@@ -336,7 +336,7 @@ def reconcile(
             numbers = " ".join(f"{name}={each[name]}" for name in ("committed", "consumed", "unconfirmed", "open"))
             typer.echo(f"{'ok ' if each['holds'] else 'BAD'} {each['topic']} -> {each['subscriber']}: {numbers}")
         typer.echo(f"details: {summary.path}")
-    if not summary.well:
+    if not summary.consistent:
         raise typer.Exit(1)
 
 
@@ -394,14 +394,14 @@ def share_classes(config: ConfigFile) -> None:
 
 def _use_spark(job: Job, folder: str) -> None:
     """Load the classes that jobs need: a reconciliation, a write and a read of what is in the tables since now."""
-    from tmc_pipeline.center import Among
+    from tmc_pipeline.center import MessageRange
     from tmc_pipeline.files import HadoopFolder
     from tmc_pipeline.reconcile.job import Reconciliation
     from tmc_pipeline.reconcile.ledgers import Ledgers
 
     job.center.check()
     now = job.center.now_ms()
-    messages = job.center.messages(Among(from_ms=now))
+    messages = job.center.messages(MessageRange(from_ms=now))
     messages.write.partitionBy("state").parquet(f"{folder}/messages")
     job.spark.read.schema(messages.schema).parquet(f"{folder}/messages").groupBy("state").count().collect()
     Reconciliation(

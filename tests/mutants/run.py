@@ -131,19 +131,26 @@ def _outcome(mutant: Mutant) -> str:
     return "red" if nodes == [mutant.test] else "GREEN" if not nodes else "OTHER"
 
 
+def _trouble(mutant: Mutant) -> str:
+    """Why it cannot be tried; "": it can."""
+    with tempfile.TemporaryDirectory(prefix="tmc-mutant-") as folder:
+        for file in {edit.file for edit in mutant.edits}:
+            copied = Path(folder) / file
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, copied)
+        try:
+            for edit in mutant.edits:
+                edit.apply(Path(folder))
+        except RuntimeError as exc:
+            return str(exc)
+    return "" if mutant.has_its_test else f"there is no test {mutant.test}"
+
+
 def main() -> None:
     found = mutants()
     if "--check" in sys.argv:
-        for mutant in found:
-            with tempfile.TemporaryDirectory(prefix="tmc-mutant-") as folder:
-                for file in {edit.file for edit in mutant.edits}:
-                    copied = Path(folder) / file
-                    copied.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy(ROOT / file, copied)
-                for edit in mutant.edits:
-                    edit.apply(Path(folder))
-            if not mutant.has_its_test:
-                sys.exit(f"{mutant.name}: there is no test {mutant.test}")
+        if broken := [f"{mutant.name}: {trouble}" for mutant in found if (trouble := _trouble(mutant))]:
+            sys.exit("\n".join(broken))
         if page(found) != PAGE.read_text():
             sys.exit("docs/mutants.md does not list the mutants as they are: run ./scripts/mutants --table")
         return

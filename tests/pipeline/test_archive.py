@@ -21,7 +21,7 @@ from tests.support.mariadb import MariaDB
 from tmc_pipeline.archive import job as archiving
 from tmc_pipeline.archive.restore import Restoring
 from tmc_pipeline.archive.verify import Verifying
-from tmc_pipeline.center import Among, CenterTables, databases_of, in_range, messages_of
+from tmc_pipeline.center import CenterTables, MessageRange, databases_of, in_range, messages_of
 from tmc_pipeline.errors import AnotherRun, ArchiveDamaged, CannotRun, JobFailed
 from tmc_pipeline.files import HadoopFolder
 from tmc_server.archives.folder import ArchiveFolder
@@ -268,7 +268,7 @@ class TestWhatGoesIn:
         """Whatever is in them: it finds what is new, and what was open, by primary key."""
         center = filled(20_000, [7])
         now = Jobs(spark, center, folder).tables.now_ms()
-        low, high = Among(from_ms=now - 3 * archiving.HOUR_MS).bounds
+        low, high = MessageRange(from_ms=now - 3 * archiving.HOUR_MS).bounds
         query = messages_of(databases_of(StoreConfig.model_validate(center.store)).shards[7], 7, 0, body=True)
         for condition in (f"id >= {low} AND id < {high}", "id IN (5, 6, 7)"):
             statement = f"EXPLAIN SELECT * FROM {query} WHERE {condition}"
@@ -277,7 +277,7 @@ class TestWhatGoesIn:
             assert [(row.type, row.key) for row in of_messages] == [("range", "PRIMARY")], plan
             assert {row.type for row in plan if row.table == "c"} == {"ref"}
             assert sum(int(row.rows) for row in of_messages) <= 3
-        (plan,) = center.rows(f"EXPLAIN SELECT COUNT(*) FROM {in_range(7, Among(from_ms=now))}", [7])
+        (plan,) = center.rows(f"EXPLAIN SELECT COUNT(*) FROM {in_range(7, MessageRange(from_ms=now))}", [7])
         assert (plan.type, plan.key) == ("range", "PRIMARY")
 
     def test_an_hourly_run_reads_what_is_new_and_what_was_open(
@@ -286,10 +286,10 @@ class TestWhatGoesIn:
         jobs = Jobs(spark, filled(200), folder)
         jobs.center.change(7, "UPDATE tmc_message_{nn} SET state = 4, decided_ms = NULL WHERE message_key = 'k07-9'")
         jobs.run_archive()
-        asked: list[Among] = []
+        asked: list[MessageRange] = []
         messages = CenterTables.messages
 
-        def noting(self: CenterTables, among: Among, *rest: Any) -> DataFrame:
+        def noting(self: CenterTables, among: MessageRange, *rest: Any) -> DataFrame:
             asked.append(among)
             return messages(self, among, *rest)
 

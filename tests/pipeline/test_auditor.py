@@ -86,7 +86,7 @@ def test_honest_traffic_agrees(traffic: Traffic) -> None:
     summary = traffic.reconciled()
     assert traffic.found(summary) == {}
     assert summary.verdicts[AGREED] == len(SHARDS) * EACH
-    assert summary.well
+    assert summary.consistent
     assert summary.bad_clocks == 0
 
 
@@ -110,7 +110,7 @@ def test_every_kind_is_found_with_its_verdict_and_nothing_else(traffic: Traffic)
     }
     assert wrong == {}
     assert summary.discrepancies == len(traffic.expected)
-    assert not summary.well
+    assert not summary.consistent
     assert summary.bad_clocks > 0
     assert sum(each["rows_of_other_subscribers"] for each in summary.sources) >= 4
     assert sum(each["rows_of_unknown_state"] for each in summary.sources) == 1

@@ -139,7 +139,7 @@ def test_a_replay_of_a_replay_is_verified_alone(spark: SparkSession, filled: Fil
     again = next(each for each in messages[3:12] if each.topic == first.topic)
     body = "REPEAT(MD5(3 * 32 + 16), 8)"  # as the first one was filled
     _as_replay(again, first, body)
-    assert jobs.run_reconcile(until_ms=MIDNIGHT_MS).well
+    assert jobs.run_reconcile(until_ms=MIDNIGHT_MS).consistent
     _as_replay(next(each for each in messages[18:] if each.topic == first.topic), again, body)
     found = jobs.run_reconcile(since="last")
     assert _found(jobs, found) == {}

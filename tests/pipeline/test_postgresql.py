@@ -51,7 +51,7 @@ def test_both_sides_on_postgresql_are_compared(
     consumers = [{"app": name, "url": _url(engines[name])} for name in CONSUMERS]
     jobs = Jobs(spark, center, folder, producers=producers, consumers=consumers)
     summary = jobs.run_reconcile()
-    assert summary.well
+    assert summary.consistent
     assert summary.verdicts["agreed"] == 48
     with engines["p1"].begin() as connection:
         key = connection.execute(sa.select(ledger.c.message_key).limit(1)).scalar_one()

@@ -571,7 +571,7 @@ def test_planted_discrepancies_are_all_found_and_none_is_invented(
             assert {found.get(id_) for id_ in planted._public(planted.planted[kind], topic)} <= {verdict}
     kept = {each["app"]: each for each in summary.sources}
     assert kept["c1"]["rows_without_a_message_id"] == 2
-    assert not summary.well
+    assert not summary.consistent
     written = json.loads(Path(summary.path, "summary.json").read_text())
     assert written["verdicts"] == expected
     assert len(list(Path(summary.path, "details.csv").glob("part-*.csv"))) == 1
@@ -582,7 +582,7 @@ def test_honest_ledgers_agree_and_both_relations_are_reported(spark: SparkSessio
     jobs = Jobs(spark, filled(6), folder)
     jobs.center.fill_ledgers()
     summary = jobs.run_reconcile()
-    assert summary.well
+    assert summary.consistent
     assert summary.verdicts["agreed"] == 24
     assert [
         (each["subscriber"], each["committed"], each["consumed"], each["relation"]) for each in summary.relations
@@ -607,7 +607,7 @@ def test_honest_ledgers_agree_and_both_relations_are_reported(spark: SparkSessio
             "DELETE FROM tmc_inbox WHERE message_id LIKE '2-2-07-%' ORDER BY message_id LIMIT 1".replace("%", "%%")
         )
     summary = jobs.run_reconcile()
-    assert summary.well
+    assert summary.consistent
     (shipped,) = [each for each in summary.relations if each["subscriber"] == "c2.default"]
     assert shipped["relation"] == "committed <= consumed <= committed + unconfirmed"
     assert (shipped["committed"], shipped["unconfirmed"], shipped["consumed"]) == (7, 1, 7)
@@ -625,7 +625,7 @@ def test_producers_that_share_a_ledger_match_too(
     shared = [{"app": app, "url": url} for app in ("p1", "p2")]
     with caplog.at_level("INFO", "tmc.pipeline"):
         summary = Jobs(spark, center, folder, producers=[*shared, *others]).run_reconcile()
-    assert summary.well
+    assert summary.consistent
     assert "24 messages match, 0 are judged" in caplog.text
     assert [each["rows"] for each in summary.sources if each["app"] in ("p1", "p2")] == [16, 16]
 

@@ -54,7 +54,7 @@ from tmc_server.store.batch import ShardWriter
 from tmc_server.store.catalog import CatalogStore
 from tmc_server.store.catalog_watch import CatalogWatch
 from tmc_server.store.due import SqlDueWork
-from tmc_server.store.due_checks import SqlCheckDesk, SqlDueChecks
+from tmc_server.store.due_checks import SqlCheckStore, SqlDueChecks
 from tmc_server.store.engines import Database, ShardMap, repeated
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.line_repair import SqlLineWork
@@ -145,7 +145,7 @@ class StoreUnderTest:
         self.due = SqlDueWork(self.writer, self.leases, self.watch)
         self.lines = SqlLineWork(self.writer, self.leases, self.watch)
         self.checks = SqlDueChecks(self.writer, self.leases, self.watch)
-        self.desk = SqlCheckDesk([self.writer] * 32)
+        self.desk = SqlCheckStore([self.writer] * 32)
         self.alerts = SqlAlertOutbox(database, self.shard, self.watch)
         self._numbers = itertools.count(1)
         self._handlers_begin = False

@@ -24,13 +24,13 @@ from tmc_common.clocks import CLOCK_MS
 log = logging.getLogger("tmc_client.outbox")
 
 _UNSENT = table.c.state == int(State.UNSENT)
-ALWAYS_DUE_MS = 1  # of messages with an order key: whose clock is ahead delays nobody
+ALWAYS_DUE_MS = 1  # ordered messages are always due, so a fast clock cannot delay others
 _PAGE = 1_000
 _PAGE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class OutboxStats:
     """How an outbox stands. sent_directly: of those sent.  oldest_unsent_ms: when it was added, milliseconds since the
     epoch; None: all is sent.
     """
@@ -237,7 +237,7 @@ class OutboxStore:
             mine = _by_ids(table.update(), [entry.id for entry in entries]).where(_UNSENT)
             connection.execute(mine.values(**values))
 
-    def standing(self) -> Standing:
+    def standing(self) -> OutboxStats:
         """Counts by state."""
         counts = sa.select(table.c.state, table.c.direct, sa.func.count(), sa.func.min(table.c.created_ms))
         with self._reading() as connection:
@@ -246,7 +246,7 @@ class OutboxStore:
         none = (0, None)
         directly = found.get((State.SENT, True), none)[0]
         unsent, oldest = found.get((State.UNSENT, False), none)
-        return Standing(
+        return OutboxStats(
             unsent=unsent,
             sent=directly + found.get((State.SENT, False), none)[0],
             sent_directly=directly,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tmc_client.forks import watch_forks
 
-SOME = 16
+SETTLE_BATCH = 16
 
 
 class Answered:
@@ -27,9 +27,9 @@ class Answered:
             self._waiting.setdefault(ledger_id, []).extend(message_ids)
 
     def take(self, ledger_id: bytes, *, at_least: int) -> Sequence[str]:
-        """A multiple of SOME, and more than `at_least` if there are: blocks of any size settle faster than they add."""
+        """A multiple of SETTLE_BATCH, and more than `at_least` if there are: blocks of any size settle faster than they add."""
         with self._lock:
             waiting = self._waiting.get(ledger_id, [])
-            count = min(len(waiting), at_least + 2 * SOME) // SOME * SOME
+            count = min(len(waiting), at_least + 2 * SETTLE_BATCH) // SETTLE_BATCH * SETTLE_BATCH
             taken, self._waiting[ledger_id] = waiting[:count], waiting[count:]
             return taken

@@ -23,14 +23,14 @@ from tmc_client import errors
 from tmc_client.forks import notice_fork, watch_forks
 from tmc_client.local.engines import Source, engine_of
 from tmc_client.local.marker import COMMITTED, ROLLED_BACK
-from tmc_client.producing.answered import SOME
+from tmc_client.producing.answered import SETTLE_BATCH
 from tmc_client.producing.producer import Prepared, Producer, wait
 from tmc_client.tables import compare_exactly, ledger, ledger_info, metadata, raise_if_lacking
 
 log = logging.getLogger("tmc_client.ledger")
 
 _RESUME_PAGE = 500
-_SETTLE_BATCH = 200
+_SETTLE_AT = 200
 _SETTLE_EVERY_S = 0.5
 
 
@@ -129,13 +129,15 @@ def _settling(message_ids: Sequence[Any]) -> sa.Update:
     return change
 
 
-_SETTLE_SOME = _settling([sa.bindparam(f"id{number}") for number in range(SOME)]).values(settled_ms=sa.bindparam("now"))
+_SETTLE_EXACTLY = _settling([sa.bindparam(f"id{number}") for number in range(SETTLE_BATCH)]).values(
+    settled_ms=sa.bindparam("now")
+)
 
 
-def settle_some(message_ids: Sequence[str]) -> tuple[sa.Update, dict[str, Any]]:
-    """As `settle_statement`, of exactly SOME messages: a statement that is compiled once, and its parameters."""
+def settle_batch(message_ids: Sequence[str]) -> tuple[sa.Update, dict[str, Any]]:
+    """As `settle_statement`, of exactly SETTLE_BATCH messages: a statement that is compiled once, and its parameters."""
     ids = {f"id{number}": message_id for number, message_id in enumerate(sorted(message_ids))}
-    return _SETTLE_SOME, {**ids, "now": time.time_ns() // 1_000_000}
+    return _SETTLE_EXACTLY, {**ids, "now": time.time_ns() // 1_000_000}
 
 
 def unsettled_after(message_id: str) -> sa.Select[Any]:
@@ -221,7 +223,7 @@ class Settler:
                 atexit.register(self._flush_at_exit, os.getpid())
             waiting = self._waiting.setdefault(engine, [])
             waiting.extend(message_ids)
-            if len(waiting) >= _SETTLE_BATCH:
+            if len(waiting) >= _SETTLE_AT:
                 self._condition.notify_all()
 
     def _run(self) -> None:

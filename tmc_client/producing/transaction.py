@@ -23,9 +23,9 @@ from tmc_client import errors
 from tmc_client.codecs import Topic
 from tmc_client.local import LocalTransaction
 from tmc_client.local.marker import COMMITTED, ROLLED_BACK, marker
-from tmc_client.producing.answered import SOME, Answered
+from tmc_client.producing.answered import SETTLE_BATCH, Answered
 from tmc_client.producing.block import Block, Blocking
-from tmc_client.producing.ledger import fenced, ledger_id_of, rows_for, settle_some
+from tmc_client.producing.ledger import fenced, ledger_id_of, rows_for, settle_batch
 from tmc_client.producing.producer import (
     Prepared,
     Producer,
@@ -228,8 +228,8 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
         self._engine = self._local.engine
         if self._engine is None:
             self._settling = self._answered.take(self._ledger_id, at_least=len(self.messages))
-            for first in range(0, len(self._settling), SOME):
-                self._local.run(*settle_some(self._settling[first : first + SOME]))
+            for first in range(0, len(self._settling), SETTLE_BATCH):
+                self._local.run(*settle_batch(self._settling[first : first + SETTLE_BATCH]))
 
     def _prepared(self, preparation: Preparation) -> bool:
         """Returns False: the center is away, and the messages are in the outbox instead."""

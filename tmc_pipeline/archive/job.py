@@ -24,7 +24,7 @@ from pyspark.sql import functions as f
 
 from tmc_pipeline.archive.contents import Archive, closed_since, fingerprint, hexadecimal, is_among
 from tmc_pipeline.archive.publishing import Publishing, Staging
-from tmc_pipeline.center import EVERYTHING, Among, CenterTables, Names
+from tmc_pipeline.center import EVERYTHING, CenterTables, MessageRange, Names
 from tmc_pipeline.errors import JobFailed, translated
 from tmc_pipeline.frames import ARCHIVED, is_one_of, small_table, with_topic, without
 from tmc_server.domain import consumption, message
@@ -146,14 +146,14 @@ class Archiving:
         )
         return manifest
 
-    def _unseen(self, chain: Chain, before_ms: int) -> Among:
+    def _unseen(self, chain: Chain, before_ms: int) -> MessageRange:
         """What earlier runs may have left: messages prepared recently, and those that the last run listed as open."""
         left = chain.open
         if left is None:  # the first run
             return EVERYTHING
         from_ms = max(0, min(left.before_ms, min(before_ms, chain.before_ms) - self._lookback_ms))
         if not left.counts:
-            return Among(from_ms=from_ms)
+            return MessageRange(from_ms=from_ms)
         with translated():
             listed = self._archive.folder.exists(f"open/{left.run}")
             rows = self._archive.listed(f"open/{left.run}").collect() if listed else []
@@ -163,9 +163,9 @@ class Archiving:
         if any(len(numbers[shard]) != count for shard, count in left.counts.items()):
             log.warning("the list of open messages of run %s is incomplete: all messages are read", left.run)
             return EVERYTHING
-        return Among(from_ms=from_ms, numbers=numbers)
+        return MessageRange(from_ms=from_ms, numbers=numbers)
 
-    def _chosen(self, chain: Chain, among: Among, before_ms: int, open_before_ms: int) -> DataFrame:
+    def _chosen(self, chain: Chain, among: MessageRange, before_ms: int, open_before_ms: int) -> DataFrame:
         """ARCHIVED: what the archive lacks, and with OPEN as day, what the next run has to look at again."""
         topics = small_table(self._spark, self._center.names.topics.items(), "topic_no int, topic string")
         named = dated(self._center.messages(among), topics, before_ms, open_before_ms)

@@ -22,7 +22,7 @@ from pyspark.sql import functions as f
 
 from tmc_common.spreadsheets import FORMULA_STARTS
 from tmc_pipeline.archive.contents import Archive, closed_since, end_of_day_ms, moment
-from tmc_pipeline.center import Among, CenterTables
+from tmc_pipeline.center import CenterTables, MessageRange
 from tmc_pipeline.errors import translated
 from tmc_pipeline.files import HadoopFolder
 from tmc_pipeline.frames import on_disk, shuffled_into
@@ -63,7 +63,7 @@ _ROWS_OF_A_PARTITION = 250_000  # sorted in memory by one task
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What a run found. verdicts: messages by verdict.  well: no discrepancy, and every relation holds.
+    """What a run found. verdicts: messages by verdict.  consistent: no discrepancy, and every relation holds.
 
     bad_clocks: messages and deliveries with a time in the future, which excuses nothing.
     span: since_ms: messages prepared earlier were compared only if the last run left them open, `left` of them;
@@ -85,13 +85,13 @@ class Summary:
         return sum(count for verdict, count in self.verdicts.items() if verdict not in (AGREED, PENDING))
 
     @property
-    def well(self) -> bool:
+    def consistent(self) -> bool:
         return not self.discrepancies and all(each["holds"] for each in self.relations)
 
     def to_json(self) -> str:
         values = {
             "run": self.run,
-            "well": self.well,
+            "consistent": self.consistent,
             "discrepancies": self.discrepancies,
             "verdicts": self.verdicts,
             "by_topic": self.by_topic,
@@ -288,7 +288,7 @@ class Reconciliation:
         if not numbers:
             return []
         every = [number for each in numbers.values() for number in each]
-        in_span = Among(from_ms=scope.from_ms, to_ms=scope.from_ms, numbers=numbers)  # nothing but the numbers
+        in_span = MessageRange(from_ms=scope.from_ms, to_ms=scope.from_ms, numbers=numbers)  # nothing but the numbers
         found = [kept.enter_context(on_disk(outlined(self._center.messages(in_span, attempts=False), bodies=False)))]
         found[0].count()
         if self._archive is not None:

@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tmc_pipeline.archive.contents import closed_since
-from tmc_pipeline.center import Among
+from tmc_pipeline.center import MessageRange
 from tmc_pipeline.errors import CannotRun
 from tmc_pipeline.files import HadoopFolder
 from tmc_pipeline.reconcile.verdicts import CLOCKS_APART_MS, PENDING, REPLAY, made_ms, noted_number, shard_and_number
@@ -69,9 +69,9 @@ class Scope:
         return self.last.count if self.last is not None else 0
 
     @property
-    def among(self) -> Among:
+    def among(self) -> MessageRange:
         """To read the center's tables."""
-        return Among(from_ms=self.from_ms, to_ms=self.to_ms, numbers=self.last.numbers if self.last else {})
+        return MessageRange(from_ms=self.from_ms, to_ms=self.to_ms, numbers=self.last.numbers if self.last else {})
 
     @property
     def notes_from_ms(self) -> int:

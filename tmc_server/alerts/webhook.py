@@ -57,7 +57,7 @@ class WebhookSink:
             return
         if status in _LATER or not 400 <= status < 500 or alert.alike:  # of several, the others may be taken
             raise OSError(f"the webhook answers with status {status}")
-        log.error("webhook_refused", "the webhook refuses an alert for good (%d), it stands in the log alone", status)
+        log.error("webhook_refused", "an alert was permanently rejected by the webhook (%d); logged only", status)
 
     def _check_taken(self, said: bytes) -> None:
         """For tools that answer 200 in any case. Raises OSError."""

@@ -1,13 +1,13 @@
 """The composition root: the only package that names concrete adapters."""
 
-from tmc_server.app.form import DEV, SERVER, Form, in_one_process
 from tmc_server.app.maintenance import CannotStart, diagnose, initialize, open_shards
+from tmc_server.app.run_mode import DEV, SERVER, RunMode, in_one_process
 from tmc_server.app.server import Server, serve
 
 __all__ = [
     "CannotStart",
     "DEV",
-    "Form",
+    "RunMode",
     "SERVER",
     "Server",
     "diagnose",

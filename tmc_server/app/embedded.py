@@ -18,9 +18,9 @@ from pathlib import Path
 import uvloop
 from sqlalchemy import make_url
 
-from tmc_server.app.form import Form, in_one_process
 from tmc_server.app.maintenance import CannotStart
 from tmc_server.app.reaching import require_databases
+from tmc_server.app.run_mode import RunMode, in_one_process
 from tmc_server.app.server import Server
 from tmc_server.config import Config, ConfigError, load
 
@@ -34,26 +34,26 @@ class EmbeddedServer:
     It stops by itself when the program ends: its thread is no daemon, so the interpreter waits for it.
     """
 
-    def __init__(self, config: Config, form: Form) -> None:
+    def __init__(self, config: Config, mode: RunMode) -> None:
         """Raises CannotStart."""
-        self.secret = form.secret
+        self.secret = mode.secret
         self._pid = os.getpid()
         started: Future[Server] = Future()
-        self._thread = threading.Thread(target=self._run, args=(config, form, started), name="tmc-embedded")
+        self._thread = threading.Thread(target=self._run, args=(config, mode, started), name="tmc-embedded")
         _OURS.add(self._thread)
         self._thread.start()
         self.server = started.result(_START_S)
         self.address = f"127.0.0.1:{self.server.port}"
 
-    def _run(self, config: Config, form: Form, started: Future[Server]) -> None:
+    def _run(self, config: Config, mode: RunMode, started: Future[Server]) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(self._serve(config, form, started))
+            runner.run(self._serve(config, mode, started))
 
-    async def _serve(self, config: Config, form: Form, started: Future[Server]) -> None:
+    async def _serve(self, config: Config, mode: RunMode, started: Future[Server]) -> None:
         """Until `stop`, until the program ends, or until the server cannot continue, as the log then says."""
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         try:
-            server = await Server.started(config, form)
+            server = await Server.started(config, mode)
         except BaseException as exc:  # noqa: BLE001 - handed to the one who waits
             started.set_exception(exc)
             return
@@ -123,4 +123,4 @@ def start(database: str) -> EmbeddedServer:
     plain = config.model_copy(
         update={"tls": Config().tls, "delivery": Config().delivery, "rabbitmq": Config().rabbitmq}
     )
-    return EmbeddedServer(plain, Form(is_open=True, secret=secrets.token_urlsafe(32)))
+    return EmbeddedServer(plain, RunMode(is_open=True, secret=secrets.token_urlsafe(32)))

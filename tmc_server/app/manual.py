@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 
 from tmc_server.app.embedded import EmbeddedServer
-from tmc_server.app.form import Form, in_one_process
 from tmc_server.app.maintenance import open_shards
+from tmc_server.app.run_mode import RunMode, in_one_process
 from tmc_server.config import Config
 from tmc_server.delivery.stream import StreamOutlet
 from tmc_server.domain.ids import MessageId
@@ -42,7 +42,7 @@ class ManualServer(EmbeddedServer):
         self._sent: dict[str, dict[SubscriptionNumber, Copy]] = {}
         self._copies: Counter[SubscriptionNumber] = Counter()
         super().__init__(
-            config, Form(is_open=True, is_manual=True, clock=lambda: self._now_ms, on_copies=self._on_copies)
+            config, RunMode(is_open=True, is_manual=True, clock=lambda: self._now_ms, on_copies=self._on_copies)
         )
         parts = self.server.parts
         self._duties = [duty for duty in (*parts.duties, *parts.findable) if duty.name in _DUTIES]

@@ -55,7 +55,7 @@ class OpenStore:
 def open_store(config: Config, shards: ShardMap, is_open: bool, undo: ExitStack) -> OpenStore:
     """Blocks. Raises TmcError, DatabaseTaken, ShardsElsewhere; CannotStart: its settings are unsafe.
 
-    is_open: see Form.  undo: gives back what was taken, should the start fail later.
+    is_open: see RunMode.  undo: gives back what was taken, should the start fail later.
     """
     is_alone = is_open or config.delivery.kind == "builtin"
     for database in shards.databases:

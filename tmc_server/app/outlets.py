@@ -34,7 +34,7 @@ _EPISODE_MINUTES = 10
 class Outlets:
     """All outlets for copies, started and stopped together.
 
-    wake: called when there is room for due copies.  on_copies: see Form.
+    wake: called when there is room for due copies.  on_copies: see RunMode.
     """
 
     def __init__(

@@ -16,10 +16,10 @@ import uvloop
 
 from tmc_common.addresses import is_loopback
 from tmc_common.eventlog import EventLog
-from tmc_server.app.form import SERVER, Form
 from tmc_server.app.maintenance import CannotStart, CannotStartYet, open_shards, said_by_database
 from tmc_server.app.memory import keep_memory_small
 from tmc_server.app.opening import OpenStore, open_store
+from tmc_server.app.run_mode import SERVER, RunMode
 from tmc_server.app.wiring import Wiring, wire
 from tmc_server.config import Config
 from tmc_server.errors import StoreUnavailable, TmcError
@@ -55,7 +55,7 @@ class Server:
         self._dead = dead
 
     @classmethod
-    async def started(cls, config: Config, form: Form = SERVER) -> Server:
+    async def started(cls, config: Config, mode: RunMode = SERVER) -> Server:
         """Start a server. Raises CannotStart."""
         loop, dead = asyncio.get_running_loop(), asyncio.Event()
         metrics = MetricsEndpoint(config.telemetry.listen)
@@ -65,18 +65,18 @@ class Server:
 
         try:
             with ExitStack() as undo:
-                shards = open_shards(config, clock=form.clock)
+                shards = open_shards(config, clock=mode.clock)
                 undo.callback(shards.close)
                 metrics.start()  # a port that is taken ends the start before anything is leased or handed over
                 undo.callback(metrics.stop)
-                store = await _in_thread(open_store, config, shards, form.is_open, undo)
-                parts = wire(config, store, loop, form, die)
+                store = await _in_thread(open_store, config, shards, mode.is_open, undo)
+                parts = wire(config, store, loop, mode, die)
                 server = cls(
                     store,
                     parts,
                     metrics,
                     dead,
-                    is_manual=form.is_manual,
+                    is_manual=mode.is_manual,
                 )
                 await server._start()
                 undo.pop_all()
@@ -87,7 +87,7 @@ class Server:
         except (TmcError, DatabaseTaken, RevisionLost, ShardsElsewhere, OSError) as exc:
             raise CannotStart(str(exc)) from exc
         log.info("server_started", "serving on port %d as node %s", server.port, store.nodes.lease)
-        if not (form.is_open or config.tls.certificate or is_loopback(config.server.listen)):
+        if not (mode.is_open or config.tls.certificate or is_loopback(config.server.listen)):
             log.warning("transport_not_encrypted", "keys travel in the clear: set [tls], or listen on loopback only")
         return server
 
@@ -135,7 +135,7 @@ class Server:
         await parts.grpc.set_serving(False)
         for duty in parts.findable:
             await _in_thread(duty.stop)
-        await _in_thread(parts.surroundings.deregister)
+        await _in_thread(parts.discovery.deregister)
         if parts.outlets.streams is not None:
             parts.outlets.streams.finish()  # consumers go elsewhere; a stream would outlast any grace
         await parts.grpc.server.stop(_SHUTDOWN_S)
@@ -170,10 +170,10 @@ async def _in_thread(work: Callable[..., Result], *arguments: Any) -> Result:
     return await asyncio.wrap_future(future)
 
 
-async def _serve(config: Config, form: Form, on_started: Callable[[int], None]) -> bool:
+async def _serve(config: Config, mode: RunMode, on_started: Callable[[int], None]) -> bool:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    server = await Server.started(config, form)
+    server = await Server.started(config, mode)
     on_started(server.port)
     first = loop.time()
 
@@ -192,12 +192,12 @@ async def _serve(config: Config, form: Form, on_started: Callable[[int], None]) 
     return well
 
 
-def serve(config: Config, form: Form = SERVER, on_started: Callable[[int], None] = lambda _port: None) -> None:
+def serve(config: Config, mode: RunMode = SERVER, on_started: Callable[[int], None] = lambda _port: None) -> None:
     """Run one server until SIGTERM or SIGINT. on_started: called with its port.
 
     Raises CannotStart; SystemExit(1) when a fault ended it.
     """
     keep_memory_small()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        if not runner.run(_serve(config, form, on_started)):
+        if not runner.run(_serve(config, mode, on_started)):
             raise SystemExit(1)

@@ -23,16 +23,16 @@ from tmc_server.store.nodes import NodeSlots
 log = EventLog("tmc.app")
 
 
-class Bell:
-    """Wakes duties; those who ring it are made before the duties are. From any thread."""
+class Wakeup:
+    """Wakes duties; those who notify it are made before the duties are. From any thread."""
 
     def __init__(self) -> None:
         self._duties: list[Periodic] = []
 
-    def hang(self, duties: Sequence[Periodic]) -> None:
+    def register(self, duties: Sequence[Periodic]) -> None:
         self._duties.extend(duties)
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         for duty in self._duties:
             duty.wake()
 

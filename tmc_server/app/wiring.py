@@ -14,12 +14,12 @@ from tmc_server.alerts.log import LogSink
 from tmc_server.alerts.smtp import MailServer, SmtpSink
 from tmc_server.alerts.webhook import WebhookSink
 from tmc_server.app.checks import Checks
-from tmc_server.app.form import Form
+from tmc_server.app.discovery import Discovery
 from tmc_server.app.opening import OpenStore
 from tmc_server.app.outlets import Outlets
+from tmc_server.app.run_mode import RunMode
 from tmc_server.app.sso import SingleSignOn
-from tmc_server.app.surroundings import Surroundings
-from tmc_server.app.upkeep import Beating, Bell, CatalogFollowing, NotingLogins, ShardKeeping, StayingAlone
+from tmc_server.app.upkeep import Beating, CatalogFollowing, NotingLogins, ShardKeeping, StayingAlone, Wakeup
 from tmc_server.archives.folder import ArchiveFolder
 from tmc_server.config import Config
 from tmc_server.delivery.window import UNCERTAIN_MS
@@ -72,12 +72,12 @@ from tmc_server.store.alert_outbox import SqlAlertOutbox
 from tmc_server.store.audit_seals import AuditSeals
 from tmc_server.store.audit_trail import SqlAuditTrail
 from tmc_server.store.batch import ShardWriter
-from tmc_server.store.bulk_jobs import SqlBulkDesk
+from tmc_server.store.bulk_jobs import SqlBulkStore
 from tmc_server.store.bulk_work import SqlBulkWork
 from tmc_server.store.due import OpenCounts, SqlDueWork
-from tmc_server.store.due_checks import SqlCheckDesk, SqlDueChecks
+from tmc_server.store.due_checks import SqlCheckStore, SqlDueChecks
 from tmc_server.store.engines import Database
-from tmc_server.store.episodes import SqlEpisodeDesk
+from tmc_server.store.episodes import SqlEpisodeStore
 from tmc_server.store.failures import SqlFailures
 from tmc_server.store.group_commit import GroupCommit, Limits, ShardedGroupCommit
 from tmc_server.store.leases import ShardLeases
@@ -118,7 +118,7 @@ class Wiring:
     """duties: in the order in which they start and stop.  findable: those that let others find this server."""
 
     outlets: Outlets
-    surroundings: Surroundings
+    discovery: Discovery
     checks: Checks
     commit: ShardedGroupCommit
     shard_keeping: Sequence[ShardKeeping]
@@ -142,10 +142,10 @@ class _Part:
 
 
 def wire(
-    config: Config, store: OpenStore, loop: asyncio.AbstractEventLoop, form: Form, die: Callable[[], None]
+    config: Config, store: OpenStore, loop: asyncio.AbstractEventLoop, mode: RunMode, die: Callable[[], None]
 ) -> Wiring:
     """On the loop. die: from any thread; this server cannot go on. Raises CannotStart, OSError: the port is taken."""
-    redelivery, asking = Bell(), Bell()
+    redelivery, asking = Wakeup(), Wakeup()
     outboxes = {
         database: SqlAlertOutbox(database, store.shards.shards_in(database)[0], store.watch)
         for database in store.shard_databases
@@ -157,11 +157,11 @@ def wire(
         catalog=store.watch,
         alerts=next(iter(outboxes.values())),
         progress=progress,
-        wake=redelivery.ring,
-        on_copies=form.on_copies,
+        wake=redelivery.notify,
+        on_copies=mode.on_copies,
     )
-    surroundings = Surroundings(config, store.shards.catalog)
-    checks = Checks(config, surroundings.instances)
+    discovery = Discovery(config, store.shards.catalog)
+    checks = Checks(config, discovery.instances)
     traffic = Traffic()
     shared_traffic = SqlTraffic(store.shards.catalog, traffic, store.nodes.incarnation)
     writers = _writers(store, outlets, traffic)
@@ -173,9 +173,9 @@ def wire(
             SqlDueChecks(part.writer, part.leases, store.watch),
             checks.asking,
             store.watch,
-            asking.ring,
-            monotonic=form.monotonic,
-            run=_at_once if form.is_manual else None,
+            asking.notify,
+            monotonic=mode.monotonic,
+            run=_at_once if mode.is_manual else None,
         )
         for part in parts
     ]
@@ -189,7 +189,7 @@ def wire(
         config,
         store,
         outlets,
-        surroundings,
+        discovery,
         asking=checks.asking,
         writers=writers,
         lines={part.database: part.lines for part in parts},
@@ -202,7 +202,7 @@ def wire(
         gauge=counting,
         trail=trail,
         sso=sso,
-        form=form,
+        mode=mode,
     )
     doors = Periodic("doors", served.edge.doorkeeper.sweep, _DOORS_S)
     served.edge.doorkeeper.wake = doors.wake
@@ -238,7 +238,7 @@ def wire(
     ]
     return Wiring(
         outlets=outlets,
-        surroundings=surroundings,
+        discovery=discovery,
         checks=checks,
         commit=commit,
         shard_keeping=shard_keeping,
@@ -246,7 +246,7 @@ def wire(
         administering=served.administering,
         grpc=served.grpc,
         duties=duties,
-        findable=surroundings.duties(served.grpc.port),
+        findable=discovery.duties(served.grpc.port),
     )
 
 
@@ -306,7 +306,7 @@ def _serve(
     config: Config,
     store: OpenStore,
     outlets: Outlets,
-    surroundings: Surroundings,
+    discovery: Discovery,
     *,
     asking: Asking,
     writers: Mapping[Database, ShardWriter],
@@ -317,11 +317,11 @@ def _serve(
     gauge: OpenGauge,
     trail: AuditTrail,
     sso: SingleSignOn,
-    form: Form,
+    mode: RunMode,
 ) -> _Served:
     """The use cases and the RPCs in front of them. Raises OSError: the port is taken."""
     catalog, reader = store.watch, Reader(store.shards)
-    first_use = _first_use(config, store) if form.is_open else None
+    first_use = _first_use(config, store) if mode.is_open else None
     rate = RateLimiter(config.limits.items_per_second)
     administering = Administering(
         editor=store.catalog,
@@ -329,7 +329,7 @@ def _serve(
         reader=reader,
         refresh=catalog.run_once,
         activation=store.activation,
-        instances=surroundings.instances,
+        instances=discovery.instances,
         forwarding=outlets,
     )
     signing = Signing(store.catalog, catalog, administering.change, outlets.raise_alert, config.delivery.signatures)
@@ -340,13 +340,13 @@ def _serve(
         rate=rate,
         gauge=gauge,
         body_bytes=config.limits.body_bytes,
-        senders=surroundings.senders,
+        senders=discovery.senders,
         ensure_topic=first_use.topic_to_produce if first_use else topics_to_produce_exist,
     )
     by_hand = DecidingByHand(
         editor=store.catalog,
         catalog=catalog,
-        desk=SqlCheckDesk([writers[database] for database in store.shards.shards]),
+        desk=SqlCheckStore([writers[database] for database in store.shards.shards]),
         reader=reader,
         asking=asking,
         change=administering.change,
@@ -389,7 +389,7 @@ def _serve(
                 auditing=Auditing(trail),
                 searching=Searching(catalog, lookup, SqlKeySearch(store.shards), SqlFailures(store.shards)),
             ),
-            bulk=BulkJobs(SqlBulkDesk(store.shards), catalog),
+            bulk=BulkJobs(SqlBulkStore(store.shards), catalog),
             operators=Operators(operators, administering),
             proposals=Proposals(SqlProposals(store.shards.catalog), _approval_rules(config), operators),
             server=store.nodes.name,
@@ -397,14 +397,14 @@ def _serve(
             alerts=Alerts(catalog, store.catalog, reader, desks, administering.change),
         ),
     }
-    edge = _edge(config, store, first_use, form.secret, sso)
+    edge = _edge(config, store, first_use, mode.secret, sso)
     grpc = build(servicers, edge, config.server.listen, config.tls, config.limits)
     return _Served(administering=administering, edge=edge, grpc=grpc)
 
 
-def _desk(store: OpenStore, database: Database) -> tuple[SqlEpisodeDesk, Sequence[Shard]]:
+def _desk(store: OpenStore, database: Database) -> tuple[SqlEpisodeStore, Sequence[Shard]]:
     shards = store.shards.shards_in(database)
-    return SqlEpisodeDesk(database, shards[0]), shards
+    return SqlEpisodeStore(database, shards[0]), shards
 
 
 def _part(store: OpenStore, writer: ShardWriter, outbox: SqlAlertOutbox) -> _Part:
@@ -481,7 +481,7 @@ def _edge(config: Config, store: OpenStore, first_use: FirstUse | None, secret: 
 # -- duties: one of each kind per database, so that one that is away holds up no other -----------------------------
 
 
-def _shard_keeping(config: Config, store: OpenStore, parts: Sequence[_Part], redelivery: Bell) -> list[ShardKeeping]:
+def _shard_keeping(config: Config, store: OpenStore, parts: Sequence[_Part], redelivery: Wakeup) -> list[ShardKeeping]:
     # How long before its last sign of life a server's copies are uncertain; None: they lived in its memory.
     uncertain_ms = None if config.delivery.kind == "builtin" else store.lease_ms + UNCERTAIN_MS
     everyone = [part.leases for part in parts]
@@ -490,7 +490,7 @@ def _shard_keeping(config: Config, store: OpenStore, parts: Sequence[_Part], red
             part.leases,
             Rescuing([part.due], store.nodes, uncertain_ms),
             everyone,
-            redelivery.ring,
+            redelivery.notify,
         )
         for part in parts
     ]
@@ -510,7 +510,7 @@ def _yielding(leases: ShardLeases) -> Callable[[], None]:
     return rest
 
 
-def _redelivering(parts: Sequence[_Part], outlets: Outlets, bell: Bell) -> list[Periodic]:
+def _redelivering(parts: Sequence[_Part], outlets: Outlets, wakeup: Wakeup) -> list[Periodic]:
     duties = [
         Periodic(
             "redelivering",
@@ -520,7 +520,7 @@ def _redelivering(parts: Sequence[_Part], outlets: Outlets, bell: Bell) -> list[
         )
         for part in parts
     ]
-    bell.hang(duties)
+    wakeup.register(duties)
     return duties
 
 
@@ -532,25 +532,25 @@ def _ordering(store: OpenStore, parts: Sequence[_Part]) -> list[Periodic]:
 
 
 def _bulk(store: OpenStore, parts: Sequence[_Part]) -> list[Periodic]:
-    desk = SqlBulkDesk(store.shards)
+    desk = SqlBulkStore(store.shards)
     work = [SqlBulkWork(part.writer, part.leases, store.nodes.ids) for part in parts]
     return [Periodic("bulk", BulkWorking(desk, each).run_once, _BULK_S) for each in work]
 
 
-def _asking(checking: Sequence[Checking], bell: Bell) -> list[Periodic]:
+def _asking(checking: Sequence[Checking], wakeup: Wakeup) -> list[Periodic]:
     duties = [Periodic("checking", each.run_once, _WOKEN_S) for each in checking]
-    bell.hang(duties)
+    wakeup.register(duties)
     return duties
 
 
-def _scanning(config: Config, store: OpenStore, parts: Sequence[_Part], bells: Sequence[Bell]) -> list[Periodic]:
+def _scanning(config: Config, store: OpenStore, parts: Sequence[_Part], wakeups: Sequence[Wakeup]) -> list[Periodic]:
     def duty(part: _Part) -> Periodic:
         index = DueIndex(part.database, part.leases, store.watch, earliest_delivery, earliest_check)
 
         def scan() -> None:
             if index.due():
-                for bell in bells:
-                    bell.ring()
+                for wakeup in wakeups:
+                    wakeup.notify()
 
         return Periodic("scanning", scan, config.delivery.scan_seconds)
 
@@ -576,15 +576,15 @@ def _sinks(config: Config) -> dict[str, AlertSink]:
 
 def _alerting(outbox: SqlAlertOutbox, sinks: Mapping[str, AlertSink], store: OpenStore) -> list[Periodic]:
     """One that groups, and one per sink: a sink that hangs holds up no other."""
-    bell = Bell()
+    wakeup = Wakeup()
     sending = [
         Periodic(f"alerting {name}", Alerting(outbox, name, sink, store.watch).run_once, _ALERTING_S)
         for name, sink in sinks.items()
     ]
-    bell.hang(sending)
+    wakeup.register(sending)
     return [
-        Periodic("alerting", Grouping(outbox, list(sinks), bell.ring).run_once, _ALERTING_S),
-        Periodic("resolving alerts", Resolving(outbox, bell.ring).run_once, _RESOLVING_S),
+        Periodic("alerting", Grouping(outbox, list(sinks), wakeup.notify).run_once, _ALERTING_S),
+        Periodic("resolving alerts", Resolving(outbox, wakeup.notify).run_once, _RESOLVING_S),
         *sending,
     ]
 

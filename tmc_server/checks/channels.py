@@ -124,7 +124,7 @@ def _metadata(token: str) -> tuple[tuple[str, str], ...]:
     return ((TOKEN_KEY, token), *tracing.metadata())
 
 
-class Stamina:
+class FailureBudget:
     """Whether to continue a page of single questions: until a whole round of them fails or time runs out."""
 
     def __init__(self, target: CheckTarget, until: float) -> None:
@@ -133,7 +133,7 @@ class Stamina:
         self._failed = 0
 
     @property
-    def lasts(self) -> bool:
+    def remain(self) -> bool:
         return self._failed < self._round and time.monotonic() <= self._last_start
 
     def note(self, answer: object) -> None:
@@ -149,7 +149,7 @@ def call_each(
     method: Any, requests: Sequence[bytes], target: CheckTarget, token: str, until: float
 ) -> list[bytes | CheckAnswer]:
     """A call per question, `concurrency` of them at once."""
-    stamina, calls = Stamina(target, until), deque[Any]()
+    failures_left, calls = FailureBudget(target, until), deque[Any]()
     answers: list[bytes | CheckAnswer] = []
 
     def finish() -> None:
@@ -159,13 +159,13 @@ def call_each(
             answer = problem_of(exc)
         if isinstance(answer, bytes) and len(answer) > LONGEST_SINGLE:
             answer = CheckAnswer.unknown(CheckReason.TOO_LARGE, f"{len(answer)} bytes")
-        stamina.note(answer)
+        failures_left.note(answer)
         answers.append(answer)
 
     for request in requests:
         if len(calls) >= target.concurrency:
             finish()
-        if not stamina.lasts:
+        if not failures_left.remain:
             break
         calls.append(method.future(request, timeout=target.deadline_ms / 1000, metadata=_metadata(token)))
     while calls:

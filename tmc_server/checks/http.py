@@ -23,7 +23,7 @@ import uvloop
 
 from tmc_common import tracing
 from tmc_common.limited import UNCOMPRESSED, Compressed, TooLarge, read_body_async
-from tmc_server.checks.channels import LONGEST_ANSWER, LONGEST_SINGLE, NOT_ASKED, Stamina, mismatch_of
+from tmc_server.checks.channels import LONGEST_ANSWER, LONGEST_SINGLE, NOT_ASKED, FailureBudget, mismatch_of
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Question, Verdict
 from tmc_server.domain.ports.checks import Endpoint
 from tmc_server.errors import CheckRefused
@@ -164,15 +164,15 @@ class HttpChecks:
         """A few workers share the page."""
         answers: list[CheckAnswer] = [NOT_ASKED] * len(questions)
         waiting = iter(enumerate(questions))
-        stamina = Stamina(target, until)
+        failures_left = FailureBudget(target, until)
 
         async def work() -> None:
-            while stamina.lasts and (one := next(waiting, None)) is not None:
+            while failures_left.remain and (one := next(waiting, None)) is not None:
                 index, question = one
                 path, about = _path(target, question), _about(question)
                 got = await self._call(target, endpoint, token, "GET", path, None, LONGEST_SINGLE, about)
                 answers[index] = got if isinstance(got, CheckAnswer) else answer_of(question, got)
-                stamina.note(answers[index])
+                failures_left.note(answers[index])
 
         await asyncio.gather(*(work() for _ in range(min(target.concurrency, len(questions)))))
         return answers

@@ -199,7 +199,7 @@ class Catalog:
         return {s.name: s for s in in_turn}
 
     @cached_property
-    def other_lives(self) -> Mapping[SubscriptionNumber, Sequence[SubscriptionNumber]]:
+    def earlier_registrations(self) -> Mapping[SubscriptionNumber, Sequence[SubscriptionNumber]]:
         """By subscription number: the other numbers its name has had, newest first. Only those that have any."""
         numbers: dict[tuple[int, int, str], list[SubscriptionNumber]] = {}
         for number in sorted(self.subscriptions, reverse=True):

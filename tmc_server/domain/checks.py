@@ -138,7 +138,7 @@ class CheckAnswer:
     detail: str = ""
 
     @property
-    def said(self) -> bool:
+    def service_responded(self) -> bool:
         """The service answered something, even garbage: it can be asked."""
         return not self.reason.of_service
 
@@ -147,7 +147,7 @@ class CheckAnswer:
         return cls(Verdict.UNKNOWN, reason, detail)
 
     @property
-    def reached(self) -> bool:
+    def counts_toward_limit(self) -> bool:
         return self.reason.counts
 
 
@@ -193,7 +193,7 @@ def decide_after_unknown(
         return AfterUnknown(
             CheckState(attempt=row.attempt, checked=row.checked, unreached_ms=row.unreached_ms, due_ms=now + pause_ms)
         )
-    if not answer.reached:
+    if not answer.counts_toward_limit:
         since = now if row.unreached_ms is None else row.unreached_ms
         own_ms = min(LONGEST_BACK_OFF_MS, max(FIRST_BACK_OFF_MS, now - since))  # doubles by itself
         state = CheckState(

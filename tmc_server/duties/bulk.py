@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tmc_common.eventlog import EventLog
 from tmc_server.domain.bulk import BulkJob
 from tmc_server.domain.numbers import BulkJobNumber, Shard
-from tmc_server.domain.ports.bulk import BulkDesk, BulkWork
+from tmc_server.domain.ports.bulk import BulkStore, BulkWork
 from tmc_server.errors import RowLocked
 
 log = EventLog("tmc.bulk")
@@ -33,7 +33,7 @@ class BulkWorking:
 
     def __init__(
         self,
-        desk: BulkDesk,
+        desk: BulkStore,
         work: BulkWork,
         sleep: Callable[[float], None] = time.sleep,
         monotonic: Callable[[], float] = time.monotonic,

@@ -52,7 +52,7 @@ class _Page:
     pending: Sequence[Pending]
 
     @property
-    def at_once(self) -> CheckTarget:
+    def target_share(self) -> CheckTarget:
         """The target, with its concurrency divided among the pages of the service."""
         return replace(self.target, concurrency=max(1, self.target.concurrency // self.service.most))
 
@@ -204,7 +204,7 @@ class Checking:
         questions = [each.question(page.app, topic.name) for each in page.pending]
         began = time.monotonic()
         tag, seconds = page.pending[0].producer_tag, _page_s(page.target)
-        answers = self._asking.ask(page.at_once, page.app, tag, questions, seconds)
+        answers = self._asking.ask(page.target_share, page.app, tag, questions, seconds)
         METRICS.check_seconds.labels(page.target.kind).observe(time.monotonic() - began)
         pause_ms = self._learn(page, answers)
         recorded = page.work.record(
@@ -223,7 +223,7 @@ class Checking:
         """Update the pacing of the service. Returns: milliseconds until unreached checks are due again."""
         now = self._monotonic()
         with self._lock:
-            if any(answer.said for answer in answers):
+            if any(answer.service_responded for answer in answers):
                 self._pacing.answered(page.service, page.pending[0].producer_tag, self._longest_page(page.target), now)
                 return 0
             timed_out = answers[0].reason is CheckReason.TIMED_OUT

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tmc_server.domain.alerts import KINDS, Silence, silenced_until
 from tmc_server.domain.catalog import Subscription, Topic
 from tmc_server.domain.numbers import NO_SUBSCRIPTION, Shard
-from tmc_server.domain.ports.alerts import Episode, EpisodeDesk
+from tmc_server.domain.ports.alerts import Episode, EpisodeStore
 from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, ChangeEverywhere, NewSilence
 from tmc_server.domain.ports.reading import RowReader
 from tmc_server.errors import AlertUnknown, AppUnknown, InvalidField, SubscriptionUnknown, TopicUnknown
@@ -48,7 +48,7 @@ class Alerts:
         catalog: CatalogSource,
         editor: CatalogEditor,
         reader: RowReader,
-        desks: Sequence[tuple[EpisodeDesk, Sequence[Shard]]],
+        desks: Sequence[tuple[EpisodeStore, Sequence[Shard]]],
         change: ChangeEverywhere,
     ) -> None:
         self._catalog = catalog

@@ -13,12 +13,12 @@ from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.numbers import NO_MESSAGE, BulkJobNumber, Shard
 from tmc_server.domain.placement import shards_of
-from tmc_server.domain.ports.bulk import BulkDesk, Match, NewBulkJob
+from tmc_server.domain.ports.bulk import BulkStore, Match, NewBulkJob
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.errors import AppUnknown, BulkJobUnknown, InvalidField, TopicUnknown
 from tmc_server.requests import validation
 from tmc_server.requests.listing import Covers, Listing, filled
-from tmc_server.requests.proposals import Before, at_once
+from tmc_server.requests.proposals import Before, no_approval_needed
 
 MOST = 1_000_000
 _SAMPLES = 10
@@ -63,7 +63,7 @@ class BulkReport:
 class BulkJobs:
     """What operators ask for."""
 
-    def __init__(self, desk: BulkDesk, catalog: CatalogSource) -> None:
+    def __init__(self, desk: BulkStore, catalog: CatalogSource) -> None:
         self._desk = desk
         self._catalog = catalog
 
@@ -89,7 +89,7 @@ class BulkJobs:
         reason: str,
         rate: int | None = None,
         hold_ms: int | None = None,
-        before: Before = at_once,
+        before: Before = no_approval_needed,
         counts_again: bool = False,
     ) -> BulkReport:
         """Store the job; started again from the same dry run, it is answered as it is.

@@ -14,13 +14,13 @@ from tmc_server.domain.message import MessageEvent, MessageState, decide
 from tmc_server.domain.numbers import MessageNumber, Shard
 from tmc_server.domain.placement import shards_of
 from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, ChangeEverywhere, CheckChange
-from tmc_server.domain.ports.checks import Asking, CheckDesk, Checked
+from tmc_server.domain.ports.checks import Asking, Checked, CheckStore
 from tmc_server.domain.ports.reading import RowReader
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.domain.views import MessageView
 from tmc_server.errors import CheckRefused, InvalidField, MessageUnknown, TmcError, TopicUnknown
 from tmc_server.requests import validation
-from tmc_server.requests.proposals import Before, at_once
+from tmc_server.requests.proposals import Before, no_approval_needed
 
 _MOST_TARGETS = 16
 _PAGE = 200
@@ -46,7 +46,7 @@ class DecidingByHand:
         self,
         editor: CatalogEditor,
         catalog: CatalogSource,
-        desk: CheckDesk,
+        desk: CheckStore,
         reader: RowReader,
         asking: Asking,
         change: ChangeEverywhere,
@@ -177,7 +177,7 @@ class DecidingByHand:
         return done, more
 
     async def decide(
-        self, actor: str, message_id: str, verdict: int, reason: str, before: Before = at_once
+        self, actor: str, message_id: str, verdict: int, reason: str, before: Before = no_approval_needed
     ) -> MessageView:
         """A human decides. Raises MessageUnknown, AlreadyCommitted, AlreadyRolledBack, and what `before` raises."""
         if verdict not in (Verdict.COMMIT, Verdict.ROLLBACK):

@@ -27,7 +27,7 @@ Before = Callable[[], Awaitable[None]]
 _LONGEST_REASON = 500
 
 
-async def at_once() -> None:
+async def no_approval_needed() -> None:
     """A Before: nothing has to happen."""
 
 
@@ -47,7 +47,7 @@ class Proposals:
     def before(self, action: ProposalAction, count: int, make: Callable[[], NewProposal]) -> Before:
         """For a call about `count` deliveries or messages: it may need a second operator. make: the proposal, of a valid call."""
         if not self._rules.need(action, count):
-            return at_once
+            return no_approval_needed
 
         async def propose() -> None:
             """Raises ApprovalRequired."""

@@ -71,7 +71,7 @@ def _in_words(operator: Operator) -> str:
 
 
 def _of_message(request: Any, catalog: Catalog) -> Iterator[str]:
-    """By all that it says, whichever of it counts. An id that is none is refused later, as every request's."""
+    """Yield every topic the request names. A malformed id is refused later, as in every request."""
     if request.message_id:
         parsed = MessageId.parse(request.message_id)
         yield topic_name(catalog, parsed.topic) if parsed is not None else ""

@@ -15,7 +15,7 @@ from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2
 from tmc_server.config import LimitsConfig, TlsConfig
 from tmc_server.rpc.calls import Edge, handlers
 from tmc_server.rpc.reflection import add_reflection
-from tmc_server.rpc.strangers import OpenToAll
+from tmc_server.rpc.strangers import UnauthenticatedMethods
 
 SERVICES = {
     "tmc.v1.MessageService": message_pb2.DESCRIPTOR.services_by_name["MessageService"],
@@ -48,7 +48,9 @@ class GrpcServer:
 
 def build(servicers: Mapping[str, object], edge: Edge, listen: str, tls: TlsConfig, limits: LimitsConfig) -> GrpcServer:
     """listen: host:port, port 0 for a free one. Raises OSError when it is taken."""
-    server = grpc.aio.server(options=_options(limits), interceptors=(OpenToAll(edge.reads, edge.doorkeeper),))
+    server = grpc.aio.server(
+        options=_options(limits), interceptors=(UnauthenticatedMethods(edge.reads, edge.doorkeeper),)
+    )
     for name, descriptor in SERVICES.items():
         server.add_generic_rpc_handlers((handlers(descriptor, servicers[name], edge),))
     healthy = HealthServicer()

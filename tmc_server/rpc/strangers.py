@@ -61,7 +61,7 @@ class _Turns:
         return self._of.setdefault(peer, asyncio.Semaphore(_READS_OF_ONE))
 
 
-class OpenToAll(grpc.aio.ServerInterceptor):
+class UnauthenticatedMethods(grpc.aio.ServerInterceptor):
     """Guards every method of other services."""
 
     def __init__(self, reads: Reads, doorkeeper: Doorkeeper) -> None:

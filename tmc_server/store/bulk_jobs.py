@@ -33,8 +33,8 @@ _ROWS = 5_000  # matches of one page
 _LONGEST_S = 60.0
 
 
-class SqlBulkDesk:
-    """domain.ports.bulk.BulkDesk."""
+class SqlBulkStore:
+    """domain.ports.bulk.BulkStore."""
 
     def __init__(self, shards: ShardMap) -> None:
         self._shards = shards

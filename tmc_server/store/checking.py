@@ -160,7 +160,7 @@ def _write_undecided(tx: Transaction, undecided: Sequence[tuple[Checked, AfterUn
         groups.setdefault(tuple(values.items()), []).append(checked.pending.number)
     for same, numbers in groups.items():
         tx.change(tx.sql.after_check, len(numbers), ids=sorted(numbers), **dict(same))
-    reached = [checked for checked, _ in undecided if checked.answer.reached]
+    reached = [checked for checked, _ in undecided if checked.answer.counts_toward_limit]
     write_journal(
         tx,
         [

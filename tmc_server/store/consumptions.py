@@ -183,7 +183,7 @@ def _any_life(tx: Transaction, operations: Sequence[Consume], locked: _Locked) -
 
     A caller names topic, app and tag; only the rows tell which registration of that name received the message.
     """
-    lives = tx.catalog.other_lives
+    lives = tx.catalog.earlier_registrations
     found: dict[Consume, _Pair] = {}
     lost = [
         operation

@@ -58,8 +58,8 @@ class SqlDueChecks:
         return in_transaction(self._writer, shard, lambda tx: change(tx, guard))
 
 
-class SqlCheckDesk:
-    """domain.ports.checks.CheckDesk over all databases. writers: by shard."""
+class SqlCheckStore:
+    """domain.ports.checks.CheckStore over all databases. writers: by shard."""
 
     def __init__(self, writers: Sequence[ShardWriter]) -> None:
         self._writers = writers

@@ -150,8 +150,8 @@ def _is_empty(connection: sa.Connection, row: Any, now: int) -> bool:
             return connection.execute(left.limit(1)).first() is None
 
 
-class SqlEpisodeDesk:
-    """domain.ports.alerts.EpisodeDesk. shard: one of this database, for the ids."""
+class SqlEpisodeStore:
+    """domain.ports.alerts.EpisodeStore. shard: one of this database, for the ids."""
 
     def __init__(self, database: Database, shard: Shard) -> None:
         self._database = database

@@ -20,7 +20,7 @@ from tmc_server.store.tables import lease
 
 WITHOUT_OWNER_MS = 2_000  # any server may take a shard that had no owner for this long, even above its fair share
 LAST_RESORT_MS = 20_000  # also one that rests or is drained
-# One that was offered in vain is kept for so long, or until servers come or go; then it is offered again.
+# A lease nobody took is kept this long, or until servers come or go; then it is offered again.
 ADOPTED_S = 60.0
 
 
@@ -64,7 +64,7 @@ class ShardLeases:
         self._releasing = False
         self._rest_until = float("-inf")
         self._offered: set[Shard] = set()  # freed for others
-        self._adopted: dict[Shard, float] = {}  # those offered in vain, and until when they are kept
+        self._adopted: dict[Shard, float] = {}  # leases nobody took, and until when they are kept
         self._known: set[int] = set()
 
     def rest(self, seconds: float) -> None:

@@ -108,7 +108,7 @@ class SqlReplays:
         self, actor: str, shard: Shard, number: MessageNumber, subscription: SubscriptionNumber, reason: str
     ) -> Answer:
         def change(tx: Transaction) -> Answer:
-            lives = (subscription, *tx.catalog.other_lives.get(subscription, ()))
+            lives = (subscription, *tx.catalog.earlier_registrations.get(subscription, ()))
             states = [row.state for life in lives for row in tx.rows(tx.sql.states, subscription=life, ids=[number])]
             if not states and tx.is_gone(number):
                 return MessageGone()

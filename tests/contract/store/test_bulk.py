@@ -23,7 +23,7 @@ from tmc_server.domain.ports.bulk import NewBulkJob
 from tmc_server.domain.ports.catalog import NewSubscription
 from tmc_server.duties.bulk import BulkWorking
 from tmc_server.errors import ConsumptionClosed, RowLocked
-from tmc_server.store.bulk_jobs import SqlBulkDesk
+from tmc_server.store.bulk_jobs import SqlBulkStore
 from tmc_server.store.bulk_work import SqlBulkWork
 from tmc_server.store.copies import parse_headers
 from tmc_server.store.engines import ShardMap
@@ -42,7 +42,7 @@ class Bulk:
 
     def __init__(self, store: StoreUnderTest) -> None:
         self.store = store
-        self.desk = SqlBulkDesk(ShardMap(store.database, [store.database] * 32))
+        self.desk = SqlBulkStore(ShardMap(store.database, [store.database] * 32))
         self.slept: list[float] = []
         self.seconds = 0.0
         self.duty = self.server()

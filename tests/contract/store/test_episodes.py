@@ -12,7 +12,7 @@ from tmc_server.domain.alerts import MOST_OPEN, OTHER_ERRORS, REMIND_AFTER_MS, S
 from tmc_server.domain.ports.catalog import NewSilence
 from tmc_server.errors import AlertUnknown
 from tmc_server.store import episodes
-from tmc_server.store.episodes import SqlEpisodeDesk, ended
+from tmc_server.store.episodes import SqlEpisodeStore, ended
 from tmc_server.store.retention import ClosedMessages
 from tmc_server.store.tables import alert
 
@@ -82,7 +82,7 @@ class TestEpisodes:
 
     def test_a_reactivated_delivery_that_fails_again_continues_it(self, store: StoreUnderTest) -> None:
         """Acknowledged once is enough, and it is not said to be over meanwhile."""
-        server, desk = Server(store, log=(sink := Sink())), SqlEpisodeDesk(store.database, store.shard)
+        server, desk = Server(store, log=(sink := Sink())), SqlEpisodeStore(store.database, store.shard)
         numbers = rejected(store, 1)
         server.turn()
         desk.acknowledge("alice", desk.episodes(True, 1)[0].number, "looking")
@@ -220,12 +220,12 @@ class TestEpisodes:
         store.clock.advance(3_600)
         while closed.forget(store.clock(), 100):
             pass
-        assert SqlEpisodeDesk(store.database, store.shard).episodes(False, 10) == []
+        assert SqlEpisodeStore(store.database, store.shard).episodes(False, 10) == []
 
 
 class TestAcknowledging:
     def test_a_reminder_that_waits_is_withdrawn(self, store: StoreUnderTest) -> None:
-        server, desk = Server(store, log=(sink := Sink())), SqlEpisodeDesk(store.database, store.shard)
+        server, desk = Server(store, log=(sink := Sink())), SqlEpisodeStore(store.database, store.shard)
         for _ in range(2):
             rejected(store, 1)
             server.turn()
@@ -235,7 +235,7 @@ class TestAcknowledging:
         assert len(sink.got) == 1
 
     def test_no_further_reminders_and_still_the_end(self, store: StoreUnderTest) -> None:
-        server, desk = Server(store, log=(sink := Sink())), SqlEpisodeDesk(store.database, store.shard)
+        server, desk = Server(store, log=(sink := Sink())), SqlEpisodeStore(store.database, store.shard)
         numbers = rejected(store, 1)
         server.turn()
         (found,) = desk.episodes(True, 10)
@@ -254,7 +254,7 @@ class TestAcknowledging:
         assert [(each.count, each.acknowledged_by) for each in desk.episodes(False, 10)] == [(2, "alice")]
 
     def test_the_first_who_acknowledges_stays(self, store: StoreUnderTest) -> None:
-        server, desk = Server(store, log=Sink()), SqlEpisodeDesk(store.database, store.shard)
+        server, desk = Server(store, log=Sink()), SqlEpisodeStore(store.database, store.shard)
         rejected(store, 1)
         server.turn()
         number = desk.episodes(True, 1)[0].number
@@ -265,7 +265,7 @@ class TestAcknowledging:
         assert desk.acknowledge("alice", number + 1, "looking") is None
 
     def test_a_contradiction_ends_with_it(self, store: StoreUnderTest) -> None:
-        server, desk = Server(store, log=(sink := Sink())), SqlEpisodeDesk(store.database, store.shard)
+        server, desk = Server(store, log=(sink := Sink())), SqlEpisodeStore(store.database, store.shard)
         store.alerts.add("contradiction", store.topic.number, store.subscription.number, 1, "both ways")
         server.turn()
         store.clock.advance(30 * 86_400)

@@ -24,7 +24,7 @@ from tmc_server.requests.explanations import Explanation, Why
 from tmc_server.requests.lookup import Lookup
 from tmc_server.store.alert_outbox import SqlAlertOutbox
 from tmc_server.store.engines import ShardMap
-from tmc_server.store.episodes import SqlEpisodeDesk
+from tmc_server.store.episodes import SqlEpisodeStore
 from tmc_server.store.reading import Reader
 from tmc_server.store.retention import ClosedMessages
 
@@ -35,7 +35,7 @@ Explain = Callable[[int], Sequence[Explanation]]
 @pytest.fixture
 def explain(store: StoreUnderTest) -> Explain:
     reader = Reader(ShardMap(store.database, [store.database] * 32))
-    alerted = SqlEpisodeDesk(store.database, store.shard).open_detail
+    alerted = SqlEpisodeStore(store.database, store.shard).open_detail
     explaining = Explaining(store.watch, Lookup(store.watch, reader), reader, store.outlet.look, alerted)
     store.outlet.looks_like = READ
 

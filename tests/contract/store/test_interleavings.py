@@ -24,7 +24,7 @@ from tmc_server.domain.ports.checks import Checked
 from tmc_server.errors import SubscriptionUnknown
 from tmc_server.store.bulk_work import SqlBulkWork
 from tmc_server.store.due import SqlDueWork
-from tmc_server.store.due_checks import SqlCheckDesk
+from tmc_server.store.due_checks import SqlCheckStore
 from tmc_server.store.replays import SqlReplays
 from tmc_server.store.retention import ClosedMessages
 from tmc_server.store.tables import shard_tables
@@ -45,7 +45,7 @@ def _decide_by_hand(commit: bool) -> Run:
     """As a check does: by a path of its own, which waits for locked rows."""
 
     def run(store: StoreUnderTest, message: Prepare, writer: Any) -> Any:
-        desk = SqlCheckDesk([writer or store.writer] * 32)
+        desk = SqlCheckStore([writer or store.writer] * 32)
         return desk.decide("operator", store.shard, message.number, commit, "test")
 
     return run
@@ -57,7 +57,7 @@ def _retain(store: StoreUnderTest, message: Prepare, _writer: Any) -> Any:
 
 def _check(store: StoreUnderTest, message: Prepare, writer: Any) -> Any:
     """A question that is answered with COMMIT."""
-    desk = SqlCheckDesk([writer or store.writer] * 32)
+    desk = SqlCheckStore([writer or store.writer] * 32)
     pending = desk.begin("ann", store.shard, message.number, 60_000)
     return None if pending is None else desk.record(store.shard, [Checked(pending, COMMIT, 0)])
 

@@ -21,7 +21,7 @@ from tmc_server.metrics import METRICS
 from tmc_server.requests.overviewing import Overviewing
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.due import OpenCounts
-from tmc_server.store.due_checks import SqlCheckDesk
+from tmc_server.store.due_checks import SqlCheckStore
 from tmc_server.store.standing import StandingCounts
 from tmc_server.store.traffic import SqlTraffic, Traffic
 
@@ -105,7 +105,7 @@ def test_what_is_reactivated_or_acked_is_failed_no_longer(store: StoreUnderTest,
 def _check_failed(store: StoreUnderTest) -> int:
     store.set_checks(RetryPolicy(interval_ms=1_000, max_retry=0))
     number = store.prepared().number
-    desk = SqlCheckDesk([store.writer] * 32)
+    desk = SqlCheckStore([store.writer] * 32)
     pending = desk.begin("ann", store.shard, number, 60_000)
     assert pending is not None
     desk.record(store.shard, [Checked(pending, CheckAnswer(Verdict.UNKNOWN, CheckReason.ANSWERED))])
@@ -119,7 +119,7 @@ def test_check_failed_messages_until_somebody_decides(store: StoreUnderTest, cou
     assert value(METRICS.check_failed) - before == 4  # an operator's check counts like the duty's
     assert _of(store, counts)[0].failed == 4
     store.perform(store.submit_of(submitted), store.rollback_of(rolled_back))
-    SqlCheckDesk([store.writer] * 32).reactivate("somebody", store.shard, [reactivated], "")
+    SqlCheckStore([store.writer] * 32).reactivate("somebody", store.shard, [reactivated], "")
     messages = _of(store, counts)[0]
     assert (messages.open, messages.failed) == (1, 1)
     assert store.state_of(left) is MessageState.CHECK_FAILED

@@ -26,7 +26,7 @@ from tests.support.postgresql import PostgreSQL
 from tests.support.producing import FakeProducer, FakeTarget, done, verdicts
 from tmc_client.local.choosing import local_of
 from tmc_client.local.engines import engine_of
-from tmc_client.producing.answered import SOME, Answered
+from tmc_client.producing.answered import SETTLE_BATCH, Answered
 from tmc_client.producing.ledger import resume, rows_for
 from tmc_client.producing.transaction import Transaction
 from tmc_client.tables import ledger as tmc_ledger
@@ -381,18 +381,18 @@ def test_missing_tables_get_a_sentence(database: Database) -> None:
 
 def test_blocks_settle_what_earlier_ones_have_submitted(database: Database) -> None:
     producer, answered = FakeProducer(), Answered()
-    count = 2 * SOME + 1
+    count = 2 * SETTLE_BATCH + 1
     with closing(database.connect()) as connection:
         for number in range(count):
             with _block(producer, connection, answered) as tx:
                 tx.send("t", {}, key=f"k{number}")
-    assert database.ask("SELECT COUNT(*) FROM tmc_ledger WHERE settled_ms IS NULL") == [(count - 2 * SOME,)]
+    assert database.ask("SELECT COUNT(*) FROM tmc_ledger WHERE settled_ms IS NULL") == [(count - 2 * SETTLE_BATCH,)]
 
 
 def test_a_block_that_fails_leaves_the_settling_to_the_next(database: Database) -> None:
     producer, answered = FakeProducer(), Answered()
     with closing(database.connect()) as connection:
-        for number in range(SOME):
+        for number in range(SETTLE_BATCH):
             with _block(producer, connection, answered) as tx:
                 tx.send("t", {}, key=f"k{number}")
         _break(database, "tmc_ledger")
@@ -623,7 +623,7 @@ def test_large_blocks_settle_faster_than_they_add(database: Database) -> None:
                 for number in range(50):
                     tx.send("t", {}, key=f"k{block}-{number}")
     ((unsettled,),) = database.ask("SELECT COUNT(*) FROM tmc_ledger WHERE settled_ms IS NULL")
-    assert unsettled < 50 + SOME
+    assert unsettled < 50 + SETTLE_BATCH
 
 
 def test_a_commit_that_fails_leaves_nothing_open(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.support.messages import a_message
 from tmc_client import aio
 from tmc_client.connecting import sender
 from tmc_client.local import one_transaction
-from tmc_client.producing.answered import SOME
+from tmc_client.producing.answered import SETTLE_BATCH
 from tmc_client.producing.ledger import Settler, rows_for
 from tmc_client.tables import inbox, ledger
 from tmc_common.protocol import types_pb2
@@ -547,14 +547,14 @@ class TestAsyncio:
             engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/bound.db", pool_size=1, max_overflow=0)
             await aio.create_tables(engine)
             async with aio.connect(running.address, app="orders") as center, engine.connect() as connection:
-                for number in range(SOME + 1):
+                for number in range(SETTLE_BATCH + 1):
                     async with AsyncSession(connection) as session, center.transaction(session) as tx:
                         tx.send("aio", {"x": 1}, key=f"bound-{number}")
             await engine.dispose()
 
         asyncio.run(story())
         sync = sa.create_engine(f"sqlite:///{tmp_path}/bound.db")
-        assert [row.settled_ms is not None for row in _ledger(sync)].count(True) == SOME
+        assert [row.settled_ms is not None for row in _ledger(sync)].count(True) == SETTLE_BATCH
         sync.dispose()
 
     def test_processes_that_start_at_once_may_all_make_the_tables(self, tmp_path) -> None:

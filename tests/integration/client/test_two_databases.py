@@ -21,7 +21,7 @@ from tmc_client import aio
 from tmc_client.checks.fence import LedgerAnswers
 from tmc_client.local.choosing import local_of
 from tmc_client.producing.aio_transaction import AsyncTransaction
-from tmc_client.producing.answered import SOME, Answered
+from tmc_client.producing.answered import SETTLE_BATCH, Answered
 from tmc_client.producing.ledger import ledger_id_of
 from tmc_client.producing.transaction import Transaction
 from tmc_client.tables import inbox, ledger, outbox
@@ -309,10 +309,10 @@ def test_what_shares_one_connection_is_settled_by_later_blocks() -> None:
     def never(*_: object) -> None:
         raise AssertionError
 
-    for number in range(2 * SOME):
+    for number in range(2 * SETTLE_BATCH):
         with Session(engine) as session, _block(producer, session, never, answered=answered) as tx:
             tx.send("t", {}, key=f"k-{number}")
     with engine.connect() as connection:
         open_ = sa.select(sa.func.count()).select_from(ledger).where(ledger.c.settled_ms.is_(None))
-        assert connection.execute(open_).scalar_one() < 2 * SOME
+        assert connection.execute(open_).scalar_one() < 2 * SETTLE_BATCH
     engine.dispose()

@@ -65,7 +65,7 @@ class TestRedelivering:
     def test_nothing_due_is_nothing_to_go_on_for(self) -> None:
         assert not Redelivering([ScriptedWork({})], RecordingOutlet()).run_once()
 
-    def test_who_has_no_room_is_looked_through_for_used_up_rows_now_and_then(self) -> None:
+    def test_exhausted_rows_fail_even_without_consumer_credit(self) -> None:
         work = ScriptedWork({(1, 7): Claimed()})
         duty = Redelivering([work], RecordingOutlet())
         for _ in range(40):

@@ -27,7 +27,7 @@ from tmc_server.rpc.authentication import FailedLogins
 from tmc_server.rpc.doorkeeper import Doorkeeper, Sockets
 from tmc_server.rpc.reads import OF_APPS, OF_STRANGERS, STRANGERS, Overdue, Reads
 from tmc_server.rpc.refusing import refuse
-from tmc_server.rpc.strangers import OpenToAll
+from tmc_server.rpc.strangers import UnauthenticatedMethods
 from tmc_server.rpc.wire import check_fields
 
 ONE, OTHER = (
@@ -348,7 +348,7 @@ class _Details:
 
 
 class TestOpenToAll:
-    async def _guarded(self, guard: OpenToAll, handler: Any) -> Any:
+    async def _guarded(self, guard: UnauthenticatedMethods, handler: Any) -> Any:
         async def continuation(_details: Any) -> Any:
             return handler
 
@@ -361,7 +361,7 @@ class TestOpenToAll:
         async def story() -> tuple[int, int]:
             doorkeeper = Doorkeeper(1000, _FakeSockets())
             doorkeeper.showed_key(_Peer("greedy"))  # or some would wait
-            guard = OpenToAll(Reads(), doorkeeper)
+            guard = UnauthenticatedMethods(Reads(), doorkeeper)
             guarded = await self._guarded(
                 guard, grpc.unary_stream_rpc_method_handler(watch, request_deserializer=bytes)
             )
@@ -387,7 +387,7 @@ class TestOpenToAll:
         async def story(stuck: int, waited_s: float) -> tuple[int, bool]:
             clock = [0.0]
             reads = Reads(lambda: clock[0])
-            guard = OpenToAll(reads, Doorkeeper(1000, _FakeSockets(), lambda: clock[0]))
+            guard = UnauthenticatedMethods(reads, Doorkeeper(1000, _FakeSockets(), lambda: clock[0]))
             guarded = await self._guarded(guard, grpc.unary_unary_rpc_method_handler(check, request_deserializer=bytes))
             calls = [_Call("a", None) for _ in range(stuck)]
             tasks = [asyncio.ensure_future(guarded.stream_unary(None, call)) for call in calls]
@@ -409,7 +409,7 @@ class TestOpenToAll:
             return b"serving"
 
         async def story() -> bool:
-            guard = OpenToAll(Reads(lambda: 0.0), Doorkeeper(1000, _FakeSockets()))
+            guard = UnauthenticatedMethods(Reads(lambda: 0.0), Doorkeeper(1000, _FakeSockets()))
             guarded = await self._guarded(guard, grpc.unary_unary_rpc_method_handler(check, request_deserializer=bytes))
             stuck = [asyncio.ensure_future(guarded.stream_unary(None, _Call("a", None))) for _ in range(15)]
             await _settle()

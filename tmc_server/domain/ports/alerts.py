@@ -98,7 +98,7 @@ class AlertOutbox(Protocol):
         """The sink did not take them: due again after that time."""
 
 
-class EpisodeDesk(Protocol):
+class EpisodeStore(Protocol):
     """Episodes of one database, for operators. All block."""
 
     def episodes(self, open_only: bool, limit: int) -> Sequence[Episode]:

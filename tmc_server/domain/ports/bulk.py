@@ -34,7 +34,7 @@ class Match:
     fingerprint: str = ""
 
 
-class BulkDesk(Protocol):
+class BulkStore(Protocol):
     """Jobs, over all databases."""
 
     def now(self) -> int:

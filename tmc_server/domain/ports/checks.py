@@ -192,7 +192,7 @@ class DueChecks(Protocol):
         """
 
 
-class CheckDesk(Protocol):
+class CheckStore(Protocol):
     """What operators do with undecided messages; each change with its audit row. All block."""
 
     def begin(self, actor: str, shard: Shard, number: MessageNumber, until_ms: int) -> Pending | None:

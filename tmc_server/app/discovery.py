@@ -14,7 +14,7 @@ from tmc_server.store.engines import Database
 from tmc_server.store.senders import SqlSeenSenders
 
 
-class Surroundings:
+class Discovery:
     """Where producers' instances are, and how others find this server."""
 
     def __init__(self, config: Config, catalog: Database) -> None:

@@ -14,7 +14,7 @@ from tmc_server.domain.ports.delivery import Copy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class RunMode:
     """How a server is run.
 
     is_open: it makes its schema at the start and names at their first use; changes take effect at once; it is alone on
@@ -36,8 +36,8 @@ class Form:
         return self.clock() / 1000 if self.clock is not None else time.monotonic()
 
 
-SERVER = Form()
-DEV = Form(is_open=True)
+SERVER = RunMode()
+DEV = RunMode(is_open=True)
 
 
 def in_one_process(config: Config, database: str, port: int) -> Config:
