@@ -44,7 +44,7 @@ def run(args: Sequence[str], prog_name: str) -> None:
 
 
 def _words() -> Iterator[tuple[str, Sequence[str]]]:
-    """What can follow each command."""
+    """Yield what can follow each command."""
     yield "tmc", sorted(COMMANDS)
     yield "tmc completion", ("bash", "zsh")
     for name, command in COMMANDS.items():

@@ -13,7 +13,7 @@ from tmc_server.printable import escaped, without_secrets
 
 
 def run(args: Sequence[str], prog_name: str) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Consume until SIGTERM or SIGINT."""
     parser = argparse.ArgumentParser(prog=prog_name, description="Run a consumer until SIGTERM or SIGINT.")
     parser.add_argument("consumer", metavar="MODULE:NAME", help="a tmc_client.Consumer")
     parser.add_argument("--processes", type=int, default=1, help="number of processes")

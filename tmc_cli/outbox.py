@@ -123,7 +123,7 @@ def _discard(box: Outbox, options: argparse.Namespace) -> None:
 
 
 def _each(box: Outbox, options: argparse.Namespace, change: Callable[[Sequence[int]], int]) -> str:
-    """How many were changed, of how many."""
+    """Return how many were changed, of how many."""
     if bool(options.ids) == options.all:
         raise ValueError("Give the ids that `tmc outbox failed` prints, or --all.")
     if not options.all:

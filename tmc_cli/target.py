@@ -53,7 +53,7 @@ class Target:
 
     @property
     def options(self) -> list[tuple[str, str | int]]:
-        """Of a channel. Ends the command when TMC_PROXY is no proxy."""
+        """Return the options of a channel. Ends the command when TMC_PROXY is no proxy."""
         try:
             options = list(proxy_options())
         except ValueError as exc:
@@ -61,7 +61,7 @@ class Target:
         return [*options, ("grpc.ssl_target_name_override", self.server_name)] if self.server_name else options
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """None: plaintext. Ends the command when a PEM file cannot be read."""
+        """Return credentials; None for plaintext. Ends the command when a PEM file cannot be read."""
         if not self.is_tls:
             return None
         return grpc.ssl_channel_credentials(

@@ -219,7 +219,7 @@ def connect(
     insecure: bool = False,
     proxy: str | None = None,
 ) -> AsyncCenter:
-    """Like tmc_client.connect, for asyncio programs."""
+    """Connect as tmc_client.connect does, for asyncio programs."""
     return AsyncCenter(
         blocking.connect(
             address,

@@ -109,7 +109,7 @@ def _started(database: str) -> RunningServer:
 
 
 def entry_point(name: str) -> Any:
-    """What starts a center in this process. Raises InvalidRequest: the server is not installed."""
+    """Return what starts a center in this process. Raises InvalidRequest: the server is not installed."""
     try:
         return installed("tmc.embedded")[name].load()
     except (KeyError, ModuleNotFoundError) as exc:

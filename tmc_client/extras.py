@@ -11,7 +11,7 @@ from tmc_common.extras import extra_of
 
 @contextmanager
 def needed_by(what: str) -> Iterator[None]:
-    """Around imports. what: how the caller names it, for the message. Raises MissingExtra."""
+    """Translate a missing extra around imports. what: how the caller names it, for the message. Raises MissingExtra."""
     try:
         yield
     except ModuleNotFoundError as exc:

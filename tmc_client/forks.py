@@ -22,7 +22,7 @@ class ForkAware(Protocol):
     """Something with threads or sockets that a forked child must not use."""
 
     def after_fork(self) -> None:
-        """In the child: drop all state and start again on the next use."""
+        """Drop all state in the child, and start again on the next use."""
 
 
 def watch_forks(owner: ForkAware) -> None:
@@ -31,7 +31,7 @@ def watch_forks(owner: ForkAware) -> None:
 
 
 def abandon(*inherited: object) -> None:
-    """In a forked child: keep the parent's objects unused; closing or freeing them could disturb the parent."""
+    """Keep, in a forked child, the parent's objects unused; closing or freeing them could disturb the parent."""
     _ABANDONED.extend(inherited)
 
 

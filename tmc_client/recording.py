@@ -25,7 +25,7 @@ _asked = 0
 
 @contextmanager
 def only_record() -> Iterator[None]:
-    """For test suites: blocks of sessions that join an outer transaction with `create_savepoint` only record.
+    """Let blocks of sessions that join an outer transaction with `create_savepoint` only record.
 
     Asked for, since a program might commit its outer transaction: without this such a block is refused.
     """
@@ -38,7 +38,7 @@ def only_record() -> Iterator[None]:
 
 
 def is_asked_for() -> bool:
-    """Whether `only_record` is on."""
+    """Return whether `only_record` is on."""
     return _asked > 0
 
 

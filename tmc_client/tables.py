@@ -218,6 +218,6 @@ def raise_if_lacking(exc: BaseException, bind: sa.Engine | sa.Connection, *wante
 
 
 def include_object(item: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
-    """For Alembic's `context.configure(include_object=...)`: autogenerate leaves our tables and their indexes alone."""
+    """Serve Alembic's `context.configure(include_object=...)`: autogenerate leaves our tables and their indexes alone."""
     table = name if kind == "table" else getattr(getattr(item, "table", None), "name", None)
     return table not in metadata.tables

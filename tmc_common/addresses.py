@@ -48,7 +48,7 @@ class HostPort(NamedTuple):
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a key may be sent to this address in the clear.
+    """Return whether a key may be sent to this address in the clear.
 
     address: host:port. No name is resolved: `localhost` is the only name that counts, and an invalid or ambiguous
     address is not loopback.

@@ -97,7 +97,7 @@ class Registration:
                 log.warning("deregistration_failed", "%s stays registered until Consul's check fails: %s", self.id, exc)
 
     def start(self, every: timedelta = timedelta(seconds=15)) -> None:
-        """For services: keep it registered in a thread of its own."""
+        """Keep it registered in a thread of its own."""
         self._thread = threading.Thread(target=self._run, args=(every.total_seconds(),), daemon=True)
         self._thread.start()
 

@@ -14,5 +14,5 @@ _EXTRAS = {
 
 
 def extra_of(exc: ModuleNotFoundError) -> str | None:
-    """None: what is missing comes with no extra."""
+    """Return the extra to install; None if what is missing comes with none."""
     return _EXTRAS.get((exc.name or "").partition(".")[0])

@@ -72,13 +72,13 @@ def context_of(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_context(name: str) -> bool:
-    """Does a header of this name carry the context of a trace, and no content?"""
+    """Return whether a header of this name carries the context of a trace, and no content."""
     lowered = name.lower()
     return lowered in CONTEXT_HEADERS or lowered.startswith(CONTEXT_PREFIX)
 
 
 def fitting(headers: Mapping[str, str], context: Mapping[str, str]) -> dict[str, str]:
-    """What the headers lack of a context, as much of it as a message may carry: baggage may be as large as all headers."""
+    """Return what the headers lack of a context, as much of it as a message may carry: baggage may be as large as all headers."""
     found: dict[str, str] = {}
     room = HEADERS_BYTES - sum(len(name) + len(text.encode()) for name, text in headers.items())
     for name, text in context.items():

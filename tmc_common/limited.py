@@ -33,7 +33,7 @@ def read_body(response: httpx.Response, most: int, seconds: float) -> bytes:
 
 
 async def read_body_async(response: httpx.Response, most: int) -> bytes:
-    """As `read_body`. The caller limits the time."""
+    """Read as `read_body` does. The caller limits the time."""
     _refuse_compressed(response)
     body = bytearray()
     async for part in response.aiter_raw():

@@ -13,5 +13,5 @@ _TEXTS = {
 
 
 def spoken_instead(details: str) -> str:
-    """What the other side of a failed call speaks instead of what was expected; "": nothing is known."""
+    """Return what the other side of a failed call speaks instead of what was expected; "": nothing is known."""
     return next((spoken for text, spoken in _TEXTS.items() if text in details), "")

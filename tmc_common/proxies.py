@@ -33,11 +33,11 @@ def proxy_options(proxy: str | None = None) -> tuple[tuple[str, str | int], ...]
 
 
 def by_proxy() -> str:
-    """For the text of a call's failure: names the proxy that this process uses; "": none."""
+    """Name the proxy that this process uses, for the text of a call's failure; "": none."""
     return f" (calls go through the proxy {' or '.join(_used)}, as proxy= or {VARIABLE} says)" if _used else ""
 
 
 def without_password(proxy: str) -> str:
-    """As it may be shown."""
+    """Return it as it may be shown."""
     scheme, slashes, rest = proxy.rpartition("://")
     return f"{scheme}{slashes}{rest.rpartition('@')[2]}"

@@ -34,7 +34,7 @@ def content(
     body_digest: bytes,
     headers: Mapping[str, str],
 ) -> bytes:
-    """Everything that is signed, as netstrings (`LENGTH:BYTES,`); no two copies share an encoding.
+    """Return everything that is signed, as netstrings (`LENGTH:BYTES,`); no two copies share an encoding.
 
     headers: as the user named them, see tmc_common.headers; they come last, sorted by the bytes of their names.
     """
@@ -59,7 +59,7 @@ def content(
 
 @lru_cache(4096)
 def _start(topic: str, producer: str, subscriber: str, interval_ms: int, content_type: str) -> bytes:
-    """What is the same for most copies of a subscription."""
+    """Return what is the same for most copies of a subscription."""
     return b"".join(map(_netstring, (topic, producer, subscriber, str(interval_ms), content_type)))
 
 

@@ -23,7 +23,7 @@ _is_said = False
 
 
 def is_on() -> bool:
-    """Does this program use OpenTelemetry?"""
+    """Return whether this program uses OpenTelemetry."""
     return "opentelemetry.trace" in sys.modules
 
 

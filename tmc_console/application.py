@@ -139,7 +139,7 @@ def _to_login(request: Request) -> Response:
 
 
 async def _view(setting: Setting, request: Request) -> View | None:
-    """None: not logged in."""
+    """Return what the operator sees; None if not logged in."""
     is_used = not request.url.path.endswith(_BY_ITSELF)
     session = setting.sessions.find(request.cookies.get(setting.cookie, ""), is_used=is_used)
     return View(request, setting, session) if session is not None else None

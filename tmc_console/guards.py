@@ -66,7 +66,7 @@ class BodyLimit:
 
 
 def is_ours(request: Request, shown: str, expected: str) -> bool:
-    """Does a form come from one of our pages? shown: the token in the form."""
+    """Return whether a form comes from one of our pages. shown: the token in the form."""
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return False
     origin = request.headers.get("origin", "")
@@ -76,6 +76,6 @@ def is_ours(request: Request, shown: str, expected: str) -> bool:
 
 
 def local_path(wanted: str) -> str:
-    """Where to go next: a path of this console, whatever the form said."""
+    """Return where to go next: a path of this console, whatever the form said."""
     path = "".join(character for character in wanted if character.isprintable())  # browsers skip tabs and line breaks
     return path if path.startswith("/") and not path.startswith(("//", "/\\")) else "/"

@@ -48,14 +48,14 @@ class ConsoleConfig:
 
 
 def run(config: ConsoleConfig, on_started: Callable[[int], None]) -> None:
-    """Until SIGTERM or SIGINT. on_started: called with the port. Raises OSError: it cannot listen there."""
+    """Run until SIGTERM or SIGINT. on_started: called with the port. Raises OSError: it cannot listen there."""
     listening = _listen(config.listen)
     on_started(listening.getsockname()[1])
     asyncio.run(_serve(config, listening))
 
 
 def run_beside(config: ConsoleConfig) -> int:
-    """In a thread that ends with the program. Returns: the port. Raises OSError: it cannot listen there."""
+    """Run in a thread that ends with the program. Returns: the port. Raises OSError: it cannot listen there."""
     listening = _listen(config.listen)
     threading.Thread(target=lambda: asyncio.run(_serve(config, listening)), name="tmc-console", daemon=True).start()
     port: int = listening.getsockname()[1]

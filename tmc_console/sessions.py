@@ -69,13 +69,13 @@ class Sessions:
         self._sessions.pop(cookie, None)
 
     def streams(self, operator: str | None = None) -> int:
-        """How many streams of events are open; operator: of this one only, by name."""
+        """Return how many streams of events are open; operator: of this one only, by name."""
         return sum(
             each.streams for each in self._sessions.values() if operator is None or each.operator.name == operator
         )
 
     def may_write(self, session: Session) -> bool:
-        """Has the operator switched actions on?"""
+        """Return whether the operator has switched actions on."""
         return self.monotonic() < session.writing_until
 
     def switch_writing(self, session: Session, on: bool) -> None:

@@ -42,7 +42,7 @@ class _Begun:
 
     @classmethod
     def from_cookie(cls, text: str) -> _Begun | None:
-        """None: there is none, or it is none of ours."""
+        """Read the cookie; None if there is none, or it is none of ours."""
         try:
             values = json.loads(base64.urlsafe_b64decode(text))
             return cls(**{name: str(values[name]) for name in cls.__dataclass_fields__})
@@ -127,7 +127,7 @@ class SingleSignOn:
 
 
 async def _asked(method: str, url: str, **options: Any) -> Any:
-    """What a provider answers. Raises httpx.HTTPError, ValueError, TimeoutError."""
+    """Return what a provider answers. Raises httpx.HTTPError, ValueError, TimeoutError."""
     async with (
         asyncio.timeout(_TIMEOUT_S),
         httpx.AsyncClient(timeout=_TIMEOUT_S) as client,
@@ -138,7 +138,7 @@ async def _asked(method: str, url: str, **options: Any) -> Any:
 
 
 def _nonce_in(token: str) -> str:
-    """As the token says; the center verifies its signature. "": it says none."""
+    """Return the nonce in the token; the center verifies its signature. "": it says none."""
     try:
         payload = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))

@@ -54,7 +54,7 @@ class Setting:
         return self.cookie_named(COOKIE)
 
     def cookie_named(self, name: str) -> str:
-        """With the prefix that keeps other hosts and plaintext out."""
+        """Return the name of a cookie, with the prefix that keeps other hosts and plaintext out."""
         return f"__Host-{name}" if self.secure else name
 
 
@@ -87,12 +87,12 @@ class View:
         return render(self.request, template, status, view=self, session=self.session, **values)
 
     def notice(self) -> str:
-        """What was done last; "" the second time."""
+        """Return what was done last; "" the second time."""
         notice, self.session.notice = self.session.notice, ""
         return notice
 
     def may(self, action: str) -> bool:
-        """Is this action shown to this operator now? The center decides when it is called."""
+        """Return whether this action is shown to this operator now. The center decides when it is called."""
         return self.may_write and self.session.operator.role >= ACTIONS[action].role
 
     def goto(self, path: str) -> Response:
@@ -128,7 +128,7 @@ def render(request: Request, template: str, status: int = 200, **values: Any) ->
 
 
 def _visible(text: Any) -> str:
-    r"""What a browser would hide or reorder is written as \uXXXX: controls, bidirectional and zero-width characters."""
+    r"""Write what a browser would hide or reorder as \uXXXX: controls, bidirectional and zero-width characters."""
     return "".join(map(_shown, str(text).replace("\r\n", "\n")))
 
 
@@ -140,7 +140,7 @@ def _shown(character: str) -> str:
 
 
 def _as_it_is(text: Any) -> Markup:
-    """For a field of a form, which is sent back: escaped, and otherwise unchanged."""
+    """Escape a field of a form, which is sent back, and change nothing else."""
     return escape(str(text))
 
 

@@ -13,7 +13,7 @@ _LONGEST_TEXT = 65_536
 
 
 def words(language: str) -> Callable[[str], str]:
-    """What translates. A text that is not known stays as it is."""
+    """Return what translates. A text that is not known stays as it is."""
     return (lambda text: CHINESE.get(text, text)) if language == "zh" else (lambda text: text)
 
 

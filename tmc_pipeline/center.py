@@ -80,7 +80,7 @@ class MessageRange:
 
     @property
     def listed(self) -> int:
-        """How many numbers are listed."""
+        """Return how many numbers are listed."""
         return sum(map(len, self.numbers.values()))
 
     def beyond(self, shard: int) -> list[int]:
@@ -155,7 +155,7 @@ class CenterTables:
 
     @cached_property
     def names(self) -> Names:
-        """As of the first use."""
+        """Return the names, as of the first use."""
         place = self._databases.catalog
         apps = self._rows(place, "(SELECT app_no, id FROM tmc_app) q", "app_no INT, id STRING")
         topics = self._rows(place, "(SELECT topic_no, name FROM tmc_topic) q", "topic_no INT, name STRING")
@@ -184,7 +184,7 @@ class CenterTables:
         )
 
     def worked_off(self) -> Callable[[int, str], bool]:
-        """Whether the retention duty has worked off the list of an archive run in a shard: a function of shard and run."""
+        """Return whether the retention duty has worked off the list of an archive run in a shard: a function of shard and run."""
         query = "(SELECT shard, run, position FROM tmc_retention) q"
         rows = [
             row
@@ -247,7 +247,7 @@ class CenterTables:
         ]
 
     def _spans(self, among: MessageRange) -> dict[int, Span]:
-        """Of every shard, with one query per database, and one more for each shard that several tasks read."""
+        """Return the spans of every shard, with one query per database, and one more for each shard that several tasks read."""
 
         def spans(place: Database) -> dict[int, Span]:
             mine = [shard for shard, holder in enumerate(self._databases.shards) if holder == place]
@@ -282,7 +282,7 @@ class StoreDatabases:
 
     @property
     def each(self) -> list[Database]:
-        """Every database once."""
+        """Return every database once."""
         return list({place.url: place for place in (self.catalog, *self.shards)}.values())
 
 

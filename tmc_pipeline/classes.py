@@ -27,7 +27,7 @@ _SEPARATORS = frozenset(":\"'\\")  # they mean something in Java's options
 
 
 def classes_file(java: str) -> Path | None:
-    """Where the file of this user is, whether there is one or not; None: nowhere. java: what `java -version` said."""
+    """Return where the file of this user is, whether there is one or not; None: nowhere. java: what `java -version` said."""
     cache = os.environ.get("XDG_CACHE_HOME") or (f"{os.environ['HOME']}/.cache" if os.environ.get("HOME") else "")
     if not cache.startswith("/") or _SEPARATORS & set(cache) or importlib.util.find_spec("pyspark") is None:
         return None
@@ -46,7 +46,7 @@ def shared_classes(java: str) -> Path | None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether nobody else can change it: these classes are run."""
+    """Return whether nobody else can change it: these classes are run."""
     try:
         found = path.stat()
     except OSError:

@@ -103,7 +103,7 @@ def database(url: str) -> Database:
 
 
 def _named(parsed: URL) -> str:
-    """Its database. Raises CannotRun."""
+    """Return its database. Raises CannotRun."""
     if not parsed.database:
         raise CannotRun(f"{parsed.render_as_string()} names no database: add /name.")
     return parsed.database

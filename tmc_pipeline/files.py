@@ -48,7 +48,7 @@ class HadoopFolder:
         return self._jvm.org.apache.hadoop.fs.Path(self.path(name))
 
     def names(self, name: str = "") -> list[str]:
-        """What is in a folder, in order; nothing when there is none."""
+        """Return what is in a folder, in order; nothing when there is none."""
         with translated():
             path = self._path(name)
             if not self._files.exists(path):
@@ -69,7 +69,7 @@ class HadoopFolder:
             return bool(self._files.exists(self._path(name)))
 
     def files(self, name: str = "") -> dict[str, int]:
-        """Every file in a folder and its folders, by its name relative to that folder, with its bytes."""
+        """Return every file in a folder and its folders, by its name relative to that folder, with its bytes."""
         with translated():
             path = self._path(name)
             if not self._files.exists(path):
@@ -87,7 +87,7 @@ class HadoopFolder:
                 yield status
 
     def _listed(self, path: Any) -> Iterator[Any]:
-        """All at once: an object store has no folders."""
+        """Yield all at once: an object store has no folders."""
         every = self._files.listFiles(path, True)
         while every.hasNext():
             yield every.next()
@@ -188,7 +188,7 @@ class HadoopFolder:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on a disk of this machine."""
+        """Return whether it is on a disk of this machine."""
         with translated():
             return bool(self._files.getUri().getScheme() == "file")
 

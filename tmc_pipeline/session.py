@@ -44,7 +44,7 @@ _LAST_WORDS = 100_000  # bytes of the JVM's standard error that are looked at wh
 
 
 def rows_at_a_time(most: int, body_bytes: int) -> int:
-    """How many rows with bodies may be held at once: `most`, or fewer when they might not fit.
+    """Return how many rows with bodies may be held at once: `most`, or fewer when they might not fit.
 
     MariaDB's driver streams: a smaller fetch costs no round trip.
     """
@@ -52,7 +52,7 @@ def rows_at_a_time(most: int, body_bytes: int) -> int:
 
 
 def check_java() -> str:
-    """What Java says about its version. Raises CannotRun: Spark's own message would be a stack trace."""
+    """Return what Java says about its version. Raises CannotRun: Spark's own message would be a stack trace."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():
@@ -94,7 +94,7 @@ def _matching(path: str) -> list[Path]:
 
 
 def lower_priority(nice: int) -> None:
-    """Of this process, and of the JVM that it starts; a process that is nicer already stays so."""
+    """Lower the priority of this process and of the JVM that it starts; a process that is nicer already stays so."""
     os.nice(max(0, nice - os.nice(0)))
 
 

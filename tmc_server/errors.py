@@ -284,6 +284,6 @@ class InternalFault(TmcError):
 
 
 def leaves(root: type[TmcError] = TmcError) -> list[type[TmcError]]:
-    """All error classes that are raised, for the tests and docs that walk the tree."""
+    """Return all error classes that are raised, for the tests and docs that walk the tree."""
     below = root.__subclasses__()
     return [root] if not below else [leaf for child in below for leaf in leaves(child)]

@@ -170,7 +170,7 @@ async def _kept(service: _Service) -> httpcore.AsyncHTTPConnection | None:
 
 
 def _said_more(connection: httpcore.AsyncHTTPConnection) -> bool:
-    """Whether data arrived after the response: it would be taken for the next response.
+    """Return whether data arrived after the response: it would be taken for the next response.
 
     httpcore knows this, but has no public API for it.
     """

@@ -65,7 +65,7 @@ class Setting:
 
 
 def settings_of(config: Section) -> Iterator[Setting]:
-    """All settings, in the order of their sections, without secrets and without the user info of URLs."""
+    """Yield all settings, in the order of their sections, without secrets and without the user info of URLs."""
     for name in type(config).model_fields:
         section = getattr(config, name)
         for key, field in type(section).model_fields.items():

@@ -98,7 +98,7 @@ class MetricsEndpoint:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the event loop has been heard of lately."""
+        """Return whether the event loop has been heard of lately."""
         return self._beat_at is None or time.monotonic() - self._beat_at < SILENT_S
 
     def start(self) -> None:
@@ -128,7 +128,7 @@ class MetricsEndpoint:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """Return how many are open."""
         return len(self._open)
 
     def stop(self) -> None:

@@ -58,7 +58,7 @@ def connect(
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
-    """On the command line, and not in the environment."""
+    """Return whether it is given on the command line, and not in the environment."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

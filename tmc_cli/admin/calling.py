@@ -98,7 +98,7 @@ def with_json(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def for_people() -> bool:
-    """Is standard output a terminal, and JSON not asked for?"""
+    """Return whether standard output is a terminal, and JSON not asked for."""
     return sys.stdout.isatty() and not _WANTS_JSON.get()
 
 

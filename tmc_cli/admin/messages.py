@@ -131,7 +131,7 @@ def _marks(overview: Any) -> str:
 
 
 def _rate(per_s: float) -> str:
-    """Of submits or acks; "": there are none."""
+    """Write the rate of submits or acks; "": there are none."""
     return f"; {per_s:.0f}/s" if per_s >= 1 else f"; {per_s * 60:.0f}/min" if per_s else ""
 
 

@@ -74,7 +74,7 @@ def update_operator(
 
 
 def say_registered_already(answer: Any, request: Any) -> None:
-    """After an answer without a token."""
+    """Say, after an answer without a token, how to get one."""
     if not (answer.token or request["without_token"]):
         name = escaped(request["name"])
         say(f"{name} is registered already: `tmc admin rotate-token {name}` makes another token.")

@@ -149,7 +149,7 @@ class _Option:
 
     @property
     def _is_a_time(self) -> bool:
-        """Whether it is written as 90s, 10m, 2h or 1d."""
+        """Return whether it is written as 90s, 10m, 2h or 1d."""
         return self.field.name.endswith("_ms") and not self._name.endswith("-ms")
 
     def parameter(self) -> inspect.Parameter:

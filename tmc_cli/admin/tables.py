@@ -46,7 +46,7 @@ def _more(token: str) -> Iterator[str]:
 
 
 def _is_shown(field: Any) -> bool:
-    """Not what does not fit into a cell."""
+    """Return whether it fits into a cell."""
     return field.message_type is None and field.type != FieldDescriptor.TYPE_BYTES
 
 

@@ -17,7 +17,7 @@ def when(ms: int) -> str:
 
 
 def age(ms: int) -> str:
-    """In the largest unit that fits."""
+    """Write a time in the largest unit that fits."""
     for size, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min")):
         if ms >= size:
             return f"{ms // size} {unit}"
@@ -35,7 +35,7 @@ def duration_ms(text: str) -> int:
 
 
 def bar(done: int, total: int, width: int = 30) -> str:
-    """How far something has come."""
+    """Return how far something has come."""
     filled = width * min(done, total) // total if total else width
     return f"[{'#' * filled}{'-' * (width - filled)}] {done}/{total}"
 

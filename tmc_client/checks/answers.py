@@ -132,7 +132,9 @@ class Checks:
         return server
 
     def servicer(self) -> Any:
-        """For a gRPC server that you have: check_pb2_grpc.add_CheckServiceServicer_to_server(checks.servicer(), server)."""
+        """Make a servicer for a gRPC server that you have:
+        check_pb2_grpc.add_CheckServiceServicer_to_server(checks.servicer(), server).
+        """
         from tmc_client.checks.grpc_server import CheckServicer
 
         return CheckServicer(self)

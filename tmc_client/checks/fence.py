@@ -52,7 +52,7 @@ class LedgerAnswers:
         self._beside.clear()
 
     def ledger_id(self) -> bytes:
-        """Of this ledger, which gets one if it has none. Raises SQLAlchemyError."""
+        """Return the id of this ledger, which gets one if it has none. Raises SQLAlchemyError."""
         with self._connect() as connection:
             found = ledger_id_of(connection.execute)
             connection.commit()

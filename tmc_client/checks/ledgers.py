@@ -83,7 +83,7 @@ class Ledgers:
         return [answers[index] for index in range(len(questions))]
 
     def _of(self, ledger_id: bytes, questions: Sequence[Question], fences: bool, until: float) -> Sequence[Answer]:
-        """Of one ledger. until: monotonic seconds."""
+        """Return the answers of one ledger. until: monotonic seconds."""
         home = self._homes.get(ledger_id)
         if home is not None and self._monotonic() < until:
             return home.answer(questions, fences=fences)

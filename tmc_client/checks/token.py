@@ -73,7 +73,7 @@ class CheckToken:
         return any(found)
 
     def _keep(self, token: str) -> None:
-        """Under the lock."""
+        """Keep it. Called under the lock."""
         if self._token and token != self._token:
             self._previous = (self._token, self._monotonic() + _PREVIOUS_S)
         self._token, self._asked = token, self._monotonic()

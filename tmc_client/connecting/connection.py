@@ -239,7 +239,7 @@ class Connection:
             return self._servers
 
     def _moved(self, addresses: Sequence[str]) -> None:
-        """Called by the watch when the instances change. Calls in flight finish on the old channels."""
+        """Take over changed instances from the watch. Calls in flight finish on the old channels."""
         self._addresses = list(dict.fromkeys(addresses))
         if self._servers is None:
             self._servers = Servers(self._addresses, self._monotonic)
@@ -341,7 +341,7 @@ class Connection:
         end: float,
         error: Exception,
     ) -> Any:
-        """Without a healthy server: wait for the first answer of any server until the call's own deadline."""
+        """Wait, without a healthy server, for the first answer of any server until the call's own deadline."""
         ended: SimpleQueue[Any] = SimpleQueue()
         under_way: dict[Any, tuple[Server, float]] = {}
         try:
@@ -440,7 +440,7 @@ class Connection:
 
 
 def _work_with_gevent() -> None:
-    """Where threads are greenlets, gRPC's calls would stop all of them, and a server of ours for ever."""
+    """Let gRPC wait with gevent: where threads are greenlets, its calls would stop all of them, and a server of ours for ever."""
     monkey = sys.modules.get("gevent.monkey")
     if monkey is not None and monkey.is_module_patched("threading"):
         from grpc.experimental import gevent
@@ -449,7 +449,7 @@ def _work_with_gevent() -> None:
 
 
 def _without_secrets(address: str) -> str:
-    """Without Consul's token and without a database's password."""
+    """Return the address without Consul's token and without a database's password."""
     return re.sub(r"([?&]token=)[^&]*", r"\1***", re.sub(r"(://[^/:@]*:)[^@]*@", r"\1***@", address))
 
 

@@ -347,7 +347,7 @@ class _Lane:
                 answers.add(call, result)
 
     def _all_failed(self, calls: Sequence[_Call], error: errors.TmcError, answers: _Answers) -> None:
-        """As `_failed`; the calls keep their order among themselves."""
+        """Handle failures as `_failed` does; the calls keep their order among themselves."""
         share = random.uniform(0.5, 1)
         for call in calls:
             self._failed(call, error, answers, share)

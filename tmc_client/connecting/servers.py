@@ -35,7 +35,7 @@ class Server:
 
     @property
     def patience_s(self) -> float:
-        """How long to wait for its answer before asking another server too: twice the duration of its last one."""
+        """Return how long to wait for its answer before asking another server too: twice the duration of its last one."""
         return max(TRY_S, 2 * self.took_s)
 
     @property
@@ -76,7 +76,7 @@ class Servers:
             return None
 
     def by_last_answer(self) -> list[Server]:
-        """All servers, the one with the most recent answer (even a late one) first."""
+        """Return all servers, the one with the most recent answer (even a late one) first."""
         with self._lock:
             return sorted(self._servers, key=lambda server: -server.answered_at)
 

@@ -33,7 +33,9 @@ _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 
 def _kind(reason: str, code: grpc.StatusCode | None, retry_after: timedelta) -> type[errors.TmcError]:
-    """By its reason; for one that only a newer center knows by its status, and whether it says when to repeat."""
+    """Choose the class of an error by its reason;
+    if only a newer center knows that, by its status, and whether it says when to repeat.
+    """
     if reason in errors.BY_REASON:
         return errors.BY_REASON[reason]
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and retry_after:
@@ -55,22 +57,22 @@ def from_item(item: types_pb2.ItemError) -> errors.TmcError:
 
 
 def _has_details(exc: Any) -> bool:
-    """Whether the center itself sent this error; without details it came from the transport."""
+    """Return whether the center itself sent this error; without details it came from the transport."""
     return any(name == "grpc-status-details-bin" for name, _ in exc.trailing_metadata() or ())
 
 
 def is_too_large(exc: Any) -> bool:
-    """Whether the transport rejected the size of the request, which then never reached the center."""
+    """Return whether the transport rejected the size of the request, which then never reached the center."""
     return exc.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and not _has_details(exc)
 
 
 def is_late(exc: Any) -> bool:
-    """No answer within the deadline."""
+    """Return whether no answer came within the deadline."""
     return exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not _has_details(exc)
 
 
 def is_unanswered(exc: Any) -> bool:
-    """Whether another server may do better: this one was late, is unreachable, or is shutting down."""
+    """Return whether another server may do better: this one was late, is unreachable, or is shutting down."""
     if not _has_details(exc):
         return exc.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
     return from_rpc(exc).reason == "SHUTTING_DOWN"

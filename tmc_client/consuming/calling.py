@@ -53,7 +53,7 @@ def nack(error: str, *, reject: bool = False, retry_after: timedelta | None = No
 
 
 def not_begun(message: Message) -> tuple[sender.Kind, Any]:
-    """No handler was called."""
+    """Report that no handler was called."""
     return sender.NACK, consumption_pb2.NackRequest(message_id=message.id, attempt=message.attempt, not_begun=True)
 
 
@@ -165,7 +165,9 @@ class Calling:
         return first | self._in_halves(listener, runs[middle:], bodies)
 
     def _call(self, listener: Listener, runs: Sequence[Run], bodies: dict[str, Any]) -> None:
-        """In one transaction of the inbox, if there is one, with those messages that have not had their effect."""
+        """Call the handler, in one transaction of the inbox if there is one,
+        with those messages that have not had their effect.
+        """
         messages = [run.message for run in runs]
         if listener.inbox is None:
             self._invoke(listener, messages, bodies, None, runs)

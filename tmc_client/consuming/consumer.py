@@ -120,17 +120,17 @@ class Consumer:
 
     @property
     def identity(self) -> Identity:
-        """Of the app that consumes."""
+        """Return the identity of the app that consumes."""
         return self._center.identity
 
     @property
     def address(self) -> str:
-        """Of the center, as it was connected to."""
+        """Return the center's address, as it was connected to."""
         return self._center.connection.address
 
     @property
     def topics(self) -> list[str]:
-        """Those that have a listener."""
+        """Return those that have a listener."""
         return list(self._listeners.by_topic)
 
     @property
@@ -140,7 +140,7 @@ class Consumer:
 
     @property
     def is_idle(self) -> bool:
-        """No handler runs or waits for a thread, except those that were given up."""
+        """Return whether no handler runs or waits for a thread, except those that were given up."""
         return self._handling.wait_idle(0)
 
     @property

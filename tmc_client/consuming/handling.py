@@ -131,7 +131,7 @@ class Handling:
         self.keeper.stop()
 
     def abandon(self) -> None:
-        """In a forked child: the threads are those of the parent."""
+        """Leave everything to the parent of a forked child, whose threads they are."""
         abandon(self._workers, self._loop)
 
     def _run_loop(self) -> None:
@@ -214,7 +214,7 @@ class Handling:
         log.info("the listener of %s works again", turn.runs[0].message.topic)
 
     def _give_back(self, run: Run) -> None:
-        """No handler has begun it: the center delivers it again at once, uncounted."""
+        """Give a copy back that no handler has begun: the center delivers it again at once, uncounted."""
         self._ended(run, not_begun)
 
     def _ended(self, run: Run, answer: Answer | None) -> None:
@@ -315,7 +315,7 @@ async def _cancel_others() -> None:
 
 
 def _is_stored(answer: Future[Any]) -> bool:
-    """Whether the center stored the answer; logs the reason if not."""
+    """Return whether the center stored the answer; logs the reason if not."""
     exc = answer.exception()
     if isinstance(exc, errors.Decided):
         log.debug("answered too late: %s", exc)

@@ -80,7 +80,7 @@ class SqlInbox:
         self._compares_exactly = True
 
     async def check_async(self) -> None:
-        """As `check`, of an inbox that makes AsyncSessions."""
+        """Check an inbox that makes AsyncSessions."""
         with on_one_loop("the consumer"):
             async with self._connect() as session:
                 await session.run_sync(lambda _: _check(SessionTransaction(session.sync_session)))
@@ -88,7 +88,7 @@ class SqlInbox:
 
     @contextmanager
     def once(self, message: Message) -> Iterator[Any]:
-        """What to write the effect with, committed at the end of the block. None: the effect has already happened.
+        """Yield what to write the effect with, committed at the end of the block. None: the effect has already happened.
 
         Raises InvalidRequest: row and effect are not in one transaction; nothing of the current one is committed.
         OutOfOrder: a later message of its order key has had its effect.
@@ -98,7 +98,7 @@ class SqlInbox:
 
     @contextmanager
     def once_each(self, messages: Sequence[Message]) -> Iterator[Effects]:
-        """As `once`, of several messages in one transaction."""
+        """Do what `once` does for several messages in one transaction."""
         with ExitStack() as stack:
             handling, effects = self._begun(stack, messages)
             self._compares_exactly = True
@@ -125,7 +125,7 @@ class SqlInbox:
 
     @asynccontextmanager
     async def once_async(self, messages: Sequence[Message]) -> AsyncIterator[Effects]:
-        """As `once_each`, of an inbox that makes AsyncSessions."""
+        """Do what `once_each` does, with an inbox that makes AsyncSessions."""
         async with AsyncExitStack() as stack:
             with on_one_loop("the consumer"):
                 handling, effects = await self._begun_async(stack, messages)
@@ -320,7 +320,7 @@ class _Handling:
 
 
 def _by_line(messages: Sequence[Message]) -> list[Message]:
-    """In the order in which every batch takes their locks."""
+    """Sort messages in the order in which every batch takes their locks."""
     return sorted(messages, key=lambda message: (message.topic, message.order_key, message.sequence or 0))
 
 

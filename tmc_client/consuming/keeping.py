@@ -87,7 +87,7 @@ class Keeper:
                 self._condition.notify()
 
     def begun(self, run: Run) -> None:
-        """Its handler begins: the next Extend names the run within a second, if it still runs then."""
+        """Note that its handler begins: the next Extend names the run within a second, if it still runs then."""
         work = self._work.get(run.message.id)  # needs no lock: at worst the next Extend comes at its usual time
         if work is not None:
             work.due = min(work.due, self._monotonic() + _FIRST_S)

@@ -57,7 +57,7 @@ class Listeners:
 
     @property
     def need_a_loop(self) -> bool:
-        """Whether one of them is an `async def`."""
+        """Return whether one of them is an `async def`."""
         return any(listener.is_async for listener in self.by_topic.values())
 
     def add(
@@ -83,7 +83,7 @@ class Listeners:
         self.everything = consumer
 
     def limit_s(self, topic: str) -> float:
-        """How long a handler of this topic may run."""
+        """Return how long a handler of this topic may run."""
         listener = self.by_topic.get(topic)
         return listener.limit_s if listener is not None else self._limit_s
 
@@ -107,7 +107,7 @@ _FORMS = ("model_validate_json", "FromString", "__dataclass_fields__", "__attrs_
 
 
 def _is_unreadable(body_type: Any) -> bool:
-    """Whether this is a class that no body can be decoded to: a session, a client, tmc.Message."""
+    """Return whether this is a class that no body can be decoded to: a session, a client, tmc.Message."""
     if not isinstance(body_type, type) or body_type.__module__.partition(".")[0] in sys.stdlib_module_names:
         return False
     plain = issubclass(body_type, dict | list | tuple | str | int | float | Enum)
@@ -179,7 +179,7 @@ def _inspected(
 
 
 def _item(handler: Callable[..., Any], name: str, hint: Any, topic: Topic[Any]) -> Any:
-    """What each body of a batch is read as. Raises TypeError: the parameter is no list."""
+    """Return what each body of a batch is read as. Raises TypeError: the parameter is no list."""
     if hint is None or hint is list:
         return topic.type
     if get_origin(hint) not in (list, Sequence):

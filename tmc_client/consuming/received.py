@@ -37,7 +37,7 @@ class Message:
 
     @property
     def sequence(self) -> int | None:
-        """Its place among the messages of its order key: each has a higher number than those before it.
+        """Return its place among the messages of its order key: each has a higher number than those before it.
 
         None: it has no order key, or is delivered out of order, after others overtook it.
         """
@@ -56,7 +56,7 @@ class Receipt(Protocol):
 
     @property
     def lost(self) -> bool:
-        """Whether the copy's connection is lost: the broker gives it to any consumer."""
+        """Return whether the copy's connection is lost: the broker gives it to any consumer."""
 
 
 OnMessage = Callable[[Message, Receipt], None]

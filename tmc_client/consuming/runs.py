@@ -38,12 +38,12 @@ class Run:
 
     @property
     def begun(self) -> int:
-        """Its number once its handler has begun; 0 before."""
+        """Return its number once its handler has begun; 0 before."""
         return self.number if self.deadline is not None else 0
 
     @property
     def is_suspect(self) -> bool:
-        """Whether its message may have killed a consumer, or may be handled by another one: the center is asked first."""
+        """Return whether its message may have killed a consumer, or may be handled by another one: the center is asked first."""
         return self.message.redelivered or all(receipt.lost for receipt in self.receipts)
 
 

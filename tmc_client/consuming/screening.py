@@ -115,7 +115,7 @@ class Screen:
         return Verdict.GENUINE if genuine else Verdict.FORGED
 
     def _is_time_to_ask_again(self, signature: object) -> bool:
-        """Whether to ask for keys again: signing may be on by now."""
+        """Return whether to ask for keys again: signing may be on by now."""
         pause_s = _REPORT_S * 10 if signature is not None else _ASK_WITHOUT_KEYS_S
         return not self._curious and self._monotonic() - self._asked >= pause_s
 
@@ -214,7 +214,7 @@ class Screen:
 
 
 def signed_content(message: Message) -> bytes:
-    """What the signature of a copy covers: all that its handler gets."""
+    """Return what the signature of a copy covers: all that its handler gets."""
     return signatures.content(
         message_id=message.id,
         attempt=message.attempt,

@@ -54,7 +54,7 @@ class Turn:
 
     @property
     def is_paused_again(self) -> bool:
-        """Whether it is not the first pause in a row."""
+        """Return whether it is not the first pause in a row."""
         return self.line.pauses > 1
 
 
@@ -104,7 +104,7 @@ class Turns:
             return None
 
     def end(self, turn: Turn) -> None:
-        """Its handler has ended or was given up; a second call changes nothing."""
+        """End a turn whose handler has ended or was given up; a second call changes nothing."""
         with self._changed:
             if turn.over:
                 return
@@ -139,13 +139,13 @@ class Turns:
             return sorted(topic for topic, line in self._lines.items() if line.pauses)
 
     def stop(self) -> None:
-        """No more turns: threads that wait for one end."""
+        """Give no more turns: threads that wait for one end."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
     def left(self) -> list[Run]:
-        """After `stop`: take out the messages that never had a turn."""
+        """Take out, after `stop`, the messages that never had a turn."""
         with self._changed:
             found = [run for line in self._waiting for run in (*line.suspects, *(run for _, run in line.fresh))]
             for line in self._waiting:

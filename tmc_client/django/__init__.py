@@ -48,7 +48,7 @@ def center() -> Center:
 
 
 def forget_center() -> None:
-    """For tests that change `settings.TMC`."""
+    """Forget the center, for tests that change `settings.TMC`."""
     _center.cache_clear()
 
 
@@ -87,7 +87,7 @@ def outbox_transaction(outbox: Outbox, *, using: str = DEFAULT_DB_ALIAS) -> Outb
 
 
 def inbox(*, using: str = DEFAULT_DB_ALIAS) -> SqlInbox:
-    """For listeners whose handlers write with the ORM; they take no session."""
+    """Make an inbox for listeners whose handlers write with the ORM; they take no session."""
     from tmc_client.consuming.inbox import SqlInbox
     from tmc_client.django.local import HandlerTransaction
 
@@ -104,7 +104,9 @@ def _past_its_pool(wrapper: Any) -> Any:
 
 
 def connect(using: str = DEFAULT_DB_ALIAS) -> Callable[[], Any]:
-    """For what takes an engine or a function that returns a new connection: center().checks, resume, tmc.Outbox, clean_ledger."""
+    """Make connections for what takes an engine or a function that returns a new connection:
+    center().checks, resume, tmc.Outbox, clean_ledger.
+    """
 
     def new() -> Any:
         wrapper: Any = _past_its_pool(connections[using])

@@ -46,7 +46,7 @@ class AtomicTransaction(ConnectionTransaction):
 
     @property
     def is_of_a_test(self) -> bool:
-        """Whether it is inside the transaction of a django.test.TestCase."""
+        """Return whether it is inside the transaction of a django.test.TestCase."""
         blocks = self._connection.atomic_blocks
         return bool(blocks) and all(block._from_testcase for block in blocks)
 
@@ -85,7 +85,9 @@ class AtomicTransaction(ConnectionTransaction):
             wrapper.execute_wrappers.append(outermost._refuse_statement)
 
     def _refuse_statement(self, *_: object) -> None:
-        """Of a handler whose last step, a block, has committed: Django would commit each statement by itself."""
+        """Refuse a statement of a handler whose last step, a block, has committed:
+        Django would commit each statement by itself.
+        """
         raise errors.InvalidRequest(
             f"The transaction block in this {self._place} has committed for both: it must come last."
         )
@@ -149,7 +151,7 @@ class AtomicTransaction(ConnectionTransaction):
         """Each statement after the block was refused when it was run."""
 
     def check(self) -> None:
-        """Also looks which messages went with an inner `atomic()`: those whose hooks Django has dropped."""
+        """Look also which messages went with an inner `atomic()`: those whose hooks Django has dropped."""
         if self._connection.needs_rollback:
             raise errors.InvalidRequest(
                 f"An error inside this {self._place} was swallowed, and Django will roll it back: put transaction.atomic() "
@@ -170,7 +172,7 @@ class AtomicTransaction(ConnectionTransaction):
         assert self._recorder is not None
 
         def hook() -> None:
-            """Does nothing: that it is there says that its savepoint is."""
+            """Do nothing: that it is there says that its savepoint is."""
 
         transaction.on_commit(hook, using=self._using)
         self._hooks.append((self._recorder.position(), hook))

@@ -56,7 +56,7 @@ class LocalTransaction(Protocol):
 
     @property
     def engine(self) -> Engine | None:
-        """Of the same database, for what is written in the background. None: later blocks write it."""
+        """Return an engine of the same database, for what is written in the background. None: later blocks write it."""
 
     def begin(self, place: str, *, recorder: Recorder | None = None, lends_commit: bool = False) -> None:
         """Start; what the program did before in the same transaction belongs to it. Raises InvalidRequest: not possible.
@@ -72,7 +72,7 @@ class LocalTransaction(Protocol):
 
     @property
     def committed(self) -> bool:
-        """Whether a block inside has committed for both."""
+        """Return whether a block inside has committed for both."""
 
     def commit(self) -> None:
         """Raises the library's error: the outcome is unknown."""
@@ -80,7 +80,7 @@ class LocalTransaction(Protocol):
     def roll_back(self) -> None: ...
 
     def stop(self) -> None:
-        """Called last, whatever happened."""
+        """End it. Called last, whatever happened."""
 
     def savepoint(self) -> AbstractContextManager[object]:
         """Rolled back alone, with the messages recorded in it, if its body raises."""
@@ -89,26 +89,26 @@ class LocalTransaction(Protocol):
         """One of our statements. Raises the library's error."""
 
     def insert(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        """All of these. Raises the library's error."""
+        """Insert all of these. Raises the library's error."""
 
     def insert_outbox(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
         """Write messages into tmc_outbox. Returns: their ids, in order."""
 
     def is_duplicate(self, exc: BaseException) -> bool:
-        """Whether a row was refused because of its key, or for a reason that this library cannot tell from that."""
+        """Return whether a row was refused because of its key, or for a reason that this library cannot tell from that."""
 
     def is_lost(self, exc: BaseException) -> bool:
-        """Whether this error, or what caused it, says that the connection is gone."""
+        """Return whether this error, or what caused it, says that the connection is gone."""
 
     def explain(self, exc: BaseException, *tables: Table) -> None:
-        """After `roll_back`: raise InvalidRequest if a statement failed because one of these is missing or too old."""
+        """Raise InvalidRequest, after `roll_back`, if a statement failed because one of these is missing or too old."""
 
     def fence(self, row: Mapping[str, Any]) -> int | None:
-        """After `roll_back` of a commit that raised: insert this rollback marker, unless the ledger has the message's row.
+        """Insert, after `roll_back` of a commit that raised, this rollback marker, unless the ledger has the message's row.
 
         In a transaction of its own: see marker.insert_marker. Returns: the state in the ledger; None: it is not known yet.
         Must not raise.
         """
 
     def read(self, statement: Executable, parameters: Mapping[str, Any]) -> Sequence[Any]:
-        """After `roll_back`, in a transaction of its own. Raises the library's error."""
+        """Read in a transaction of its own, after `roll_back`. Raises the library's error."""

@@ -40,7 +40,7 @@ def _way_out(source: Any) -> str:
 
 
 def is_of_asyncio(source: Any) -> bool:
-    """Whether it belongs to SQLAlchemy's asyncio. By name: importing that needs greenlet, which blocking programs lack."""
+    """Return whether it belongs to SQLAlchemy's asyncio. By name: importing that needs greenlet, which blocking programs lack."""
     return any(parent.__module__.startswith("sqlalchemy.ext.asyncio") for parent in type(source).__mro__)
 
 
@@ -50,7 +50,7 @@ def is_async_session(source: Any) -> bool:
 
 @lru_cache
 def _maker(kind: Any, is_driver: bool) -> Callable[[Any], LocalTransaction] | None:
-    """By the class alone: asking an object whether it follows a protocol takes longer than a statement."""
+    """Choose by the class alone: asking an object whether it follows a protocol takes longer than a statement."""
     if issubclass(kind, scoped_session):
         return lambda source: SessionTransaction(source())
     if issubclass(kind, Session):

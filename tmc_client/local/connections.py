@@ -96,14 +96,14 @@ class ConnectionTransaction:
         self._connection.rollback()
 
     def _is_open(self) -> bool | None:
-        """Whether a transaction is open. None: the driver does not know."""
+        """Return whether a transaction is open. None: the driver does not know."""
         return self._driver.in_transaction(self._connection)
 
     def is_lost(self, exc: BaseException) -> bool:
         return any(self._driver.is_lost(each, self._connection) for each in causes(exc))
 
     def _returns(self) -> bool:
-        """Whether INSERT ... RETURNING is known: MySQL does not know it, MariaDB does."""
+        """Return whether INSERT ... RETURNING is known: MySQL does not know it, MariaDB does."""
         return self._driver.dialect.name != "mysql" or "MariaDB" in self._connection.get_server_info()
 
     def _say(self, text: str) -> None:
@@ -142,7 +142,10 @@ class ConnectionTransaction:
             self._outer.verify()
 
     def _refuse_more(self) -> None:
-        """What came after the block that committed for both is not committed. MySQL, unlike MariaDB, does not tell."""
+        """Refuse what came after the block that committed for both, and is not committed.
+
+        MySQL, unlike MariaDB, does not tell.
+        """
         is_open = self._is_open()
         if is_open is None and self._driver.dialect.name == "mysql" and self._returns():
             is_open = bool(self.run(sa.text("SELECT @@in_transaction"), {}).fetchone()[0])

@@ -24,7 +24,9 @@ def leaves_statements(listener: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def driver_behind(connection: sa.Connection) -> Driver | None:
-    """None: our statements have to be expressions, because the program changes those, or the driver is not known."""
+    """Return the driver;
+    None if our statements have to be expressions, because the program changes those, or the driver is not known.
+    """
     if connection.get_execution_options().get("schema_translate_map"):
         return None
     if not all(getattr(listener, _LEAVES, False) for listener in connection.dispatch.before_execute):
@@ -45,7 +47,7 @@ def execute(
 
 
 def go_to_the_second(cursor: Any, context: Any) -> None:
-    """Called after each statement, where SQLAlchemy still handles errors: that of the second of two comes here.
+    """Pass the error of a second statement on, where SQLAlchemy still handles errors: that of the second of two comes here.
 
     Twice if the engine was made from one that is watched too.
     """

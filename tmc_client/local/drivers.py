@@ -88,12 +88,12 @@ class Driver:
         return found
 
     def is_lost(self, exc: BaseException, connection: Any) -> bool:
-        """Whether the connection is gone."""
+        """Return whether the connection is gone."""
         return isinstance(exc, self.module.Error) and self.dialect.is_disconnect(exc, connection, None)
 
 
 def driver_of(connection: Any) -> Driver | None:
-    """None: it is no connection of a driver that is known. Raises InvalidRequest for one of asyncio.
+    """Return its driver; None if it is no connection of one that is known. Raises InvalidRequest for one of asyncio.
 
     Asked by `__class__`, which a proxy has of what it stands for, e.g. one of OpenTelemetry.
     """

@@ -33,7 +33,7 @@ _ENGINES: WeakSet[sa.Engine] = WeakSet()  # with our listener
 
 
 def writer_of(session: Session) -> sa.Engine | sa.Connection:
-    """Where this session writes our rows. Raises InvalidRequest: it does not know."""
+    """Return where this session writes our rows. Raises InvalidRequest: it does not know."""
     try:
         return session.get_bind(**_OURS)
     except sa.exc.UnboundExecutionError as exc:
@@ -87,7 +87,7 @@ def _before_cursor_execute(
 
 
 def may_write(statement: str) -> bool:
-    """Whether it may change something."""
+    """Return whether it may change something."""
     words = _ASIDE.sub(" ", statement).upper()
     first = _FIRST.match(words)
     if first is None or first[1] != "WITH":

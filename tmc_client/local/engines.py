@@ -50,7 +50,7 @@ def engine_of(source: Any, asked_by: str, *, pooled: bool = False) -> sa.Engine:
 
 
 def schemas_of(bind: sa.Engine | sa.Connection) -> Mapping[str | None, str | None] | None:
-    """Its `schema_translate_map`."""
+    """Return its `schema_translate_map`."""
     return bind.get_execution_options().get("schema_translate_map")
 
 
@@ -67,7 +67,7 @@ def _in_schemas(engine: sa.Engine, schemas: frozenset[tuple[str | None, str | No
 
 
 def engine_beside(engine: sa.Engine, made: dict[sa.Pool, sa.Engine] | None = None) -> sa.Engine:
-    """Another engine of the same database, past its pool, in READ COMMITTED. The program's is unchanged.
+    """Return another engine of the same database, past its pool, in READ COMMITTED. The program's is unchanged.
 
     It has the program's options, e.g. its `schema_translate_map`, and what listens to its pool, but not what listens to it.
     made: those made so far, by the program's pool: engines of tenants that share a pool share the one beside it, too.
@@ -105,12 +105,12 @@ def _create(engine: sa.Engine, **options: Any) -> sa.Engine:
 
 
 def shares_connections(engine: sa.Engine) -> bool:
-    """Whether all of this program's threads work with one connection: a second transaction would be the first one."""
+    """Return whether all of this program's threads work with one connection: a second transaction would be the first one."""
     return isinstance(engine.pool, sa.StaticPool | sa.AssertionPool)
 
 
 def is_in_memory(engine: sa.Engine) -> bool:
-    """Whether this is an SQLite database without a file: it has one connection."""
+    """Return whether this is an SQLite database without a file: it has one connection."""
     if engine.dialect.name != "sqlite":
         return False
     if engine not in _MADE:

@@ -13,7 +13,7 @@ _SIGNS = ("attached to a different loop", "Event loop is closed")
 
 @contextmanager
 def on_one_loop(what: str) -> Iterator[None]:
-    """Around the first statement over a connection. what: who uses it, for the message. Raises InvalidRequest."""
+    """Translate errors of the first statement over a connection. what: who uses it, for the message. Raises InvalidRequest."""
     try:
         yield
     except RuntimeError as exc:

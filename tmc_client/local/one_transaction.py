@@ -49,10 +49,13 @@ class _Witness(Protocol):
     first: str
 
     def look(self) -> bool:
-        """Whether it may still be the same transaction. Called before and after each statement; must not send one itself."""
+        """Return whether it may still be the same transaction.
+
+        Called before and after each statement; must not send one itself.
+        """
 
     def holds(self) -> bool:
-        """Whether it is still the same transaction. Called once, before the commit."""
+        """Return whether it is still the same transaction. Called once, before the commit."""
 
 
 class _Savepoint:
@@ -97,7 +100,7 @@ class _SavepointOfDialect(_Savepoint):
 
 
 def _has_savepoint_statements(dialect: sa.Dialect) -> bool:
-    """Whether savepoints are those of the SQL standard."""
+    """Return whether savepoints are those of the SQL standard."""
     kind: Any = type(dialect)
     return all(
         getattr(kind, name) is getattr(DefaultDialect, name) for name in ("do_savepoint", "do_release_savepoint")
@@ -146,7 +149,10 @@ def _has_failed(connection: sa.Connection) -> bool:
 
 
 def in_transaction(connection: sa.Connection) -> bool | None:
-    """Whether a transaction is open, no matter who sent BEGIN. None: its driver does not know, or the connection is lost."""
+    """Return whether a transaction is open, no matter who sent BEGIN.
+
+    None: its driver does not know, or the connection is lost.
+    """
     if connection.invalidated or connection.closed:
         return None
     driver: Any = connection.connection.driver_connection
@@ -160,12 +166,12 @@ def in_transaction(connection: sa.Connection) -> bool | None:
 
 
 def watched(session: Session) -> bool:
-    """Whether a block or a handler is open on it."""
+    """Return whether a block or a handler is open on it."""
     return _KEY in session.info
 
 
 def commits_by_itself(connection: sa.Connection) -> bool:
-    """Whether the driver commits every statement, whatever SQLAlchemy assumes. Asks the driver, not the database."""
+    """Return whether the driver commits every statement, whatever SQLAlchemy assumes. Asks the driver, not the database."""
     driver: Any = connection.connection.dbapi_connection
     if connection.dialect.name == "sqlite":
         # Programs that send BEGIN from an event, as SQLAlchemy recommends, have disabled the driver's transactions.
@@ -311,12 +317,12 @@ class OneTransaction:
             self._ours_is_next = False
 
     def permit(self) -> None:
-        """Called before a statement. Raises InvalidRequest again if the program swallowed the first one."""
+        """Permit a statement. Raises InvalidRequest again if the program swallowed the first one."""
         if self._refused:
             raise errors.InvalidRequest(self._refused)
 
     def look(self, connection: sa.Connection) -> None:
-        """Before and after a statement."""
+        """Look at the connection, before and after a statement."""
         if not self._witnesses[connection].look() and not self._finishing:
             self._ended_early()
             self._refused = self._lost

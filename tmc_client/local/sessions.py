@@ -40,7 +40,7 @@ class SessionTransaction:
 
     @property
     def is_shared(self) -> bool:
-        """Whether all threads of the program work with its one connection."""
+        """Return whether all threads of the program work with its one connection."""
         return shares_connections(self._engine)
 
     @property
@@ -51,12 +51,12 @@ class SessionTransaction:
 
     @property
     def _engine(self) -> sa.Engine:
-        """With the schemas of this transaction's connection, for statements in other ones."""
+        """Return the engine with the schemas of this transaction's connection, for statements in other ones."""
         return in_schemas(writer_of(self._session).engine, self._schemas)
 
     @property
     def _bind(self) -> sa.Engine | sa.Connection:
-        """Where to look after `roll_back`: a connection that the program holds might be the only one of its pool."""
+        """Return where to look after `roll_back`: a connection that the program holds might be the only one of its pool."""
         writer = writer_of(self._session)
         return writer if isinstance(writer, sa.Connection) else self._engine
 
@@ -74,7 +74,7 @@ class SessionTransaction:
 
     @property
     def is_of_a_test(self) -> bool:
-        """Whether its commit is a savepoint of a transaction that the connection has open, in a test that has said so."""
+        """Return whether its commit is a savepoint of a transaction that the connection has open, in a test that has said so."""
         from tmc_client.recording import is_asked_for
 
         if not is_asked_for():

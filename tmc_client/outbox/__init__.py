@@ -220,12 +220,14 @@ class Outbox:
         seen.add(self)
 
     def _is_like(self, engine: sa.Engine) -> bool:
-        """Whether it has the same pool and schemas."""
+        """Return whether it has the same pool and schemas."""
         ours = self.store.engine
         return engine.pool is ours.pool and schemas_of(engine) == schemas_of(ours)
 
     def _is_the_file_of(self, engine: sa.Engine) -> bool:
-        """On SQLite an engine has one file; and a transaction that reads first may be refused its first change."""
+        """Return whether an engine is that of our file: on SQLite it has one, and a transaction that reads first
+        may be refused its first change.
+        """
         return engine.dialect.name == "sqlite" and self._is_like(engine)
 
     def _demand_ours(self, found: bytes, engine: sa.Engine | None) -> None:

@@ -29,7 +29,7 @@ def can_ring(engine: sa.Engine) -> bool:
 
 
 def _is_pooled(connection: Any) -> bool:
-    """Whether a pooler such as PgBouncer is in between: what listens there may be given to anybody."""
+    """Return whether a pooler such as PgBouncer is in between: what listens there may be given to anybody."""
     (process,) = connection.execute("SELECT pg_backend_pid()").fetchone()
     return bool(process != connection.info.backend_pid)
 

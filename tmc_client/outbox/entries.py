@@ -64,11 +64,11 @@ class Entry:
 
     @classmethod
     def of_columns(cls, number: int, columns: Mapping[str, Any]) -> Entry:
-        """What was just written. columns: see store.columns_of."""
+        """Return what was just written. columns: see store.columns_of."""
         return cls.of(SimpleNamespace(id=number, **columns))
 
     def request(self) -> message_pb2.PublishRequest:
-        """As the center takes it."""
+        """Return it as the center takes it."""
         return message_pb2.PublishRequest(
             topic=self.topic,
             key=self.key,
@@ -82,7 +82,7 @@ class Entry:
 
 
 def _headers(stored: str) -> tuple[dict[str, str], str]:
-    """With why they cannot be read; "": they can."""
+    """Return the headers, with why they cannot be read; "": they can."""
     try:
         found = json.loads(stored)
     except ValueError as exc:

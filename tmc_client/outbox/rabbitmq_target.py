@@ -128,7 +128,7 @@ class _Page:
             self._open[tag] = place
 
     def returned(self, message_id: str) -> None:
-        """No queue got it; its ack follows."""
+        """Note that no queue got it; its ack follows."""
         self._returned.add(message_id)
 
     def answered(self, tag: int, multiple: bool, taken: bool) -> None:
@@ -149,7 +149,7 @@ class _Page:
         return None
 
     def fail(self, error: str) -> None:
-        """Those without an answer, published or not, were not taken."""
+        """Fail those without an answer, published or not: they were not taken."""
         with self._lock:
             self._error = self._error or error
             self._end()
@@ -204,7 +204,7 @@ class _Link:
             self.opened.set_result(None)
 
     def publish(self, page: _Page) -> None:
-        """From any thread."""
+        """Publish, from any thread."""
         if not self._in_loop(lambda: self._publish(page)):
             page.fail("RabbitMQ closed the connection.")
 
@@ -244,7 +244,7 @@ class _Link:
             self._page.returned(properties.message_id)
 
     def _on_channel_closed(self, _channel: Any, reason: Any) -> None:
-        """By the broker, for what it does not accept; or because the connection is closing."""
+        """Handle a channel that was closed by the broker, for what it does not accept, or because the connection is closing."""
         self._fail(reason)
         self._close()
 
@@ -261,7 +261,7 @@ class _Link:
             self._page.fail(f"RabbitMQ closed the connection: {reason}")
 
     def close(self) -> None:
-        """From any thread."""
+        """Close, from any thread."""
         self._in_loop(self._close)
         self._thread.join(_CLOSE_S * 2)
 

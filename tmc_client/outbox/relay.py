@@ -76,7 +76,7 @@ class Relay:
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Until `stop`."""
+        """Relay until `stop`."""
         listener = Listener(self._store.engine, self.wake)
         listener.start()
         while not self._stopping.is_set():
@@ -119,7 +119,7 @@ class Relay:
         return 0.0 if moved else IDLE_S
 
     def _failed(self) -> float:
-        """After several failures in a row another one works. Returns: the pause, seconds."""
+        """Let another relay work after several failures in a row. Returns: the pause, seconds."""
         self._failures += 1
         self.counts.passes += 1
         self.counts.failed_passes += 1
@@ -190,7 +190,7 @@ class Relay:
         return answer
 
     def _in_turn(self, page: Sequence[Entry], now: int) -> list[Entry]:
-        """Those that need not wait for an earlier message of their order key. The others come after that one's time."""
+        """Return those that need not wait for an earlier message of their order key. The others come after that one's time."""
         heads = self._store.heads(page)
         ready: list[Entry] = []
         blocked: dict[str, int | None] = {}

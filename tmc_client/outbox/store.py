@@ -112,14 +112,14 @@ class OutboxStore:
             ) from exc
 
     def ledger_id(self) -> bytes:
-        """Which database this is; b"": nobody has asked for it yet, so that it has no id. Read once."""
+        """Return which database this is; b"": nobody has asked for it yet, so that it has no id. Read once."""
         if not self._ledger_id:
             with self._reading() as connection:
                 self._ledger_id = _ledger_id(connection)
         return self._ledger_id
 
     def believe(self, ledger_id: bytes) -> None:
-        """What a transaction over our own pool has read. It holds a connection: a second one is taken later, to see."""
+        """Believe what a transaction over our own pool has read. It holds a connection: a second one is taken later, to see."""
         if ledger_id and not self._ledger_id:
             self._ledger_id, self._believes = ledger_id, True
 
@@ -167,14 +167,14 @@ class OutboxStore:
             connection.execute(relay.update().where(relay.c.owner == owner).values(until_ms=0))
 
     def due(self, now: int, limit: int) -> list[Entry]:
-        """Those unsent messages that are due longest, in the order of their ids; of large ones fewer, at least one."""
+        """Return those unsent messages that are due longest, in the order of their ids; of large ones fewer, at least one."""
         sizes = sa.select(table.c.id, sa.func.length(table.c.body)).where(table.c.due_ms <= now)
         with self._reading() as connection:
             found = connection.execute(sizes.order_by(table.c.due_ms, table.c.id).limit(limit)).all()
         return self.by_ids(_fitting(found))
 
     def by_ids(self, ids: Sequence[int]) -> list[Entry]:
-        """Those of these messages that are not sent."""
+        """Return those of these messages that are not sent."""
         if not ids:
             return []
         with self._reading() as connection:
@@ -184,7 +184,7 @@ class OutboxStore:
             return [Entry.of(row) for row in connection.execute(query)]
 
     def by_drafts(self, drafts: Sequence[Draft]) -> list[Entry]:
-        """Those of these that are there and not sent."""
+        """Return those of these that are there and not sent."""
         attempts = {draft.attempt_id for draft in drafts}
         return [entry for entry in self.by_ids([draft.id for draft in drafts]) if entry.attempt_id in attempts]
 
@@ -217,7 +217,9 @@ class OutboxStore:
         self._change(entries, values)
 
     def postpone(self, line: str, due_ms: int | None) -> None:
-        """Those behind the head of a line come at that time; None: when the head, which was given up, is decided about."""
+        """Postpone messages; those behind the head of a line come at that time;
+        None: when the head, which was given up, is decided about.
+        """
         earlier = table.c.due_ms.is_not(None) if due_ms is None else table.c.due_ms < due_ms
         behind = sa.select(table.c.id).where(table.c.line == line, _UNSENT, earlier).limit(_PAGE)
         while True:
@@ -255,7 +257,7 @@ class OutboxStore:
         )
 
     def by_key(self, key: str) -> list[Kept]:
-        """All messages with this key, in the order in which they were added."""
+        """Return all messages with this key, in the order in which they were added."""
         return self._kept(sa.select(table).where(table.c.message_key == key))
 
     def given_up(self, limit: int) -> list[Kept]:
@@ -314,7 +316,9 @@ def _ledger_id(connection: sa.Connection) -> bytes:
 
 
 def _by_ids(change: Any, ids: Sequence[int]) -> Any:
-    """By the primary key and nothing else: on MariaDB, a scan would wait for every row that somebody is about to commit."""
+    """Change by the primary key and nothing else: on MariaDB, a scan would wait for every row that somebody is
+    about to commit.
+    """
     if isinstance(change, sa.Update):  # a DELETE takes no such hint
         for dialect in ("mysql", "mariadb"):
             change = change.with_hint("FORCE INDEX (PRIMARY)", dialect_name=dialect)
@@ -355,5 +359,5 @@ def columns_of(request: Any, line: str, *, created_ms: int, due_ms: int) -> dict
 
 
 def now_ms() -> int:
-    """By this machine's clock, milliseconds since the epoch."""
+    """Return this machine's time, milliseconds since the epoch."""
     return time.time_ns() // 1_000_000

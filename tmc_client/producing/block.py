@@ -68,7 +68,7 @@ class Block(ABC, Generic[Request]):
         """Raises InvalidRequest, CodecError."""
 
     def _record(self, request: Request) -> None:
-        """Called with each message, before it counts as recorded. Raises TmcError: it does not."""
+        """Take each message before it counts as recorded. Raises TmcError: it does not."""
 
     def _abandon(self) -> None:
         """The block was left by an exception, and rolled back."""
@@ -110,7 +110,7 @@ class Block(ABC, Generic[Request]):
             raise
 
     def _undo(self) -> None:
-        """After a commit that raised: the program's next commit of this session must not commit what failed here."""
+        """Roll back after a commit that raised: the program's next commit of this session must not commit what failed here."""
         try:
             self._local.roll_back()
         except Exception:
@@ -129,7 +129,7 @@ class Block(ABC, Generic[Request]):
 
 
 def _in_a_loop() -> bool:
-    """Whether this thread runs an event loop of the program's; on a consumer's, an inbox may make blocking sessions."""
+    """Return whether this thread runs an event loop of the program's; on a consumer's, an inbox may make blocking sessions."""
     if threading.current_thread().name == HANDLERS:
         return False
     try:

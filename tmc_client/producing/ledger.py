@@ -43,7 +43,7 @@ def create_tables(engine: Source) -> None:
 
 
 def create_tables_of(engine: sa.Engine) -> None:
-    """As `create_tables`; also of the blocking side of an AsyncEngine, in its greenlet."""
+    """Create the tables, also over the blocking side of an AsyncEngine, in its greenlet."""
     last = len(metadata.tables) + 1
     for attempt in range(last + 1):  # processes that start at the same time may race for each table
         try:
@@ -72,7 +72,7 @@ _NEW_LEDGER_ID = (
 
 
 def known_ledger_id(run: Callable[[Any, dict[str, Any]], Any]) -> bytes:
-    """As `ledger_id_of`; b"": it has none yet."""
+    """Return the id as `ledger_id_of` does; b"": it has none yet."""
     found = run(_LEDGER_ID, {}).fetchone()
     return b"" if found is None else bytes(found[0])
 
@@ -122,7 +122,7 @@ def settle_statement(message_ids: Sequence[str]) -> sa.Update:
 
 
 def _settling(message_ids: Sequence[Any]) -> sa.Update:
-    """By the primary key: on MariaDB, a scan of a small table would wait for every block that is about to commit."""
+    """Update by the primary key: on MariaDB, a scan of a small table would wait for every block that is about to commit."""
     change = ledger.update().where(ledger.c.message_id.in_(message_ids))
     for dialect in ("mysql", "mariadb"):
         change = change.with_hint("FORCE INDEX (PRIMARY)", dialect_name=dialect)
@@ -135,7 +135,7 @@ _SETTLE_EXACTLY = _settling([sa.bindparam(f"id{number}") for number in range(SET
 
 
 def settle_batch(message_ids: Sequence[str]) -> tuple[sa.Update, dict[str, Any]]:
-    """As `settle_statement`, of exactly SETTLE_BATCH messages: a statement that is compiled once, and its parameters."""
+    """Mark exactly SETTLE_BATCH rows as answered: a statement that is compiled once, and its parameters."""
     ids = {f"id{number}": message_id for number, message_id in enumerate(sorted(message_ids))}
     return _SETTLE_EXACTLY, {**ids, "now": time.time_ns() // 1_000_000}
 
@@ -253,7 +253,7 @@ class Settler:
                 )
 
     def _flush_at_exit(self, process: int) -> None:
-        """Of a program that ends without closing its center; not of its forked children, which have their own."""
+        """Flush for a program that ends without closing its center; not of its forked children, which have their own."""
         if process == os.getpid():
             self.flush()
 

@@ -117,7 +117,7 @@ def _fields(
 
 
 def refused(exc: fields.FieldInvalid) -> errors.InvalidRequest:
-    """As the center refuses it."""
+    """Return the error with which the center refuses it."""
     return errors.InvalidRequest(str(exc), reason="FIELD_INVALID", field=exc.field)
 
 

@@ -188,7 +188,7 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
         raise NotImplementedError
 
     def _settle_one(self, message_id: str, submit: Future[Any]) -> None:
-        """Called in the sender's thread as soon as it is done."""
+        """Settle one, in the sender's thread, as soon as it is done."""
         if not was_answered(message_id, submit):
             return
         if self._engine is not None:
@@ -224,7 +224,7 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
             raise
 
     def _settle_earlier(self) -> None:
-        """Where nothing can be written over another connection, blocks mark what earlier ones have submitted."""
+        """Mark what earlier blocks have submitted, where nothing can be written over another connection."""
         self._engine = self._local.engine
         if self._engine is None:
             self._settling = self._answered.take(self._ledger_id, at_least=len(self.messages))
@@ -256,7 +256,7 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
             return ()
 
     def _commit(self) -> None:
-        """If it raises, ask the ledger, in a way that makes its answer final."""
+        """Commit; if that raises, ask the ledger, in a way that makes its answer final."""
         try:
             super()._commit()
         except BaseException as failure:
@@ -332,7 +332,7 @@ def _published(request: message_pb2.PrepareRequest) -> message_pb2.PublishReques
 
 
 def was_answered(message_id: str, submit: Future[Any]) -> bool:
-    """Whether a finished submit was answered; logs an error if not."""
+    """Return whether a finished submit was answered; logs an error if not."""
     failure = None if submit.cancelled() else submit.exception()
     if submit.cancelled() or failure is not None:
         log.error("message %s is committed, its submit was not answered: %s", message_id, failure or "cancelled")

@@ -259,7 +259,7 @@ class ManualCenter:
             center.flush()
 
     def _copies(self) -> int:
-        """How many went to our consumers, and to others of the same apps."""
+        """Return how many went to our consumers, and to others of the same apps."""
         return sum(map(self._server.copies_for, {consumer.identity.app for consumer in self._consumers}))
 
     def _came(self) -> int:

@@ -64,11 +64,11 @@ class Faults:
 
     @property
     def is_crashing(self) -> bool:
-        """Whether a `crash_after` is open in this thread."""
+        """Return whether a `crash_after` is open in this thread."""
         return self._thread is threading.current_thread()
 
     def crashes(self, point: Point) -> bool:
-        """Whether the process dies at this point, once."""
+        """Return whether the process dies at this point, once."""
         if self._crash_at != point or not self.is_crashing:
             return False
         self._crash_at = None

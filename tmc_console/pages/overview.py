@@ -77,7 +77,7 @@ def _by_age(late_ms: int, is_paused: bool, very_late: str, late: str) -> tuple[s
 
 
 def drain_ms(subscription: Any) -> int:
-    """How long the backlog lasts at the present rate, milliseconds; 0: there is none, or nothing is acked."""
+    """Return how long the backlog lasts at the present rate, milliseconds; 0: there is none, or nothing is acked."""
     if not subscription.acked_per_s:
         return 0
     return int(subscription.backlog / subscription.acked_per_s * 1000)

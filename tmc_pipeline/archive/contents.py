@@ -62,14 +62,14 @@ class Archive:
         self.folder = HadoopFolder(spark, path)
 
     def chain(self) -> Chain:
-        """Everything that was published. Raises ArchiveDamaged."""
+        """Return everything that was published. Raises ArchiveDamaged."""
         found, unreadable = self.readable()
         if unreadable:
             raise ArchiveDamaged(unreadable[0])
         return found
 
     def readable(self) -> tuple[Chain, list[str]]:
-        """What was published, and what is wrong with manifests that cannot be read."""
+        """Return what was published, and what is wrong with manifests that cannot be read."""
         found, unreadable = [], []
         for name in current_names(self.folder.names("manifests")):
             try:
@@ -105,7 +105,7 @@ class Archive:
         return self.placed(partitions).select("shard", "id")
 
     def verify(self, partitions: Sequence[Partition]) -> Sequence[Folder]:
-        """These partitions, after reading all columns of all rows, with what is wrong with each."""
+        """Return these partitions, after reading all columns of all rows, with what is wrong with each."""
         return self._counted([self._folder(each) for each in partitions], completely=True)
 
     def listed(self, name: str) -> DataFrame:
@@ -195,7 +195,7 @@ def _compared(folder: Folder, sums: Mapping[tuple[str, str, str], Any]) -> Folde
 
 
 def _sound(folders: Sequence[Folder], skip_missing: bool) -> list[Folder]:
-    """Those without a problem. Raises ArchiveDamaged."""
+    """Return those without a problem. Raises ArchiveDamaged."""
     bad = [each for each in folders if each.problem]
     if bad and not skip_missing:
         raise ArchiveDamaged(
@@ -208,7 +208,7 @@ def _sound(folders: Sequence[Folder], skip_missing: bool) -> list[Folder]:
 
 
 def is_among(ids: Sequence[MessageId]) -> Column:
-    """Whether shard and id of a row are those of one of these messages."""
+    """Return whether shard and id of a row are those of one of these messages."""
     by_shard = {shard: [each.number for each in ids if each.shard == shard] for shard in {each.shard for each in ids}}
     some = f.lit(False)
     for shard, numbers in by_shard.items():

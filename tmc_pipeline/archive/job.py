@@ -147,7 +147,7 @@ class Archiving:
         return manifest
 
     def _unseen(self, chain: Chain, before_ms: int) -> MessageRange:
-        """What earlier runs may have left: messages prepared recently, and those that the last run listed as open."""
+        """Return what earlier runs may have left: messages prepared recently, and those that the last run listed as open."""
         left = chain.open
         if left is None:  # the first run
             return EVERYTHING
@@ -233,7 +233,7 @@ def _write_lists(files: DataFrame, path: str) -> None:
 
 
 def _was_removed(chain: Chain) -> Column:
-    """Whether a row with day and topic was erased, or is of a day that expired: it must not come back from the tables."""
+    """Return whether a row with day and topic was erased, or is of a day that expired: it must not come back from the tables."""
     ids = [found for each in chain.erased if (found := MessageId.parse(each.message_id)) is not None]
     gone = is_among(ids)
     for topic, day in chain.expired.items():

@@ -146,12 +146,12 @@ class Staging:
 
     @property
     def messages(self) -> str:
-        """Where Spark writes the messages, by day and topic."""
+        """Return where Spark writes the messages, by day and topic."""
         return self._folder.path(f"{self.path}/messages")
 
     @property
     def lists(self) -> str:
-        """Where Spark writes numbers, by list (removal or open) and shard."""
+        """Return where Spark writes numbers, by list (removal or open) and shard."""
         return self._folder.path(f"{self.path}/lists")
 
     def sizes(self) -> dict[tuple[str, str], tuple[int, int]]:
@@ -208,7 +208,7 @@ class Staging:
         self.settle(manifest)
 
     def settle(self, manifest: Manifest) -> None:
-        """What is left to do after the manifest was published."""
+        """Do what is left to do after the manifest was published."""
         self._retire(manifest.retired)
         if manifest.erased:  # also from what was compacted just before
             for path in retired_before(self._folder, manifest.written_ms + _ABANDONED_MS):

@@ -72,7 +72,7 @@ class Restoring:
         return self._complete(found, len({each["id"] for each in found}) == len(set(ids)), unreadable)
 
     def by_key(self, topic: str, key: str) -> Iterator[dict[str, Any]]:
-        """As by_id."""
+        """Restore by key, as by_id does."""
         with self._archive.folder.read_by():
             chain, unreadable = self._archive.readable()
             places = [part for part in chain.partitions if part.place.topic == topic]

@@ -155,7 +155,7 @@ class Rewriting:
     def _sound_groups(
         self, groups: Mapping[tuple[str, str], Sequence[Partition]]
     ) -> tuple[dict[tuple[str, str], Sequence[Partition]], list[Folder]]:
-        """Those without damage, after reading all of them, and the folders that are damaged."""
+        """Return those without damage, after reading all of them, and the folders that are damaged."""
         folders = self._archive.verify([part for parts in groups.values() for part in parts])
         bad = [folder for folder in folders if folder.problem]
         for folder in bad:
@@ -315,12 +315,12 @@ def _is_expired(part: Partition, now_ms: int, keep_days: int) -> bool:
 
 
 def _is_worked_off(removal: Removal, done: Callable[[int, str], bool]) -> bool:
-    """Whether the center has removed what it could of this run."""
+    """Return whether the center has removed what it could of this run."""
     return all(done(shard, removal.run) for shard in removal.counts)
 
 
 def _stands_for(name: str, number: int) -> bool:
-    """Whether a checkpoint of that number stands for a manifest with this name."""
+    """Return whether a checkpoint of that number stands for a manifest with this name."""
     text = name.partition(".")[0]
     return not text.isdigit() or int(text) < number or (int(text) == number and "checkpoint" not in name)
 
@@ -337,7 +337,7 @@ def _manifest(
     erased: tuple[Erasure, ...] = (),
     expired: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """Of a run that archived nothing."""
+    """Make the manifest of a run that archived nothing."""
     return Manifest(
         run=staging.run,
         since_ms=0,

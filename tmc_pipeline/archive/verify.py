@@ -50,7 +50,7 @@ class Verifying:
         )
 
     def _lists(self, chain: Chain) -> list[str]:
-        """What is wrong with the numbers that the center may remove."""
+        """Return what is wrong with the numbers that the center may remove."""
         folder, problems = self._archive.folder, []
         for each in chain.removals:
             if not folder.exists(f"removal/{each.run}"):

@@ -45,7 +45,7 @@ class Catalog:
     bits: Mapping[int, Sequence[str]]
 
     def matching(self, rows: Iterable[Any]) -> tuple[Counter[str], Counter[tuple[str, str]]]:
-        """How many messages match, by topic, and how many noted deliveries they have, by topic and subscriber.
+        """Return how many messages match, by topic, and how many noted deliveries they have, by topic and subscriber.
 
         rows: of matching.matched.  A subscriber whose deliveries are all older than its notes has 0.
         """

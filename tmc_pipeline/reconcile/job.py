@@ -318,7 +318,7 @@ class Reconciliation:
         )
 
     def _expired(self, archived: Chain) -> dict[int, int]:
-        """By number of a topic, the end of the last day that was taken out of the archive."""
+        """Return, by number of a topic, the end of the last day that was taken out of the archive."""
         days = archived.expired
         names = {int(number): str(name) for number, name in archived.names["topics"].items()}
         ends = {topic: end_of_day_ms(day) for topic, day in days.items()}
@@ -440,7 +440,7 @@ def _counts(noted: DataFrame, ahead_ms: int) -> DataFrame:
 
 
 def _summed(sources: Sequence[LedgerSource], seen: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """How many rows each of them has. seen: of _counts."""
+    """Return how many rows each of them has. seen: of _counts."""
     summaries: list[Mapping[str, Any]] = []
     for number, source in enumerate(sources):
         mine = [row for row in seen if row.source == number]
@@ -460,7 +460,7 @@ def _summed(sources: Sequence[LedgerSource], seen: Sequence[Any]) -> list[Mappin
 
 
 def _since(found: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """By name, the time since which all sources of that name are complete."""
+    """Return, by name, the time since which all sources of that name are complete."""
     since: dict[str, int] = {}
     for name, at_ms in found:
         since[name] = max(since.get(name, 0), at_ms)

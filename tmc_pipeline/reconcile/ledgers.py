@@ -197,12 +197,12 @@ def ranges(columns: Sequence[str], edges: Sequence[tuple[str, ...]]) -> list[str
 
 
 def is_shared(source: LedgerSource, among: Sequence[LedgerSource]) -> bool:
-    """Whether other apps write to the same place, so that its rows do not say whose they are."""
+    """Return whether other apps write to the same place, so that its rows do not say whose they are."""
     return any(each.app != source.app and _place(each) == _place(source) for each in among)
 
 
 def reads_the_same(source: LedgerSource, other: LedgerSource) -> bool:
-    """Whether two producers share their rows, and read them in the same way."""
+    """Return whether two producers share their rows, and read them in the same way."""
     return (_place(source), source.states, source.columns) == (_place(other), other.states, other.columns)
 
 
@@ -221,7 +221,7 @@ def _milliseconds(rows: DataFrame, column: str) -> Column:
 
 
 def _place(source: LedgerSource) -> tuple[str, ...]:
-    """Where its rows are."""
+    """Return where its rows are."""
     return (source.url.get_secret_value(), source.table, source.parquet, source.csv)
 
 

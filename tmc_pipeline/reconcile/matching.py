@@ -138,7 +138,7 @@ def _center_lines(outlines: DataFrame, catalog: Catalog, latest_ms: int) -> Data
 
 
 def _is_plain(latest_ms: int) -> Column:
-    """Whether a row of the center alone gives no reason to judge its message."""
+    """Return whether a row of the center alone gives no reason to judge its message."""
     on_time = f.col("at_ms") <= latest_ms
     acked = f.forall(
         "deliveries",

@@ -65,12 +65,12 @@ class Scope:
 
     @property
     def left(self) -> int:
-        """How many messages of the last run are compared again."""
+        """Return how many messages of the last run are compared again."""
         return self.last.count if self.last is not None else 0
 
     @property
     def among(self) -> MessageRange:
-        """To read the center's tables."""
+        """Return the range in which to read the center's tables."""
         return MessageRange(from_ms=self.from_ms, to_ms=self.to_ms, numbers=self.last.numbers if self.last else {})
 
     @property
@@ -79,11 +79,11 @@ class Scope:
         return max(0, self.from_ms - SERVICES_CLOCKS_APART_MS)
 
     def may_have(self, part: Partition) -> bool:
-        """Whether messages of the time span, or of those that were pending, may be in this part of the archive."""
+        """Return whether messages of the time span, or of those that were pending, may be in this part of the archive."""
         return closed_since(self.from_ms)(part)
 
     def may_differ(self, part: Partition) -> bool:
-        """Whether messages on which the sides differed before may be in this part, although `may_have` says no."""
+        """Return whether messages on which the sides differed before may be in this part, although `may_have` says no."""
         known = [number for numbers in self.last.differing.values() for number in numbers] if self.last else []
         return bool(known) and closed_since(created_ms(MessageNumber(min(known))))(part) and not self.may_have(part)
 
@@ -129,7 +129,7 @@ class State:
     folder: HadoopFolder
 
     def last(self) -> Left | None:
-        """Of the newest run that says how far it came; None: there is none."""
+        """Return the scope of the newest run that says how far it came; None: there is none."""
         for run in reversed(self.folder.names()):
             if not run.startswith("_") and self.folder.exists(f"{run}/summary.json"):
                 summary = json.loads(self.folder.read(f"{run}/summary.json"))

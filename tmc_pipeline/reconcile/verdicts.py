@@ -305,7 +305,7 @@ def _missing() -> Column:
 
 
 def is_missing(subscription: Column) -> Column:
-    """Whether a subscription of OUTLINE's topic was in effect at the submit and has no delivery."""
+    """Return whether a subscription of OUTLINE's topic was in effect at the submit and has no delivery."""
     return (
         (f.col("state") == int(MessageState.COMMITTED))
         & (f.col("decided_ms") >= subscription["from_ms"])
@@ -340,7 +340,7 @@ def identity_of(topic: Column, key: Column, attempt: Column) -> Column:
 
 
 def noted_identity() -> Column:
-    """Of a row of NOTED; null: it does not say."""
+    """Return the identity in a row of NOTED; null: it does not say."""
     return f.when(
         f.col("attempt_id").isNotNull(), identity_of(f.col("noted_topic"), f.col("noted_key"), f.col("attempt_id"))
     )
@@ -450,7 +450,7 @@ def _of_its_message(name: str) -> Column:
 
 
 def _complete(names: Mapping[str, int], column: str, made: Column) -> Column:
-    """Whether the records of the app named in `column` were read and reach back to this message."""
+    """Return whether the records of the app named in `column` were read and reach back to this message."""
     known = f.lit(False)
     for name, since_ms in names.items():
         known = known | ((f.col(column) == name) & (made >= since_ms))
@@ -458,7 +458,7 @@ def _complete(names: Mapping[str, int], column: str, made: Column) -> Column:
 
 
 def _is_forgotten(audited: Audited, made: Column) -> Column:
-    """Whether the center and the archive may have removed this message by rule."""
+    """Return whether the center and the archive may have removed this message by rule."""
     gone = made < audited.center_ms
     if audited.expired:
         ends = f.create_map(*[f.lit(each) for pair in audited.expired.items() for each in pair])
@@ -478,13 +478,13 @@ def _bodies_differ() -> Column:
 
 
 def _noted_by_its_producer(audited: Audited) -> Column:
-    """Whether this message should be in its producer's records at all."""
+    """Return whether this message should be in its producer's records at all."""
     own_notes = ~f.col("producer").isin(list(audited.sdk_ledgers))
     return (f.coalesce("replayed", f.lit(0)) == 0) & (own_notes | (f.col("ledgered") == 1))
 
 
 def _another_identity() -> Column:
-    """Whether id, topic, key, attempt, app or ledger differ, or the SDK's ledger has a plain publish."""
+    """Return whether id, topic, key, attempt, app or ledger differ, or the SDK's ledger has a plain publish."""
     another_app = f.col("producer") != f.col("noted_app")
     hidden = (f.col("committed") > 0) & (f.col("sdk") == 1) & (f.col("ledgered") == 0)
     found = [f.coalesce(each, f.lit(False)) for each in (another_app, hidden)]

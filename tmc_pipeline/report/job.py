@@ -110,7 +110,7 @@ class Report:
         return every.where((f.col("created_ms") >= from_ms) & (f.col("created_ms") < to_ms))
 
     def _verdicts(self) -> page.Verdicts | None:
-        """Of the last reconciliation, with some of its discrepancies."""
+        """Return the verdicts of the last reconciliation, with some of its discrepancies."""
         for run in reversed(self._reconciled.names() if self._reconciled is not None else []):
             if self._reconciled is not None and self._reconciled.exists(f"{run}/summary.json"):
                 summary = json.loads(self._reconciled.read(f"{run}/summary.json"))

@@ -113,7 +113,7 @@ def changed(now: float | None, before: float | None) -> str:
 
 
 def heat_step_ms(from_ms: int, to_ms: int) -> int:
-    """How much time one column of the heat map stands for: an hour, or more if there would be too many of them."""
+    """Return how much time one column of the heat map stands for: an hour, or more if there would be too many of them."""
     return next(
         (step * _HOUR_MS for step in (1, 3, 6, 12) if (to_ms - from_ms) / _HOUR_MS / step <= _MOST_COLUMNS), _DAY_MS
     )
@@ -147,7 +147,7 @@ def _label(text: str) -> str:
 
 
 def _hours(rows: Rows) -> list[int]:
-    """Every hour from the first to the last, also those in which nothing happened."""
+    """Return every hour from the first to the last, also those in which nothing happened."""
     seen = [row["hour_ms"] for row in rows]
     return list(range(min(seen), max(seen) + 1, _HOUR_MS)) if seen else []
 
@@ -157,7 +157,7 @@ def _moments(hours: Iterable[int]) -> list[datetime]:
 
 
 def _limit_to(axes: Axes, hours: Sequence[int]) -> None:
-    """From the first hour to the end of the last one: around a single point matplotlib would show four years."""
+    """Limit the axis to the hours from the first to the last one: around a single point matplotlib would show four years."""
     first, end = _moments([hours[0] - _HOUR_MS // 20, hours[-1] + _HOUR_MS])
     axes.set_xlim(mpl.dates.date2num(first), mpl.dates.date2num(end))
 
@@ -213,7 +213,7 @@ def _latency(axes: Axes, rows: Rows) -> None:
 
 
 def _first_try(axes: Axes, rows: Rows) -> None:
-    """Of each hour's acked deliveries, the share that needed one attempt: of all, and of the worst subscription."""
+    """Draw, of each hour's acked deliveries, the share that needed one attempt: of all, and of the worst subscription."""
     acked = [row for row in rows if row["acked"]]
     hours = _hours(acked)
     if not hours:

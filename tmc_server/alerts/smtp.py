@@ -105,7 +105,7 @@ class SmtpSink:
 
 
 def _is_address(text: str) -> bool:
-    """Whether every mail server takes it; one that needs SMTPUTF8 would hold up the others."""
+    """Return whether every mail server takes it; one that needs SMTPUTF8 would hold up the others."""
     if text and not (text.isascii() and "@" in text):
         log.error("mail_refused", "%r is no address that every mail server takes: an alert does not reach it", text)
         return False

@@ -76,7 +76,7 @@ _BULK_KINDS = ("delivery failed",)  # whose failures `tmc admin bulk` selects by
 
 
 def text_of(facts: Facts, language: Language) -> Text:
-    """What an alert says. Text of others is escaped: control characters cannot break lines or terminals."""
+    """Return what an alert says. Text of others is escaped: control characters cannot break lines or terminals."""
     words = _CHINESE if language == "zh" else _ENGLISH
     kind = str(facts["kind"])
     values = {name: escaped(str(value)) for name, value in facts.items()}

@@ -60,7 +60,7 @@ class WebhookSink:
         log.error("webhook_refused", "an alert was permanently rejected by the webhook (%d); logged only", status)
 
     def _check_taken(self, said: bytes) -> None:
-        """For tools that answer 200 in any case. Raises OSError."""
+        """Check the answers of tools that say 200 in any case. Raises OSError."""
         field = ERROR_FIELD.get(self._form)
         if field is None:
             return

@@ -36,7 +36,7 @@ class Discovery:
         return ConsulInstances(self._config.consul.agent, self._config.consul.token.get_secret_value())
 
     def duties(self, port: int) -> list[Periodic]:
-        """What keeps this server findable. port: where it listens."""
+        """Return what keeps this server findable. port: where it listens."""
         duties = []
         if self._config.discovery.kind == "recorded":
             duties.append(Periodic("senders", self.senders.run_once, 1.0))

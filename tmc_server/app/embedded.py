@@ -50,7 +50,7 @@ class EmbeddedServer:
             runner.run(self._serve(config, mode, started))
 
     async def _serve(self, config: Config, mode: RunMode, started: Future[Server]) -> None:
-        """Until `stop`, until the program ends, or until the server cannot continue, as the log then says."""
+        """Serve until `stop`, until the program ends, or until the server cannot continue, as the log then says."""
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         try:
             server = await Server.started(config, mode)
@@ -71,7 +71,7 @@ class EmbeddedServer:
 
     @property
     def is_running(self) -> bool:
-        """Whether calls are served. A forked child cannot see more than whether its parent is there."""
+        """Return whether calls are served. A forked child cannot see more than whether its parent is there."""
         return self._thread.is_alive() if self.is_ours else os.getppid() == self._pid
 
     @property
@@ -90,7 +90,7 @@ _OURS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def _program_has_ended() -> bool:
-    """Whether the interpreter waits for nothing but embedded servers: they must not wait for one another."""
+    """Return whether the interpreter waits for nothing but embedded servers: they must not wait for one another."""
     return not any(thread.is_alive() and not thread.daemon for thread in threading.enumerate() if thread not in _OURS)
 
 

@@ -91,7 +91,7 @@ def initialize(config: Config, new_token: bool = False, accept_shard_map: bool =
 
 
 def _before_migration(shards: ShardMap, accept_shard_map: bool) -> None:
-    """No empty tables are made for shards that are elsewhere, or that were not copied."""
+    """Refuse to make empty tables for shards that are elsewhere, or that were not copied."""
     try:
         moved = differences(shards)
     except StoreUnavailable:  # a database that is not there yet is made by the migration, and holds nothing
@@ -107,7 +107,7 @@ def _before_migration(shards: ShardMap, accept_shard_map: bool) -> None:
 
 
 def diagnose(config: Config) -> tuple[list[str], bool]:
-    """What `tmc doctor` says: lines, and whether all is well."""
+    """Return what `tmc doctor` says: lines, and whether all is well."""
     shards = open_shards(config)
     lines: list[str] = []
     well = True
@@ -144,7 +144,7 @@ def _examine_broker(config: Config) -> Sequence[Finding]:
 
 
 def _examine_map(shards: ShardMap) -> list[Finding]:
-    """Where the catalog says the shards are, and whether this configuration agrees."""
+    """Return where the catalog says the shards are, and whether this configuration agrees."""
     known = known_map(shards)
     where: dict[tuple[str, str], list[int]] = {}
     for each in known:

@@ -52,7 +52,7 @@ class ManualServer(EmbeddedServer):
         return self._now_ms
 
     def copies_for(self, app: str) -> int:
-        """How many copies went to the consumers of an app so far."""
+        """Return how many copies went to the consumers of an app so far."""
         catalog = self.server.store.watch.current
         number = catalog.app_by_id[app].number if app in catalog.app_by_id else 0
         with self._lock:
@@ -69,7 +69,7 @@ class ManualServer(EmbeddedServer):
         raise RuntimeError(f"the duties of the center had more to do after {_ROUNDS} rounds")
 
     def next_due_ms(self) -> int | None:
-        """When the clock must stand for the next check or delivery; None: nothing waits for its time."""
+        """Return when the clock must stand for the next check or delivery; None: nothing waits for its time."""
         return min((due_ms for _, due_ms in self._due_times() if due_ms > self._now_ms), default=None)
 
     def _due_times(self) -> list[tuple[SubscriptionNumber, int]]:
@@ -77,12 +77,12 @@ class ManualServer(EmbeddedServer):
         return due_times(store.shards.catalog, store.watch.current)
 
     def waits_for_room(self) -> bool:
-        """Whether something is due whose consumers take nothing now, but will."""
+        """Return whether something is due whose consumers take nothing now, but will."""
         due = {number for number, due_ms in self._due_times() if due_ms <= self._now_ms}
         return any(self._streams.has_readers(each) and not self._streams.room(each) for each in due)
 
     def room(self, topic: str, app: str, tag: str) -> int:
-        """How many copies the connected consumers of a subscription would take now."""
+        """Return how many copies the connected consumers of a subscription would take now."""
         catalog = self.server.store.watch.current
         found = catalog.topic_by_name.get(topic)
         if found is None or app not in catalog.app_by_id:

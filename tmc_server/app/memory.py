@@ -11,7 +11,7 @@ _ARENAS = 2
 
 
 def keep_memory_small() -> None:
-    """For the whole process.
+    """Keep the memory of the whole process small.
 
     Modules and tables live for ever, so no collection needs to look at them again. Requests are freed by their reference
     counts; the default looks for cycles all the time. glibc gives each thread an arena of its own and hands little of it

@@ -41,7 +41,7 @@ class OpenStore:
 
     @property
     def shard_databases(self) -> list[Database]:
-        """Those that hold shards; the catalog's may hold none."""
+        """Return those that hold shards; the catalog's may hold none."""
         return [database for database in self.shards.databases if self.shards.shards_in(database)]
 
     def release_slot(self, clean: bool) -> None:

@@ -113,7 +113,7 @@ class Server:
         asyncio.get_running_loop().call_later(_BEAT_S, self._beat)
 
     def _take_up(self) -> None:
-        """Before the first call: take leases, rescue what an earlier run left behind, start the outlets."""
+        """Take leases, rescue what an earlier run left behind, and start the outlets, before the first call."""
         for keeping in self.parts.shard_keeping:
             keeping.take_up()
         self.parts.outlets.start()
@@ -129,7 +129,7 @@ class Server:
         return not self._dead.is_set()
 
     async def stop(self) -> None:
-        """In order: accept no new calls, answer the open ones, store what is queued, then close everything."""
+        """Stop in order: accept no new calls, answer the open ones, store what is queued, then close everything."""
         parts, store = self.parts, self.store
         self.metrics.is_ready = False
         await parts.grpc.set_serving(False)
@@ -157,7 +157,9 @@ class Server:
 
 
 async def _in_thread(work: Callable[..., Result], *arguments: Any) -> Result:
-    """Like asyncio.to_thread, which cannot begin anything when the interpreter ends; an embedded server stops then."""
+    """Run it in a thread, unlike asyncio.to_thread, which cannot begin anything when the interpreter ends;
+    an embedded server stops then.
+    """
     future: Future[Result] = Future()
 
     def run() -> None:

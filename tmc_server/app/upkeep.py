@@ -70,7 +70,7 @@ class ShardKeeping:
         METRICS.leases_held.set(held)
 
     def take_up(self) -> None:
-        """Before the first call. A database that is away is looked after later."""
+        """Take leases before the first call. A database that is away is looked after later."""
         try:
             self.run_once()
         except Retryable as exc:

@@ -144,7 +144,10 @@ class _Part:
 def wire(
     config: Config, store: OpenStore, loop: asyncio.AbstractEventLoop, mode: RunMode, die: Callable[[], None]
 ) -> Wiring:
-    """On the loop. die: from any thread; this server cannot go on. Raises CannotStart, OSError: the port is taken."""
+    """Wire the parts, on the loop. die: from any thread; this server cannot go on.
+
+    Raises CannotStart, OSError: the port is taken.
+    """
     redelivery, asking = Wakeup(), Wakeup()
     outboxes = {
         database: SqlAlertOutbox(database, store.shards.shards_in(database)[0], store.watch)
@@ -497,7 +500,7 @@ def _shard_keeping(config: Config, store: OpenStore, parts: Sequence[_Part], red
 
 
 def _yielding(leases: ShardLeases) -> Callable[[], None]:
-    """What a duty does that fails again and again through its own fault: others may do better."""
+    """Return what a duty does that fails again and again through its own fault: others may do better."""
 
     def rest() -> None:
         log.warning(

@@ -84,7 +84,7 @@ class ArchiveFolder:
 
     @contextmanager
     def _reading(self, what: str, hint: str = "") -> Iterator[None]:
-        """Every backend of fsspec has errors of its own: all mean that nothing of this may be removed."""
+        """Translate errors, of which each backend of fsspec has its own: all mean that nothing of this may be removed."""
         try:
             yield
         except Exception as exc:

@@ -39,7 +39,7 @@ class Addressing:
     def endpoints(
         self, target: CheckTarget, app: App, tag: str, ledgers: Collection[bytes] = ()
     ) -> list[Endpoint] | CheckAnswer:
-        """Where to ask, in the order to try them in; an UNKNOWN answer when there is nowhere to ask. Blocks.
+        """Return where to ask, in the order to try them in; an UNKNOWN answer when there is nowhere to ask. Blocks.
 
         ledgers: those that are asked about; instances that have one of them come first.
         """
@@ -100,7 +100,7 @@ class Addressing:
 
 
 def _how_far(instance: Instance, ledgers: Collection[bytes]) -> int:
-    """From what is asked about: it has one of these ledgers, it may have one, it has another one."""
+    """Rank an instance by what is asked about: it has one of these ledgers, it may have one, it has another one."""
     if instance.ledger_id in ledgers:
         return 0
     return 2 if instance.ledger_id else 1

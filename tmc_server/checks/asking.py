@@ -74,7 +74,7 @@ class CheckDispatcher:
         return found
 
     def _learn(self, app: App, tag: str, home: Endpoint, answered: Iterable[tuple[Question, CheckAnswer]]) -> None:
-        """Only where instances have different ledgers does it matter which one is asked first."""
+        """Learn ledgers only where instances have different ones: there it matters which one is asked first."""
         for question, answer in answered:
             name = (app.number, tag, question.ledger_id)
             if answer.reason is CheckReason.WRONG_LEDGER:
@@ -140,7 +140,7 @@ def _hint(reason: CheckReason) -> str:
 
 
 def _span(questions: Sequence[Question], endpoint: Endpoint) -> AbstractContextManager[object]:
-    """In the trace of the first message, with links to those of the others."""
+    """Open a span in the trace of the first message, with links to those of the others."""
     first, *others = questions
     more: dict[str, Any] = {"server.address": endpoint.host, "server.port": endpoint.port}
     if others:

@@ -56,7 +56,7 @@ def problem_of(exc: grpc.RpcError) -> CheckAnswer:
 
 
 def mismatch_of(details: str) -> str:
-    """What is wrong with the target, if gRPC says that the service speaks something else; "": it does not say that."""
+    """Return what is wrong with the target, if gRPC says that the service speaks something else; "": it does not say that."""
     instead = spoken_instead(details)
     return f"The service speaks {instead}: set the target's --kind and --tls to what it speaks." if instead else ""
 

@@ -33,7 +33,7 @@ class AskerContract(ABC):
 
     @abstractmethod
     def endpoint(self, behavior: str) -> Endpoint:
-        """Where a producer behaves so."""
+        """Return where a producer behaves so."""
 
     @abstractmethod
     def target(self) -> CheckTarget:

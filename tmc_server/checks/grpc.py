@@ -37,7 +37,7 @@ _UNKNOWN_REASONS: dict[int, CheckReason] = {
 
 
 def answer_of(question: Question, response: check_pb2.CheckResponse) -> CheckAnswer:
-    """What a well-formed response means."""
+    """Return what a well-formed response means."""
     if response.message_id and response.message_id != question.message_id:
         return CheckAnswer.unknown(CheckReason.OTHER_MESSAGE, f"It is about {response.message_id[:64]}.")
     detail = response.detail[:500]
@@ -104,7 +104,7 @@ class GrpcChecks:
     def _ask_together(
         self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question]
     ) -> list[CheckAnswer] | None:
-        """None: the service has no CheckMany."""
+        """Ask with CheckMany; None if the service does not have it."""
         request = check_pb2.CheckManyRequest(items=map(request_of, questions))
         call = self._channels.method(target, endpoint, _MANY)
         answer = call_one(call, request.SerializeToString(), target, token, LONGEST_ANSWER)

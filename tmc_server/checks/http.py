@@ -46,7 +46,7 @@ _NOTHING: Mapping[str, str] = {}
 
 
 def answer_of(question: Question, body: bytes) -> CheckAnswer:
-    """What one answer means."""
+    """Return what one answer means."""
     try:
         text = body.decode().strip("\r\n ")
         if text in ("1", "2", "3", "4"):
@@ -57,7 +57,7 @@ def answer_of(question: Question, body: bytes) -> CheckAnswer:
 
 
 def answer_of_object(question: Question, found: object) -> CheckAnswer:
-    """What one JSON object means. Echoes of the question, where there are any, must be right."""
+    """Return what one JSON object means. Echoes of the question, where there are any, must be right."""
     if not isinstance(found, dict) or not set(found) <= {"status", "detail", "unknownReason", *_ECHOES}:
         return CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, _shown(json.dumps(found).encode()))
     for name, field in _ECHOES.items():

@@ -225,7 +225,7 @@ def _refuse_strangers(target: CheckTarget, field: FieldDescriptor) -> None:
 
 
 def _text(field: FieldDescriptor, value: Any) -> set[str]:
-    """How a value may be written in the options."""
+    """Return how a value may be written in the options."""
     if field.enum_type is not None:
         name = field.enum_type.values_by_number.get(value)
         return {str(value)} | ({name.name} if name is not None else set())
@@ -258,7 +258,7 @@ def _read(target: CheckTarget, method: Method, question: Question, data: bytes) 
 
 
 def _value(response: Message, path: str) -> set[str] | None:
-    """How the value at the end of a path may be written; None: it is not set."""
+    """Return how the value at the end of a path may be written; None: it is not set."""
     current: Any = response
     for part in path.split("."):
         field = current.DESCRIPTOR.fields_by_name.get(part)
@@ -273,7 +273,7 @@ def _value(response: Message, path: str) -> set[str] | None:
 
 
 def _default(response: Message, path: str) -> set[str]:
-    """How the default of a field without presence is written, if the message around it is there: it may mean UNKNOWN."""
+    """Return how the default of a field without presence is written, if the message around it is there: it may mean UNKNOWN."""
     around, _, name = path.rpartition(".")
     current: Any = response
     for part in around.split(".") if around else ():

@@ -166,7 +166,7 @@ class KafkaForwarder:
         self._window.release(destination, 1)
 
     def drained_until(self, subscription: SubscriptionNumber, tried_ms: int) -> None:
-        """No-op: the center's consumers do not read from Kafka."""
+        """Do nothing: the center's consumers do not read from Kafka."""
 
     def look(self, subscription: SubscriptionNumber) -> QueueLook | None:
         if self._producer is None:

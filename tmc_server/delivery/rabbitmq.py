@@ -54,7 +54,7 @@ class Queues(Protocol):
         """(consumers, ready messages). None: the broker does not answer. Blocks."""
 
     def is_known(self, queue: str) -> bool:
-        """Was it declared? Until then nothing is published to it. Does not block."""
+        """Return whether it was declared; until then nothing is published to it. Does not block."""
 
     def heal(self, queue: str, silent: bool = False, missing: bool = False) -> None:
         """Declare it again soon. missing: it was deleted.  silent: it exists but does not answer. Does not block."""
@@ -516,7 +516,7 @@ class RabbitOutlet:
         silent: bool,
         missing: bool,
     ) -> None:
-        """Once per pause: declare the queue again if it is missing or still refuses after ALERT_AFTER pauses."""
+        """Declare the queue again, once per pause, if it is missing or still refuses after ALERT_AFTER pauses."""
         persists = failure.pauses >= ALERT_AFTER
         if missing or persists:
             self._queues.heal(destination.name, silent=silent, missing=missing)
@@ -541,7 +541,7 @@ class RabbitOutlet:
         self._window.release(destination, 1)
 
     def _tick(self) -> None:
-        """Once a second, look for copies that were not confirmed in time."""
+        """Look, once a second, for copies that were not confirmed in time."""
         connection = self._connection
         if connection is None or not connection.is_open:
             return
@@ -576,12 +576,12 @@ class RabbitOutlet:
 
     @property
     def lanes(self) -> Mapping[_LaneName, Lane]:
-        """All lanes, those that are being reopened too."""
+        """Return all lanes, those that are being reopened too."""
         return self._lanes
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the broker takes no copies now."""
+        """Return whether the broker takes no copies now."""
         return self._blocked
 
     def _route(self, subscription: SubscriptionNumber) -> _Route:

@@ -59,7 +59,7 @@ class RabbitExchanges:
                 connection.close()
 
     def _connect(self) -> pika.BlockingConnection:
-        """To the first node that answers."""
+        """Connect to the first node that answers."""
         for _ in self._nodes.each[1:]:
             try:
                 return connect(self._nodes.next())

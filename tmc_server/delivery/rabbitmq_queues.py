@@ -160,7 +160,7 @@ class RabbitQueues:
         self._declared.pop(name, None)
 
     def is_known(self, queue: str) -> bool:
-        """Was it declared, as far as anybody knows? Does not block."""
+        """Return whether it was declared, as far as anybody knows. Does not block."""
         return queue in self._known
 
     def _rests(self, name: str) -> bool:
@@ -208,7 +208,7 @@ class RabbitQueues:
         self._known.add(name)
 
     def _exists(self, name: str) -> bool:
-        """Whether a queue that cannot be declared is there all the same, with other arguments."""
+        """Return whether a queue that cannot be declared is there all the same, with other arguments."""
         try:
             with self._patience(name):
                 self._open().queue_declare(name, passive=True)
@@ -311,7 +311,7 @@ class RabbitQueues:
         return self._channel
 
     def _drop(self) -> None:
-        """After a lost connection the broker may have lost its queues too: all are declared again."""
+        """Drop what is known: after a lost connection the broker may have lost its queues too, and all are declared again."""
         connection, self._connection, self._channel = self._connection, None, None
         self._declared = {}
         if connection is not None and connection.is_open:

@@ -60,7 +60,7 @@ class RoutingOutlet:
             outlet.drained_until(subscription, tried_ms)
 
     def look(self, subscription: SubscriptionNumber) -> QueueLook | None:
-        """For the duty that holds the shard: also tells of a forwarder that is missing."""
+        """Look for the duty that holds the shard, and report a forwarder that is missing."""
         if self._outlet(subscription) is None and not self._catalog.current.is_paused(subscription):
             forward = self._catalog.current.subscriptions[subscription].forward
             assert forward is not None, "only forwarders can be missing"
@@ -68,7 +68,7 @@ class RoutingOutlet:
         return self.look_only(subscription)
 
     def look_only(self, subscription: SubscriptionNumber) -> QueueLook | None:
-        """For anybody who asks."""
+        """Look without reporting anything."""
         if self._catalog.current.is_paused(subscription):
             return None
         outlet = self._outlet(subscription)

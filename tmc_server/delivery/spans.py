@@ -17,7 +17,10 @@ class PublishSpans:
         self._catalog = catalog
 
     def published(self, copies: Iterable[Copy], lasted_s: float, where: str, error: str = "") -> None:
-        """These were handed over, or not: then `error` says why. lasted_s: until now.  where: queue, exchange or stream."""
+        """Record that these were handed over, or not: then `error` says why. lasted_s: until now.
+
+        where: queue, exchange or stream.
+        """
         if not tracing.is_on():
             return
         topics = self._catalog.current.topics

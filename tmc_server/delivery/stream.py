@@ -88,7 +88,7 @@ class ConsumerStream:
         return True
 
     def push(self, copies: Sequence[Copy]) -> None:
-        """On the loop."""
+        """Push copies, on the loop."""
         self._waiting.extend(copies)
         self._arrived.set()
 
@@ -271,12 +271,12 @@ class StreamOutlet:
                 stream.credit += 1
 
     def has_readers(self, subscription: SubscriptionNumber) -> bool:
-        """Whether a consumer is connected."""
+        """Return whether a consumer is connected."""
         with self._lock:
             return bool(self._streams.get(subscription))
 
     def room(self, subscription: SubscriptionNumber) -> int:
-        """How many copies its consumers would take now."""
+        """Return how many copies its consumers would take now."""
         with self._lock:
             return sum(stream.room for stream in self._streams.get(subscription, ()))
 
@@ -296,10 +296,10 @@ class StreamOutlet:
         self._loop.call_soon_threadsafe(self._push, batches, too_many)
 
     def drained_until(self, subscription: SubscriptionNumber, tried_ms: int) -> None:
-        """No-op: `look` says which messages have an unwritten copy."""
+        """Do nothing: `look` says which messages have an unwritten copy."""
 
     def look(self, subscription: SubscriptionNumber) -> QueueLook | None:
-        """How many consumers are connected, and which messages have an unwritten copy."""
+        """Return how many consumers are connected, and which messages have an unwritten copy."""
         with self._lock:
             return QueueLook(
                 consumers=len(self._streams.get(subscription, ())),

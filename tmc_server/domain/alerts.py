@@ -77,7 +77,7 @@ ABOUT_A_MESSAGE = tuple(name for name, kind in KINDS.items() if kind.about_a_mes
 
 
 def remind_after_ms(sent: int) -> int:
-    """When the next notice may follow. sent: notices of this episode so far, 1 or more."""
+    """Return when the next notice may follow. sent: notices of this episode so far, 1 or more."""
     return REMIND_AFTER_MS[min(sent, len(REMIND_AFTER_MS)) - 1]
 
 

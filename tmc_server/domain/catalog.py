@@ -116,7 +116,9 @@ class Topic(TopicSettings):
     checks: CheckPolicy = field(default_factory=CheckPolicy)
 
     def may_be_on(self, shard: Shard) -> bool:
-        """Whether a message of this topic may be there: ids that say otherwise were made up, and cost no other shard time."""
+        """Return whether a message of this topic may be there: ids that say otherwise were made up, and cost no
+        other shard time.
+        """
         return is_among(shard, self.table_index, self.spread)
 
 
@@ -186,7 +188,7 @@ class Catalog:
 
     @cached_property
     def subscriptions_of(self) -> Mapping[int, Sequence[Subscription]]:
-        """By topic number, in the order of their numbers."""
+        """Return subscriptions by topic number, in the order of their numbers."""
         found: dict[int, list[Subscription]] = {}
         for subscription in sorted(self.subscriptions.values(), key=lambda s: s.number):
             found.setdefault(subscription.topic, []).append(subscription)
@@ -194,13 +196,13 @@ class Catalog:
 
     @cached_property
     def subscription_by_name(self) -> Mapping[tuple[int, int, str], Subscription]:
-        """By topic number, app number, tag: the active one, or the last one removed."""
+        """Return subscriptions by topic number, app number, and tag: the active one, or the last one removed."""
         in_turn = sorted(self.subscriptions.values(), key=lambda s: (not s.is_removed, s.number))
         return {s.name: s for s in in_turn}
 
     @cached_property
     def earlier_registrations(self) -> Mapping[SubscriptionNumber, Sequence[SubscriptionNumber]]:
-        """By subscription number: the other numbers its name has had, newest first. Only those that have any."""
+        """Return, by subscription number, the other numbers its name has had, newest first. Only those that have any."""
         numbers: dict[tuple[int, int, str], list[SubscriptionNumber]] = {}
         for number in sorted(self.subscriptions, reverse=True):
             numbers.setdefault(self.subscriptions[number].name, []).append(number)
@@ -214,7 +216,7 @@ class Catalog:
 
     @cached_property
     def subscriptions_on(self) -> Mapping[Shard, Sequence[Subscription]]:
-        """By shard: whose rows it may hold."""
+        """Return, by shard, the subscriptions whose rows it may hold."""
         found: dict[Shard, list[Subscription]] = {}
         for number, subscriptions in self.subscriptions_of.items():
             topic = self.topics[number]
@@ -224,7 +226,7 @@ class Catalog:
 
     @cached_property
     def topics_on(self) -> Mapping[Shard, Sequence[Topic]]:
-        """By shard: whose messages it may hold."""
+        """Return, by shard, the topics whose messages it may hold."""
         found: dict[Shard, list[Topic]] = {}
         for topic in sorted(self.topics.values(), key=lambda t: t.number):
             for shard in shards_of(topic.table_index, topic.spread):
@@ -232,7 +234,7 @@ class Catalog:
         return found
 
     def is_paused(self, number: SubscriptionNumber) -> bool:
-        """Whether nothing is delivered to this subscription now: it or its topic is paused.
+        """Return whether nothing is delivered to this subscription now: it or its topic is paused.
 
         A removed one is not: its deliveries are cancelled.
         """
@@ -241,7 +243,7 @@ class Catalog:
         return not subscription.is_removed and (subscription.paused or (topic is not None and topic.paused))
 
     def is_ordered(self, number: SubscriptionNumber) -> bool:
-        """Whether rows of this subscription may stand in lines."""
+        """Return whether rows of this subscription may stand in lines."""
         subscription = self.subscriptions.get(number)
         topic = self.topics.get(subscription.topic) if subscription is not None else None
         return topic is not None and topic.ordered

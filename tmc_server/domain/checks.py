@@ -56,7 +56,7 @@ class CheckReason(Enum):
 
     @property
     def counts(self) -> bool:
-        """Whether it counts toward the limit: only an answer does, garbage does not."""
+        """Return whether it counts toward the limit: only an answer does, garbage does not."""
         return self is CheckReason.ANSWERED
 
     @property
@@ -184,7 +184,7 @@ def decide_after_unknown(
     age_ms: int,
     pause_ms: int = 0,
 ) -> AfterUnknown:
-    """After an UNKNOWN answer: check again later, or give up at the limit (CHECK_FAILED).
+    """Decide after an UNKNOWN answer: check again later, or give up at the limit (CHECK_FAILED).
 
     age_ms: since the prepare, or the reactivation.
     pause_ms: back-off of the whole service; 0: it can be asked, and only this question failed.

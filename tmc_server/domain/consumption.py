@@ -30,7 +30,7 @@ class ConsumptionState(IntEnum):
 
 
 def is_open(state: ConsumptionState) -> bool:
-    """Whether a delivery in this state can still change. mypy reports a state without a case."""
+    """Return whether a delivery in this state can still change. mypy reports a state without a case."""
     match state:
         case ConsumptionState.SCHEDULED | ConsumptionState.FAILED | ConsumptionState.WAITING:
             return True
@@ -200,7 +200,9 @@ def decide_extend(row: Row, attempt: Attempt, extend_ms: int, now: int, run: Run
 
 
 def decide_give_back(row: Row, attempt: Attempt, after_ms: int, now: int) -> Decision:
-    """No handler began the copy: uncounted, due after the back-off; void after a newer attempt, an answer, or a run."""
+    """Give back a copy that no handler began: uncounted, due after the back-off;
+    void after a newer attempt, an answer, or a run.
+    """
     transition = _transition(row, ConsumptionEvent.GIVE_BACK, attempt)
     if isinstance(transition, TmcError) or row.begun != NO_RUN:
         return None
@@ -290,7 +292,7 @@ class QueueLook:
     unwritten: Set[tuple[Shard, MessageNumber]] = frozenset()
 
     def may_hold_copy(self, tried_ms: int | None, now: int) -> bool:
-        """Whether the copy of the attempt at tried_ms may still be queued. None: it is answered, or was never queued.
+        """Return whether the copy of the attempt at tried_ms may still be queued. None: it is answered, or was never queued.
 
         Without consumers it waits as long as the queue is not empty. If consumers have made no progress for ten
         minutes, the copy is assumed lost, even if the queue is not empty.

@@ -28,7 +28,7 @@ def setting(default: Setting, low: int, high: int, *, may_change: bool = False) 
 
 
 def bounds(record: Declared | type[Declared]) -> dict[str, Bounds]:
-    """By field, in their order. record: a dataclass or an instance of one."""
+    """Return the bounds by field, in their order. record: a dataclass or an instance of one."""
     return {each.name: each.metadata["bounds"] for each in fields(record) if "bounds" in each.metadata}
 
 

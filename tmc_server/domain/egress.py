@@ -119,17 +119,17 @@ class Egress:
         self._entries = [_parse_entry(entry) for entry in entries]
 
     def lists(self, place: Place) -> bool:
-        """Whether an entry names this host and port as written."""
+        """Return whether an entry names this host and port as written."""
         if place.literal is not None:
             return self._in_networks(place.literal, place.port)
         return any(e.host == place.host and e.allows_port(place.port) for e in self._entries)
 
     def may_resolve(self, place: Place, *, listed: bool) -> bool:
-        """Whether any address of this name could be permitted; if not, the name is not resolved."""
+        """Return whether any address of this name could be permitted; if not, the name is not resolved."""
         return listed or any(e.network is not None and e.allows_port(place.port) for e in self._entries)
 
     def permits(self, address: Address, port: int, *, listed: bool) -> bool:
-        """Whether this resolved address may be connected to. listed: its name is listed, or it is from discovery."""
+        """Return whether this resolved address may be connected to. listed: its name is listed, or it is from discovery."""
         if self._in_networks(address, port):
             return True
         return listed and not (_is_isatap(address) or any(address in network for network in _NEVER))

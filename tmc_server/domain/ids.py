@@ -39,7 +39,7 @@ class MessageId:
 
     @classmethod
     def parse(cls, text: str) -> MessageId | None:
-        """None: the text is no message id."""
+        """Parse a message id; None if the text is none."""
         match = _ID.fullmatch(text)
         if match is None:
             return None

@@ -60,7 +60,7 @@ class Place:
 
     @property
     def folder(self) -> str:
-        """Its path inside an archive."""
+        """Return its path inside an archive."""
         return f"messages/day={self.day}/topic={self.topic}/run={self.run}"
 
 
@@ -266,12 +266,12 @@ class Chain:
 
     @property
     def removals(self) -> list[Removal]:
-        """In the order of their runs."""
+        """Return them in the order of their runs."""
         return sorted((each for manifest in self.manifests for each in manifest.removals), key=lambda each: each.run)
 
     @property
     def before_ms(self) -> int:
-        """Every message closed earlier is archived; 0: nothing is."""
+        """Return the time before which every closed message is archived; 0: nothing is."""
         return max((each.before_ms for each in self.manifests), default=0)
 
     @property
@@ -301,7 +301,7 @@ class Chain:
 
     @property
     def expired(self) -> dict[str, str]:
-        """By topic, the last day that was taken out."""
+        """Return, by topic, the last day that was taken out."""
         merged: dict[str, str] = {}
         for manifest in self.manifests:
             for topic, day in manifest.expired.items():
@@ -310,5 +310,5 @@ class Chain:
 
     @property
     def erased(self) -> list[Erasure]:
-        """Every erasure, oldest first."""
+        """Return every erasure, oldest first."""
         return [each for manifest in self.manifests for each in manifest.erased]

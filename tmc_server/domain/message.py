@@ -64,7 +64,7 @@ class Closing(Enum):
 
 
 def closing(state: MessageState) -> Closing:
-    """When a message in this state is closed. mypy reports a state without a case."""
+    """Return when a message in this state is closed. mypy reports a state without a case."""
     match state:
         case MessageState.PREPARED | MessageState.CHECK_FAILED:
             return Closing.NOT_YET

@@ -48,5 +48,5 @@ class Line:
 
 
 def releases_next(state: ConsumptionState, mode: OrderMode) -> bool:
-    """Whether a head in this state gives way to the next of its key."""
+    """Return whether a head in this state gives way to the next of its key."""
     return not is_open(state) or (state is ConsumptionState.FAILED and mode is not OrderMode.STRICT)

@@ -15,12 +15,12 @@ def shard_of(table_index: int, spread: int, key: str) -> Shard:
 
 
 def shards_of(table_index: int, spread: int) -> list[Shard]:
-    """All shards that may hold messages of a topic."""
+    """Return all shards that may hold messages of a topic."""
     return sorted(Shard((table_index + i) % SHARDS) for i in range(spread))
 
 
 def is_among(shard: Shard, table_index: int, spread: int) -> bool:
-    """Whether it is one of these."""
+    """Return whether it is one of these."""
     return (shard - table_index) % SHARDS < spread
 
 

@@ -44,7 +44,7 @@ class RetryPolicy:
     jitter_percent: int = setting(0, 0, 100)
 
     def is_used_up(self, tried: int, age_ms: int, counts: bool = True) -> bool:
-        """Whether attempt number `tried` was the last one. age_ms: when the next one would be made.
+        """Return whether attempt number `tried` was the last one. age_ms: when the next one would be made.
 
         counts: whether that attempt uses up a retry; the age limit applies all the same.
         """

@@ -113,7 +113,7 @@ class Alerting:
         return more
 
     def _by_cause(self, notices: Iterable[Alert]) -> list[Sequence[Alert]]:
-        """What is sent together. A notice that was refused, alone or before others, is sent alone: it may be the cause."""
+        """Return what is sent together. A notice that was refused, alone or before others, is sent alone: it may be the cause."""
         catalog = self._catalog.current
         alike: dict[object, list[Alert]] = {}
         for notice in notices:
@@ -126,7 +126,7 @@ class Alerting:
         ]
 
     def _again_ms(self, notice: int) -> int:
-        """How long a notice waits that was refused once more: 5 s, 10 s, 20 s, 40 s, then 60 s."""
+        """Return how long a notice waits that was refused once more: 5 s, 10 s, 20 s, 40 s, then 60 s."""
         times = self._refused.pop(notice, 0) + 1
         self._refused[notice] = times
         if len(self._refused) > _REMEMBERED:

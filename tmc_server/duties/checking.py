@@ -134,7 +134,7 @@ class Checking:
         return moved
 
     def _all_busy(self, shard: Shard, topic: int) -> bool:
-        """Whether all checks due here, as of a moment ago, belong to services that may not begin another page."""
+        """Return whether all checks due here, as of a moment ago, belong to services that may not begin another page."""
         looked, seen = self._seen.get((shard, topic), _UNSEEN)
         recent = self._monotonic() - looked < _LOOK_AGAIN_S
         return bool(seen) and recent and not any(self._pacing.may_begin(service) for service in seen)
@@ -186,7 +186,7 @@ class Checking:
         return True
 
     def ask(self, page: _Page) -> None:
-        """In a worker: ask, record, and let the next page begin."""
+        """Ask in a worker, record, and let the next page begin."""
         try:
             self._ask(page)
         except Exception as exc:  # noqa: BLE001 - the claim ends by itself, then they are asked again
@@ -247,5 +247,5 @@ def _page_s(target: CheckTarget) -> float:
 
 
 def _claim_ms(target: CheckTarget) -> int:
-    """How long a page stays claimed: its time limit, plus time to store the answers."""
+    """Return how long a page stays claimed: its time limit, plus time to store the answers."""
     return round(_page_s(target) * 1000) + _CLAIM_SPARE_MS

@@ -69,7 +69,7 @@ class Service:
 
     @property
     def does_well(self) -> bool:
-        """Whether it will soon have room again, so that its due checks need not make way for others."""
+        """Return whether it will soon have room again, so that its due checks need not make way for others."""
         return not (self.shared or self.failures or self.app.most < APP_SHARE)
 
     def pause_ms(self, now: float) -> int:
@@ -112,7 +112,7 @@ class Pacing:
 
     @property
     def full(self) -> bool:
-        """Every worker has a page."""
+        """Return whether every worker has a page."""
         return self._busy >= WORKERS
 
     def app(self, number: int) -> AppPace:
@@ -139,7 +139,7 @@ class Pacing:
         return app.services[name]
 
     def may_begin(self, service: Service) -> bool:
-        """Whether there is room for another page. Does not consider whether the service rests."""
+        """Return whether there is room for another page. Does not consider whether the service rests."""
         return service.busy < service.most and service.app.busy < service.app.most and not self.full
 
     def begin(self, service: Service) -> None:

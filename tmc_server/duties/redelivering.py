@@ -40,7 +40,7 @@ class Redelivering:
         return bool(self.one_pass().moved)
 
     def one_pass(self) -> Claimed:
-        """Each due subscription gets at most one page, so a busy one does not hold up the rest.
+        """Give each due subscription at most one page, so that a busy one does not hold up the rest.
 
         A failure does not stop the others; the first one is raised after all have had their turn.
         """

@@ -50,7 +50,7 @@ class Retention:
         self._cached: tuple[tuple[str, int], Sequence[MessageNumber]] = (("", 0), ())
 
     def run_once(self) -> bool:
-        """Some batches. Returns: there may be more."""
+        """Remove some batches. Returns: there may be more."""
         runs = self._runs()
         more = False
         for work in self._work:

@@ -100,7 +100,7 @@ class OidcTokens:
         return found.claims[provider.claim], float(found.claims["exp"])
 
     def _objection(self, header: Mapping[str, Any], claims: Mapping[str, Any]) -> str:
-        """What speaks against a token that the provider did sign; "": nothing."""
+        """Return what speaks against a token that the provider did sign; "": nothing."""
         provider = self._provider
         if str(header.get("typ", "JWT")).upper() != "JWT" or "events" in claims:
             return "it is another kind of token"
@@ -135,7 +135,7 @@ class OidcTokens:
 
 
 def _key(published: Any) -> Any:
-    """None: it is a secret, or of a kind that we do not understand, which is to be ignored. Source: RFC 7517, 5."""
+    """Read a key; None if it is a secret, or of a kind that we do not understand, which is to be ignored. Source: RFC 7517, 5."""
     try:
         return None if published["kty"] == "oct" else JWKRegistry.import_key(published)
     except (JoseError, KeyError, TypeError, ValueError) as exc:

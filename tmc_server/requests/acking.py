@@ -74,7 +74,7 @@ class Acking:
         )
 
     def give_back(self, caller: Caller, message_id: str, attempt: Attempt) -> Item:
-        """No handler was begun for a copy."""
+        """Give back a copy for which no handler was begun."""
         target, subscription = self._target(caller, message_id)
         validation.between(attempt, "attempt", 1, 2**31 - 1)
         return GiveBack(

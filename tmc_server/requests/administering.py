@@ -71,7 +71,7 @@ class Administering:
         self._stopped = False
 
     def stop(self) -> None:
-        """On the loop, once no call comes any more: nobody waits for a change. Does not block."""
+        """Stop, on the loop, once no call comes any more: nobody waits for a change. Does not block."""
         self._stopped = True
         self._activation.stop()
         self._waits.shutdown(wait=False, cancel_futures=True)
@@ -94,7 +94,7 @@ class Administering:
         return await asyncio.get_running_loop().run_in_executor(self._waits, self._activation.wait)
 
     async def change_with_key(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, int]:
-        """As `change`; its result holds a key that is shown only once, so it is answered even when the wait fails.
+        """Change as `change` does; the result holds a key that is shown only once, so it is answered even when the wait fails.
 
         Returns: its result, and the time by which it counted; 0: that is not known.
         """
@@ -222,7 +222,7 @@ class Administering:
         return next(view for view in await self.servers() if view.run.incarnation == run.incarnation)
 
     async def shard_places(self) -> Sequence[ShardPlace]:
-        """Which database holds which shard."""
+        """Return which database holds which shard."""
         return await asyncio.to_thread(self._reader.shard_places)
 
     async def instances(self, app: str, tag: str) -> Sequence[str]:
@@ -244,7 +244,7 @@ class Administering:
         return replace(gone, removed_ms=removed_ms) if gone.is_removed else gone
 
     def subscriptions(self, topic: str) -> Collection[Subscription]:
-        """Of one topic; "": all. Raises TopicUnknown."""
+        """Return those of one topic; "": all. Raises TopicUnknown."""
         if not topic:
             return self.catalog.subscriptions.values()
         return self.catalog.subscriptions_of.get(self._topic(topic).number, ())

@@ -74,7 +74,7 @@ class Alerts:
         return Listing(rows=[self._view(each, now) for each in page.rows], next_token=page.next_token)
 
     async def acknowledge(self, actor: str, alert_id: str, reason: str) -> EpisodeView:
-        """No further reminders of it. Raises InvalidField, AlertUnknown."""
+        """Send no further reminders of it. Raises InvalidField, AlertUnknown."""
         validation.reason(reason)
         match = re.fullmatch(r"([0-9]{1,2})-([0-9]{1,18})", alert_id, re.ASCII)
         if match is None:
@@ -112,7 +112,7 @@ class Alerts:
         return ended
 
     async def silences(self) -> Sequence[Silence]:
-        """Those in effect."""
+        """Return those in effect."""
         now = await asyncio.to_thread(self._reader.now, Shard(0))
         return [each for each in self._catalog.current.silences if each.until_ms > now]
 

@@ -27,7 +27,7 @@ class Auditing:
         await asyncio.to_thread(self._trail.add, actor, "read body", subject, "")
 
     async def verify(self) -> Sequence[SealReport]:
-        """Of each database, the catalog's first."""
+        """Verify the trail of each database, the catalog's first."""
         return await asyncio.to_thread(self._trail.verify)
 
     async def trail(

@@ -122,7 +122,7 @@ class BulkJobs:
         return await asyncio.to_thread(lambda: self._report(self._desk.start(new)))
 
     def selection_of(self, wanted: BulkFilter, dry_run: str) -> Selection:
-        """What a job from this dry run would select. Raises InvalidField, TopicUnknown, AppUnknown."""
+        """Return what a job from this dry run would select. Raises InvalidField, TopicUnknown, AppUnknown."""
         return self._selection(wanted, _as_of(dry_run))
 
     async def stop(self, actor: str, number: int, reason: str) -> BulkReport:

@@ -37,7 +37,7 @@ class Explaining:
         self._alerted = alerted
 
     async def explain(self, message_id: str, topic: str, key: str) -> tuple[MessageView, Sequence[Explanation]]:
-        """By id, or the newest message of topic and key. Raises MessageUnknown, MessageGone, TopicUnknown."""
+        """Explain a message by id, or the newest one of topic and key. Raises MessageUnknown, MessageGone, TopicUnknown."""
         return await asyncio.to_thread(self._explain, message_id, topic, key)
 
     def _explain(self, message_id: str, topic: str, key: str) -> tuple[MessageView, Sequence[Explanation]]:

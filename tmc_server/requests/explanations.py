@@ -95,7 +95,7 @@ def at(ms: int) -> str:
 
 
 def explain_message(message: MessageView, topic: Topic, deliveries: int, now: int) -> Explanation | None:
-    """None: its deliveries explain it."""
+    """Explain a message; None if its deliveries explain it."""
     match message.state:
         case MessageState.PREPARED:
             return _explain_undecided(message.check, message.created_ms, now)
@@ -163,7 +163,7 @@ def _explain_undecided(check: CheckView, created_ms: int, now: int) -> Explanati
 
 
 def explain_delivery(of: Delivery, now: int) -> Explanation:
-    """Why one delivery is where it is."""
+    """Return why one delivery is where it is."""
     view = of.view
     removed_ms = of.subscription.removed_ms
     match view.state:

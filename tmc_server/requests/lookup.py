@@ -26,7 +26,7 @@ class Lookup:
         return await asyncio.to_thread(self._reader.detail, found)
 
     def find(self, message_id: str, topic: str, key: str) -> MessageView:
-        """By id, or the newest of topic and key, whatever its environment. Blocks.
+        """Find a message by id, or the newest of topic and key, whatever its environment. Blocks.
 
         Raises InvalidField, MessageUnknown, MessageGone, TopicUnknown.
         """
@@ -55,7 +55,7 @@ class Lookup:
         return found
 
     async def own_message(self, caller: Caller, message_id: str, topic: str, key: str) -> MessageView:
-        """For producers: one of their own messages; the same error for foreign and missing ones."""
+        """Return one of a producer's own messages; the same error for foreign and missing ones."""
         catalog = self._catalog.current
         if message_id:
             parsed = validation.message_id(message_id)

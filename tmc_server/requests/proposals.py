@@ -41,11 +41,14 @@ class Proposals:
 
     @property
     def counts_again(self) -> bool:
-        """Whether the count of a bulk job decides anything, so that a caller's word is not enough."""
+        """Return whether the count of a bulk job decides anything, so that a caller's word is not enough."""
         return self._rules.bulk_over is not None
 
     def before(self, action: ProposalAction, count: int, make: Callable[[], NewProposal]) -> Before:
-        """For a call about `count` deliveries or messages: it may need a second operator. make: the proposal, of a valid call."""
+        """Return what precedes a call about `count` deliveries or messages, which may need a second operator.
+
+        make: the proposal, of a valid call.
+        """
         if not self._rules.need(action, count):
             return no_approval_needed
 
@@ -69,7 +72,7 @@ class Proposals:
         return await asyncio.to_thread(self._desk.proposal, ProposalNumber(number))
 
     async def approving(self, operator: Operator, found: Proposal, reason: str) -> tuple[Before, str]:
-        """For the call that was proposed. Approved already, it is made once more, which changes nothing.
+        """Return what precedes the call that was proposed. Approved already, it is made once more, which changes nothing.
 
         Returns: what stores the approval, and the reason for the audit row of the call. Raises ApprovalRequired: it is the
         operator's own, ProposalClosed.

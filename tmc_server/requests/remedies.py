@@ -48,7 +48,7 @@ class Names:
 
 
 def commands_for(why: Why, names: Names) -> Sequence[str]:
-    """Of `tmc admin`; none where nothing has to be done, or nothing that a command does."""
+    """Return commands of `tmc admin`; none where nothing has to be done, or nothing that a command does."""
     values = {
         "message": names.message,
         "topic": names.topic,

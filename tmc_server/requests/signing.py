@@ -66,7 +66,10 @@ class Signing:
             self._raise_alert("forged copies", found.number, detail, _ALERT_MINUTES)
 
     async def keys(self, actor: str, topic: str, app: str, tag: str) -> DeliveryKeys:
-        """Of any subscription, forwarding ones too. Audited. Raises SubscriptionUnknown, InvalidField: an unsigned topic."""
+        """Return the keys of any subscription, forwarding ones too. Audited.
+
+        Raises SubscriptionUnknown, InvalidField: an unsigned topic.
+        """
         number = self._number(topic, app, tag)
         await self._change(self._editor.show_delivery_keys, actor, number)
         return self._keys_of(number)

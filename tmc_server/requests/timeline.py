@@ -79,7 +79,7 @@ class Timelines:
         self._reader = reader
 
     async def timeline(self, message_id: str, topic: str, key: str) -> tuple[MessageView, Sequence[Event]]:
-        """By id, or of the newest message of topic and key. Raises as `Lookup.find`."""
+        """Return the timeline of a message by id, or of the newest one of topic and key. Raises as `Lookup.find`."""
         return await asyncio.to_thread(self._timeline, message_id, topic, key)
 
     def _timeline(self, message_id: str, topic: str, key: str) -> tuple[MessageView, Sequence[Event]]:
@@ -126,7 +126,7 @@ def _subjects(catalog: Catalog, message: MessageView, subscriptions: Sequence[Su
 
 
 def _during(acts: Sequence[OperatorAct], detail: MessageDetail) -> Iterator[OperatorAct]:
-    """Those before the last delivery was closed."""
+    """Yield those before the last delivery was closed."""
     closed = [view.closed_ms for view in detail.consumptions]
     end = None if None in closed else max((each or 0 for each in closed), default=0)
     return (act for act in acts if end is None or act.at_ms <= end)
@@ -176,7 +176,7 @@ def _of_attempt(history: History, view: AttemptView) -> Iterator[Event]:
 
 
 def _of_delivery(history: History, view: ConsumptionView) -> Iterator[Event]:
-    """What its row knows: the last attempt, and how it ended."""
+    """Yield what its row knows: the last attempt, and how it ended."""
     journaled = {
         (each.subscription, each.attempt, each.tried_ms)
         for each in history.detail.failed_attempts

@@ -93,7 +93,7 @@ def hexadecimal_id(value: str, field: str) -> bytes:
 
 
 def reason(value: str) -> str:
-    """What an operator writes into the audit trail."""
+    """Return what an operator writes into the audit trail."""
     return line(value, "reason", ERROR_CHARACTERS, least=1)
 
 
@@ -154,14 +154,14 @@ def number_token(value: str) -> int:
 
 
 def fingerprint(value: str) -> str:
-    """Of an error, or nothing."""
+    """Accept the fingerprint of an error, or nothing."""
     if value and not re.fullmatch(r"[0-9a-f]{12}", value, re.ASCII):
         raise InvalidField("fingerprint", "be 12 hex digits, as dry runs and failed deliveries show it")
     return value
 
 
 def within_bounds(record: Record, within: str = "") -> Record:
-    """Every setting of it within what its declaration allows. within: the path of the record, for errors."""
+    """Demand that every setting is within what its declaration allows. within: the path of the record, for errors."""
     for name, limits in bounds(record).items():
         bounded(getattr(record, name), within + name, limits)
     return record

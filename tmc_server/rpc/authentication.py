@@ -95,7 +95,7 @@ class FailedLogins:
         self._unwritten: dict[str, FailedLogin] = {}
 
     def note(self, error: TmcError, call: Call) -> bool:
-        """Was this error a failed login?"""
+        """Count this error if it was a failed login."""
         counter = self._counters.get(type(error))
         if counter is None:
             return False
@@ -167,7 +167,7 @@ class Authentication:
 
     @property
     def catalog(self) -> Catalog:
-        """Another object whenever keys may have changed."""
+        """Return another object whenever keys may have changed."""
         return self._credentials.current
 
     def app(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
@@ -212,7 +212,10 @@ class Authentication:
             raise CertificateOfAnother
 
     def operator(self, metadata: Iterable[tuple[str, str | bytes]], proven: Mapping[str, Iterable[bytes]]) -> Operator:
-        """By token, or without one by the certificate. proven: what the connection's certificate says. Raises AdminOnly."""
+        """Identify the operator by token, or without one by the certificate.
+
+        proven: what the connection's certificate says. Raises AdminOnly.
+        """
         authorization = _texts(metadata).get("authorization", "")
         if not authorization:
             identities = self._credentials.operators.identities
@@ -251,7 +254,10 @@ def _texts(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
 
 
 def _trace(values: Mapping[str, str]) -> dict[str, str]:
-    """What W3C says about the trace; {}: it is malformed. Baggage beyond what fits beside a message's own headers is left out."""
+    """Return what W3C says about the trace; {}: it is malformed.
+
+    Baggage beyond what fits beside a message's own headers is left out.
+    """
     if not _TRACE_ID.fullmatch(values[_TRACEPARENT]):
         return {}
     found = {_TRACEPARENT: values[_TRACEPARENT]}

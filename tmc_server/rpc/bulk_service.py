@@ -63,7 +63,7 @@ class BulkServicer:
 
 
 def filter_from(sent: admin_pb2.BulkFilter) -> BulkFilter:
-    """As it was sent."""
+    """Return the filter as it was sent."""
     return record_from(BulkFilter, sent)
 
 
@@ -91,7 +91,7 @@ def _item(item: BulkItem, catalog: Catalog) -> admin_pb2.BulkItem:
 
 
 def in_words(selection: Selection, catalog: Catalog) -> str:
-    """What is selected, for people."""
+    """Return what is selected, for people."""
     numbers = sorted({place.subscription for place in selection.places})
     topics = sorted({topic_name(catalog, place.topic) or f"topic {place.topic}" for place in selection.places})
     subscribers = sorted({_subscriber(catalog, number) for number in numbers})

@@ -80,7 +80,7 @@ class Edge:
         return found
 
     def looks(self, operator: Operator) -> asyncio.Semaphore:
-        """What an operator looks at takes threads of all: further looks wait for the operator's own."""
+        """Make further looks of an operator wait for the operator's own: they take threads of all."""
         return self._looks.setdefault(operator.name, asyncio.Semaphore(_LOOKS_AT_ONCE))
 
     async def refuse(self, context: Context, error: TmcError) -> None:
@@ -135,7 +135,7 @@ class _Stream:
 
 
 def handlers(service: ServiceDescriptor, servicer: object, edge: Edge) -> grpc.GenericRpcHandler:
-    """All methods of `servicer`, each async (identity, request) -> response, or (identity, requests) -> responses."""
+    """Return all methods of `servicer`, each async (identity, request) -> response, or (identity, requests) -> responses."""
     made = {method.name: _handler(method, getattr(servicer, method.name), edge) for method in service.methods}
     return grpc.method_handlers_generic_handler(service.full_name, made)
 
@@ -228,7 +228,7 @@ def _unary(
 
 
 def _traced(name: str, call: _Call) -> _Call:
-    """With a span around each call, if the server uses OpenTelemetry."""
+    """Put a span around each call, if the server uses OpenTelemetry."""
     service, _, method = name.partition("/")
     attributes = {"rpc.system": "grpc", "rpc.service": f"tmc.v1.{service}", "rpc.method": method}
 

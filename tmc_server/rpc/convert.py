@@ -174,7 +174,7 @@ def event_to(event: Event, catalog: Catalog) -> admin_pb2.TimelineEvent:
 
 
 def subscriber(catalog: Catalog, number: SubscriptionNumber) -> tuple[str, str]:
-    """Its app and tag; "": there is none, or this server does not know it."""
+    """Return its app and tag; "": there is none, or this server does not know it."""
     subscription = catalog.subscriptions.get(number)
     return (app_name(catalog, subscription.app), subscription.tag) if subscription is not None else ("", "")
 
@@ -224,7 +224,10 @@ def subscription_to(subscription: Subscription, catalog: Catalog) -> admin_pb2.S
 def subscription_info_to(
     subscription: Subscription, catalog: Catalog, has_queue: bool, signed: bool
 ) -> consumption_pb2.SubscriptionInfo:
-    """For its own app. signed: with the keys by which its copies are known; secrets, shown nowhere else but to operators."""
+    """Describe it to its own app.
+
+    signed: with the keys by which its copies are known; secrets, shown nowhere else but to operators.
+    """
     keys = subscription.keys if signed else None
     return consumption_pb2.SubscriptionInfo(
         topic=topic_name(catalog, subscription.topic),

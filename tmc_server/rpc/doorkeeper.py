@@ -75,12 +75,12 @@ class Doorkeeper:
         return context.peer() in self._proven
 
     async def admit(self, context: Context) -> None:
-        """Before a call that needs no key: at once if its connection is proven, else like `hold_up`."""
+        """Admit a call that needs no key: at once if its connection is proven, else like `hold_up`."""
         if not self.proven(context):
             await self.hold_up(context)
 
     async def hold_up(self, context: Context) -> None:
-        """Before a call without a key is answered: return at once, or late if its connection sends many of them."""
+        """Hold up a call without a key before it is answered: return at once, or late if its connection sends many of them."""
         peer = context.peer()
         now = self._monotonic()
         free, then = self._patience.get(peer, (_FREE_AT_ONCE, now))
@@ -108,7 +108,7 @@ class Doorkeeper:
                 self._held_of[peer] = left
 
     async def hold_back(self, error: RateLimited, context: Context) -> None:
-        """Before an app that is over a limit learns it: until it may repeat. One that repeats at once costs others more."""
+        """Hold back an app that is over a limit until it may repeat. One that repeats at once costs others more."""
         seconds = min(max(error.retry_after_ms / 1000, _LEAST_HELD_S), _MOST_HELD_S)
         left = context.time_remaining()
         if left is not None:

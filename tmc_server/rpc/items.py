@@ -35,7 +35,7 @@ class Turns:
         return await self.each(caller, item, requests)
 
     async def each(self, caller: Caller, make: Callable[[Any], Made], given: Sequence[Any]) -> list[Made]:
-        """What `make` makes of each."""
+        """Return what `make` makes of each."""
         if len(given) <= _SLICE:
             return list(map(make, given))
         made: list[Made] = []

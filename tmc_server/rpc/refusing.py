@@ -37,7 +37,7 @@ def let_go(error: BaseException | None) -> None:
 
 
 def _is_plain(error: TmcError) -> bool:
-    """Does it say nothing but what its class says?"""
+    """Return whether it says nothing but what its class says."""
     return (
         error.sentence == error.text
         and not error.field

@@ -40,7 +40,7 @@ class GrpcServer:
     port: int
 
     async def set_serving(self, serving: bool) -> None:
-        """For every service and for the server as a whole."""
+        """Set the health of every service and of the server as a whole."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in (*SERVICES, health.OVERALL_HEALTH):
             await self.health.set(name, status)
@@ -69,7 +69,7 @@ def build(servicers: Mapping[str, object], edge: Edge, listen: str, tls: TlsConf
 
 
 def _options(limits: LimitsConfig) -> list[tuple[str, int]]:
-    """What one connection may cost before anybody looks at it, and when it is closed."""
+    """Return what one connection may cost before anybody looks at it, and when it is closed."""
     return [
         ("grpc.max_receive_message_length", limits.request_bytes + _HEADROOM),
         ("grpc.max_send_message_length", -1),

@@ -118,7 +118,7 @@ class CatalogActivation:
             return self._database.now(connection), rows
 
     def _is_over(self, row: Any, since: float) -> bool:
-        """Whether every copy that this run read before `since` is stale by its own clock."""
+        """Return whether every copy that this run read before `since` is stale by its own clock."""
         stale_ms: int = min(row.stale_ms, LONGEST_STALE_MS)
         waited_ms = (self._monotonic() - since) * 1000
         return waited_ms >= stale_ms * _RATE

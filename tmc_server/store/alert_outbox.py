@@ -213,7 +213,7 @@ class SqlAlertOutbox:
 
     @staticmethod
     def _is_owed(connection: sa.Connection, row: Any) -> bool:
-        """Whether the sink has yet to hear of this episode."""
+        """Return whether the sink has yet to hear of this episode."""
         owed = (notice.c.sink == row.sink, notice.c.event == int(NoticeEvent.RAISED), notice.c.due_ms.is_not(None))
         query = sa.select(notice.c.id).where(*of_episode(row.episode_id, row), *owed)
         return connection.execute(query.limit(1)).first() is not None

@@ -64,7 +64,7 @@ class AuditSeals:
         return len(rows) == _PAGE
 
     def _is_continuous(self, connection: sa.Connection, number: int) -> bool:
-        """Is the last seal that this server saw still there?"""
+        """Return whether the last seal that this server saw is still there."""
         seen, seal = self._seen
         then = sa.select(audit.c.seal).where(audit.c.seal_no == seen)
         well = number >= seen and (not seen or connection.execute(then).scalar_one_or_none() == seal)

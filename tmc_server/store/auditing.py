@@ -46,5 +46,5 @@ def record(connection: sa.Connection, row: Mapping[str, Any]) -> None:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What an update changes. after: values by column."""
+    """Return what an update changes. after: values by column."""
     return [f"{name}: {before[name]} -> {value}" for name, value in after.items() if before[name] != value]

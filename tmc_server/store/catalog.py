@@ -379,7 +379,7 @@ class CatalogStore(CatalogChanges):
             return known_operators(connection)
 
     def load(self, before: Catalog) -> Catalog:
-        """Everything as of one moment. before: the copy so far, for rows that cannot be read; see `read_or_kept`.
+        """Return everything as of one moment. before: the copy so far, for rows that cannot be read; see `read_or_kept`.
 
         Raises StoreUnavailable.
         """
@@ -448,7 +448,7 @@ class _KeyRow:
 
 
 def _changed_targets(before: Sequence[Any], after: Sequence[Any]) -> list[str]:
-    """For the audit trail."""
+    """Describe changed targets for the audit trail."""
     old, new = ({row.name: _in_words(row) for row in rows} for rows in (before, after))
     names = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
     return [f"target {name or '(unnamed)'}: {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names]

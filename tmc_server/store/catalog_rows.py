@@ -24,7 +24,7 @@ Made = TypeVar("Made")
 
 
 def read_or_kept(name: str, read: Callable[[Any], Made], row: Any, kept: Made | None) -> Made:
-    """What a row says; of one that cannot be read, e.g. of a newer version, what it said before.
+    """Return what a row says; of one that cannot be read, e.g. of a newer version, what it said before.
 
     A row that this server never read may be a subscription: without it, submits would forget the subscriber. So the whole
     copy stays as it was, and grows stale. Raises StoreUnavailable, which names the row.
@@ -40,7 +40,7 @@ def read_or_kept(name: str, read: Callable[[Any], Made], row: Any, kept: Made | 
 
 
 def tag_keys(connection: sa.Connection) -> dict[int, tuple[TagKeys, ...]]:
-    """By app number."""
+    """Return the keys of environments by app number."""
     found: dict[int, tuple[TagKeys, ...]] = {}
     for row in connection.execute(sa.select(app_key).order_by(app_key.c.tag)):
         found[row.app_no] = (*found.get(row.app_no, ()), TagKeys(row.tag, _hashes(row._mapping)))

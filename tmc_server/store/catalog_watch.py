@@ -46,7 +46,7 @@ class CatalogWatch:
 
     @property
     def operators(self) -> KnownOperators:
-        """Who may call the admin service."""
+        """Return who may call the admin service."""
         return self._operators
 
     def in_use(self) -> tuple[Catalog, bool]:
@@ -57,7 +57,7 @@ class CatalogWatch:
 
     @property
     def period_s(self) -> float:
-        """How often to look for changes, so that a healthy server's copy is never stale."""
+        """Return how often to look for changes, so that a healthy server's copy is never stale."""
         delay = self._store.change_delay_ms
         return min(1.0, delay / 4000) if delay else 1.0
 

@@ -72,7 +72,7 @@ _VANISHED = (
 
 
 def _is_unanswered(row: Any) -> bool:
-    """Whether its last copy was handed over and nobody answered, but for asking for more time."""
+    """Return whether its last copy was handed over and nobody answered, but for asking for more time."""
     return row.begun != ANSWERED and (row.tried_ms is not None or bool(row.extended))
 
 

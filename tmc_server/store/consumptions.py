@@ -105,7 +105,7 @@ def _consume(
 def _advance_lines(
     tx: Transaction, lines: Lines, locked: _Locked, before: Mapping[_Pair, Row], after: Mapping[_Pair, Row]
 ) -> None:
-    """Where a head was closed, the next of its order key has its turn."""
+    """Give the next delivery of an order key its turn where a head was closed."""
     left: dict[SubscriptionNumber, list[tuple[OrderHash, OrderSequence]]] = {}
     passed: dict[SubscriptionNumber, dict[OrderHash, OrderSequence | None]] = {}
     overtaken: dict[SubscriptionNumber, list[MessageNumber]] = {}
@@ -146,7 +146,7 @@ def _missing(tx: Transaction, number: MessageNumber) -> TmcError:
 
 
 def _may_be_spared(tx: Transaction, operation: Consume) -> bool:
-    """Whether to delay giving up: the catalog copy is stale, so the retry policy may have changed."""
+    """Return whether to delay giving up: the catalog copy is stale, so the retry policy may have changed."""
     return tx.catalog_is_stale and not (isinstance(operation, Nack) and operation.reject)
 
 
@@ -228,7 +228,7 @@ def _lock(tx: Transaction, pairs: Sequence[_Pair], into: _Locked | None = None) 
 
 
 def _moved_ms(row: Any, now: int) -> int:
-    """When a row came into its state; a delayed one was made in it, and its budget begins later."""
+    """Return when a row came into its state; a delayed one was made in it, and its budget begins later."""
     if row.closed_ms is not None:
         return int(row.closed_ms)
     return int(row.since_ms if row.since_ms <= now else row.created_ms)

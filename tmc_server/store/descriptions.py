@@ -37,7 +37,7 @@ class Described:
 def descriptions(
     connection: sa.Connection, shard: Shard, deliveries: Sequence[Described]
 ) -> Mapping[_Delivery, Description]:
-    """Of deliveries in one shard, by message and subscription."""
+    """Describe deliveries in one shard, by message and subscription."""
     tables = shard_tables(shard)
     message = tables.message
     numbers = sorted({each.number for each in deliveries})

@@ -99,7 +99,7 @@ class SqlDueWork:
 
 
 def _gone(row: Any, subscription: SubscriptionNumber, now: int) -> Mapping[str, Any]:
-    """What the journal says of an attempt whose server is gone."""
+    """Return what the journal says of an attempt whose server is gone."""
     entry = JournalRow(
         number=row.message_id,
         subscription=subscription,

@@ -64,7 +64,7 @@ class CarriedClock:
         self._known: tuple[float, float, float, float] | None = None
 
     def knows(self, now: float) -> bool:
-        """Whether a reading is so fresh that none is needed."""
+        """Return whether a reading is so fresh that none is needed."""
         return self._known is not None and now - self._known[3] <= _CLOCK_FOR_S
 
     def take(self, read: int, before: float, after: float) -> float:
@@ -93,7 +93,7 @@ class CarriedClock:
 
     @property
     def ahead_ms(self) -> int:
-        """How far the estimate is ahead of a clock that was set back."""
+        """Return how far the estimate is ahead of a clock that was set back."""
         return round(max(self._known[0] - self._known[2], 0)) if self._known is not None else 0
 
     def at(self, now: float) -> int:
@@ -160,7 +160,7 @@ class Database:
 
     @property
     def clock_ahead_ms(self) -> int:
-        """How far `now` is ahead of the database's clock, since that was set back."""
+        """Return how far `now` is ahead of the database's clock, since that was set back."""
         return self._carried.ahead_ms
 
     def _read_clock(self, connection: sa.Connection) -> int:
@@ -211,7 +211,7 @@ class Database:
 
     @contextmanager
     def snapshot(self) -> Iterator[sa.Connection]:
-        """As `reading`, but all statements see one moment."""
+        """Read as `reading` does, but all statements see one moment."""
         with self.reading() as connection, self.dialect.snapshot(connection):
             yield connection
 
@@ -279,7 +279,7 @@ class ShardMap:
 
     @property
     def databases(self) -> list[Database]:
-        """Each database once."""
+        """Return each database once."""
         return list(dict.fromkeys([self.catalog, *self.shards]))
 
     def shards_in(self, database: Database) -> list[Shard]:

@@ -36,7 +36,7 @@ class OpenEpisode:
 
 
 def groups_of(alerts: Sequence[Alert]) -> Collection[Sequence[Alert]]:
-    """Those of one kind, topic, subscription and fingerprint together."""
+    """Return those of one kind, topic, subscription and fingerprint together."""
     groups: dict[tuple[str, int, int, str], list[Alert]] = {}
     for each in alerts:
         groups.setdefault((each.kind, each.topic, each.subscription, each.fingerprint), []).append(each)

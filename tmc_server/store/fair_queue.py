@@ -58,7 +58,7 @@ class FairQueue(Generic[Entry]):
         self.bytes = 0
 
     def has_room(self, app: int, count: int) -> bool:
-        """Whether an app may add this many entries: while there is room, and up to its share of a full queue."""
+        """Return whether an app may add this many entries: while there is room, and up to its share of a full queue."""
         if self.count + count <= self.limit and self.bytes <= self.limit_bytes:
             return True
         line = self.lines.get(app)
@@ -139,12 +139,12 @@ class FairQueue(Generic[Entry]):
         return batch
 
     def waits(self, app: int) -> int:
-        """How many entries of this app wait."""
+        """Return how many entries of this app wait."""
         line = self.lines.get(app)
         return len(line.waiting) if line is not None else 0
 
     def waiting(self) -> list[Entry]:
-        """All of them."""
+        """Return all of them."""
         return [entry for line in self.lines.values() for entry in line.waiting]
 
     def _leave(self, app: int) -> None:
@@ -203,13 +203,13 @@ class LaneTime:
         return Turn(app=app, shard=shard, is_short=is_short)
 
     def _has_many(self, apps: Collection[int], queues: Sequence[FairQueue[Entry]]) -> bool:
-        """Whether one of these apps does."""
+        """Return whether one of these apps does."""
         if sum(queue.count for queue in queues) < self._many:
             return False
         return any(sum(queue.waits(app) for queue in queues) >= self._many for app in apps)
 
     def _is_awaited(self, waiting: Collection[int]) -> bool:
-        """Whether another app is likely to come."""
+        """Return whether another app is likely to come."""
         since = self._monotonic() - _REGULAR_S
         recent = takewhile(lambda app: self._seen[app] >= since, reversed(self._seen))
         return any(app not in waiting for app in recent)

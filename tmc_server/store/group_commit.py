@@ -98,7 +98,7 @@ class _Waiting:
         self.outcome: Outcome = Wait.LOCKED
 
     def finish(self, answer: Answer) -> None:
-        """On the loop."""
+        """Answer the caller, on the loop."""
         self.caller.answer(self.place, answer)
 
 
@@ -138,7 +138,7 @@ class GroupCommit:
         self._loop.call_soon_threadsafe(self._abandon)
 
     def _abandon(self) -> None:
-        """On the loop: fail all queued operations, since no lane is left to run them."""
+        """Fail all queued operations, on the loop, since no lane is left to run them."""
         self._closed = True
         with self._condition:
             left = [each for queue in self._queues.values() for each in queue.waiting()]
@@ -162,7 +162,7 @@ class GroupCommit:
         return asyncio.shield(caller.future)
 
     def check(self, operations: Sequence[Operation]) -> None:
-        """Is there room for all of these? Raises QueueFull, ShuttingDown."""
+        """Check that there is room for all of these. Raises QueueFull, ShuttingDown."""
         if self._stopping:
             raise ShuttingDown
         if not operations:
@@ -243,7 +243,7 @@ class GroupCommit:
                 self._busy.discard(shard)
 
     def _run(self, connection: sa.Connection | None, shard: Shard, entries: Sequence[_Waiting]) -> sa.Connection | None:
-        """Every entry gets an outcome, whatever happens. Returns: the connection to use next."""
+        """Give every entry an outcome, whatever happens. Returns: the connection to use next."""
         conflicts = lost = 0
         while True:
             try:
@@ -299,7 +299,7 @@ class GroupCommit:
         return connection
 
     def _hand_over(self, entries: Sequence[_Waiting]) -> None:
-        """On the loop: give the answers to the callers that still wait."""
+        """Give, on the loop, the answers to the callers that still wait."""
         buried: list[_Waiting] = []
         for each in entries:
             outcome = each.outcome

@@ -30,14 +30,14 @@ class JournalRow:
 
 
 def write_journal(tx: Transaction, rows: Sequence[JournalRow]) -> None:
-    """In the transaction of the change."""
+    """Write rows in the transaction of the change."""
     tx.insert(tx.sql.insert_attempts, [values_of(row, tx.now, tx.incarnation) for row in rows])
 
 
 def last_errors(
     tx: Transaction, subscription: SubscriptionNumber, numbers: Sequence[MessageNumber]
 ) -> Mapping[MessageNumber, str]:
-    """What consumers said last; only those that said something."""
+    """Return what consumers said last; only those that said something."""
     rows = tx.rows(tx.sql.failed_attempts, subscription=subscription, ids=sorted(numbers)) if numbers else ()
     return {row.message_id: row.error for row in rows}
 

@@ -55,7 +55,7 @@ class SqlLineWork:
     def _read(
         self, shard: Shard, subscription: SubscriptionNumber, after: OrderHash, limit: int
     ) -> Mapping[OrderHash, Any]:
-        """Without locks: what is found is examined again under the locks of its lines."""
+        """Read without locks: what is found is examined again under the locks of its lines."""
         database = self._writer.database
         with database.reading() as connection:
             which = {"subscription": subscription, "after": after, "limit": limit}
@@ -98,7 +98,7 @@ def _needs_repair(subscription: Subscription, line: Any) -> bool:
 
 
 def _is_broken(subscription: Subscription, line: Any) -> bool:
-    """Whether deliveries wait without a head, or the head is one that releases the next."""
+    """Return whether deliveries wait without a head, or the head is one that releases the next."""
     if not line.head_id:
         return bool(line.waits)
     return line.state is None or releases_next(ConsumptionState(line.state), subscription.order)

@@ -80,7 +80,7 @@ class Lines:
         return line.last, line.head != number
 
     def leave(self, subscription: SubscriptionNumber, places: Iterable[tuple[OrderHash, OrderSequence]]) -> None:
-        """These deliveries no longer wait."""
+        """Remove deliveries that no longer wait."""
         for part in chunks(sorted(places), _DELETED_AT_ONCE):
             # MariaDB looks up each part of an OR in the primary key, but scans for a list of pairs.
             which = " OR ".join(f"(order_hash = {int(each)} AND sequence = {int(at)})" for each, at in part)

@@ -357,7 +357,7 @@ def _bury(tx: Transaction, attempts: Sequence[_Attempt]) -> None:
 
 
 def _tombstoned(tx: Transaction, attempts: Sequence[_Attempt]) -> set[_Attempt]:
-    """Which of these attempts were rolled back."""
+    """Return which of these attempts were rolled back."""
     rows = tx.rows(tx.sql.tombstones, ids=sorted({attempt[0] for attempt in attempts}))
     return {(row.attempt_id, row.topic_no, row.producer_tag, row.message_key) for row in rows} & set(attempts)
 

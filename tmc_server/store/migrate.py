@@ -47,7 +47,9 @@ def revision_of(database: Database) -> str | None:
 
 
 def serves_this_program(database: Database) -> bool:
-    """Does a database of a later revision work with this program, so that servers can be upgraded one by one, and back?"""
+    """Return whether a database of a later revision works with this program, so that servers can be upgraded one by
+    one, and back.
+    """
     with database.reading() as connection:
         if not _is_later(_revision(connection)):
             return False

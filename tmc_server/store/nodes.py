@@ -29,7 +29,7 @@ _FORGET_MS = 86_400_000
 
 
 def server_runs(connection: sa.Connection) -> list[ServerRun]:
-    """All that are written down, in the order of their incarnations."""
+    """Return all that are written down, in the order of their incarnations."""
     rows = connection.execute(sa.select(server).order_by(server.c.incarnation))
     return [
         ServerRun(
@@ -87,7 +87,7 @@ class NodeSlots:
 
     @property
     def name(self) -> str:
-        """As ListServers names this server."""
+        """Return this server's name as ListServers has it."""
         return self._owner
 
     def incarnation(self) -> int | None:

@@ -61,7 +61,7 @@ class OperatorStore(CatalogChanges):
             return _read(connection, new.name), token if with_token else ""
 
     def _as_it_is(self, new: Operator) -> Operator | None:
-        """None: there is none. Raises NameTaken: with other rights."""
+        """Return the operator that is there; None if there is none. Raises NameTaken: with other rights."""
         with self._database.reading() as connection:
             row = _find(connection, new.name)
         if row is None:
@@ -126,7 +126,7 @@ class OperatorStore(CatalogChanges):
 
 
 def known_operators(connection: sa.Connection) -> KnownOperators:
-    """All operators, with their tokens, those that have expired too."""
+    """Return all operators, with their tokens, those that have expired too."""
     tokens: dict[bytes, Token] = {}
     identities: dict[str, Operator] = {}
     for row, known in _readable(connection):
@@ -139,7 +139,7 @@ def known_operators(connection: sa.Connection) -> KnownOperators:
 
 
 def _demand_free(connection: sa.Connection, wanted: Operator) -> None:
-    """No other operator has one of these identities. Raises NameTaken."""
+    """Demand that no other operator has one of these identities. Raises NameTaken."""
     for row, known in _readable(connection):
         for each in set(wanted.identities) & set(known.identities) if row.name != wanted.name else ():
             raise NameTaken(f"{each} identifies {row.name}: an identity belongs to one operator.")
@@ -165,7 +165,7 @@ def _end(now: int, valid_ms: int | None) -> int | None:
 
 
 def _rights(of: Operator) -> Mapping[str, Any]:
-    """By column."""
+    """Return the rights by column."""
     return {
         "role": int(of.role),
         "topics": json.dumps(of.topics),
@@ -179,7 +179,7 @@ def _granted(new: Operator) -> list[str]:
 
 
 def _find(connection: sa.Connection, name: str) -> Any:
-    """None: there is none."""
+    """Find an operator's row; None if there is none."""
     return connection.execute(sa.select(operator).filter_by(name=name)).one_or_none()
 
 

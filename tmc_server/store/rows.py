@@ -48,7 +48,7 @@ def message_view(shard: Shard, row: Any) -> MessageView:
 
 
 def heads_of(connection: sa.Connection, consumptions: Sequence[Any]) -> Heads:
-    """Whose turn it is in the lines of those that wait."""
+    """Return whose turn it is in the lines of those that wait."""
     hashes: dict[SubscriptionNumber, list[int]] = {}
     for row in consumptions:
         if row.state == ConsumptionState.WAITING:

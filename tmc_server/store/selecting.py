@@ -31,7 +31,7 @@ class Page:
     after: MessageNumber | None
 
     def cut(self, numbers: Sequence[MessageNumber]) -> Page:
-        """Only the first of them; the others are in the next page."""
+        """Keep only the first of them; the others are in the next page."""
         return self if len(numbers) == len(self.numbers) else Page(numbers=numbers, after=numbers[-1])
 
 
@@ -108,7 +108,7 @@ def _deliveries(
 
 
 def _is_old_enough(consumption: sa.Table, selection: Selection, now: int) -> sa.ColumnElement[bool]:
-    """Whether a row has been in its state since the dry run. A delayed one has: its budget begins in the future."""
+    """Return whether a row has been in its state since the dry run. A delayed one has: its budget begins in the future."""
     match selection.state:
         case ConsumptionState.ACKED:
             return consumption.c.closed_ms <= selection.as_of_ms

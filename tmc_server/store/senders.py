@@ -92,7 +92,7 @@ class SqlSeenSenders:
                 connection.execute(sender.delete().filter_by(app_no=app, tag=tag, address=address))
 
     def seen_at(self, app: int, tag: str) -> Sequence[Instance]:
-        """All instances of an app and tag seen within the last hour, newest first."""
+        """Return all instances of an app and tag seen within the last hour, newest first."""
         query = sa.select(sender.c.address, sender.c.ledger_id).filter_by(app_no=app, tag=tag)
         with self._database.reading() as connection:
             fresh = sender.c.seen_ms >= self._database.now(connection) - SEEN_FOR_MS

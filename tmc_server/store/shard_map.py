@@ -46,7 +46,7 @@ def identify(connection: sa.Connection, serves_from: str) -> None:
 
 
 def identity_of(database: Database) -> str | None:
-    """None: it has none yet, tmc init gives it one."""
+    """Return its identity; None if it has none yet: tmc init gives it one."""
     with database.reading() as connection:
         if not sa.inspect(connection).has_table(database_identity.name):
             return None
@@ -54,7 +54,7 @@ def identity_of(database: Database) -> str | None:
 
 
 def stored_map(connection: sa.Connection) -> list[ShardPlace]:
-    """As the catalog says, by shard. Empty: nothing was stored yet."""
+    """Return what the catalog says, by shard. Empty: nothing was stored yet."""
     rows = connection.execute(sa.select(shard_map).order_by(shard_map.c.shard))
     return [ShardPlace(row.shard, row.identity, row.place) for row in rows]
 
@@ -66,7 +66,7 @@ def configured_map(shards: ShardMap) -> dict[Shard, str | None]:
 
 
 def known_map(shards: ShardMap) -> list[ShardPlace]:
-    """As `stored_map`; empty as well where there is no catalog yet."""
+    """Return what `stored_map` does; empty as well where there is no catalog yet."""
     with shards.catalog.reading() as connection:
         return stored_map(connection) if sa.inspect(connection).has_table(shard_map.name) else []
 

@@ -387,7 +387,7 @@ class ShardStatements:
         self.asked_messages = ByIds(sa.select(*asked).where(by_ids(message.c.id)).order_by(message.c.id))
 
     def _around_a_check(self, message: sa.Table) -> None:
-        """What the duty writes before and after it asked."""
+        """Build what the duty writes before and after it asked."""
         prepared = message.c.state == int(m.MessageState.PREPARED)
         due = (by_ids(message.c.id), prepared, message.c.due_ms <= sa.bindparam("now"), self._leased())
         # ids, now, owner, epoch, until: a check of each begins.
@@ -478,7 +478,7 @@ class ShardStatements:
         )
 
     def _for_retention(self) -> None:
-        """Only what is closed, and was before a moment, is ever removed: state and closing times are the guard."""
+        """Build removals: only what is closed, and was before a moment, goes; state and closing times are the guard."""
         message, consumption = self.tables.message, self.tables.consumption
         before: sa.BindParameter[int] = sa.bindparam("before")
         open_or_late = sa.exists().where(
@@ -539,7 +539,7 @@ class ShardStatements:
         )
 
     def _for_notes(self) -> None:
-        """What is written beside a change: journal, tombstones, alerts, audit."""
+        """Build what is written beside a change: journal, tombstones, alerts, audit."""
         self.insert_attempts = InsertRows(self.tables.attempt)
         journal = self.tables.attempt
         # subscription, ids: the newest last.

@@ -30,7 +30,7 @@ class Traffic:
             self._counts.update(counts)
 
     def take(self) -> Counter[Flow]:
-        """And begin anew."""
+        """Take what was counted, and begin anew."""
         with self._lock:
             taken, self._counts = self._counts, Counter()
         return taken

@@ -61,13 +61,15 @@ class Transaction:
         return self.execute(statement, **parameters).fetchall()
 
     def execute(self, statement: sa.Executable | ByIds, **parameters: Any) -> sa.CursorResult[Any]:
-        """For statements whose row count is an answer, not an expectation."""
+        """Run a statement whose row count is an answer, not an expectation."""
         if isinstance(statement, ByIds):
             return statement.run(self.connection, **parameters)
         return self.connection.execute(statement, parameters)
 
     def is_gone(self, number: MessageNumber) -> bool:
-        """Whether a message that is not there may have been removed by the retention duty: it is older than the horizon."""
+        """Return whether a message that is not there may have been removed by the retention duty: it is older than
+        the horizon.
+        """
         if self._horizon is None:
             found = self.rows(self.sql.retained)
             self._horizon = first_number(found[0].horizon_ms) if found else 0

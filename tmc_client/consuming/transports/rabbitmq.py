@@ -222,7 +222,7 @@ class _Reader:
             self._transport.lost()
 
     def ack(self, generation: int, tag: int) -> None:
-        """From any thread; several at once become one frame."""
+        """Ack a copy, from any thread; several at once become one frame."""
         with self._lock:
             if generation != self.generation:
                 return

@@ -85,7 +85,7 @@ class StreamTransport:
 
     @property
     def unread(self) -> Sequence[str]:
-        """Its topics, while the stream is broken."""
+        """Return its topics, while the stream is broken."""
         return [] if self._reads else self._topics
 
     def start(self) -> None:

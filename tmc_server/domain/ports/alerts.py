@@ -68,7 +68,7 @@ class Episode:
 
 
 def alert_id(shard: Shard, number: int) -> str:
-    """As people see it. shard: any of the database that the episode is in."""
+    """Return the id as people see it. shard: any of the database that the episode is in."""
     return f"{shard}-{number}"
 
 
@@ -105,10 +105,10 @@ class EpisodeStore(Protocol):
         """Newest first."""
 
     def open_detail(self, kind: str, subscription: SubscriptionNumber) -> str:
-        """What the newest open alert of this kind says about a subscription; "": there is none."""
+        """Return what the newest open alert of this kind says about a subscription; "": there is none."""
 
     def acknowledge(self, actor: str, number: int, reason: str) -> Episode | None:
-        """No further reminders; audited. None: there is no such episode."""
+        """Send no further reminders; audited. None: there is no such episode."""
 
 
 class AlertSink(Protocol):

@@ -41,26 +41,29 @@ class BulkStore(Protocol):
         """Milliseconds since the epoch, by the clock of the catalog's database."""
 
     def dry_run(self, selection: Selection, most: int, samples: int) -> tuple[int, Sequence[Match]]:
-        """How many it matches, counted not much further than `most`, and some of them. Raises InvalidField: it took too long."""
+        """Return how many it matches, counted not much further than `most`, and some of them.
+
+        Raises InvalidField: it took too long.
+        """
 
     def start(self, new: NewBulkJob) -> BulkJob:
         """Store it, audited; one from the same dry run is answered as it is."""
 
     def stop(self, actor: str, number: BulkJobNumber, reason: str) -> BulkJob | None:
-        """Audited. What is done stays done. Returns: the job, changed or finished before; None: there is none."""
+        """Stop a job; audited. What is done stays done. Returns: the job, changed or finished before; None: there is none."""
 
     def job(self, number: BulkJobNumber) -> BulkJob | None: ...
     def jobs(self, before: BulkJobNumber | None, limit: int) -> Sequence[BulkJob]:
         """Newest first."""
 
     def active(self) -> Sequence[BulkJob]:
-        """Those that are neither finished nor stopped, and whose start time has come."""
+        """Return those that are neither finished nor stopped, and whose start time has come."""
 
     def progress(self, job: BulkJob) -> BulkProgress: ...
     def items(
         self, job: BulkJob, after: tuple[Shard, MessageNumber], limit: int, failures_only: bool
     ) -> Sequence[BulkItem]:
-        """In the order of shard and number, up to about `limit`: the rows of one message stay together."""
+        """Return items in the order of shard and number, up to about `limit`: the rows of one message stay together."""
 
     def finish(self, job: BulkJob) -> bool:
         """Mark it finished if all of its shards are. Returns: whether it is."""
@@ -70,7 +73,7 @@ class BulkWork(Protocol):
     """Jobs in the shards of one database that this server looks after."""
 
     def unfinished(self, job: BulkJob) -> Sequence[Shard]:
-        """Those of its shards that are held here and not finished."""
+        """Return those of its shards that are held here and not finished."""
 
     def step(self, job: BulkJob, shard: Shard, limit: int) -> BulkProgress:
         """Read up to `limit` deliveries, act on those that match, and record the outcomes in the same transaction."""

@@ -99,20 +99,23 @@ class CatalogEditor(Protocol):
     def register_subscription(
         self, actor: str, new: NewSubscription, change: Collection[str] | None = None
     ) -> Subscription:
-        """If it exists: change its policy and order, and take back an unfinished removal. After a removal: a new number.
+        """Register it, or change its policy and order and take back an unfinished removal. After a removal: a new number.
 
         change: the fields of the policy, and "order", that change when it is there; None: all.
         Raises TopicUnknown, AppUnknown, NameTaken: where it sends cannot be changed.
         """
 
     def drain_server(self, actor: str, incarnation: int, drained: bool, reason: str, others: Collection[int]) -> None:
-        """Audited. others: the other runs that are alive. Raises InvalidField: none of them would look after shards."""
+        """Drain a server; audited. others: the other runs that are alive.
+
+        Raises InvalidField: none of them would look after shards.
+        """
 
     def silence_alerts(self, actor: str, new: NewSilence) -> Silence:
         """Send no notices of some alerts for a while; silences that are over are forgotten. Raises TopicUnknown."""
 
     def end_silence(self, actor: str, id_: int, reason: str) -> Silence:
-        """Before its time. Raises AlertUnknown."""
+        """End a silence before its time. Raises AlertUnknown."""
 
     def pause_topic(self, actor: str, topic_name: str, paused: bool, reason: str) -> Topic:
         """Deliver nothing of it, or deliver again. Raises TopicUnknown."""

@@ -25,14 +25,14 @@ class Instances(Protocol):
     """Where the instances of a producer's service are."""
 
     def instances(self, app: App, tag: str) -> Sequence[Instance]:
-        """Those in the environment `tag`, in the order to try them in. Blocks. Raises Unavailable."""
+        """Return those in the environment `tag`, in the order to try them in. Blocks. Raises Unavailable."""
 
 
 class SeenSenders(Protocol):
     """Addresses that producers give with their calls, for centers without service discovery."""
 
     def saw(self, app: App, tag: str, instance: Instance) -> None:
-        """Does not block."""
+        """Note where a producer was seen. Does not block."""
 
     def seen_at(self, app: int, tag: str) -> Sequence[Instance]:
         """The newest first. app: its number. Blocks."""
@@ -72,13 +72,13 @@ class Asker(Protocol):
         """Raises CheckRefused: the options are not what this kind needs."""
 
     def asks_singly(self, target: CheckTarget) -> bool:
-        """Whether each question is a call of its own; otherwise up to `target.batch` share one. Does not block."""
+        """Return whether each question is a call of its own; otherwise up to `target.batch` share one. Does not block."""
 
     def examine(self, target: CheckTarget, endpoint: Endpoint, token: str) -> None:
         """Try it out without a message. Raises CheckRefused: it cannot work, with the reason."""
 
     def render(self, target: CheckTarget, question: Question) -> str:
-        """What would be asked, as text."""
+        """Return what would be asked, as text."""
 
     def ask(
         self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question], until: float
@@ -104,7 +104,7 @@ class Asking(Protocol):
         """See Asker. False for a kind that this server does not have. Does not block."""
 
     def describe(self, target: CheckTarget, app: App, tag: str, question: Question) -> tuple[str, str]:
-        """Who would be asked, and what, as text."""
+        """Return who would be asked, and what, as text."""
 
     def examine(self, target: CheckTarget, app: App, tag: str, untried: bool) -> None:
         """Raises CheckRefused: a target like this cannot work. untried: nobody may be there yet."""
@@ -183,7 +183,7 @@ class DueChecks(Protocol):
         """
 
     def hold(self, shard: Shard, pending: Sequence[Pending], pause_ms: int, detail: str) -> int:
-        """Their service cannot be asked now: due again later, uncounted. Returns: how many."""
+        """Postpone checks, uncounted, because their service cannot be asked now. Returns: how many."""
 
     def record(self, shard: Shard, answers: Sequence[Checked], tell_overdue: bool) -> Recorded:
         """Write down what came of claimed checks: decisions with their consumption rows, alerts with their cause.

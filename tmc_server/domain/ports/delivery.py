@@ -37,7 +37,7 @@ class Outlet(Protocol):
     """Where copies leave the center. Called from lane and duty threads; must not block and must not raise."""
 
     def reserve(self, subscription: SubscriptionNumber, wanted: int) -> int:
-        """How many copies (0..wanted) may be handed over now. Each must be followed by `deliver` or `release`."""
+        """Return how many copies (0..wanted) may be handed over now. Each must be followed by `deliver` or `release`."""
 
     def release(self, subscription: SubscriptionNumber, count: int) -> None:
         """Give reserved room back: the transaction did not commit."""
@@ -75,7 +75,7 @@ class SharedProgress(Protocol):
         """
 
     def of(self, queue: str) -> Mapping[int, QueueProgress]:
-        """What other server runs published for this queue, by incarnation."""
+        """Return what other server runs published for this queue, by incarnation."""
 
 
 class ForwardAnswers(Protocol):
@@ -120,7 +120,7 @@ class DeliveryStream(Protocol):
         """
 
     def put_back(self, copies: Sequence[Copy]) -> None:
-        """These were taken and not written."""
+        """Put back what was taken and not written."""
 
     def add_credit(self, credit: int) -> None:
         """Let the consumer get `credit` more copies; it gets none before its first credit, and the sum is capped."""

@@ -39,4 +39,4 @@ class OperatorEditor(Protocol):
         """Raises OperatorUnknown, InvalidField: it is the last administrator."""
 
     def operators(self) -> Sequence[Operator]:
-        """By name."""
+        """Return all operators by name."""

@@ -51,7 +51,7 @@ class LineWork(Protocol):
     """The lines of the shards of one database, for the ordering duty and for operators. All block. Raise StoreUnavailable."""
 
     def held_shards(self) -> Sequence[Shard]:
-        """Those that this server looks after."""
+        """Return those that this server looks after."""
 
     def repair(
         self, shard: Shard, subscription: SubscriptionNumber, after: OrderHash, limit: int, wait: bool = False

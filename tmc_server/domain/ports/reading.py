@@ -33,10 +33,11 @@ class RowReader(Protocol):
         self, shard: Shard, number: MessageNumber, subscription: SubscriptionNumber
     ) -> ConsumptionView | None: ...
     def acts(self, message: MessageView, subscriptions: Sequence[SubscriptionNumber]) -> Sequence[OperatorAct]:
-        """What operators did to this message and its deliveries, one by one, in order."""
+        """Return what operators did to this message and its deliveries, one by one, in order."""
 
     def pauses(self, subjects: Sequence[str], since_ms: int) -> Sequence[OperatorAct]:
-        """When these topics and subscriptions, named as in the audit trail, were paused and resumed since then, or before if they
+        """Return when these topics and subscriptions, named as in the audit trail, were paused and resumed since
+        then, or before if they
         still were.
         """
 
@@ -46,7 +47,7 @@ class RowReader(Protocol):
         """Milliseconds by the clock of the shard's database."""
 
     def is_gone(self, shard: Shard, number: MessageNumber) -> bool:
-        """Whether a message that is not there may have been removed by the retention duty."""
+        """Return whether a message that is not there may have been removed by the retention duty."""
 
     def servers(self) -> Sequence[ServerView]: ...
     def shard_places(self) -> Sequence[ShardPlace]: ...
@@ -73,7 +74,7 @@ class KeySearch(Protocol):
     def messages(
         self, topics: Mapping[Shard, Sequence[int]], key: str, is_beginning: bool, after: str, limit: int
     ) -> Sequence[MessageView]:
-        """Without bodies, by key, the newest of a key first; those of one key stay together.
+        """Return messages without bodies, by key, the newest of a key first; those of one key stay together.
 
         topics: numbers, by the shard to look into.  after: the last key of the page before; "": from the beginning.
         """
@@ -113,7 +114,7 @@ class RowLister(Protocol):
     def messages(
         self, shards: Sequence[Shard], topics: Collection[int] | None, state: MessageState | None, span: Span
     ) -> Sequence[MessageView]:
-        """Without bodies. topics, state None: any."""
+        """Return messages without bodies. topics, state None: any."""
 
     def consumptions(
         self,
@@ -123,7 +124,9 @@ class RowLister(Protocol):
         fingerprint: str,
         span: Span,
     ) -> Sequence[ConsumptionView]:
-        """Up to about `span.limit`: a message's rows stay together on one page. subscriptions: with their topics.  state None:
+        """Return up to about `span.limit` rows: those of a message stay on one page.
+
+        subscriptions: with their topics.  state None:
         any.  fingerprint: of the error that they are FAILED with; "": any.
         """
 
@@ -146,7 +149,7 @@ class AuditTrail(Protocol):
         """Note what changes nothing, such as a look at a body."""
 
     def verify(self) -> Sequence[SealReport]:
-        """Whether sealed rows were changed or removed, for each database."""
+        """Return whether sealed rows were changed or removed, for each database."""
 
     def page(
         self, wanted: AuditFilter, after: Sequence[int], limit: int
@@ -176,7 +179,7 @@ class Standing:
     oldest_failed_ms: int | None = None
 
     def __add__(self, other: Standing) -> Standing:
-        """Of the same topic or subscription in another shard."""
+        """Add those of the same topic or subscription in another shard."""
         return Standing(
             topic=self.topic,
             subscription=self.subscription,
@@ -191,7 +194,7 @@ class Standing:
 
     @property
     def is_any(self) -> bool:
-        """Whether there are rows in any of these states."""
+        """Return whether there are rows in any of these states."""
         return bool(self.open or self.failed or self.waiting)
 
 
@@ -206,7 +209,7 @@ class TrafficReader(Protocol):
     """Blocks."""
 
     def per_second(self) -> Mapping[Flow, float]:
-        """Over the last seconds, of all servers."""
+        """Return rates over the last seconds, of all servers."""
 
 
 def _earlier(one: int | None, other: int | None) -> int | None:
@@ -217,7 +220,7 @@ class StandingReader(Protocol):
     """Counts in the shards of one database. Blocks."""
 
     def shards(self) -> Sequence[Shard]:
-        """Those that this server looks after now."""
+        """Return those that this server looks after now."""
 
     def count(self, shards: Sequence[Shard]) -> tuple[int, Mapping[Shard, Sequence[Standing]]]:
         """Returns: the time by the database's clock, and what is there, by shard."""

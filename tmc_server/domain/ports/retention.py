@@ -45,10 +45,10 @@ class RemovalLists(Protocol):
     """What archive runs say may be removed. Blocks; raises ListUnreadable."""
 
     def removals(self) -> Sequence[Removal]:
-        """Of every published run, in the order of their names."""
+        """Return the lists of every published run, in the order of their names."""
 
     def numbers(self, run: str, shard: Shard) -> Sequence[MessageNumber]:
-        """Of one run that `removals` gave, and one shard, ascending."""
+        """Return the numbers of one run that `removals` gave, and one shard, ascending."""
 
 
 class ListUnreadable(Exception):

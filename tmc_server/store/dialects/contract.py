@@ -52,10 +52,10 @@ class ExclusiveLock(Protocol):
         """
 
     def let_go(self) -> None:
-        """Before the connections are closed: give back what the lock has of them."""
+        """Give back what the lock has of the connections, before they are closed."""
 
     def close(self) -> None:
-        """After the connections are closed: let others in."""
+        """Let others in, after the connections are closed."""
 
 
 class Dialect(Protocol):
@@ -70,7 +70,7 @@ class Dialect(Protocol):
         """An expression for the database's clock, milliseconds since the epoch; None: it is this machine's."""
 
     def engines(self, url: sa.URL, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
-        """For transactions, and for single statements that read. patient: no time limit on a statement."""
+        """Make engines for transactions, and for single statements that read. patient: no time limit on a statement."""
 
     def failure_of(self, exc: sa.exc.DBAPIError) -> Failure: ...
 
@@ -83,13 +83,13 @@ class Dialect(Protocol):
         """The connection to change the schema with, while no other `tmc init` does. Raises StoreUnavailable."""
 
     def create_database(self, url: sa.URL) -> None:
-        """Where it is missing. Raises StoreUnavailable."""
+        """Create the database where it is missing. Raises StoreUnavailable."""
 
     def settings(self, connection: sa.Connection, batch_bytes: int) -> list[Finding]:
-        """Whether messages are safe in it. batch_bytes: the largest transaction that a server sends."""
+        """Return whether messages are safe in it. batch_bytes: the largest transaction that a server sends."""
 
     def through_index(self, index: str) -> str:
-        """What follows a table's name to have it read through this index, whatever the statistics say."""
+        """Return what follows a table's name to have it read through this index, whatever the statistics say."""
 
     def literal(self, value: int | bytes) -> str:
         """A value as SQL text, with nothing in it that could be mistaken."""

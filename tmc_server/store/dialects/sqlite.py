@@ -120,7 +120,7 @@ class FileLock:
             self._handle = None
 
     def forget(self) -> None:
-        """In a forked child: the lock is the parent's, and ends with it."""
+        """Forget the lock in a forked child: it is the parent's, and ends with it."""
         if self._handle is not None:
             self._handle.close()
             self._handle = None
