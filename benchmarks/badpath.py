@@ -1,10 +1,10 @@
 """What the bad path costs: consumers that refuse, services that resume, tables that are cleaned. Ratios, sides alternating.
 
-reject_statements, nack_statements: of a batch of 400, per database; acks beside them take 3.
+reject_statements, nack_statements: of a batch of 400, per database; acks beside them take 2.
 publish_beside_rejects_ratio: messages per second that are published while their consumer rejects each of them, as a share of
 those while it acks them.
 async_resume_ratio: messages per second that an asyncio service submits from its ledger, as a share of a blocking one's.
-clean_inbox_ratio: rows per second that `clean_inbox` deletes, as a share of `clean_ledger`'s; MariaDB.
+clean_inbox_ratio: rows per second that `clean_inbox` deletes, as a share of `clean_ledger`'s; MariaDB, with nobody writing.
 """
 
 from __future__ import annotations

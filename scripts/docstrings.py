@@ -10,8 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FRAGMENT = re.compile(
-    r"(After|And|Around|As|At|Before|Between|Beyond|By|Called|Does|For|From|Has|How|If|In|Is|Its|Like|Not|Of|On|Once|Only|Over"
-    r"|Their|Those|Through|To|Under|Until|Up|Was|What|When|Where|Whether|Which|Who|Whose|Why|With|Without)\b"
+    r"(After|And|Are|Around|As|Asked|At|Before|Between|Beyond|By|Called|Compared|Did|Does|Few|For|From|Has|How|If|In|Is|Its|Judged|Like|Made|Must|Not|Of|On|Once|Only|Others|Over|Rolled"
+    r"|Their|Those|Through|To|Under|Until|Up|Was|What|Whatever|When|Where|Whether|Which|Who|Whom|Whose|Why|With|Without)\b"
 )
 
 

@@ -99,7 +99,7 @@ def _is_ours(exc: ModuleNotFoundError) -> bool:
 
 
 def _help() -> str:
-    rows = "".join(f"  {name:<10}{command.help}\n" for name, command in COMMANDS.items())
+    rows = "".join(f"  {name:<12}{command.help}\n" for name, command in COMMANDS.items())
     return (
         f"Usage: tmc COMMAND ...\n\nTransaction message center.\n\nCommands:\n{rows}\n"
         "Run `tmc COMMAND --help` for its options, `tmc --version` for the version.\n"

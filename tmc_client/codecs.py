@@ -69,7 +69,7 @@ _WRONG = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, R
 
 
 def _is_of_a_codec(exc: Exception) -> bool:
-    """Others are none of our business, e.g. what a signal handler raises meanwhile."""
+    """Return whether a codec raised it; others are none of our business, e.g. what a signal handler raises meanwhile."""
     return isinstance(exc, _WRONG) or type(exc).__module__.partition(".")[0] in ("msgspec", "google", "pydantic_core")
 
 

@@ -170,7 +170,7 @@ BY_REASON: dict[str, type[TmcError]] = {
     "QUEUE_FULL": Overloaded,
     "RATE_LIMITED": Overloaded,
     "OPEN_LIMIT": Overloaded,
-    "BACKLOG_LIMIT": Overloaded,
+    "UNACKED_LIMIT": Overloaded,
     "STORE_UNAVAILABLE": Unavailable,
     "CATALOG_STALE": Unavailable,
     "SHUTTING_DOWN": Unavailable,

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tmc_client import errors
-from tmc_client.checks.questions import Question
-from tmc_client.consuming.received import Message
 from tmc_common import tracing
 from tmc_common.headers import context_of, fitting
+
+if TYPE_CHECKING:
+    from tmc_client.checks.questions import Question
+    from tmc_client.consuming.received import Message
 
 _KINDS = {
     "prepare": "create",

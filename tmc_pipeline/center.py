@@ -184,7 +184,7 @@ class CenterTables:
         )
 
     def worked_off(self) -> Callable[[int, str], bool]:
-        """Return whether the retention duty has worked off the list of an archive run in a shard: a function of shard and run."""
+        """Return a function of shard and run: whether the retention duty has worked off the list of that run there."""
         query = "(SELECT shard, run, position FROM tmc_retention) q"
         rows = [
             row

@@ -40,7 +40,7 @@ def classes_file(java: str) -> Path | None:
 
 
 def shared_classes(java: str) -> Path | None:
-    """Return the file that jobs use; None if no file is writable only by us."""
+    """Return the file that jobs use; None if there is none, or if others can change it or its folder."""
     path = classes_file(java)
     return path if path is not None and _is_ours(path) and _is_ours(path.parent) else None
 

@@ -10,7 +10,7 @@
     |                         ConsumptionClosed, MessageGone, RotationOpen, NotBuiltIn, ApprovalRequired, ProposalClosed
     |-- Repeat later          Retryable
     |   |                     KeyInProgress, RowLocked, QueueFull, RateLimited, OpenLimit,
-    |   |                     BacklogLimit
+    |   |                     UnackedLimit
     |   `-- Unavailable       StoreUnavailable, CatalogStale, ShuttingDown, NoIdentity, DiscoveryUnavailable
     `-- Ask the operators     InternalFault
 
@@ -242,9 +242,9 @@ class OpenLimit(Retryable):
     default_retry_after_ms = 5000
 
 
-class BacklogLimit(Retryable):
+class UnackedLimit(Retryable):
     text = "Too many deliveries of this topic wait for their consumers: repeat when they have caught up."
-    reason = "BACKLOG_LIMIT"
+    reason = "UNACKED_LIMIT"
     default_retry_after_ms = 5000
 
 

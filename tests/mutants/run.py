@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "mutants.md"
@@ -43,8 +44,10 @@ class Edit:
     new: str
 
     def apply(self, root: Path) -> None:
-        """Raises RuntimeError: the file does not have it, or more than once."""
+        """Raises RuntimeError: the file is not there, does not have it, or more than once."""
         path = root / self.file
+        if not path.exists():
+            raise RuntimeError(f"there is no {self.file}")
         text = path.read_text()
         if text.count(self.old) != 1:
             raise RuntimeError(f"{self.file} has this {text.count(self.old)} times: {self.old}")
@@ -74,9 +77,12 @@ class Mutant:
 
 def mutants() -> list[Mutant]:
     """All of them, in the order of their numbers."""
-    tables = {}
+    tables: dict[str, dict[str, Any]] = {}
     for path in Path(__file__).parent.glob("*.toml"):
-        tables |= tomllib.loads(path.read_text())
+        found = tomllib.loads(path.read_text())
+        if twice := tables.keys() & found.keys():
+            sys.exit(f"{path.name}: {', '.join(twice)} are in another file, too")
+        tables |= found
     return [
         Mutant(
             name=name,
@@ -134,10 +140,10 @@ def _outcome(mutant: Mutant) -> str:
 def _trouble(mutant: Mutant) -> str:
     """Why it cannot be tried; "": it can."""
     with tempfile.TemporaryDirectory(prefix="tmc-mutant-") as folder:
-        for file in {edit.file for edit in mutant.edits}:
-            copied = Path(folder) / file
+        for source in filter(Path.exists, {ROOT / edit.file for edit in mutant.edits}):
+            copied = Path(folder) / source.relative_to(ROOT)
             copied.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / file, copied)
+            shutil.copy(source, copied)
         try:
             for edit in mutant.edits:
                 edit.apply(Path(folder))

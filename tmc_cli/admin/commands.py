@@ -29,6 +29,7 @@ from tmc_cli.admin.servers import get_configuration
 from tmc_cli.admin.subscriptions import say_nothing_repaired, subscribe, the_topic
 
 _BY_ID = {"message_id": "id"}
+_ALL_TOPICS = {"topic": "Without it: all topics."}
 
 COMMANDS: Sequence[Rpc | Callable[..., None]] = (
     Rpc("RegisterApp", "Register a service; its key is in the answer, once.", "id"),
@@ -46,7 +47,13 @@ COMMANDS: Sequence[Rpc | Callable[..., None]] = (
     ),
     Rpc("EnableApp", "Accept calls of a disabled app again.", "id"),
     Rpc("ListApps", "List apps."),
-    Rpc("RegisterTopic", "Register a topic of the app that produces it.", "name", required="owner"),
+    Rpc(
+        "RegisterTopic",
+        "Register a topic of the app that produces it.",
+        "name",
+        required="owner",
+        helps={"unacked_limit": "Refuse producers at so many deliveries that are not acked; 0: no limit."},
+    ),
     Rpc(
         "UpdateTopic",
         "Change the named settings of a topic. Tag, shards and queue mode cannot be changed.",
@@ -102,7 +109,15 @@ COMMANDS: Sequence[Rpc | Callable[..., None]] = (
         prints=print_overview,
         can_watch=True,
     ),
-    Rpc("SearchMessages", "Find messages by id or key.", "text", name="search", page_size=100, prints=print_messages),
+    Rpc(
+        "SearchMessages",
+        "Find messages by id or key.",
+        "text",
+        name="search",
+        page_size=100,
+        prints=print_messages,
+        helps=_ALL_TOPICS,
+    ),
     Rpc(
         "ListFailureGroups",
         "Show what fails for the same reason, the largest group first, with the command that tries it again.",
@@ -110,6 +125,7 @@ COMMANDS: Sequence[Rpc | Callable[..., None]] = (
         name="failures",
         defaults={"limit": 100},
         prints=print_failures,
+        helps=_ALL_TOPICS,
     ),
     Rpc(
         "ExplainMessage",
@@ -128,8 +144,22 @@ COMMANDS: Sequence[Rpc | Callable[..., None]] = (
         prints=print_timeline,
     ),
     stuck,
-    Rpc("ListMessages", "List messages.", "topic?", page_size=100, prints=print_messages),
-    Rpc("ListConsumptions", "List deliveries.", "topic?", page_size=100, prints=print_consumptions),
+    Rpc(
+        "ListMessages",
+        "List messages.",
+        "topic?",
+        page_size=100,
+        prints=print_messages,
+        helps=_ALL_TOPICS,
+    ),
+    Rpc(
+        "ListConsumptions",
+        "List deliveries.",
+        "topic?",
+        page_size=100,
+        prints=print_consumptions,
+        helps=_ALL_TOPICS,
+    ),
     Rpc(
         "ReactivateConsumption",
         "Retry a FAILED delivery with a fresh retry budget.",
@@ -171,6 +201,11 @@ COMMANDS: Sequence[Rpc | Callable[..., None]] = (
         "SilenceAlerts",
         "Send no notices of some alerts for a while. Alerts that are still open then are sent afterward.",
         required="for_ms",
+        helps={
+            "topic": "Without it: all topics.",
+            "app": "Only its subscription to the topic.",
+            "kind": "Such as 'delivery failed'; without it: all kinds.",
+        },
     ),
     Rpc("EndSilence", "End a silence before its time.", "silence"),
     Rpc("ListSilences", "List the silences that are in effect."),
@@ -180,6 +215,12 @@ COMMANDS: Sequence[Rpc | Callable[..., None]] = (
         names={"message_id": "message", "from_ms": "since"},
         page_size=100,
         prints=print_audit,
+        helps={
+            "actor": "Done by this operator.",
+            "action": 'As the trail has it, for example "pause topic".',
+            "message_id": "Id of a message: what was done to it and its deliveries.",
+            "to_ms": "Done before this time.",
+        },
     ),
     Rpc(
         "VerifyAudit",
@@ -203,6 +244,7 @@ COMMANDS: Sequence[Rpc | Callable[..., None]] = (
         "name?",
         name="rotate-token",
         defaults={"overlap_ms": "1h"},
+        helps={"name": "Without it: your own."},
     ),
     Rpc("RemoveOperator", "Remove an operator; the tokens are refused from then on.", "name"),
     Rpc("ListOperators", "List operators, with their rights and when their tokens expire.", prints=print_operators),
@@ -236,7 +278,13 @@ COMMANDS: Sequence[Rpc | Callable[..., None]] = (
         "topic",
         timeout_s=150,
     ),
-    Rpc("DecideMessage", "Decide an undecided message by hand.", "message_id verdict", name="decide"),
+    Rpc(
+        "DecideMessage",
+        "Decide an undecided message by hand.",
+        "message_id verdict",
+        name="decide",
+        helps={"verdict": "COMMIT or ROLLBACK."},
+    ),
     Rpc("ListProposals", "List what needs the approval of a second operator, newest first.", page_size=20),
     Rpc("ApproveProposal", "Approve what another operator proposed, and do it.", "proposal", name="approve"),
     Rpc(

@@ -80,6 +80,7 @@ class Rpc:
     required: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    helps: Mapping[str, str] = field(default_factory=dict)
     page_size: int = 0
     prints: Callable[[Any], object] | None = None
     before: Callable[[typer.Context, Mapping[str, Any]], Message | None] | None = None
@@ -173,7 +174,7 @@ class _Option:
 
     @property
     def _help(self) -> str | None:
-        known = _HELP.get(self._name) or _HELP.get(self.field.name)
+        known = self.row.helps.get(self.field.name) or _HELP.get(self._name) or _HELP.get(self.field.name)
         return f"{', '.join(enum_names(self.field.enum_type))}." if self.field.enum_type and not known else known
 
     @property

@@ -33,8 +33,9 @@ _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 
 def _kind(reason: str, code: grpc.StatusCode | None, retry_after: timedelta) -> type[errors.TmcError]:
-    """Choose the class of an error by its reason;
-    if only a newer center knows that, by its status, and whether it says when to repeat.
+    """Choose the class of an error by its reason.
+
+    For a reason that only a newer center knows: by its status, and by whether it says when to repeat.
     """
     if reason in errors.BY_REASON:
         return errors.BY_REASON[reason]

@@ -131,7 +131,7 @@ class Handling:
         self.keeper.stop()
 
     def abandon(self) -> None:
-        """Leave everything to the parent of a forked child, whose threads they are."""
+        """Leave workers and loop, in a forked child, to the parent, whose threads they are."""
         abandon(self._workers, self._loop)
 
     def _run_loop(self) -> None:

@@ -80,7 +80,7 @@ class SqlInbox:
         self._compares_exactly = True
 
     async def check_async(self) -> None:
-        """Check an inbox that makes AsyncSessions."""
+        """Do what `check` does, for an inbox that makes AsyncSessions."""
         with on_one_loop("the consumer"):
             async with self._connect() as session:
                 await session.run_sync(lambda _: _check(SessionTransaction(session.sync_session)))

@@ -104,8 +104,8 @@ def _past_its_pool(wrapper: Any) -> Any:
 
 
 def connect(using: str = DEFAULT_DB_ALIAS) -> Callable[[], Any]:
-    """Make connections for what takes an engine or a function that returns a new connection:
-    center().checks, resume, tmc.Outbox, clean_ledger.
+    """Return a function that makes new connections, for what takes one instead of an engine: center().checks, resume,
+    tmc.Outbox, clean_ledger.
     """
 
     def new() -> Any:

@@ -151,7 +151,7 @@ class AtomicTransaction(ConnectionTransaction):
         """Each statement after the block was refused when it was run."""
 
     def check(self) -> None:
-        """Look also which messages went with an inner `atomic()`: those whose hooks Django has dropped."""
+        """Check, and forget the messages that went with an inner `atomic()`: those whose hooks Django has dropped."""
         if self._connection.needs_rollback:
             raise errors.InvalidRequest(
                 f"An error inside this {self._place} was swallowed, and Django will roll it back: put transaction.atomic() "

@@ -83,7 +83,7 @@ class LocalTransaction(Protocol):
         """End it. Called last, whatever happened."""
 
     def savepoint(self) -> AbstractContextManager[object]:
-        """Rolled back alone, with the messages recorded in it, if its body raises."""
+        """Open a savepoint, which is rolled back alone, with the messages recorded in it, if its body raises."""
 
     def run(self, statement: Executable, parameters: Mapping[str, Any]) -> Rows:
         """One of our statements. Raises the library's error."""

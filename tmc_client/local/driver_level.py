@@ -47,9 +47,9 @@ def execute(
 
 
 def go_to_the_second(cursor: Any, context: Any) -> None:
-    """Pass the error of a second statement on, where SQLAlchemy still handles errors: that of the second of two comes here.
+    """Go to the result of the second of two statements, where SQLAlchemy still handles errors: its error is raised here.
 
-    Twice if the engine was made from one that is watched too.
+    Called twice if the engine was made from one that is watched too.
     """
     if context.execution_options.get(_SEVERAL) and not hasattr(context, _ON_THE_WAY):
         setattr(context, _ON_THE_WAY, True)

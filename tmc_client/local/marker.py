@@ -24,7 +24,7 @@ Run = Callable[[Any, Mapping[str, Any]], Any]
 
 
 def marker(message_id: str, topic: str, key: str, attempt_id: bytes) -> dict[str, Any]:
-    """Return its row."""
+    """Return the row of a rollback marker."""
     now = time.time_ns() // 1_000_000
     return {
         "message_id": message_id,

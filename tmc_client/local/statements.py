@@ -33,7 +33,7 @@ class Text:
         return begin + ", ".join([row] * len(rows)), [each[column] for each in rows for column in columns]
 
     def pages(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
-        """Few enough for one statement: of parameters, and of bytes."""
+        """Yield pages that are small enough for one statement: in parameters, and in bytes."""
         most = _PAGE
         if rows and self.dialect.name == "sqlite":
             most = min(most, _VARIABLES // len(rows[0]))

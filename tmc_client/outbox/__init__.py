@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -50,14 +50,19 @@ from tmc_common.protocol import message_pb2
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
-    from tmc_client.center import Center
-
 log = logging.getLogger("tmc_client.outbox")
 
 T = TypeVar("T")
 UNTOUCHED = timedelta(seconds=3)  # a relay leaves a message to its direct send that long
 _KEY = "tmc_outbox"
 _SEEN = "tmc_outbox_seen"  # outboxes whose database this transaction is in
+
+
+class _Center(Protocol):
+    """A tmc_client.Center, which imports this module."""
+
+    @property
+    def producer(self) -> Producer: ...
 
 
 class _Row:
@@ -85,7 +90,7 @@ class Outbox:
     def __init__(
         self,
         engine: Source,
-        target: Center | Target | str,
+        target: _Center | Target | str,
         *,
         direct: bool = True,
         untouched: timedelta = UNTOUCHED,
@@ -99,15 +104,16 @@ class Outbox:
         self._owns_engine = self.store.engine is not engine
         if isinstance(target, str):
             target = _target_at(target)
-        producer = getattr(target, "producer", None)
         if isinstance(target, type) or not (
-            isinstance(producer, Producer) or all(hasattr(target, name) for name in ("send", "close", "delays"))
+            _is_target(target) or isinstance(getattr(target, "producer", None), Producer)
         ):
             raise errors.InvalidRequest(
                 f"tmc.Outbox() sends to a Center (of tmc.connect(), also in asyncio programs) or to a target, not to "
                 f"{type(target).__name__}."
             )
-        self._target: Target = CenterTarget(producer) if isinstance(producer, Producer) else cast("Target", target)
+        self._target: Target = (
+            cast("Target", target) if _is_target(target) else CenterTarget(cast("_Center", target).producer)
+        )
         self._untouched_ms = round(duration("untouched", untouched).total_seconds() * 1000)
         self._limits = limits or Limits()
         self._lease = lease
@@ -288,6 +294,10 @@ class Outbox:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _is_target(target: object) -> bool:
+    return all(hasattr(target, name) for name in ("send", "close", "delays"))
 
 
 def _target_at(address: str) -> Target:

@@ -10,6 +10,7 @@ from tmc_client.outbox.entries import Entry, Failure, Trouble
 from tmc_client.producing.producer import Producer, wait
 
 _TIMEOUT = timedelta(seconds=10)
+_OF_A_TOPIC = ("OPEN_LIMIT", "UNACKED_LIMIT")  # messages of others are taken
 _AWAY = (errors.Unavailable, errors.DeadlineExceeded, errors.Overloaded, errors.NotAuthenticated)
 
 
@@ -44,7 +45,7 @@ class CenterTarget:
 
 
 def _failure(exc: errors.TmcError) -> Failure:
-    if isinstance(exc, _AWAY):
+    if isinstance(exc, _AWAY) and exc.reason not in _OF_A_TOPIC:
         trouble = Trouble.AWAY
     elif isinstance(exc, errors.KeyInProgress | errors.CenterFault) or exc.retryable:
         trouble = Trouble.LATER

@@ -119,7 +119,7 @@ class Relay:
         return 0.0 if moved else IDLE_S
 
     def _failed(self) -> float:
-        """Let another relay work after several failures in a row. Returns: the pause, seconds."""
+        """Count a failed pass; after several in a row, let another relay work. Returns: the pause, seconds."""
         self._failures += 1
         self.counts.passes += 1
         self.counts.failed_passes += 1

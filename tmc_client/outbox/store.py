@@ -217,8 +217,8 @@ class OutboxStore:
         self._change(entries, values)
 
     def postpone(self, line: str, due_ms: int | None) -> None:
-        """Postpone messages; those behind the head of a line come at that time;
-        None: when the head, which was given up, is decided about.
+        """Postpone what is behind the head of a line to that time; None: until the head, which was given up, is decided
+        about.
         """
         earlier = table.c.due_ms.is_not(None) if due_ms is None else table.c.due_ms < due_ms
         behind = sa.select(table.c.id).where(table.c.line == line, _UNSENT, earlier).limit(_PAGE)
@@ -316,7 +316,9 @@ def _ledger_id(connection: sa.Connection) -> bytes:
 
 
 def _by_ids(change: Any, ids: Sequence[int]) -> Any:
-    """Change by the primary key and nothing else: on MariaDB, a scan would wait for every row that somebody is
+    """Limit a change to these ids.
+
+    An UPDATE goes by the primary key and nothing else: on MariaDB, a scan would wait for every row that somebody is
     about to commit.
     """
     if isinstance(change, sa.Update):  # a DELETE takes no such hint

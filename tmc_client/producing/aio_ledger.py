@@ -67,8 +67,10 @@ async def resume(submit: Submit, engine: AsyncEngine, timeout: timedelta = timed
         calls = (submit(message_id, timeout=timeout) for message_id in ids)
         results = await asyncio.gather(*calls, return_exceptions=True)
         raised = (result if isinstance(result, BaseException) else None for result in results)
-        done = answered(zip(ids, raised, strict=True))
+        done, failure = answered(zip(ids, raised, strict=True))
         submitted += len(done)
         if done:
             async with engine.begin() as connection:
                 await connection.execute(settle_statement(done))
+        if failure is not None:
+            raise failure

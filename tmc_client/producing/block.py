@@ -125,7 +125,7 @@ class Block(ABC, Generic[Request]):
 
     @abstractmethod
     def _after_commit(self) -> None:
-        """Must not raise."""
+        """Send what was committed. Must not raise."""
 
 
 def _in_a_loop() -> bool:

@@ -122,7 +122,10 @@ def settle_statement(message_ids: Sequence[str]) -> sa.Update:
 
 
 def _settling(message_ids: Sequence[Any]) -> sa.Update:
-    """Update by the primary key: on MariaDB, a scan of a small table would wait for every block that is about to commit."""
+    """Build the update of these rows, by the primary key.
+
+    On MariaDB, a scan of a small table would wait for every block that is about to commit.
+    """
     change = ledger.update().where(ledger.c.message_id.in_(message_ids))
     for dialect in ("mysql", "mariadb"):
         change = change.with_hint("FORCE INDEX (PRIMARY)", dialect_name=dialect)
@@ -150,20 +153,22 @@ def unsettled_after(message_id: str) -> sa.Select[Any]:
     )
 
 
-def answered(outcomes: Iterable[tuple[str, BaseException | None]]) -> list[str]:
-    """The messages whose submits were answered. outcomes: with what each submit raised.
+def answered(outcomes: Iterable[tuple[str, BaseException | None]]) -> tuple[list[str], BaseException | None]:
+    """Sort out what came of submits. outcomes: each message with what its submit raised.
 
-    Raises errors that a retry or a corrected configuration can cure, and all that are not the center's; others are logged.
+    Returns: the messages that are answered; and the first error that a retry or a corrected configuration can cure, or that
+    is not the center's: to raise once they are marked. Other errors are logged.
     """
-    found = []
+    found: list[str] = []
+    first: BaseException | None = None
     for message_id, exc in outcomes:
         if exc is None or isinstance(exc, errors.Gone):  # closed long ago, so it was decided: only its mark was lost
             found.append(message_id)
         elif not isinstance(exc, errors.TmcError) or exc.retryable or isinstance(exc, errors.NotAuthenticated):
-            raise exc
+            first = first or exc
         else:
             log.error("message %s is in the ledger but the center refuses its submit: %s", message_id, exc)
-    return found
+    return found, first
 
 
 def resume(producer: Producer, engine: Source, timeout: timedelta = timedelta(seconds=30)) -> int:
@@ -181,11 +186,13 @@ def resume(producer: Producer, engine: Source, timeout: timedelta = timedelta(se
             return submitted
         last = ids[-1]
         futures = [producer.submit(id_, timeout) for id_ in ids]
-        done = answered((id_, _raised(future, timeout)) for id_, future in zip(ids, futures, strict=True))
+        done, failure = answered((id_, _raised(future, timeout)) for id_, future in zip(ids, futures, strict=True))
         submitted += len(done)
         if done:
             with engine.begin() as connection:
                 connection.execute(settle_statement(done))
+        if failure is not None:
+            raise failure
 
 
 def _raised(future: Future[Any], timeout: timedelta) -> errors.TmcError | None:

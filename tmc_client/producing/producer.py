@@ -117,12 +117,12 @@ def _fields(
 
 
 def refused(exc: fields.FieldInvalid) -> errors.InvalidRequest:
-    """Return the error with which the center refuses it."""
+    """Return the error with which the center would refuse it."""
     return errors.InvalidRequest(str(exc), reason="FIELD_INVALID", field=exc.field)
 
 
 def _made(request_class: type[Request], values: Callable[[], dict[str, Any]]) -> Request:
-    """Whatever the values are made of: what cannot be sent is an InvalidRequest."""
+    """Make a request; whatever the values are made of, what cannot be sent is an InvalidRequest."""
     try:
         return request_class(**values())
     except (TypeError, ValueError) as exc:

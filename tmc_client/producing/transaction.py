@@ -232,13 +232,14 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
                 self._local.run(*settle_batch(self._settling[first : first + SETTLE_BATCH]))
 
     def _prepared(self, preparation: Preparation) -> bool:
-        """Returns False: the center is away, and the messages are in the outbox instead."""
+        """Returns False: the center takes nothing now, and the messages are in the outbox instead."""
         try:
             self.messages = preparation.collect()
-        except errors.Unavailable as exc:
-            if self._fallback is None:
+        except (errors.Unavailable, errors.Overloaded) as exc:
+            is_full = exc.reason == "UNACKED_LIMIT"  # until consumers have caught up
+            if self._fallback is None or not (is_full or isinstance(exc, errors.Unavailable)):
                 raise
-            log.warning("the center is away, %d messages go to the outbox: %s", len(self.requests), exc)
+            log.warning("the center takes nothing now, %d messages go to the outbox: %s", len(self.requests), exc)
         else:
             return True
         preparation.abandon()

@@ -241,7 +241,7 @@ class ListAppsResponse(_message.Message):
     def __init__(self, apps: _Optional[_Iterable[_Union[App, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Topic(_message.Message):
-    __slots__ = ("name", "number", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "effective_ms", "queue_mode", "unsigned_copies", "ordered", "paused", "backlog_limit")
+    __slots__ = ("name", "number", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "effective_ms", "queue_mode", "unsigned_copies", "ordered", "paused", "unacked_limit")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -255,7 +255,7 @@ class Topic(_message.Message):
     UNSIGNED_COPIES_FIELD_NUMBER: _ClassVar[int]
     ORDERED_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
-    BACKLOG_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    UNACKED_LIMIT_FIELD_NUMBER: _ClassVar[int]
     name: str
     number: int
     owner: str
@@ -269,11 +269,11 @@ class Topic(_message.Message):
     unsigned_copies: bool
     ordered: bool
     paused: bool
-    backlog_limit: int
-    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., effective_ms: _Optional[int] = ..., queue_mode: _Optional[_Union[_types_pb2.QueueMode, str]] = ..., unsigned_copies: bool = ..., ordered: bool = ..., paused: bool = ..., backlog_limit: _Optional[int] = ...) -> None: ...
+    unacked_limit: int
+    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., effective_ms: _Optional[int] = ..., queue_mode: _Optional[_Union[_types_pb2.QueueMode, str]] = ..., unsigned_copies: bool = ..., ordered: bool = ..., paused: bool = ..., unacked_limit: _Optional[int] = ...) -> None: ...
 
 class RegisterTopicRequest(_message.Message):
-    __slots__ = ("name", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "queue_mode", "unsigned_copies", "ordered", "backlog_limit")
+    __slots__ = ("name", "owner", "default_tag", "table_index", "spread", "transaction_time_ms", "open_limit", "queue_mode", "unsigned_copies", "ordered", "unacked_limit")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_TAG_FIELD_NUMBER: _ClassVar[int]
@@ -284,7 +284,7 @@ class RegisterTopicRequest(_message.Message):
     QUEUE_MODE_FIELD_NUMBER: _ClassVar[int]
     UNSIGNED_COPIES_FIELD_NUMBER: _ClassVar[int]
     ORDERED_FIELD_NUMBER: _ClassVar[int]
-    BACKLOG_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    UNACKED_LIMIT_FIELD_NUMBER: _ClassVar[int]
     name: str
     owner: str
     default_tag: str
@@ -295,20 +295,20 @@ class RegisterTopicRequest(_message.Message):
     queue_mode: _types_pb2.QueueMode
     unsigned_copies: bool
     ordered: bool
-    backlog_limit: int
-    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., queue_mode: _Optional[_Union[_types_pb2.QueueMode, str]] = ..., unsigned_copies: bool = ..., ordered: bool = ..., backlog_limit: _Optional[int] = ...) -> None: ...
+    unacked_limit: int
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., default_tag: _Optional[str] = ..., table_index: _Optional[int] = ..., spread: _Optional[int] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., queue_mode: _Optional[_Union[_types_pb2.QueueMode, str]] = ..., unsigned_copies: bool = ..., ordered: bool = ..., unacked_limit: _Optional[int] = ...) -> None: ...
 
 class UpdateTopicRequest(_message.Message):
-    __slots__ = ("name", "transaction_time_ms", "open_limit", "backlog_limit")
+    __slots__ = ("name", "transaction_time_ms", "open_limit", "unacked_limit")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TRANSACTION_TIME_MS_FIELD_NUMBER: _ClassVar[int]
     OPEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
-    BACKLOG_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    UNACKED_LIMIT_FIELD_NUMBER: _ClassVar[int]
     name: str
     transaction_time_ms: int
     open_limit: int
-    backlog_limit: int
-    def __init__(self, name: _Optional[str] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., backlog_limit: _Optional[int] = ...) -> None: ...
+    unacked_limit: int
+    def __init__(self, name: _Optional[str] = ..., transaction_time_ms: _Optional[int] = ..., open_limit: _Optional[int] = ..., unacked_limit: _Optional[int] = ...) -> None: ...
 
 class ListTopicsRequest(_message.Message):
     __slots__ = ("page_size", "page_token")

@@ -75,7 +75,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     APPROVAL_REQUIRED: _ClassVar[Reason]
     PROPOSAL_UNKNOWN: _ClassVar[Reason]
     PROPOSAL_CLOSED: _ClassVar[Reason]
-    BACKLOG_LIMIT: _ClassVar[Reason]
+    UNACKED_LIMIT: _ClassVar[Reason]
 
 class QueueMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -184,7 +184,7 @@ OPERATOR_UNKNOWN: Reason
 APPROVAL_REQUIRED: Reason
 PROPOSAL_UNKNOWN: Reason
 PROPOSAL_CLOSED: Reason
-BACKLOG_LIMIT: Reason
+UNACKED_LIMIT: Reason
 QUEUE_MODE_UNSPECIFIED: QueueMode
 QUEUE_MODE_SINGLE: QueueMode
 QUEUE_MODE_MULTI: QueueMode

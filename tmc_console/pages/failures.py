@@ -16,7 +16,7 @@ async def page(view: View) -> Response:
 
 
 async def undecided(view: View) -> Response:
-    """Return those whose checks failed first, then those that are being checked, oldest first."""
+    """Show undecided messages: those whose checks failed first, then those that are being checked, oldest first."""
     topic, token = view.query("topic"), view.query("page")
     failed = await view.ask(
         "ListMessages",

@@ -133,7 +133,7 @@ class Archive:
         return left
 
     def _folder(self, part: Partition) -> Folder:
-        """Compared with its manifest in numbers of files and bytes."""
+        """Compare it with its manifest in numbers of files and bytes."""
         size, problem = self.folder.size(part.place.folder), ""
         if size is None:
             problem = "is gone"

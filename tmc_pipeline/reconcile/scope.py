@@ -129,7 +129,7 @@ class State:
     folder: HadoopFolder
 
     def last(self) -> Left | None:
-        """Return the scope of the newest run that says how far it came; None: there is none."""
+        """Return what was left open by the newest run that says how far it came; None: there is none."""
         for run in reversed(self.folder.names()):
             if not run.startswith("_") and self.folder.exists(f"{run}/summary.json"):
                 summary = json.loads(self.folder.read(f"{run}/summary.json"))

@@ -573,7 +573,7 @@ def _waiting() -> Column:
 
 
 def by_message(rows: DataFrame) -> DataFrame:
-    """Judged rows -> message_id string, topic string, verdict string; one row per message, its worst verdict."""
+    """Reduce judged rows to message_id string, topic string, verdict string; one row per message, its worst verdict."""
     verdicts = f.array(*[f.lit(each) for each in VERDICTS])
     of_replay = f.col("subscriber").startswith(REPLAY)
     worst = (
@@ -595,7 +595,7 @@ def by_message(rows: DataFrame) -> DataFrame:
 
 
 def counted(rows: DataFrame) -> DataFrame:
-    """Judged rows -> the F5 numbers, one row per topic (null: unknown) and subscriber ("": the messages themselves).
+    """Count judged rows: the F5 numbers, one row per topic (null: unknown) and subscriber ("": the messages themselves).
 
     topic, subscriber string; committed bigint: deliveries that the center counts as done; consumed bigint: effects
     that the subscriber recorded, whatever the center says (both only where its records are complete and nothing

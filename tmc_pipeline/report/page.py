@@ -157,7 +157,10 @@ def _moments(hours: Iterable[int]) -> list[datetime]:
 
 
 def _limit_to(axes: Axes, hours: Sequence[int]) -> None:
-    """Limit the axis to the hours from the first to the last one: around a single point matplotlib would show four years."""
+    """Limit the axis to the time from the first hour to the end of the last one.
+
+    Around a single point matplotlib would show four years.
+    """
     first, end = _moments([hours[0] - _HOUR_MS // 20, hours[-1] + _HOUR_MS])
     axes.set_xlim(mpl.dates.date2num(first), mpl.dates.date2num(end))
 

@@ -62,7 +62,7 @@ _CHINESE_KINDS: Mapping[str, str] = {
     "contradiction": "提交与回滚相互矛盾",
     "forged copies": "伪造的消息副本",
     "no consumer": "没有消费者",
-    "backlog near limit": "积压接近上限",
+    "unacked near limit": "积压接近上限",
     "no forwarder": "没有转发器",
     "copies vanish": "消息副本丢失",
     "queue missing": "队列缺失",

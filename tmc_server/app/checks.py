@@ -57,7 +57,10 @@ def _credentials(settings: ChecksConfig) -> grpc.ChannelCredentials:
 
 @cache
 def _usual_context() -> ssl.SSLContext:
-    """Load the authorities of the system. Reading them takes 20 ms, for each center of a process that tests a service."""
+    """Return a TLS context with the authorities of the system.
+
+    Reading them takes 20 ms, for each center of a process that tests a service.
+    """
     return ssl.create_default_context()
 
 

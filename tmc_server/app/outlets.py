@@ -141,9 +141,9 @@ class Outlets:
         detail = f"{look.messages} messages wait in a queue that nobody reads"
         self.raise_alert("no consumer", subscription, detail, _EPISODE_MINUTES)
 
-    def backlog_near_limit(self, subscription: SubscriptionNumber, detail: str) -> None:
-        """Alert the owner of the subscription that has the most of its topic's backlog."""
-        self.raise_alert("backlog near limit", subscription, detail, _EPISODE_MINUTES)
+    def unacked_near_limit(self, subscription: SubscriptionNumber, detail: str) -> None:
+        """Alert the owner: producers will be refused."""
+        self.raise_alert("unacked near limit", subscription, detail, _EPISODE_MINUTES)
 
     def unforwardable(self, subscription: SubscriptionNumber, kind: str) -> None:
         """Alert the owner: this server holds the shard, but has no such forwarder."""

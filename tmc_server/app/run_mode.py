@@ -1,4 +1,4 @@
-"""The forms in which one server is run: of its own, for developers, or inside another process."""
+"""The modes in which one server runs: of its own, for developers, or inside another process."""
 
 from __future__ import annotations
 

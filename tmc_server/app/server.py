@@ -157,8 +157,9 @@ class Server:
 
 
 async def _in_thread(work: Callable[..., Result], *arguments: Any) -> Result:
-    """Run it in a thread, unlike asyncio.to_thread, which cannot begin anything when the interpreter ends;
-    an embedded server stops then.
+    """Run it in a thread of its own.
+
+    asyncio.to_thread can begin nothing when the interpreter ends, which is when an embedded server stops.
     """
     future: Future[Result] = Future()
 

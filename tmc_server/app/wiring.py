@@ -182,7 +182,7 @@ def wire(
         )
         for part in parts
     ]
-    counting = Counting(store.watch, OpenCounts(store.shards.shards), outlets.backlog_near_limit)
+    counting = Counting(store.watch, OpenCounts(store.shards.shards), outlets.unacked_near_limit)
     sso = SingleSignOn(config.oidc)
     seals = _seals(config, store)
     trail = SqlAuditTrail(store.shards.databases, seals)

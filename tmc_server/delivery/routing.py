@@ -60,7 +60,7 @@ class RoutingOutlet:
             outlet.drained_until(subscription, tried_ms)
 
     def look(self, subscription: SubscriptionNumber) -> QueueLook | None:
-        """Look for the duty that holds the shard, and report a forwarder that is missing."""
+        """Look on behalf of the duty that holds the shard, and report a forwarder that is missing."""
         if self._outlet(subscription) is None and not self._catalog.current.is_paused(subscription):
             forward = self._catalog.current.subscriptions[subscription].forward
             assert forward is not None, "only forwarders can be missing"

@@ -65,7 +65,7 @@ KINDS = {
     "contradiction": AlertKind(ending=Ending.OPERATOR, about_a_message=True),
     "forged copies": AlertKind(ending=Ending.QUIET, quiet_ms=60 * _MINUTE_MS),
     "no consumer": AlertKind(ending=Ending.QUIET, quiet_ms=25 * _MINUTE_MS),
-    "backlog near limit": AlertKind(ending=Ending.QUIET, quiet_ms=25 * _MINUTE_MS),
+    "unacked near limit": AlertKind(ending=Ending.QUIET, quiet_ms=25 * _MINUTE_MS),
     "no forwarder": AlertKind(ending=Ending.QUIET, quiet_ms=25 * _MINUTE_MS),
     "copies vanish": AlertKind(ending=Ending.QUIET, quiet_ms=30 * _MINUTE_MS, about_a_message=True),
     "queue missing": AlertKind(ending=Ending.QUIET, quiet_ms=30 * _MINUTE_MS),

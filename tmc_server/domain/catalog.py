@@ -80,7 +80,7 @@ class Forward:
 class TopicSettings:
     """What an operator says about a topic. signed: copies in queues are signed.  ordered: each message has an order key.
 
-    open_limit: of undecided messages.  backlog_limit: of deliveries that are not acked, failed ones too; 0: none.
+    open_limit: of undecided messages.  unacked_limit: of deliveries that are not acked, failed ones too; 0: none.
 
     Placement, tag, mode and these two are part of where messages are and what they look like: they never change.
     """
@@ -90,7 +90,7 @@ class TopicSettings:
     spread: int = setting(1, 1, 32)
     transaction_time_ms: int = setting(10_000, 1, DAY_MS, may_change=True)
     open_limit: int = setting(1_000_000, 1, 10_000_000, may_change=True)
-    backlog_limit: int = setting(0, 0, 10_000_000, may_change=True)
+    unacked_limit: int = setting(0, 0, 10_000_000, may_change=True)
     queue_mode: QueueMode = QueueMode.MULTI
     signed: bool = True
     ordered: bool = False

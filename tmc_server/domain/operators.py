@@ -39,7 +39,7 @@ class Operator:
 
     @property
     def is_limited(self) -> bool:
-        """Are there topics that this operator may not see?"""
+        """Return whether there are topics that this operator may not see."""
         return bool(self.topics)
 
     def covers(self, topic: str) -> bool:

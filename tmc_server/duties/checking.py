@@ -186,7 +186,7 @@ class Checking:
         return True
 
     def ask(self, page: _Page) -> None:
-        """Ask in a worker, record, and let the next page begin."""
+        """Ask, record, and let the next page begin. Called in a worker."""
         try:
             self._ask(page)
         except Exception as exc:  # noqa: BLE001 - the claim ends by itself, then they are asked again

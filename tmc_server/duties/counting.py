@@ -1,8 +1,8 @@
-"""Count the undecided messages and the backlog of each topic, for their limits; and open and failed rows, for the gauges.
+"""Count undecided messages and unacked deliveries of each topic, for their limits; and open and failed rows, for the gauges.
 
 Between counts the number is estimated from what this server stored and decided. The tables are counted when a topic
 is first seen, whenever the estimate reaches half the limit, and on every thirtieth run in any case, since the
-estimate misses answers whose caller had given up. Backlogs are not estimated: they are counted on every fifth run, and on
+estimate misses answers whose caller had given up. Deliveries are not estimated: they are counted on every fifth run, and on
 each from half the limit on.
 """
 
@@ -22,7 +22,7 @@ from tmc_server.domain.ports.reading import Standing, StandingReader
 from tmc_server.metrics import METRICS
 
 _COUNT_ALL_EVERY = 30
-_COUNT_BACKLOGS_EVERY = 5
+_COUNT_UNACKED_EVERY = 5
 _ALERT_PERCENT = 80
 
 
@@ -32,14 +32,14 @@ class OpenCounter(Protocol):
     def count(self, shards: Sequence[Shard], topic: int, limit: int) -> int:
         """Undecided messages."""
 
-    def backlog(self, shards: Sequence[Shard], subscription: Subscription, limit: int) -> int:
-        """Deliveries that are not acked. limit: where counting ends, in each shard and state."""
+    def unacked(self, shards: Sequence[Shard], subscription: Subscription, limit: int) -> int:
+        """Deliveries that are not acked, counted no further than the limit."""
 
 
 class Counting:
     """requests.preparing.OpenGauge and the duty that corrects it. Topics by number.
 
-    alert: called with the subscription that has the most of a backlog that is near its limit, and a sentence.
+    alert: called with a subscription of a topic that is near its limit of unacked deliveries, and a sentence.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class Counting:
         self._counter = counter
         self._alert = alert
         self._open: dict[int, int] = {}
-        self._backlog: dict[int, int] = {}
+        self._unacked: dict[int, int] = {}
         self._seen: set[int] = set()
         self._runs = 0
 
     def open(self, topic: int) -> int:
         return self._open.get(topic, 0)
 
-    def backlog(self, topic: int) -> int:
-        return self._backlog.get(topic, 0)
+    def unacked(self, topic: int) -> int:
+        return self._unacked.get(topic, 0)
 
     def moved(self, topic: int, by: int) -> None:
         self._open[topic] = max(0, self._open.get(topic, 0) + by)
@@ -68,37 +68,48 @@ class Counting:
         if self._runs % _COUNT_ALL_EVERY == 0:
             self._seen.clear()
         catalog = self._catalog.current
+        failure: Exception | None = None
         for topic in list(catalog.topics.values()):
-            self._count_backlog(topic, catalog)
-            if topic.number in self._seen and self.open(topic.number) * 2 < topic.open_limit:
-                continue
-            before = self.open(topic.number)
-            shards = shards_of(topic.table_index, topic.spread)
-            counted = self._counter.count(shards, topic.number, topic.open_limit + 1)
-            # What was stored during the count may or may not be included: use the larger number.
-            self._open[topic.number] = counted + max(0, self.open(topic.number) - before)
-            self._seen.add(topic.number)
+            try:
+                self._count_unacked(topic, catalog)
+                self._count_open(topic)
+            except Exception as exc:  # noqa: BLE001 - the topics in other databases first, then raised
+                failure = failure or exc
+        if failure is not None:
+            raise failure
         return False
 
-    def _count_backlog(self, topic: Topic, catalog: Catalog) -> None:
-        limit, before = topic.backlog_limit, self.backlog(topic.number)
-        if not limit:
-            self._backlog.pop(topic.number, None)
+    def _count_open(self, topic: Topic) -> None:
+        if topic.number in self._seen and self.open(topic.number) * 2 < topic.open_limit:
             return
-        is_known = topic.number in self._backlog
-        if is_known and before * 2 < limit and self._runs % _COUNT_BACKLOGS_EVERY:
-            return
+        before = self.open(topic.number)
         shards = shards_of(topic.table_index, topic.spread)
-        subscribers = catalog.subscribers(topic.number)
-        counts = {each.number: self._counter.backlog(shards, each, limit + 1) for each in subscribers}
-        self._backlog[topic.number] = total = sum(counts.values())
-        if counts and total * 100 >= limit * _ALERT_PERCENT:
-            most = max(counts, key=lambda number: counts[number])
-            self._alert(
-                most,
-                f"{total} deliveries of {topic.name} are not acked, {counts[most]} of them to this subscription; at "
-                f"{limit} its producers are refused (backlog_limit)",
-            )
+        counted = self._counter.count(shards, topic.number, topic.open_limit + 1)
+        # What was stored during the count may or may not be included: use the larger number.
+        self._open[topic.number] = counted + max(0, self.open(topic.number) - before)
+        self._seen.add(topic.number)
+
+    def _count_unacked(self, topic: Topic, catalog: Catalog) -> None:
+        limit, before = topic.unacked_limit, self.unacked(topic.number)
+        if not limit:
+            self._unacked.pop(topic.number, None)
+            return
+        is_known = topic.number in self._unacked
+        if is_known and before * 2 < limit and self._runs % _COUNT_UNACKED_EVERY:
+            return
+        shards, total = shards_of(topic.table_index, topic.spread), 0
+        for each in catalog.subscribers(topic.number):
+            counted = self._counter.unacked(shards, each, limit - total)
+            total += counted
+            if total * 100 >= limit * _ALERT_PERCENT:
+                of = "the limit of" if total >= limit else f"{total} of"
+                self._alert(
+                    each.number,
+                    f"{of} {limit} deliveries of {topic.name} are not acked: scheduled, waiting, or failed, {counted} of those "
+                    "counted to this subscription; at the limit, its producers are refused (unacked_limit)",
+                )
+                break
+        self._unacked[topic.number] = total
 
 
 class Gauging:

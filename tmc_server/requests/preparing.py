@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tmc_common.headers import ORDER_KEY, context_of, fitting
+from tmc_server.domain.catalog import Topic
 from tmc_server.domain.ids import IdGenerator
 from tmc_server.domain.message import digest_of
 from tmc_server.domain.operations import Answer, Prepare, Stored
@@ -15,7 +16,7 @@ from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.checks import SeenSenders
 from tmc_server.domain.ports.work import Performer
 from tmc_server.domain.retry import DAY_MS
-from tmc_server.errors import BacklogLimit, InvalidField, OpenLimit, TopicNotAllowed
+from tmc_server.errors import InvalidField, OpenLimit, TopicNotAllowed, UnackedLimit
 from tmc_server.metrics import METRICS, count_each
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller, Item, RateLimiter, perform_each
@@ -26,7 +27,7 @@ class OpenGauge(Protocol):
     """How many undecided messages a topic has, and deliveries that are not acked, about."""
 
     def open(self, topic: int) -> int: ...
-    def backlog(self, topic: int) -> int: ...
+    def unacked(self, topic: int) -> int: ...
     def moved(self, topic: int, by: int) -> None: ...
 
 
@@ -72,7 +73,7 @@ class Preparing:
     ) -> Item:
         """One checked message. order_key "": it has none.
 
-        Raises InvalidField, TopicUnknown, OpenLimit, BacklogLimit, NoIdentity.
+        Raises InvalidField, TopicUnknown, OpenLimit, UnackedLimit, NoIdentity.
         """
         validation.topic(topic)
         validation.key(key)
@@ -108,8 +109,8 @@ class Preparing:
             raise InvalidField("check_target", "be the name of one of the topic's targets, or empty")
         if not publish and self._gauge.open(found.number) >= found.open_limit:
             raise OpenLimit
-        if found.backlog_limit and self._gauge.backlog(found.number) >= found.backlog_limit:
-            raise BacklogLimit
+        if found.unacked_limit and self._unacked(found) >= found.unacked_limit:
+            raise UnackedLimit
         return Prepare(
             shard=shard_of(found.table_index, found.spread, key),
             app=caller.app.number,
@@ -128,6 +129,11 @@ class Preparing:
             check_target=check_target,
             transaction_time_ms=transaction_time_ms,
         )
+
+    def _unacked(self, topic: Topic) -> int:
+        """Deliveries of this topic that are not acked, and those that its undecided messages may become."""
+        coming = self._gauge.open(topic.number) * len(self._catalog.current.subscribers(topic.number))
+        return self._gauge.unacked(topic.number) + coming
 
     def admit(self, caller: Caller, count: int) -> None:
         """Charge `count` items before validating any: invalid ones cost as much. Raises InvalidField, RateLimited."""

@@ -93,7 +93,7 @@ def hexadecimal_id(value: str, field: str) -> bytes:
 
 
 def reason(value: str) -> str:
-    """Return what an operator writes into the audit trail."""
+    """Accept what an operator writes into the audit trail."""
     return line(value, "reason", ERROR_CHARACTERS, least=1)
 
 

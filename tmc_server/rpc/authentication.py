@@ -95,7 +95,7 @@ class FailedLogins:
         self._unwritten: dict[str, FailedLogin] = {}
 
     def note(self, error: TmcError, call: Call) -> bool:
-        """Count this error if it was a failed login."""
+        """Count and log this error if it was a failed login. Returns: whether it was."""
         counter = self._counters.get(type(error))
         if counter is None:
             return False
@@ -167,7 +167,7 @@ class Authentication:
 
     @property
     def catalog(self) -> Catalog:
-        """Return another object whenever keys may have changed."""
+        """Return the catalog: another object whenever keys may have changed."""
         return self._credentials.current
 
     def app(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
@@ -244,7 +244,7 @@ class Authentication:
 
 
 def _names(proven: Mapping[str, Iterable[bytes]]) -> set[str]:
-    """Whom a certificate names: its alternative names and its common name."""
+    """Return whom a certificate names: its alternative names and its common name."""
     kinds = ("x509_subject_alternative_name", "x509_common_name")
     return {name.decode(errors="replace") for kind in kinds for name in proven.get(kind, ())}
 

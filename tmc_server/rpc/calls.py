@@ -80,7 +80,7 @@ class Edge:
         return found
 
     def looks(self, operator: Operator) -> asyncio.Semaphore:
-        """Make further looks of an operator wait for the operator's own: they take threads of all."""
+        """Return what limits an operator's looks, which take threads of all: further ones wait for the operator's own."""
         return self._looks.setdefault(operator.name, asyncio.Semaphore(_LOOKS_AT_ONCE))
 
     async def refuse(self, context: Context, error: TmcError) -> None:
@@ -248,7 +248,7 @@ def _traced(name: str, call: _Call) -> _Call:
 
 @cache
 def _served(name: str) -> Histogram:
-    """Made by the first call, or every server would begin with a thousand series that stay empty."""
+    """Make the histogram with the first call, or every server would begin with a thousand series that stay empty."""
     return METRICS.call_seconds.labels(name, "OK")
 
 

@@ -71,7 +71,7 @@ class Doorkeeper:
             self._proven.add(peer)
 
     def proven(self, context: Context) -> bool:
-        """Did a call of this connection show a valid key?"""
+        """Return whether a call of this connection showed a valid key."""
         return context.peer() in self._proven
 
     async def admit(self, context: Context) -> None:

@@ -17,13 +17,13 @@ Record = TypeVar("Record")
 
 
 def filled(kind: Callable[..., Sent], record: object, **others: Any) -> Sent:
-    """A message of a record. others: fields that are not the record's, or are sent in another way."""
-    names = [each.name for each in _fields(kind) if each.name not in others and hasattr(record, each.name)]
+    """Return the message of a record, which has each of its fields. others: those that it has not, or that differ."""
+    names = [each.name for each in _fields(kind) if each.name not in others]
     return kind(**{name: getattr(record, name) for name in names}, **others)
 
 
 def record_from(kind: Callable[..., Record], sent: Any, within: str = "", **others: Any) -> Record:
-    """The record that a message gives. What it leaves unset keeps its default.
+    """Return the record that a message gives. What it leaves unset keeps its default.
 
     within: the path of the message, for errors.  others: fields that are not the message's.
     Raises InvalidField: an enum has no such value.

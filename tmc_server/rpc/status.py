@@ -54,7 +54,7 @@ CODES: dict[type[errors.TmcError], grpc.StatusCode] = {
     errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.RateLimited: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.OpenLimit: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.BacklogLimit: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.UnackedLimit: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.CatalogStale: grpc.StatusCode.UNAVAILABLE,
     errors.ShuttingDown: grpc.StatusCode.UNAVAILABLE,

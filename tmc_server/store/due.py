@@ -141,10 +141,12 @@ class OpenCounts:
                 break
         return total
 
-    def backlog(self, shards: Sequence[Shard], subscription: Subscription, limit: int) -> int:
+    def unacked(self, shards: Sequence[Shard], subscription: Subscription, limit: int) -> int:
         total = 0
         for shard in shards:
-            parameters = {"topic": subscription.topic, "subscription": subscription.number, "limit": limit}
+            parameters = {"topic": subscription.topic, "subscription": subscription.number, "limit": limit - total}
             with self._databases[shard].reading() as connection:
-                total += int(connection.execute(statements_of(shard).count_backlog, parameters).scalar_one())
+                total += int(connection.execute(statements_of(shard).count_unacked, parameters).scalar_one())
+            if total >= limit:
+                return limit
         return total

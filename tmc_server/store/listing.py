@@ -156,7 +156,7 @@ def _paged(query: sa.Select[Any], number: sa.Column[int], shard: Shard, span: Sp
 
 
 def _undecided(shard: Shard) -> sa.Select[Any]:
-    """Select what waits for an operator, from the table of its own."""
+    """Select what waits for an operator, which has a table of its own."""
     return sa.select(failed.c.message_id).where(failed.c.shard == shard, failed.c.subscription_no == NO_SUBSCRIPTION)
 
 

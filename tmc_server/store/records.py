@@ -16,28 +16,24 @@ Record = TypeVar("Record")
 
 
 def record_of(kind: Callable[..., Record], row: Any, prefix: str = "", **others: Any) -> Record:
-    """The record that a row has. prefix: of its columns.  others: fields that go by no column.
+    """Return the record of a row. prefix: of its columns.  others: fields that have no column of their name.
 
-    A field that the row has no column for keeps its default. Raises ValueError: a number has no name.
+    Raises ValueError: an enum has no such number.
     """
     columns = row._mapping
-    values = {
-        name: convert(columns[prefix + name])
-        for name, convert, has_default in _fields(kind)
-        if name not in others and not (has_default and prefix + name not in columns)
-    }
+    values = {name: convert(columns[prefix + name]) for name, convert in _fields(kind) if name not in others}
     return kind(**values, **others)
 
 
 def columns_of(record: Any, prefix: str = "", leave_out: Collection[str] = ()) -> dict[str, Any]:
-    """The values of a row, by column; numbers for enums and booleans."""
+    """Return the values of a row, by column; numbers for enums and booleans."""
     values = {each.name: getattr(record, each.name) for each in fields(record) if each.name not in leave_out}
     return {prefix + name: int(value) if isinstance(value, bool | IntEnum) else value for name, value in values.items()}
 
 
 def columns_for(kind: type, prefix: str = "") -> list[sa.Column[Any]]:
-    """The columns of the numbers that operators set, and of the enums and booleans beside them."""
-    small = {name for name, convert, _ in _fields(kind) if convert is not _unchanged}
+    """Return columns for the numbers that operators set, and for the enums and booleans beside them."""
+    small = {name for name, convert in _fields(kind) if convert is not _unchanged}
     return [
         sa.Column(
             prefix + each.name,
@@ -52,22 +48,15 @@ def columns_for(kind: type, prefix: str = "") -> list[sa.Column[Any]]:
 
 
 @cache
-def _fields(kind: Any) -> tuple[tuple[str, Callable[[Any], Any], bool], ...]:
-    """Name, how its value is read, and whether there is a default."""
+def _fields(kind: Any) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    """Return the names, and how each value is read."""
     types = get_type_hints(kind)
-    return tuple(
-        (
-            each.name,
-            types[each.name]
-            if isinstance(types[each.name], type)
-            and issubclass(types[each.name], int | IntEnum)
-            and types[each.name] is not int
-            else _unchanged,
-            each.default is not MISSING or each.default_factory is not MISSING,
-        )
-        for each in fields(kind)
-        if each.init
-    )
+    return tuple((each.name, _reader(types[each.name])) for each in fields(kind))
+
+
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    is_enum_or_bool = isinstance(kind, type) and issubclass(kind, bool | IntEnum)
+    return kind if is_enum_or_bool else _unchanged
 
 
 def _unchanged(value: Any) -> Any:

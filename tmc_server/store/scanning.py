@@ -52,13 +52,13 @@ class DueIndex:
 
 
 def earliest_delivery(catalog: Catalog, shard: Shard) -> list[str]:
-    """Return the earliest due times by subscription."""
+    """Return a query for each subscription: its earliest due time."""
     table = shard_tables(shard).consumption.name
     return [_earliest(shard, table, "subscription_no", s.number) for s in catalog.subscriptions_on.get(shard, ())]
 
 
 def earliest_check(catalog: Catalog, shard: Shard) -> list[str]:
-    """Return the earliest due times by topic."""
+    """Return a query for each topic: its earliest due time."""
     table = shard_tables(shard).message.name
     return [_earliest(shard, table, "topic_no", topic.number) for topic in catalog.topics_on.get(shard, ())]
 

@@ -119,7 +119,7 @@ class ShardStatements:
         )
         counts = (each.limit(sa.bindparam("limit")).subquery() for each in kinds)
         parts = [sa.select(sa.func.count()).select_from(each).scalar_subquery() for each in counts]
-        self.count_backlog = sa.select(parts[0] + parts[1] + parts[2])
+        self.count_unacked = sa.select(parts[0] + parts[1] + parts[2])
         self.insert_consumptions = InsertRows(consumption, without=("order_hash", "sequence", "extended", "begun"))
         self.insert_ordered = InsertRows(consumption, without=("extended", "begun"))
         since_ms = sa.func.coalesce(consumption.c.since_ms, consumption.c.created_ms).label("since_ms")

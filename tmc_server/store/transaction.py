@@ -130,14 +130,15 @@ class Transaction:
 
         The caller holds the lock of the row that each alert is about, so looking first is safe.
         """
-        alike: dict[tuple[str, SubscriptionNumber], list[Mapping[str, Any]]] = {}
+        wanted: dict[tuple[str, SubscriptionNumber], dict[tuple[MessageNumber, int], Mapping[str, Any]]] = {}
         for alert in alerts:
-            alike.setdefault((alert["kind"], alert["subscription_no"]), []).append(alert)
+            alike = wanted.setdefault((alert["kind"], alert["subscription_no"]), {})
+            alike.setdefault((alert["message_id"], alert["attempt"]), alert)
         fresh: list[Mapping[str, Any]] = []
-        for (kind, subscription), each in alike.items():
-            numbers = sorted({alert["message_id"] for alert in each})
+        for (kind, subscription), alike in wanted.items():
+            numbers = sorted({number for number, _ in alike})
             known = self.rows(self.sql.alerts_about, kind=kind, subscription=subscription, ids=numbers)
             seen = {(row.message_id, row.attempt) for row in known}
-            fresh += [alert for alert in each if (alert["message_id"], alert["attempt"]) not in seen]
+            fresh += [alert for about, alert in alike.items() if about not in seen]
         common = {"shard": self.sql.shard, "created_ms": self.now, "sent_ms": None}
         self.insert(self.sql.insert_alerts, [{"fingerprint": "", **alert, **common} for alert in fresh])

@@ -64,3 +64,14 @@ def test_copies_of_an_earlier_registration_are_answered_in_sets(store: StoreUnde
     assert len(counted.statements) <= 7, list(counted.statements)
     store.subscription = first
     assert {store.consumption_state(number) for number in numbers} == {ConsumptionState.ACKED}
+
+
+def test_equal_alerts_of_one_batch_are_one(store: StoreUnderTest) -> None:
+    hanging = store.submitted(room=1)
+    committed = store.prepared()
+    store.perform(store.submit_of(committed.number))
+    twice = [store.nack_of(hanging, 1, hangs=True) for _ in range(2)]
+    store.perform(*twice, *(store.rollback_of(committed.number) for _ in range(2)))
+    with store.database.reading() as connection:
+        kinds = connection.execute(sa.select(alert.c.kind).order_by(alert.c.kind)).scalars().all()
+    assert list(kinds) == ["contradiction", "handler hangs"]

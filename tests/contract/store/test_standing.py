@@ -255,11 +255,11 @@ def test_an_overview_shows_a_removed_subscription_while_it_has_deliveries(
     assert found.deliveries == []
 
 
-def test_a_backlog_is_what_is_not_acked(store: StoreUnderTest) -> None:
+def test_scheduled_and_failed_deliveries_are_not_acked(store: StoreUnderTest) -> None:
     store.submitted()
     store.submitted(delay_ms=3_600_000)
     store.perform(store.nack_of(store.submitted(room=1), 1, reject=True), store.ack_of(store.submitted(room=1), 1))
     store.perform(store.cancel_of(store.submitted()))
     counts = OpenCounts([store.database] * 32)
-    assert counts.backlog([store.shard], store.subscription, 10) == 3
-    assert counts.backlog([store.shard], store.subscription, 1) == 2  # one of those that are due, and a failed one
+    assert counts.unacked([store.shard], store.subscription, 10) == 3
+    assert counts.unacked([store.shard], store.subscription, 1) == 1

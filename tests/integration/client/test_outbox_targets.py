@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import sqlalchemy as sa
@@ -71,11 +71,41 @@ class TestTheCenter:
         found = target.send([entry("fine"), entry("k", topic="nowhere"), entry("open"), entry("", body=b"")])
         assert troubles(found) == [None, Trouble.REFUSED, Trouble.LATER, Trouble.REFUSED]
 
+    def test_a_full_topic_is_sent_later_and_others_at_once(self, running: RunningCenter, center: tmc.Center) -> None:
+        running.subscribe("bulk.full", "coupons", topic_settings={"unacked_limit": 1})
+        target = CenterTarget(center.producer)
+        eventually(lambda: troubles(target.send([entry(os.urandom(4).hex(), topic="bulk.full")])) == [Trouble.LATER])
+        assert troubles(target.send([entry("x", topic="bulk.full"), entry("not held up")])) == [Trouble.LATER, None]
+
     def test_away(self) -> None:
         with tmc.connect("127.0.0.1:1", app="orders", timeout=timedelta(seconds=1)) as nobody:
             target = CenterTarget(nobody.producer)
             assert troubles(target.send([entry("a"), entry("b")])) == [Trouble.AWAY] * 2
         assert troubles(target.send([entry("a")])) == [Trouble.AWAY]  # the connection is closed
+
+
+def test_a_target_may_have_a_producer_of_its_own(center: tmc.Center) -> None:
+    class Counting:
+        delays = True
+
+        def __init__(self) -> None:
+            self.producer, self.sent = center.producer, 0
+
+        def send(self, entries: Any) -> list[None]:
+            self.sent += len(entries)
+            return [None] * len(entries)
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    target = Counting()
+    engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
+    tmc.create_tables(engine)
+    with tmc.Outbox(engine, target) as outbox, Session(engine) as session:
+        outbox.add(session, "order.paid", {}, key="own")
+        session.commit()
+        eventually(lambda: target.sent)
+    assert "return" in get_type_hints(tmc.Outbox.__init__)
 
 
 class Deaf:

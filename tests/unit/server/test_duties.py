@@ -369,30 +369,45 @@ class TestCounting:
             self.asked += 1
             return self.answer
 
-        def backlog(self, shards: object, subscription: object, limit: int) -> int:
+        def unacked(self, shards: object, subscription: object, limit: int) -> int:
             self.backlogs_asked += 1
-            return self.backlogs.pop(0) if len(self.backlogs) > 1 else self.backlogs[0]
+            return min(limit, self.backlogs.pop(0) if len(self.backlogs) > 1 else self.backlogs[0])
 
     def _counting(self, counter: Counter, **settings: int) -> tuple[Counting, list[str]]:
         alerts: list[str] = []
         return Counting(_Fixed(**settings), counter, lambda _number, detail: alerts.append(detail)), alerts
 
-    def test_a_backlog_without_a_limit_is_not_counted(self) -> None:
+    def test_deliveries_without_a_limit_are_not_counted(self) -> None:
         counter = self.Counter(0)
         counting, _ = self._counting(counter)
         counting.run_once()
-        assert (counting.backlog(1), counter.backlogs_asked) == (0, 0)
+        assert (counting.unacked(1), counter.backlogs_asked) == (0, 0)
 
-    def test_a_backlog_is_counted_more_often_and_alerted_as_it_comes_near_its_limit(self) -> None:
+    def test_deliveries_are_counted_more_often_and_alerted_as_they_come_near_the_limit(self) -> None:
         counter = self.Counter(0)
-        counter.backlogs = [10, 49, 50, 79, 80]
-        counting, alerts = self._counting(counter, backlog_limit=100)
+        counter.backlogs = [10, 49, 50, 79, 80, 300]
+        counting, alerts = self._counting(counter, unacked_limit=100)
         seen = []
         for _ in range(14):
             counting.run_once()
-            seen.append(counting.backlog(1))
-        assert seen == [10] * 4 + [49] * 5 + [50, 79, 80, 80, 80]
-        assert [alert.startswith("80 deliveries of t are not acked") for alert in alerts] == [True] * 3
+            seen.append(counting.unacked(1))
+        assert seen == [10] * 4 + [49] * 5 + [50, 79, 80, 100, 100]
+        assert [alert.partition(" deliveries")[0] for alert in alerts] == ["80 of 100", *["the limit of 100"] * 2]
+
+    def test_a_database_that_is_away_stops_no_other_count(self) -> None:
+        class Away(self.Counter):  # type: ignore[name-defined,misc]
+            def count(self, shards: object, topic: int, limit: int) -> int:
+                if topic == 1:
+                    raise StoreUnavailable
+                return super().count(shards, topic, limit)  # type: ignore[no-any-return]
+
+        catalog = _Fixed()
+        other = Topic(number=2, name="other", owner=1, transaction_time_ms=1, open_limit=10, effective_ms=0)
+        catalog.current = Catalog(version=1, topics={**catalog.current.topics, 2: other})
+        counting = Counting(catalog, Away(3), lambda _number, _detail: None)
+        with pytest.raises(StoreUnavailable):
+            counting.run_once()
+        assert (counting.open(1), counting.open(2)) == (0, 3)
 
     def test_a_topic_is_counted_at_first_sight_and_when_it_fills_up(self) -> None:
         counter = self.Counter(3)

@@ -39,4 +39,4 @@ class OperatorEditor(Protocol):
         """Raises OperatorUnknown, InvalidField: it is the last administrator."""
 
     def operators(self) -> Sequence[Operator]:
-        """Return all operators by name."""
+        """Return all operators, in the order of their names."""

@@ -86,7 +86,7 @@ class Dialect(Protocol):
         """Create the database where it is missing. Raises StoreUnavailable."""
 
     def settings(self, connection: sa.Connection, batch_bytes: int) -> list[Finding]:
-        """Return whether messages are safe in it. batch_bytes: the largest transaction that a server sends."""
+        """Return findings: whether messages are safe in it. batch_bytes: the largest transaction that a server sends."""
 
     def through_index(self, index: str) -> str:
         """Return what follows a table's name to have it read through this index, whatever the statistics say."""
