@@ -47,7 +47,6 @@ class ConnectionTransaction:
         self._outer: ConnectionTransaction | None = None
         self._lends_commit = False
         self._savepoint = ""
-        self._unsaid = ""  # goes with the next statement: a round trip less
         self._lost = ""
         self.committed = False
 
@@ -133,28 +132,14 @@ class ConnectionTransaction:
             self._refuse_more()
             return
         self.check()
-        self._unsaid = f"RELEASE SAVEPOINT {self._savepoint}"
-        if self._outer is not None or not self._driver.takes_several(self._raw):
-            self._say_the_rest()
-        if self._outer is not None:
-            self._outer.verify()
-            self._outer._say_the_rest()
-
-    def _say_the_rest(self) -> None:
-        unsaid, self._unsaid = self._unsaid, ""
-        if unsaid:
-            with self._ended_early():
-                self._say(unsaid)
-
-    @contextmanager
-    def _ended_early(self) -> Iterator[None]:
-        """Translate the error of a savepoint that is gone."""
         try:
-            yield
+            self._say(f"RELEASE SAVEPOINT {self._savepoint}")
         except self._driver.module.Error as exc:
             if self.is_lost(exc):
                 raise
             self._end_early()
+        if self._outer is not None:
+            self._outer.verify()
 
     def _refuse_more(self) -> None:
         """Refuse what came after the block that committed for both, and is not committed.
@@ -171,7 +156,6 @@ class ConnectionTransaction:
 
     def commit(self) -> None:
         try:
-            self._say_the_rest()
             self._commit()
         except BaseException:
             self.roll_back()  # SQLite leaves it open: a later block would commit it
@@ -180,7 +164,6 @@ class ConnectionTransaction:
             self._outer.committed = True
 
     def roll_back(self) -> None:
-        self._unsaid = ""
         if self._outer is not None:
             self._outer._lost = f"The transaction block in this {self._outer._place} was rolled back for both."
         try:
@@ -228,13 +211,7 @@ class ConnectionTransaction:
 
     def _execute(self, text: str, values: Sequence[Any]) -> Found:
         cursor: Any = self._connection.cursor()
-        unsaid, self._unsaid = self._unsaid, ""
-        if not unsaid:
-            cursor.execute(text, values)
-            return Found(cursor)
-        with self._ended_early():
-            cursor.execute(f"{unsaid}; {text}", values)
-        cursor.nextset()
+        cursor.execute(text, values)
         return Found(cursor)
 
     def is_duplicate(self, exc: BaseException) -> bool:
