@@ -1,4 +1,4 @@
-"""What the bad path costs: consumers that refuse, services that resume, tables that are cleaned. Ratios, sides alternating.
+"""Measures the bad path: consumers that refuse, services that resume, tables that are cleaned. Ratios, sides alternating.
 
 reject_statements, nack_statements: of a batch of 400, per database; acks beside them take 2.
 publish_beside_rejects_ratio: messages per second that are published while their consumer rejects each of them, as a share of
@@ -42,7 +42,7 @@ _numbers = itertools.count()
 
 
 def statements(store: StoreUnderTest) -> dict[str, int]:
-    """Of a batch of 400 answers of one kind."""
+    """Count the statements of a batch of 400 answers, by kind."""
     kinds: dict[str, Callable[[int], Operation]] = {
         "ack": lambda number: store.ack_of(number, 1),
         "nack": lambda number: store.nack_of(number, 1),

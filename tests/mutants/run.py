@@ -37,7 +37,7 @@ NOT_COPIED = shutil.ignore_patterns("__pycache__", ".*", "reports")
 
 @dataclass(frozen=True)
 class Edit:
-    """Of a file: `old`, which stands in it once, becomes `new`."""
+    """A change of a file: `old`, which stands in it once, becomes `new`."""
 
     file: str
     old: str

@@ -52,7 +52,7 @@ COMMANDS: Sequence[Rpc | Callable[..., None]] = (
         "Register a topic of the app that produces it.",
         "name",
         required="owner",
-        helps={"unacked_limit": "Refuse producers at so many deliveries that are not acked; 0: no limit."},
+        helps={"unacked_limit": "Refuse producers once this many deliveries are not acked; 0: no limit."},
     ),
     Rpc(
         "UpdateTopic",

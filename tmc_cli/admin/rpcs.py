@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from types import GenericAlias
 from typing import Annotated, Any, cast
 
 import typer
@@ -163,7 +164,7 @@ class _Option:
             default = _NO_DEFAULT if name in (*self.row.required.split(), "reason") else self._default
             no = f"/--no-{self._name}" if self.field.has_presence and self._type is bool else ""
             declared = typer.Option(f"--{self._name}{no}", help=self._help)
-        kind = list[self._type] | None if self.field.is_repeated else self._type  # type: ignore[name-defined]
+        kind = GenericAlias(list, (self._type,)) | None if self.field.is_repeated else self._type
         return _keyword(name, Annotated[kind | None if self.field.has_presence else kind, declared], default)
 
     @property

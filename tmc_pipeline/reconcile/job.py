@@ -63,7 +63,7 @@ _ROWS_OF_A_PARTITION = 250_000  # sorted in memory by one task
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What a run found. verdicts: messages by verdict.  consistent: no discrepancy, and every relation holds.
+    """The findings of a run. verdicts: messages by verdict.  consistent: no discrepancy, and every relation holds.
 
     bad_clocks: messages and deliveries with a time in the future, which excuses nothing.
     span: since_ms: messages prepared earlier were compared only if the last run left them open, `left` of them;

@@ -31,7 +31,7 @@ class TagKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewApp:
-    """What an app is registered with. service_name: in service discovery.  biz_id: sent with each check."""
+    """An app as it is registered. service_name: in service discovery.  biz_id: sent with each check."""
 
     id: str
     service_name: str = setting("", 0, 128)
@@ -78,7 +78,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettings:
-    """What an operator says about a topic. signed: copies in queues are signed.  ordered: each message has an order key.
+    """The settings of a topic. signed: copies in queues are signed.  ordered: each message has an order key.
 
     open_limit: of undecided messages.  unacked_limit: of deliveries that are not acked, failed ones too; 0: none.
 
@@ -98,7 +98,7 @@ class TopicSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTopic(TopicSettings):
-    """What a topic is registered with. owner: app id; "": nobody yet."""
+    """A topic as it is registered. owner: app id; "": nobody yet."""
 
     name: str
     owner: str

@@ -27,6 +27,7 @@ class ShardStatements:
         self.tables = shard_tables(shard)
         self._for_messages(self.tables.message)
         self._for_consumptions(self.tables.consumption)
+        self._for_limits(self.tables.consumption)
         self._for_claims(self.tables.message, self.tables.consumption)
         self._for_rescue(self.tables.consumption)
         self.lines = LineStatements(self.tables)
@@ -100,26 +101,6 @@ class ShardStatements:
         )
 
     def _for_consumptions(self, consumption: sa.Table) -> None:
-        # topic, subscription, limit: deliveries that are not acked, each kind counted no further than the limit.
-        mine: sa.BindParameter[int] = sa.bindparam("subscription")
-        kinds = (
-            through_index(
-                sa.select(sa.literal(1)).where(
-                    consumption.c.subscription_no == mine, consumption.c.due_ms.is_not(None)
-                ),
-                consumption,
-                f"{consumption.name}_due",
-            ),
-            sa.select(sa.literal(1)).where(
-                failed.c.shard == self.shard,
-                failed.c.topic_no == sa.bindparam("topic"),
-                failed.c.subscription_no == mine,
-            ),
-            sa.select(sa.literal(1)).where(waiting.c.subscription_no == mine, waiting.c.shard == self.shard),
-        )
-        counts = (each.limit(sa.bindparam("limit")).subquery() for each in kinds)
-        parts = [sa.select(sa.func.count()).select_from(each).scalar_subquery() for each in counts]
-        self.count_unacked = sa.select(parts[0] + parts[1] + parts[2])
         self.insert_consumptions = InsertRows(consumption, without=("order_hash", "sequence", "extended", "begun"))
         self.insert_ordered = InsertRows(consumption, without=("extended", "begun"))
         since_ms = sa.func.coalesce(consumption.c.since_ms, consumption.c.created_ms).label("since_ms")
@@ -238,6 +219,28 @@ class ShardStatements:
                 consumption,
             )
         )
+
+    def _for_limits(self, consumption: sa.Table) -> None:
+        # topic, subscription, limit: deliveries that are not acked, each kind counted no further than the limit.
+        mine: sa.BindParameter[int] = sa.bindparam("subscription")
+        kinds = (
+            through_index(
+                sa.select(sa.literal(1)).where(
+                    consumption.c.subscription_no == mine, consumption.c.due_ms.is_not(None)
+                ),
+                consumption,
+                f"{consumption.name}_due",
+            ),
+            sa.select(sa.literal(1)).where(
+                failed.c.shard == self.shard,
+                failed.c.topic_no == sa.bindparam("topic"),
+                failed.c.subscription_no == mine,
+            ),
+            sa.select(sa.literal(1)).where(waiting.c.subscription_no == mine, waiting.c.shard == self.shard),
+        )
+        counts = (each.limit(sa.bindparam("limit")).subquery() for each in kinds)
+        parts = [sa.select(sa.func.count()).select_from(each).scalar_subquery() for each in counts]
+        self.count_unacked = sa.select(parts[0] + parts[1] + parts[2])
 
     def _for_claims(self, message: sa.Table, consumption: sa.Table) -> None:
         # subscription, now, limit: oldest due first, no locks.

@@ -1,4 +1,4 @@
-"""What consumers refuse costs a few statements per batch, however many there are: a storm of it delays nobody else."""
+"""Refusals of consumers cost a few statements per batch, however many there are: a storm of it delays nobody else."""
 
 from __future__ import annotations
 

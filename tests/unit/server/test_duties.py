@@ -395,11 +395,11 @@ class TestCounting:
         assert [alert.partition(" deliveries")[0] for alert in alerts] == ["80 of 100", *["the limit of 100"] * 2]
 
     def test_a_database_that_is_away_stops_no_other_count(self) -> None:
-        class Away(self.Counter):  # type: ignore[name-defined,misc]
+        class Away(TestCounting.Counter):
             def count(self, shards: object, topic: int, limit: int) -> int:
                 if topic == 1:
                     raise StoreUnavailable
-                return super().count(shards, topic, limit)  # type: ignore[no-any-return]
+                return super().count(shards, topic, limit)
 
         catalog = _Fixed()
         other = Topic(number=2, name="other", owner=1, transaction_time_ms=1, open_limit=10, effective_ms=0)
