@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine, Executable, Table
+    from sqlalchemy import Dialect, Engine, Executable, Table
 
 
 def causes(exc: BaseException) -> Iterator[BaseException]:
@@ -55,6 +55,9 @@ class LocalTransaction(Protocol):
     handle: Any
 
     @property
+    def dialect(self) -> Dialect: ...
+
+    @property
     def engine(self) -> Engine | None:
         """Return an engine of the same database, for what is written in the background. None: later blocks write it."""
 
@@ -91,8 +94,12 @@ class LocalTransaction(Protocol):
     def insert(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
         """Insert all of these. Raises the library's error."""
 
-    def insert_outbox(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
-        """Write messages into tmc_outbox. Returns: their ids, in order."""
+    @property
+    def lasting(self) -> Any:
+        """Return the driver's connection, if the program gave that; None if a pool chooses one for each transaction."""
+
+    def insert_outbox(self, rows: Sequence[Mapping[str, Any]], schema: str = "") -> Sequence[int]:
+        """Write messages into tmc_outbox. schema: its; "": where the connection finds it. Returns: their ids, in order."""
 
     def is_duplicate(self, exc: BaseException) -> bool:
         """Return whether a row was refused because of its key, or for a reason that this library cannot tell from that."""

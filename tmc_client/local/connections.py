@@ -201,8 +201,12 @@ class ConnectionTransaction:
         for text, values in self._driver.inserts(self._raw, table, rows):
             self._execute(text, values)
 
-    def insert_outbox(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
-        return self._driver.insert_numbered(self._raw, outbox, rows, self._returns(), self._execute)
+    @property
+    def lasting(self) -> Any:
+        return self._raw
+
+    def insert_outbox(self, rows: Sequence[Mapping[str, Any]], schema: str = "") -> Sequence[int]:
+        return self._driver.insert_numbered(self._raw, outbox, rows, self._returns(), self._execute, schema)
 
     @property
     def _raw(self) -> Any:

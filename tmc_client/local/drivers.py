@@ -55,9 +55,12 @@ class Driver:
         """An engine over connections of this driver."""
         return sa.create_engine(f"{self.dialect.name}+{self.dialect.driver}://", creator=connect, **options)
 
-    def insert(self, connection: Any, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> tuple[str, list[Any]]:
+    def insert(
+        self, connection: Any, table: sa.Table, rows: Sequence[Mapping[str, Any]], schema: str = ""
+    ) -> tuple[str, list[Any]]:
         """One INSERT of these rows: text and parameters. connection: of this driver."""
-        return self.text.insert(table, rows, marks_binary=bool(getattr(connection, "_binary_prefix", False)))
+        marks_binary = bool(getattr(connection, "_binary_prefix", False))
+        return self.text.insert(table, rows, marks_binary=marks_binary, schema=schema)
 
     def inserts(
         self, connection: Any, table: sa.Table, rows: Sequence[Mapping[str, Any]]
@@ -73,6 +76,7 @@ class Driver:
         rows: Sequence[Mapping[str, Any]],
         returning: bool,
         run: Callable[[str, Sequence[Any]], Any],
+        schema: str = "",
     ) -> list[int]:
         """Insert rows whose ids the database chooses. Returns: the ids, in the order of the rows.
 
@@ -81,9 +85,9 @@ class Driver:
         found: list[int] = []
         for page in self.text.pages(rows):
             if not returning or (len(page) == 1 and self.dialect.name == "mysql"):
-                found += [run(*self.insert(connection, table, [row])).lastrowid for row in page]
+                found += [run(*self.insert(connection, table, [row], schema)).lastrowid for row in page]
             else:
-                text, values = self.insert(connection, table, page)
+                text, values = self.insert(connection, table, page, schema)
                 found += sorted(number for (number,) in run(f"{text} RETURNING id", values).fetchall())
         return found
 

@@ -147,7 +147,10 @@ class SessionTransaction:
             first = ""
         return connection, driver, first
 
-    def insert_outbox(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
+    lasting = None
+
+    def insert_outbox(self, rows: Sequence[Mapping[str, Any]], schema: str = "") -> Sequence[int]:
+        assert not schema, "a session's own options say where its tables are"
         connection, driver, first = self._ready()
         if driver is None:
             inserted = [connection.execute(outbox.insert(), dict(row)).inserted_primary_key for row in rows]

@@ -25,11 +25,11 @@ class Text:
         return str(compiled), [values[name] for name in compiled.positiontup or ()]
 
     def insert(
-        self, table: sa.Table, rows: Sequence[Mapping[str, Any]], *, marks_binary: bool = False
+        self, table: sa.Table, rows: Sequence[Mapping[str, Any]], *, marks_binary: bool = False, schema: str = ""
     ) -> tuple[str, list[Any]]:
         """One INSERT of these rows: text and parameters. marks_binary: the driver says itself which values are binary."""
         columns = tuple(rows[0])
-        begin, row = _insert(table, columns, self.dialect, marks_binary)
+        begin, row = _insert(table, columns, self.dialect, marks_binary, schema)
         return begin + ", ".join([row] * len(rows)), [each[column] for each in rows for column in columns]
 
     def pages(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
@@ -73,11 +73,16 @@ def _compiled(statement: Any, dialect: sa.Dialect) -> Any:
 
 
 @lru_cache
-def _insert(table: sa.Table, columns: tuple[str, ...], dialect: sa.Dialect, marks_binary: bool) -> tuple[str, str]:
+def _insert(
+    table: sa.Table, columns: tuple[str, ...], dialect: sa.Dialect, marks_binary: bool, schema: str
+) -> tuple[str, str]:
     mark = "?" if dialect.paramstyle == "qmark" else "%s"
     unmarked = dialect.name == "mysql" and not marks_binary  # the server would check them as text
     marks = [f"_binary {mark}" if unmarked and _is_binary(table, column) else mark for column in columns]
-    return f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ", f"({', '.join(marks)})"
+    name = table.name
+    if schema:
+        name = f"{dialect.identifier_preparer.quote_identifier(schema)}.{name}"
+    return f"INSERT INTO {name} ({', '.join(columns)}) VALUES ", f"({', '.join(marks)})"
 
 
 def _is_binary(table: sa.Table, column: str) -> bool:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -56,6 +57,17 @@ T = TypeVar("T")
 UNTOUCHED = timedelta(seconds=3)  # a relay leaves a message to its direct send that long
 _KEY = "tmc_outbox"
 _SEEN = "tmc_outbox_seen"  # outboxes whose database this transaction is in
+
+
+_DATABASE = sa.text("SELECT DATABASE()")
+_SCHEMAS = {
+    "mysql": _DATABASE,
+    "mariadb": _DATABASE,
+    "postgresql": sa.text(
+        "SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass('tmc_outbox')"
+    ),
+}
+"""Queries for the schema that a connection finds our table in, where its connections can be remembered."""
 
 
 class _Center(Protocol):
@@ -122,6 +134,7 @@ class Outbox:
         self._direct = DirectSending(self.store, self._target) if direct else None
         self._bell = Bell(self.store.engine)
         self._closed = False
+        self._schemas: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # of our table, by connection
         self._relay: Relay | None = None
         self._thread: threading.Thread | None = None
         watch_forks(self)
@@ -188,11 +201,11 @@ class Outbox:
         """
         for request in requests:
             self.check(request)
-        self._refuse_another_ledger(local)
+        schema = self._schema_on(local)
         if self.store.engine.dialect.name in FAMILY:
             demand_wide(local.run, *(text for each in requests for text in (each.topic, each.key, each.order_key)))
         rows = [self._columns(request) for request in requests]
-        numbered = list(zip(local.insert_outbox(rows), rows, strict=True))
+        numbered = list(zip(local.insert_outbox(rows, schema), rows, strict=True))
         direct = [Entry.of_columns(number, row) for number, row in numbered if not row["line"]]
         return partial(self._send, direct, ordered=len(direct) < len(rows))
 
@@ -202,8 +215,24 @@ class Outbox:
         except Exception:  # the transaction is committed, and the relay sends them
             log.warning("%d messages are left to the relay", len(entries), exc_info=True)
 
+    def _schema_on(self, local: LocalTransaction) -> str:
+        """Return the schema of our table on a connection of the program's; "": it is compared in each transaction.
+
+        Compared once per connection: with the schema in its name the table is ours, wherever the connection is by then.
+        """
+        query = _SCHEMAS.get(local.dialect.name)
+        if local.lasting is None or query is None:
+            self._refuse_another_ledger(local)
+            return ""
+        known = self._schemas.get(local.lasting, "")
+        if not known:
+            self._refuse_another_ledger(local)
+            if self.store.ledger_id():
+                known = self._schemas[local.lasting] = local.run(query, {}).fetchone()[0]
+        return known
+
     def _refuse_another_ledger(self, local: LocalTransaction) -> None:
-        """Read in each transaction, since a connection may change its schema, e.g. with the tenant."""
+        """Read in each transaction of a session, since its connection may change the schema, e.g. with the tenant."""
         engine = local.engine
         if engine is None or not self._is_the_file_of(engine):
             self._demand_ours(known_ledger_id(local.run), engine)
