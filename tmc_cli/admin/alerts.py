@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from tmc_cli import say
-from tmc_cli.admin.tables import subscriber
+from tmc_cli.admin.printing import subscriber
 from tmc_cli.admin.text import when
 from tmc_server.printable import escaped
 

@@ -18,7 +18,7 @@ from google.protobuf import json_format, message_factory
 from google.protobuf.message import Message
 
 from tmc_cli import fail, say
-from tmc_cli.admin.tables import listing
+from tmc_cli.admin.printing import listing
 from tmc_common.enums import prefix_of
 from tmc_common.protocol import admin_pb2, types_pb2
 from tmc_server.printable import escaped

@@ -78,7 +78,7 @@ from tmc_server.store.due import OpenCounts, SqlDueWork
 from tmc_server.store.due_checks import SqlCheckStore, SqlDueChecks
 from tmc_server.store.engines import Database
 from tmc_server.store.episodes import SqlEpisodeStore
-from tmc_server.store.failures import SqlFailures
+from tmc_server.store.failure_groups import SqlFailures
 from tmc_server.store.group_commit import GroupCommit, Limits, ShardedGroupCommit
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.line_repair import SqlLineWork

@@ -26,16 +26,18 @@ from tmc_server.requests.signing import Signing
 from tmc_server.rpc import convert
 from tmc_server.rpc.alert_service import AlertServicer
 from tmc_server.rpc.bulk_service import BulkServicer
+from tmc_server.rpc.configuration_service import ConfigurationServicer
 from tmc_server.rpc.filling import record_from
 from tmc_server.rpc.operator_service import OperatorServicer
 from tmc_server.rpc.permission import demand_own_addresses, demand_owner
 from tmc_server.rpc.proposal_service import ProposalServicer
 from tmc_server.rpc.reading_service import Readings, ReadingServicer
-from tmc_server.rpc.setting_service import SettingServicer
 from tmc_server.settings import Setting
 
 
-class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServicer, ProposalServicer, SettingServicer):
+class AdminServicer(
+    BulkServicer, ReadingServicer, AlertServicer, OperatorServicer, ProposalServicer, ConfigurationServicer
+):
     """Methods take the operator who calls and a request."""
 
     def __init__(
@@ -58,7 +60,7 @@ class AdminServicer(BulkServicer, ReadingServicer, AlertServicer, OperatorServic
         AlertServicer.__init__(self, alerts, administering)
         OperatorServicer.__init__(self, operators)
         ProposalServicer.__init__(self, proposals, by_hand, bulk, administering)
-        SettingServicer.__init__(self, server, settings)
+        ConfigurationServicer.__init__(self, server, settings)
         self._admin = administering
         self._deliveries = deliveries
         self._signing = signing

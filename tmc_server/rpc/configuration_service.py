@@ -11,7 +11,7 @@ from tmc_server.domain.operators import Operator
 from tmc_server.settings import Setting
 
 
-class SettingServicer:
+class ConfigurationServicer:
     """The part of AdminService about settings."""
 
     def __init__(self, server: str, settings: Sequence[Setting]) -> None:
