@@ -223,7 +223,7 @@ def test_the_order_mode_changes_by_its_name(center: RunningCenter) -> None:
     plain = refused(center, "RegisterSubscription", topic="order.paid", app="coupons", order=types_pb2.ORDER_MODE_SKIP)
     assert (plain[0], "have no order keys" in plain[1]) == ("INVALID_ARGUMENT", True)
     status, text = refused(center, "RegisterSubscription", **where, order=9)
-    assert (status, "STRICT, SKIP, OFF" in text) == ("INVALID_ARGUMENT", True)
+    assert (status, "STRICT, SKIP or OFF" in text) == ("INVALID_ARGUMENT", True)
 
 
 @pytest.mark.parametrize("what", ["Topic", "Subscription"])
