@@ -1,4 +1,4 @@
-"""What operators may set, declared once, with the record it is a field of: default, bounds, and its column's name."""
+"""Settings that operators give, declared once as fields of a record: the default, the bounds, whether it may change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Declared(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of a number, or of the characters of a text."""
+    """The bounds of a number, or of the count of characters of a text."""
 
     low: int
     high: int

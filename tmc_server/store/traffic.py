@@ -30,7 +30,7 @@ class Traffic:
             self._counts.update(counts)
 
     def take(self) -> Counter[Flow]:
-        """Take what was counted, and begin anew."""
+        """Take what was counted, and start from zero."""
         with self._lock:
             taken, self._counts = self._counts, Counter()
         return taken
