@@ -27,7 +27,7 @@ def main(job: str, path: str, since_ms: str = "") -> None:
         center = CenterTables(
             spark, databases_of(settings.store), FETCH[profile], OPENING[profile], settings.spark.body_bytes
         )
-        archive = Archive(spark, settings.archive.path)
+        archive = Archive(spark, settings.archive.path, center)
         center.check()  # the driver is loaded
         print("ready", flush=True)
         began = time.monotonic()

@@ -199,6 +199,17 @@ class CenterTables:
 
         return is_done
 
+    @cached_property
+    def identity(self) -> str:
+        """The catalog's own random text, whatever its address: it says which center this is."""
+        rows = self._rows(self._databases.catalog, "(SELECT identity FROM tmc_database) q", "identity STRING")
+        return str(rows[0].identity) if rows else ""
+
+    def removing(self) -> set[str]:
+        """Return the archive runs whose lists the retention duty works off, or has worked off last."""
+        query = "(SELECT DISTINCT run FROM tmc_retention WHERE run <> '') q"
+        return {str(row.run) for place in self._databases.each for row in self._rows(place, query, "run STRING")}
+
     def horizon_ms(self) -> int:
         """Messages closed earlier may have been removed by the retention duty."""
         query = "(SELECT MAX(horizon_ms) AS horizon FROM tmc_retention) q"

@@ -34,18 +34,21 @@ app = typer.Typer(
 ConfigFile = Annotated[str, typer.Option("--config", "-c", help="pipeline.toml; docs/pipeline.md lists its keys")]
 Master = Annotated[str, typer.Option(help="overrides spark.master: local[2], spark://host:7077")]
 Profile = Annotated[str, typer.Option(help="overrides spark.profile: polite or fast")]
+Wait = Annotated[float, typer.Option(min=0, help="minutes to wait for another run that uses the same folder")]
+Reason = Annotated[str, typer.Option(help="kept in the archive, for the record")]
 SkipMissing = Annotated[bool, typer.Option("--skip-missing", help="continue without archive folders that are missing")]
 
 _WEEK_MS = 7 * 86_400_000
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Job:
     """Settings, Spark session and figures of a running job."""
 
     settings: Settings
     spark: SparkSession
     figures: Figures
+    wait_s: float = 0
 
     @property
     def center(self) -> CenterTables:
@@ -70,7 +73,7 @@ class Job:
             raise CannotRun(
                 "No archive is configured: set [archive] path to a folder or URL that every worker reaches."
             )
-        return Archive(self.spark, self.settings.archive.path)
+        return Archive(self.spark, self.settings.archive.path, self.center, wait_s=self.wait_s)
 
     @property
     def rewriting(self) -> Rewriting:
@@ -81,7 +84,7 @@ class Job:
 
 
 @contextmanager
-def _job(name: str, config: str, master: str, profile: str) -> Iterator[Job]:
+def _job(name: str, config: str, master: str, profile: str, wait_minutes: float = 0) -> Iterator[Job]:
     """Settings, session and figures of one run."""
     from tmc_pipeline.session import session
 
@@ -92,7 +95,7 @@ def _job(name: str, config: str, master: str, profile: str) -> Iterator[Job]:
             figures(settings.metrics.textfile, name) as kept,
             session(settings.spark, _families(settings), name) as spark,
         ):
-            yield Job(settings, spark, kept)
+            yield Job(settings=settings, spark=spark, figures=kept, wait_s=wait_minutes * 60)
 
 
 @contextmanager
@@ -178,6 +181,7 @@ def archive(
     everything: Annotated[
         bool, typer.Option("--everything", help="look at all messages, not only at recent and open ones")
     ] = False,
+    wait: Wait = 0,
     master: Master = "",
     profile: Profile = "",
 ) -> None:
@@ -185,7 +189,7 @@ def archive(
     if context.invoked_subcommand is not None:
         return
     _config_given(config)
-    with _job("archive", config, master, profile) as job:
+    with _job("archive", config, master, profile, wait) as job:
         from tmc_pipeline.archive.job import HOUR_MS, Archiving
 
         wanted = job.settings.archive
@@ -204,13 +208,14 @@ def verify(
     config: ConfigFile,
     since: Annotated[str, typer.Option(help="messages closed on this day or later, UTC: 2026-11-21; empty: all")] = "",
     until: Annotated[str, typer.Option(help="and before this day")] = "",
+    wait: Wait = 0,
     master: Master = "",
     profile: Profile = "",
 ) -> None:
     """Read archived messages and compare them with the manifests; exit code 1 when something is damaged."""
     with _refusals("archive verify"):
         from_ms, to_ms = _moment("--since", since), _moment("--until", until)
-    with _job("archive_verify", config, master, profile) as job:
+    with _job("archive_verify", config, master, profile, wait) as job:
         from tmc_pipeline.archive.verify import Verifying
 
         found = Verifying(job.archive).run(from_ms or 0, to_ms)
@@ -224,17 +229,17 @@ def verify(
 
 
 @archiving.command()
-def compact(config: ConfigFile, master: Master = "", profile: Profile = "") -> None:
+def compact(config: ConfigFile, wait: Wait = 0, master: Master = "", profile: Profile = "") -> None:
     """Merge the files of finished days, one per day, topic and archive.file_megabytes, and many manifests into one."""
-    with _job("archive_compact", config, master, profile) as job:
+    with _job("archive_compact", config, master, profile, wait) as job:
         done = job.rewriting.compact(job.settings.archive.file_megabytes << 20)
         typer.echo(f"{done.before} folders became {done.after}, with {done.messages} messages")
 
 
 @archiving.command()
-def expire(config: ConfigFile, master: Master = "", profile: Profile = "") -> None:
+def expire(config: ConfigFile, wait: Wait = 0, master: Master = "", profile: Profile = "") -> None:
     """Remove days that are older than archive.keep_days or archive.keep_days_of."""
-    with _job("archive_expire", config, master, profile) as job:
+    with _job("archive_expire", config, master, profile, wait) as job:
         rules = job.settings.archive
         if not rules.keep_days and not any(rules.keep_days_of.values()):
             raise CannotRun("No rule says what expires: set archive.keep_days or archive.keep_days_of.")
@@ -246,16 +251,51 @@ def expire(config: ConfigFile, master: Master = "", profile: Profile = "") -> No
 def erase(
     config: ConfigFile,
     ids: Annotated[list[str], typer.Argument(help="message ids")],
-    reason: Annotated[str, typer.Option(help="kept in the archive, for the record")],
+    reason: Reason,
+    wait: Wait = 0,
     master: Master = "",
     profile: Profile = "",
 ) -> None:
     """Delete key, body, headers and error texts of messages for good; their numbers, times and states stay."""
-    with _job("archive_erase", config, master, profile) as job:
+    with _job("archive_erase", config, master, profile, wait) as job:
         from tmc_pipeline.archive.restore import wanted_ids
 
         done = job.rewriting.erase(wanted_ids(ids), reason)
         typer.echo(f"erased the content of {done.messages} messages, in {done.before} folders")
+
+
+@archiving.command("remove-run")
+def remove_run(
+    config: ConfigFile,
+    run: Annotated[str, typer.Argument(help="its name, as the job printed it: 20261121T053000-1f2e3d")],
+    reason: Reason,
+    wait: Wait = 0,
+    master: Master = "",
+    profile: Profile = "",
+) -> None:
+    """Take a run out that went in wrongly, or record that one is gone for good; what its messages were is then unknown."""
+    with _job("archive_remove_run", config, master, profile, wait) as job:
+        done = job.rewriting.remove_run(run, reason)
+        typer.echo(
+            f"run {run} does not count any more: {done.before} folders with {done.messages} messages were removed"
+        )
+
+
+@archiving.command()
+def rewind(
+    config: ConfigFile,
+    since: Annotated[str, typer.Option(help="the time of the backup that the center was restored from, UTC")],
+    reason: Reason,
+    wait: Wait = 0,
+    master: Master = "",
+    profile: Profile = "",
+) -> None:
+    """Take out messages that are open again in a center that was restored from a backup. Archive everything next."""
+    with _refusals("archive rewind"):
+        since_ms = _moment("--since", since)
+    with _job("archive_rewind", config, master, profile, wait) as job:
+        done = job.rewriting.rewind(since_ms or 0, reason)
+        typer.echo(f"{done.messages} messages were taken out: run tmc pipeline archive --everything")
 
 
 @app.command()
@@ -274,6 +314,7 @@ def restore(
         str, typer.Option(envvar="TMC_CA", help="PEM file: use TLS and trust this authority, for --replay")
     ] = "",
     skip_missing: SkipMissing = False,
+    wait: Wait = 0,
     master: Master = "",
     profile: Profile = "",
 ) -> None:
@@ -281,7 +322,7 @@ def restore(
     with _refusals("restore"):
         if bool(ids) == bool(topic and key):
             raise CannotRun("Say which: message ids, or --topic and --key.")
-    with _job("restore", config, master, profile) as job:
+    with _job("restore", config, master, profile, wait) as job:
         from tmc_pipeline.archive.restore import Restoring, wanted_ids
 
         restoring = Restoring(job.archive, skip_missing)
@@ -307,13 +348,14 @@ def reconcile(
     ] = "",
     until: Annotated[str, typer.Option(help="messages prepared before this time; empty: all")] = "",
     skip_missing: SkipMissing = False,
+    wait: Wait = 0,
     master: Master = "",
     profile: Profile = "",
 ) -> None:
     """Compare ledgers, center and inboxes; exit code 1 when they do not agree. Writes details and a summary."""
     with _refusals("reconcile"):
         from_ms, to_ms = since if since == "last" else _moment("--since", since), _moment("--until", until)
-    with _job("reconcile", config, master, profile) as job:
+    with _job("reconcile", config, master, profile, wait) as job:
         from tmc_pipeline.files import HadoopFolder
         from tmc_pipeline.reconcile.job import Reconciliation
         from tmc_pipeline.reconcile.ledgers import Ledgers
@@ -351,13 +393,14 @@ def report(
     ] = "",
     until: Annotated[str, typer.Option(help="and before this time; empty: now")] = "",
     skip_missing: SkipMissing = False,
+    wait: Wait = 0,
     master: Master = "",
     profile: Profile = "",
 ) -> None:
     """Write one HTML page and Parquet tables: volumes, latencies, attempts, failures, what is open, verdicts, skew."""
     with _refusals("report"):
         from_ms, to_ms = _moment("--since", since), _moment("--until", until)
-    with _job("report", config, master, profile) as job:
+    with _job("report", config, master, profile, wait) as job:
         from tmc_pipeline.files import HadoopFolder
         from tmc_pipeline.report.job import Report
 
@@ -387,7 +430,7 @@ def share_classes(config: ConfigFile) -> None:
         )  # the same classes on a cluster, and a folder of this machine
         with session(settings.spark, _families(settings), "share-classes", classes) as spark:
             with translated():
-                _use_spark(Job(settings, spark, Figures()), f"file://{classes.folder}")
+                _use_spark(Job(settings=settings, spark=spark, figures=Figures()), f"file://{classes.folder}")
             classes.finish(spark)
         typer.echo(f"{classes.target}: {classes.target.stat().st_size >> 20} MB")
 

@@ -6,11 +6,12 @@ import fcntl
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
@@ -21,6 +22,7 @@ _CONDITIONAL = "fs.option.create.conditional.overwrite"  # a capability of objec
 _EXISTS = re.compile(r"FileAlreadyExistsException|RemoteFileChangedException|PreconditionFailed|\b412\b")
 _RENAMES = ("file", "hdfs", "viewfs")  # where a rename is one step, and fails if the name exists
 _MOVES_AT_ONCE = 8
+_LOOK_AGAIN_S = 0.5
 
 
 def configuration_of(spark: SparkSession) -> Any:
@@ -31,10 +33,11 @@ def configuration_of(spark: SparkSession) -> Any:
 class HadoopFolder:
     """A folder through Hadoop's file systems; names are relative to it. All raise PipelineError.
 
-    root: a path of this machine, or a URL that every worker can reach.
+    root: a path of this machine, or a URL that every worker can reach.  wait_s: how long it waits for another run.
     """
 
-    def __init__(self, spark: SparkSession, root: str) -> None:
+    def __init__(self, spark: SparkSession, root: str, wait_s: float = 0) -> None:
+        self.wait_s = wait_s
         self._jvm: Any = spark.sparkContext._jvm
         self._root = root.rstrip("/") or "/"
         with translated():
@@ -228,8 +231,20 @@ class HadoopFolder:
                 f"{root} cannot be written: {exc.strerror}. Choose another path, or fix its permissions."
             ) from exc
         with handle:
-            try:
-                fcntl.flock(handle, kind | fcntl.LOCK_NB)
-            except OSError as exc:
-                raise AnotherRun(f"Another run uses {root}: wait for it to end, then repeat.") from exc
+            until = time.monotonic() + self.wait_s
+            while not _is_locked(handle, kind):
+                if time.monotonic() >= until:
+                    raise AnotherRun(
+                        f"Another run uses {root}: repeat when it has ended, or wait for it with --wait 30."
+                    )
+                time.sleep(_LOOK_AGAIN_S)
             yield
+
+
+def _is_locked(handle: IO[str], kind: int) -> bool:
+    """Lock it. Returns: False if another process has."""
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -12,10 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from prometheus_client.parser import text_string_to_metric_families
 
 from tmc_pipeline.errors import CannotRun
 
-_SUCCEEDED = "tmc_pipeline_succeeded{"
+_PREFIX = "tmc_pipeline_"
 _SUCCEEDED_MEANS = "1: the last run ended well; 0: it failed, or runs"
 
 log = logging.getLogger("tmc.pipeline")
@@ -30,7 +30,7 @@ class Figures:
 
     def set(self, name: str, text: str, value: float, **labels: str) -> None:
         if name not in self._gauges:
-            self._gauges[name] = Gauge(f"tmc_pipeline_{name}", text, list(labels), registry=self._registry)
+            self._gauges[name] = Gauge(f"{_PREFIX}{name}", text, list(labels), registry=self._registry)
         gauge = self._gauges[name]
         (gauge.labels(**labels) if labels else gauge).set(value)
 
@@ -53,20 +53,16 @@ def _written(path: Path) -> Iterator[None]:
         raise CannotRun(f"metrics.textfile: {path} cannot be written: {exc.strerror}.") from exc
 
 
-def _not_yet(folder: str, job: str) -> None:
-    """Reset the last run's success and keep its figures: if this run is killed, the file reports no success."""
-    path = _path(folder, job)
+def _kept(folder: str, job: str) -> Figures:
+    """The figures of the last run, on which alerts rest, without its success: this run has ended badly, or not yet."""
+    kept, path = Figures(), _path(folder, job)
     with _written(path):
-        if path.exists():
-            unfinished = path.with_suffix(".unfinished")
-            lines = path.read_text().splitlines()
-            begun = [re.sub(r" \S+$", " 0.0", line) if line.startswith(_SUCCEEDED) else line for line in lines]
-            unfinished.write_text("".join(f"{line}\n" for line in begun))
-            unfinished.replace(path)
-            return
-    made = Figures()
-    made.set("succeeded", _SUCCEEDED_MEANS, 0, job=job)
-    made.write(folder, job)
+        text = path.read_text() if path.exists() else ""
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            kept.set(family.name.removeprefix(_PREFIX), family.documentation, sample.value, **sample.labels)
+    kept.set("succeeded", _SUCCEEDED_MEANS, 0, job=job)
+    return kept
 
 
 @contextmanager
@@ -75,19 +71,20 @@ def figures(folder: str, job: str) -> Iterator[Figures]:
     if folder and not (Path(folder).is_dir() and os.access(folder, os.W_OK)):
         raise CannotRun(f"metrics.textfile: {folder} is not a writable folder: make it, or fix its permissions.")
     if folder:
-        _not_yet(folder, job)
-    made = Figures()
+        _kept(folder, job).write(folder, job)
     started = time.time()
-    succeeded = 0
+    ended = made = Figures()
     try:
         yield made
-        succeeded = 1
+        made.set("succeeded", _SUCCEEDED_MEANS, 1, job=job)
+    except BaseException:
+        ended = _kept(folder, job) if folder else made
+        raise
     finally:
-        made.set("seconds", "how long the run took", time.time() - started, job=job)
-        made.set("succeeded", _SUCCEEDED_MEANS, succeeded, job=job)
-        made.set("finished_timestamp_seconds", "when the last run ended", time.time(), job=job)
+        ended.set("seconds", "how long the run took", time.time() - started, job=job)
+        ended.set("finished_timestamp_seconds", "when the last run ended", time.time(), job=job)
         if folder:
-            made.write(folder, job)
+            ended.write(folder, job)
 
 
 def tell_progress() -> None:

@@ -32,7 +32,7 @@ class Jobs:
         self.center = center
         self.settings = Settings.model_validate(center.settings(folder, **more))
         self.tables = CenterTables(spark, databases_of(self.settings.store), FETCH)
-        self.archive = Archive(spark, self.settings.archive.path)
+        self.archive = Archive(spark, self.settings.archive.path, self.tables)
 
     def run_archive(self, lag_ms: int = 60_000, lookback_ms: int = HOUR_MS, everything: bool = False) -> Manifest:
         tables = CenterTables(self.spark, databases_of(self.settings.store), FETCH)  # names as of now

@@ -69,7 +69,7 @@ def _archiving(jobs: Jobs) -> Archiving:
     """A run of its own, as on another machine."""
     path = jobs.settings.archive.path
     tables = CenterTables(jobs.spark, databases_of(jobs.settings.store), FETCH)
-    return Archiving(jobs.spark, tables, Archive(jobs.spark, path), 60_000, HOUR_MS)
+    return Archiving(jobs.spark, tables, Archive(jobs.spark, path, tables), 60_000, HOUR_MS)
 
 
 def test_an_archive_in_s3(jobs: Jobs, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_an_archive_in_s3(jobs: Jobs, s3: str, monkeypatch: pytest.MonkeyPatch) 
     assert jobs.run_reconcile().verdicts[AGREED] == 24
     for name, value in {"ENDPOINT_URL": s3, "ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "test"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
-    lists = ArchiveFolder(jobs.settings.archive.path)
+    lists = ArchiveFolder(jobs.settings.archive.path, center=jobs.archive.owner)
     assert [each.run for each in lists.removals()] == [first.run, second.run]
     assert [len(lists.numbers(first.run, shard)) for shard in first.removals[0].counts] == [3, 3, 3, 3]
     jobs.archive.folder.write("manifests/seen.txt", "not a manifest")
@@ -264,14 +264,14 @@ def test_a_connector_that_spark_lacks_is_named() -> None:
 
 def test_a_missing_connector_is_named() -> None:
     with pytest.raises(ValueError, match=r"retention\.archive nowhere://a/b"):
-        ArchiveFolder("nowhere://a/b")
+        ArchiveFolder("nowhere://a/b", center="")
 
 
 def test_a_server_without_s3fs_says_what_to_install(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['s3fs'] = None\n"
         "from tmc_server.archives.folder import ArchiveFolder\n"
-        "try:\n    ArchiveFolder('s3a://bucket/archive')\nexcept ValueError as exc:\n    print(exc)"
+        "try:\n    ArchiveFolder('s3a://bucket/archive', center='')\nexcept ValueError as exc:\n    print(exc)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.startswith("retention.archive s3://bucket/archive: Install s3fs")

@@ -79,7 +79,9 @@ class TestCompaction:
         assert jobs.run_archive().messages == 0
         assert jobs.run_reconcile().verdicts[AGREED] == 120
         assert _rewriting(jobs).compact().before == 0
-        assert sorted(len(each.counts) for each in ArchiveFolder(f"{folder}/archive").removals()) == [4, 4, 4]
+        assert sorted(
+            len(each.counts) for each in ArchiveFolder(f"{folder}/archive", center=jobs.archive.owner).removals()
+        ) == [4, 4, 4]
 
     def test_files_are_as_long_as_wanted(self, jobs: Jobs) -> None:
         jobs.run_archive()
@@ -196,13 +198,13 @@ class TestCheckpoints:
         manifests = folder / "archive" / "manifests"
         _runs(jobs, 3)
         before, names = _rows(jobs), jobs.archive.chain().names
-        lists = ArchiveFolder(f"{folder}/archive").removals()
+        lists = ArchiveFolder(f"{folder}/archive", center=jobs.archive.owner).removals()
         _rewriting(jobs).compact()
         assert len(jobs.archive.chain().manifests) == 1
         assert len(list(manifests.glob("*.json"))) == 5, "servers may still read what the checkpoint stands for"
         assert _rows(jobs) == before
         assert jobs.archive.chain().names == names
-        assert ArchiveFolder(f"{folder}/archive").removals() == lists
+        assert ArchiveFolder(f"{folder}/archive", center=jobs.archive.owner).removals() == lists
         jobs.run_archive()
         jobs.run_archive()
         assert [each.number for each in jobs.archive.chain().manifests] == [4, 5, 6]

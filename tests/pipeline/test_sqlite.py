@@ -41,7 +41,7 @@ def test_a_center_on_sqlite(spark: SparkSession, tmp_path: Path) -> None:
     tables = CenterTables(
         spark, databases_of(StoreConfig.model_validate({"catalog": f"sqlite:///{tmp_path}/center.db"})), FETCH
     )
-    archive = Archive(spark, f"{tmp_path}/archive")
+    archive = Archive(spark, f"{tmp_path}/archive", tables)
     ahead_ms = tables.now_ms() - store.clock() - 1000  # the store's clock is a manual one
     manifest = Archiving(spark, tables, archive, lag_ms=ahead_ms, lookback_ms=0).run()
     assert (manifest.messages, manifest.consumptions) == (3, 3)

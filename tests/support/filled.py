@@ -44,6 +44,12 @@ class FilledCenter:
         self._catalog()
         self._kept = {url: self._contents(url) for url in self.urls}
 
+    @property
+    def identity(self) -> str:
+        """Of its catalog."""
+        with self.sql() as run:
+            return str(run.exec_driver_sql("SELECT identity FROM tmc_database").scalar_one())
+
     def database_of(self, shard: int) -> str:
         return f"{self.prefix}_{shard // self._per}"
 

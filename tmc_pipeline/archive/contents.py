@@ -19,7 +19,8 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from tmc_pipeline.errors import ArchiveDamaged, translated
+from tmc_pipeline.center import CenterTables
+from tmc_pipeline.errors import ArchiveDamaged, CannotRun, PipelineError, translated
 from tmc_pipeline.files import HadoopFolder
 from tmc_pipeline.frames import ARCHIVED, MESSAGE
 from tmc_server.domain.ids import MessageId
@@ -55,21 +56,75 @@ class Folder:
 
 
 class Archive:
-    """path: a folder of this machine or a URL, the same for every worker."""
+    """path: a folder of this machine or a URL, the same for every worker.  center: whose it is.
 
-    def __init__(self, spark: SparkSession, path: str) -> None:
+    wait_s: how long it waits for another run that uses the archive.  gone: a run that does not count, whatever is there of it.
+    """
+
+    def __init__(
+        self, spark: SparkSession, path: str, center: CenterTables, *, wait_s: float = 0, gone: str = ""
+    ) -> None:
         self._spark = spark
-        self.folder = HadoopFolder(spark, path)
+        self._center = center
+        self._gone = gone
+        self.folder = HadoopFolder(spark, path, wait_s)
+
+    def without(self, run: str) -> Archive:
+        """Return the same, whose chain can be read although that run is missing or another center's."""
+        return Archive(self._spark, self.folder.path(), self._center, wait_s=self.folder.wait_s, gone=run)
+
+    @property
+    def owner(self) -> str:
+        """Return the identity of its center, for manifests."""
+        return self._center.identity
 
     def chain(self) -> Chain:
-        """Return everything that was published. Raises ArchiveDamaged."""
-        found, unreadable = self.readable()
+        """Return everything that was published. Raises ArchiveDamaged; CannotRun: it is another center's."""
+        found, unreadable = self._readable()
+        unreadable += self._missing_end(found, *self._center_says())
         if unreadable:
             raise ArchiveDamaged(unreadable[0])
         return found
 
     def readable(self) -> tuple[Chain, list[str]]:
-        """Return what was published, and what is wrong with manifests that cannot be read."""
+        """Return what was published, and what is wrong with manifests that cannot be read, or are missing.
+
+        Works without the center's databases, which may be what was lost. Raises CannotRun: it is another center's.
+        """
+        found, unreadable = self._readable()
+        try:
+            center = self._center_says()
+        except PipelineError as exc:
+            log.warning("whether the newest runs are missing was not compared with the center: %s", exc)
+            return found, unreadable
+        return found, unreadable + self._missing_end(found, *center)
+
+    def _center_says(self) -> tuple[str, set[str]]:
+        """Return who it is, and by which runs it has removed messages last."""
+        with translated():
+            return self._center.identity, self._center.removing()
+
+    def _missing_end(self, chain: Chain, identity: str, removing: set[str]) -> list[str]:
+        """Return a sentence if the center has removed messages by the list of a run that is not here; else nothing.
+
+        Raises CannotRun: the archive is another center's.
+        """
+        chain = Chain(manifests=tuple(each for each in chain.manifests if each.run != self._gone))
+        if chain.center not in ("", identity):
+            raise CannotRun(
+                f"{self.folder.path()} is the archive of another center ({chain.center[:8]}), and [store] is center "
+                f"{identity[:8]}: correct archive.path or [store]."
+            )
+        unknown = sorted(run for run in removing if run != self._gone and not chain.explains(run))
+        newest = max((each.run for each in chain.manifests), default="none")
+        return [
+            f"{self.folder.path()} lacks run {run}, by which the center has removed messages; the newest run here is "
+            f"{newest}. Bring the folders manifests, messages and removal back from a backup; if that run is gone for good: "
+            f"tmc pipeline archive remove-run {run} --reason TEXT."
+            for run in unknown[-1:]
+        ]
+
+    def _readable(self) -> tuple[Chain, list[str]]:
         found, unreadable = [], []
         for name in current_names(self.folder.names("manifests")):
             try:
@@ -91,7 +146,9 @@ class Archive:
         skip_missing: leave out folders that are gone or damaged instead of raising ArchiveDamaged.
         """
         wanted = [self._folder(each) for each in partitions]
-        return self._rows(_sound(self._counted(wanted), skip_missing)).select(*ARCHIVED.names)
+        # A page that cannot be read shows when it is read: what is to be left out must be known before.
+        counted = self._counted(wanted, completely=skip_missing)
+        return self._rows(_sound(counted, skip_missing)).select(*ARCHIVED.names)
 
     def placed(self, partitions: Sequence[Partition], skip_missing: bool = True) -> DataFrame:
         """ARCHIVED with run string: rows of these partitions, compared with the manifests in numbers of files and bytes only.

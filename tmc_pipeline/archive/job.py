@@ -126,7 +126,7 @@ class Archiving:
                 among = EVERYTHING if everything else self._unseen(staging.chain, before)
                 open_before = max(0, before - self._lookback_ms)
                 log.info("run %s: messages closed before %s", staging.run, _shown(before))
-                written = self._write(self._chosen(staging.chain, among, before, open_before), staging.messages)
+                written = self._write_missing(staging, among, before, open_before)
                 shards, partitions, still_open = self._read_back(staging, written)
                 names = _by_number(self._center.names)
                 manifest = staging.publish(
@@ -165,16 +165,27 @@ class Archiving:
             return EVERYTHING
         return MessageRange(from_ms=from_ms, numbers=numbers)
 
-    def _chosen(self, chain: Chain, among: MessageRange, before_ms: int, open_before_ms: int) -> DataFrame:
-        """ARCHIVED: what the archive lacks, and with OPEN as day, what the next run has to look at again."""
+    def _write_missing(self, staging: Staging, among: MessageRange, before_ms: int, open_before_ms: int) -> int:
+        """Write what the archive lacks, and with OPEN as day, what the next run has to look at again. Returns: how many rows."""
+        chain = staging.chain
         topics = small_table(self._spark, self._center.names.topics.items(), "topic_no int, topic string")
-        named = dated(self._center.messages(among), topics, before_ms, open_before_ms)
+        named = dated(self._center.messages(among), topics, before_ms, open_before_ms).where(~_was_removed(chain))
         # A number on the list of open messages can be in the archive only if the run that wrote the list put it there.
         recent, last = closed_since(among.from_ms), chain.open.run if chain.open else ""
         known = [part for part in chain.partitions if recent(part) or part.place.run == last]
+        written = self._write(self._lacking(named, known), staging.messages)
+        # Of a server whose clock was ahead, messages were closed on days before those that their numbers speak of.
+        days = {day for day, _ in staging.sizes()}
+        overlooked = [part for part in chain.partitions if part.place.day in days and part not in known]
+        if overlooked:
+            staging.drop_messages()
+            written = self._write(self._lacking(named, known + overlooked), staging.messages)
+        return written
+
+    def _lacking(self, named: DataFrame, known: Sequence[Partition]) -> DataFrame:
+        """ARCHIVED of rows of `dated` that these partitions do not have."""
         if known:
             named = without(named, self._archive.numbers(known))
-        named = named.where(~_was_removed(chain))
         whole = named.withColumns({name: f.lit(None) for name in ("erased_ms", "erased_reason")})
         return whole.withColumn("fingerprint", fingerprint()).select(
             *[f.col(each.name).cast(each.dataType) for each in ARCHIVED.fields]

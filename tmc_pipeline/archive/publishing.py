@@ -13,6 +13,7 @@ import logging
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 from tmc_pipeline.archive.contents import Archive, moment
 from tmc_pipeline.errors import AnotherRun, ArchiveDamaged, JobFailed
@@ -165,6 +166,10 @@ class Staging:
                 found[key] = (files + 1, total + size)
         return found
 
+    def drop_messages(self) -> None:
+        """Delete everything that was written, to write it again."""
+        self._folder.remove(f"{self.path}/messages")
+
     def drop(self, day: str) -> None:
         """Delete the files of one day: they are not for the archive."""
         self._folder.remove(f"{self.path}/messages/day={day}")
@@ -174,7 +179,7 @@ class Staging:
 
         Raises AnotherRun: another one was published meanwhile; nothing of this one was.
         """
-        numbered = manifest.numbered(self.chain.next_number)
+        numbered = replace(manifest, number=self.chain.next_number, center=self._archive.owner)
         self._folder.write(intent_name(self.run), numbered.to_json())
         self.complete(numbered)
         return numbered

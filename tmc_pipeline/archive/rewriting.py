@@ -1,4 +1,4 @@
-"""Runs that rewrite what is archived: compact many small files, expire old days, erase the content of single messages.
+"""Runs that rewrite what is archived: compact small files, expire old days, erase content, take out what is not so any more.
 
 Each publishes one manifest that lists the new folders and retires the old ones. Retired files move out of sight at once and
 are deleted a day later, so that a job that reads them can finish; those of erased messages are deleted at once.
@@ -19,21 +19,23 @@ from pyspark.sql import functions as f
 
 from tmc_common.headers import REPLAY_OF, REPLAY_TO
 from tmc_pipeline.archive.contents import Archive, Folder, closed_since, day_of, fingerprint
-from tmc_pipeline.archive.job import DAY_MS, PLAIN, by_folder, verified
+from tmc_pipeline.archive.job import DAY_MS, OPEN, PLAIN, by_folder, dated, verified
 from tmc_pipeline.archive.publishing import Publishing, Staging, retired_before
 from tmc_pipeline.archive.restore import topic_names, with_ids
 from tmc_pipeline.center import CenterTables
 from tmc_pipeline.errors import ArchiveDamaged, CannotRun, JobFailed, translated
-from tmc_pipeline.frames import ARCHIVED, small_table
+from tmc_pipeline.frames import ARCHIVED, on_disk, small_table, without
 from tmc_server.domain.checks import DECIDED_BY_CHECK
 from tmc_server.domain.ids import MessageId, created_ms
-from tmc_server.domain.manifest import Chain, Erasure, Manifest, Partition, Removal
+from tmc_server.domain.manifest import Chain, Erasure, Manifest, Partition, Removal, RemovedRun, Rewinding
 
 log = logging.getLogger("tmc.pipeline")
 
 FILE_BYTES = 128 << 20
 _ROOM = 1.1  # files are planned a tenth smaller, since no two of them come out alike
 _KEPT_RETIRED_MS = DAY_MS
+_64_BITS = (1 << 64) - 1
+_NEVER_MS = (1 << 62) - 1
 _MANIFESTS = 24  # with more of them, a checkpoint is written
 
 
@@ -134,11 +136,92 @@ class Rewriting:
             blanked = [int(row.fingerprint) for row in with_ids(files, ids).select("fingerprint").collect()]
             changes = reduce(xor, [*blanked, *(int(row.fingerprint) for row in wanted)])
             new = by_folder(sums, staging)
-            if _digest(new) != _digest(parts) ^ changes & (1 << 64) - 1:
+            if _digest(new) != _digest(parts) ^ changes & _64_BITS:
                 raise JobFailed("Other rows than those to be erased changed. Nothing was published: run it again.")
             records = tuple(Erasure(message_id=str(each), at_ms=now, reason=reason) for each in ids)
             staging.publish(_manifest(staging, partitions=new, retired=parts, erased=records))
         return Rewritten(before=len(parts), after=len(new), messages=len(ids))
+
+    def remove_run(self, run: str, reason: str) -> Rewritten:
+        """Take out all that a run archived, or record that a run is gone of which nothing is left here.
+
+        Raises CannotRun: there is no such run, or its files were merged with those of others.
+        """
+        now, archive = self._now(), self._archive.without(run)
+        with (
+            translated(),
+            archive.folder.read_by(rewriting=True),
+            Publishing(archive, rewriting=True).run(now) as staging,
+        ):
+            chain = staging.chain
+            if run in chain.removed:
+                raise CannotRun(f"Run {run} was removed before: {chain.removed[run].reason}")
+            made = [each for each in chain.manifests if each.run == run and not each.checkpoint]
+            old = [part for part in chain.partitions if part.place.run == run]
+            if not made and run not in self._center.removing():
+                raise CannotRun(
+                    f"There is no run {run}: the folder manifests and the log of archive runs have their names. One that a "
+                    "compaction has merged into a checkpoint can no longer be removed."
+                )
+            if made and {part.place for part in made[0].partitions} != {part.place for part in old}:
+                raise CannotRun(
+                    f"The files of run {run} were merged with those of others, or have expired: it cannot be removed."
+                )
+            record = RemovedRun(run=run, at_ms=now, reason=reason)
+            staging.publish(_manifest(staging, retired=old, removed=(record,)))
+        return Rewritten(before=len(old), after=0, messages=sum(part.messages for part in old))
+
+    def rewind(self, since_ms: int, reason: str) -> Rewritten:
+        """Take out what closed at or after `since_ms` and the center, restored as of that time, has in another state again.
+
+        Messages that the center does not have stay. Run the archive with `everything` next.
+        """
+        now = self._now()
+        with (
+            translated(),
+            self._archive.folder.read_by(rewriting=True),
+            self._publishing.run(now) as staging,
+            on_disk(self._superseded(staging.chain, since_ms)) as superseded,
+        ):
+            by_place = superseded.groupBy("run", "day", "topic").agg(
+                f.count(f.lit(1)).alias("messages"), f.bit_xor("fingerprint").alias("digest")
+            )
+            gone = {(row.run, row.day, row.topic): row for row in by_place.collect()}
+            old = [part for part in staging.chain.partitions if _key_of(part) in gone]
+            messages = sum(row.messages for row in gone.values())
+            left = sum(part.messages for part in old) - messages
+            new: Sequence[Partition] = []
+            if left:
+                counts: dict[tuple[str, str], int] = defaultdict(int)
+                for part in self._sound(old):
+                    counts[part.place.day, part.place.topic] += max(1, part.files)
+                self._write(staging, without(self._archive.placed(old), superseded), counts)
+                files = self._spark.read.schema(ARCHIVED).parquet(staging.messages)
+                new = by_folder(verified(files, left), staging)
+                change = reduce(xor, (int(row.digest) for row in gone.values()))
+                if _digest(new) != _digest(old) ^ change & _64_BITS:
+                    raise JobFailed(
+                        "Other rows than those to be taken out changed. Nothing was published: run it again."
+                    )
+            if old:
+                record = Rewinding(since_ms=since_ms, at_ms=now, reason=reason)
+                staging.publish(_manifest(staging, partitions=new, retired=old, rewound=(record,)))
+        return Rewritten(before=len(old), after=len(new), messages=messages)
+
+    def _superseded(self, chain: Chain, since_ms: int) -> DataFrame:
+        """shard, id, run, day, topic, fingerprint of archived messages that the center's tables have, not closed as archived."""
+        parts = [part for part in chain.partitions if closed_since(since_ms)(part)]
+        rows = self._archive.placed(parts, skip_missing=False).where(f.col("closed_ms") >= since_ms)
+        topics = small_table(self._spark, (), "topic_no int, topic string")
+        hot = dated(self._center.messages(body=False, attempts=False), topics, _NEVER_MS, _NEVER_MS).select(
+            "shard", "id", f.col("day").alias("now_day"), f.col("closed_ms").alias("now_ms")
+        )
+        differs = (f.col("now_day") == OPEN) | (f.col("now_ms") != f.col("closed_ms"))
+        return (
+            rows.join(hot, ["shard", "id"])
+            .where(f.coalesce(differs, f.lit(True)))
+            .select("shard", "id", "run", "day", "topic", "fingerprint")
+        )
 
     def _now(self) -> int:
         with translated():
@@ -231,6 +314,9 @@ class Rewriting:
             erased=tuple(chain.erased),
             expired=chain.expired,
             pending=tuple(pending),
+            center=chain.center,
+            removed=tuple(chain.removed.values()),
+            rewound=tuple(each for manifest in chain.manifests for each in manifest.rewound),
         )
         folder = self._archive.folder
         if not folder.create(made.name, made.to_json()):
@@ -336,6 +422,8 @@ def _manifest(
     partitions: Sequence[Partition] = (),
     erased: tuple[Erasure, ...] = (),
     expired: Mapping[str, str] | None = None,
+    removed: tuple[RemovedRun, ...] = (),
+    rewound: tuple[Rewinding, ...] = (),
 ) -> Manifest:
     """Make the manifest of a run that archived nothing."""
     return Manifest(
@@ -348,4 +436,10 @@ def _manifest(
         retired=tuple(part.place for part in retired),
         erased=erased,
         expired=expired or {},
+        removed=removed,
+        rewound=rewound,
     )
+
+
+def _key_of(part: Partition) -> tuple[str, str, str]:
+    return part.place.run, part.place.day, part.place.topic

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from pyspark.sql import functions as f
 
 from tmc_pipeline.archive.contents import Archive, day_of
 from tmc_pipeline.archive.job import DAY_MS
 from tmc_pipeline.errors import translated
-from tmc_server.domain.manifest import Chain, removal_folder
+from tmc_server.domain.manifest import Chain, Partition, removal_folder
+
+_NAMED = 20  # messages, of all that are there more than once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,7 @@ class Verifying:
             chosen = [each for each in chain.partitions if first <= each.place.day < end]
             folders = self._archive.verify(chosen)
             problems += [each.complaint for each in folders if each.problem]
+            problems += self._repeated([each.part for each in folders if not each.problem])
             problems += self._lists(chain)
             if not problems:  # else a manifest that cannot be read is why its folders are not listed
                 problems += [
@@ -48,6 +54,16 @@ class Verifying:
             messages=messages,
             problems=tuple(problems),
         )
+
+    def _repeated(self, parts: Sequence[Partition]) -> list[str]:
+        """Return which messages are in the archive more than once; the first of them."""
+        rows = (
+            self._archive.placed(parts)
+            .groupBy("shard", "id")
+            .agg(f.count(f.lit(1)).alias("rows"), f.min("topic").alias("topic"))
+        )
+        repeated = rows.where(f.col("rows") > 1).orderBy("shard", "id").limit(_NAMED).collect()
+        return [f"message {row.id} of shard {row.shard}, {row.topic}, is archived {row.rows} times" for row in repeated]
 
     def _lists(self, chain: Chain) -> list[str]:
         """Return what is wrong with the numbers that the center may remove."""

@@ -158,6 +158,7 @@ class Reconciliation:
             self._center.check()
             if self._archive is not None:
                 kept.enter_context(self._archive.folder.read_by())
+                self._archive.chain()  # refused before everything else is read
             now = self._center.now_ms()
             run = f"{moment(now)}-{secrets.token_hex(3)}"
             state = State(spark=self._spark, folder=self._folder)

@@ -9,7 +9,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from tmc_server.config import Config
 from tmc_server.errors import StoreUnavailable, TmcError
 from tmc_server.store.dialects.contract import DatabaseTaken, Finding
-from tmc_server.store.engines import Database, ShardMap
+from tmc_server.store.engines import Database, ShardMap, wall_clock_ms
 from tmc_server.store.fitness import examine
 from tmc_server.store.group_commit import BATCH_BYTES
 from tmc_server.store.migrate import RevisionLost, migrate
@@ -24,6 +24,8 @@ from tmc_server.store.shard_map import (
     known_map,
     not_copied,
 )
+
+_CLOCKS_APART_S = 300
 
 
 class CannotStart(RuntimeError):
@@ -115,7 +117,7 @@ def diagnose(config: Config) -> tuple[list[str], bool]:
     for database in shards.databases:
         lines.append(f"{database!r}, shards {as_ranges(shards.shards_in(database)) or 'none'}")
         try:
-            findings = examine(database, need)
+            findings = [*examine(database, need), _examine_clock(database)]
         except StoreUnavailable as exc:
             lines.append(f"BAD  {exc}")
             well = False
@@ -129,6 +131,18 @@ def diagnose(config: Config) -> tuple[list[str], bool]:
     shards.close()
     broker = _examine_broker(config)
     return lines + [str(finding) for finding in broker], well and all(finding.ok for finding in broker)
+
+
+def _examine_clock(database: Database) -> Finding:
+    """Compare this machine's clock, which message numbers begin with, with the database's, which everything else goes by."""
+    with database.reading() as connection:
+        ahead_s = (wall_clock_ms() - database.now(connection)) / 1000
+    must = (
+        f"be within {_CLOCKS_APART_S} s of the database's: correct it, or the archive and reconciliations miss messages"
+    )
+    return Finding(
+        setting="clock of this machine", value=f"{ahead_s:+.1f} s", must=must, ok=abs(ahead_s) <= _CLOCKS_APART_S
+    )
 
 
 def _examine_broker(config: Config) -> Sequence[Finding]:

@@ -91,7 +91,7 @@ from tmc_server.store.replays import SqlReplays
 from tmc_server.store.retention import ClosedMessages
 from tmc_server.store.scanning import DueIndex, earliest_check, earliest_delivery
 from tmc_server.store.searching import SqlKeySearch
-from tmc_server.store.shard_map import place_of
+from tmc_server.store.shard_map import identity_of, place_of
 from tmc_server.store.standing import StandingCounts
 from tmc_server.store.traffic import SqlTraffic, Traffic
 
@@ -227,7 +227,7 @@ def wire(
         *_asking(checking, asking),
         *_scanning(config, store, parts, [redelivery, asking]),
         *(duty for part in parts for duty in _alerting(part.outbox, sinks, store)),
-        *_retaining(config, parts),
+        *_retaining(config, store, parts),
         *_staying_alone(store, die),
         Periodic("catalog", following.run_once, store.watch.period_s),
         Periodic("counting", counting.run_once, _COUNTING_S),
@@ -592,12 +592,12 @@ def _alerting(outbox: SqlAlertOutbox, sinks: Mapping[str, AlertSink], store: Ope
     ]
 
 
-def _retaining(config: Config, parts: Sequence[_Part]) -> list[Periodic]:
+def _retaining(config: Config, store: OpenStore, parts: Sequence[_Part]) -> list[Periodic]:
     """One duty per database; none if nothing is to be removed."""
     retention = config.retention
     if retention.kind == "none":
         return []
-    lists = _archive_of(retention.archive) if retention.kind == "archive" else None
+    lists = _archive_of(retention.archive, store) if retention.kind == "archive" else None
     keep_ms = round(retention.keep_hours * 3_600_000)
     duties = [
         Retention([ClosedMessages(part.database, part.leases)], lists, keep_ms, retention.rows_per_second)
@@ -606,9 +606,9 @@ def _retaining(config: Config, parts: Sequence[_Part]) -> list[Periodic]:
     return [Periodic("retention", duty.run_once, _RETENTION_S) for duty in duties]
 
 
-def _archive_of(url: str) -> ArchiveFolder:
+def _archive_of(url: str, store: OpenStore) -> ArchiveFolder:
     try:
-        return ArchiveFolder(url)
+        return ArchiveFolder(url, center=identity_of(store.shards.catalog) or "")
     except ValueError as exc:
         raise ConfigError(f"{exc}. For S3: pip install s3fs.") from exc
 

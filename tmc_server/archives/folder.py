@@ -23,10 +23,11 @@ _HADOOP_SCHEMES = {"s3a": "s3", "s3n": "s3", "wasbs": "abfs"}  # as the pipeline
 class ArchiveFolder:
     """domain.ports.retention.RemovalLists. The same format as tmc_pipeline writes; nothing here needs Spark or Parquet.
 
-    url: a path, or a URL as in pipeline.toml. Raises ValueError: no installed package knows its scheme.
+    url: a path, or a URL as in pipeline.toml.  center: identity of this center's catalog; the archive of another one is
+    unreadable. Raises ValueError: no installed package knows its scheme.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, center: str) -> None:
         scheme, separator, rest = url.partition("://")
         if separator:
             url = f"{_HADOOP_SCHEMES.get(scheme, scheme)}://{rest}"
@@ -35,23 +36,29 @@ class ArchiveFolder:
             self._files, self._root = url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError) as exc:
             raise ValueError(f"retention.archive {url}: {exc}") from exc
-        self._known: dict[str, Manifest] = {}
+        self._center = center
+        self._known: dict[tuple[str, ...], Manifest] = {}
         self._removals: Mapping[str, Removal] = {}
 
     def removals(self) -> Sequence[Removal]:
         folder = f"{self._root}/manifests"
         with self._reading(folder, "Is the archive mounted, and has a run published there?"):
             listed = {each["name"].rpartition("/")[2]: each for each in self._files.ls(folder, detail=True)}
-        found = {name: f"{folder}/{name}" for name in current_names(list(listed))}
-        self._known = {  # they never change
-            path: self._known.get(path) or self._manifest(path, listed[name]) for name, path in found.items()
+        found = {_version(listed[name]): name for name in current_names(list(listed))}
+        self._known = {  # they never change, unless another state of the archive is brought back from a backup
+            version: self._known.get(version) or self._manifest(f"{folder}/{name}", listed[name])
+            for version, name in found.items()
         }
         try:
-            removals = Chain.of(list(self._known.values())).removals
+            chain = Chain.of(list(self._known.values()))
         except ManifestUnreadable as exc:
             raise ListUnreadable(f"{folder}: {exc}") from exc
-        self._removals = {each.run: each for each in removals}
-        return removals
+        if chain.center not in ("", self._center):
+            raise ListUnreadable(
+                f"{folder} is of another center ({chain.center[:8]}), this is {self._center[:8]}: correct retention.archive"
+            )
+        self._removals = {each.run: each for each in chain.removals}
+        return chain.removals
 
     def numbers(self, run: str, shard: Shard) -> Sequence[MessageNumber]:
         known = self._removals.get(run)
@@ -90,3 +97,8 @@ class ArchiveFolder:
         except Exception as exc:
             reason = getattr(exc, "strerror", None) or " ".join(f"{exc or type(exc).__name__}".split())
             raise ListUnreadable(f"{what} cannot be read: {reason.rstrip('.')}. {hint}".rstrip()) from exc
+
+
+def _version(about: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what a file system says of a file that changes when another one takes its place."""
+    return tuple(str(about.get(name)) for name in ("name", "size", "ino", "mtime", "LastModified", "ETag"))

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 from tmc_server.domain.numbers import Shard
 
@@ -85,6 +85,27 @@ class Erasure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemovedRun:
+    """A run that no longer counts: it went in wrongly, or its files are gone for good. at_ms: since when."""
+
+    run: str
+    at_ms: int
+    reason: str
+
+    def __post_init__(self) -> None:
+        _demand(_RUN, self.run)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewinding:
+    """The center was restored as of since_ms, and what closed later and is in its tables again was taken out. at_ms: when."""
+
+    since_ms: int
+    at_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
     """Which messages the center may remove because this run archived them: counts by shard; the numbers are in lists."""
 
@@ -122,6 +143,8 @@ class Manifest:
     expired: by topic, the last day whose messages are no longer part of the archive.
     pending: of a checkpoint: removals that the retention duty had not worked off.
     names: topics, apps, subscriptions by number.
+    center: identity of the center's catalog database; "": written before manifests named it.
+    removed: runs that do not count any more.  rewound: a record, of each time the center was restored.
     """
 
     run: str
@@ -138,6 +161,9 @@ class Manifest:
     erased: tuple[Erasure, ...] = ()
     expired: Mapping[str, str] = field(default_factory=dict)
     pending: tuple[Removal, ...] = ()
+    center: str = ""
+    removed: tuple[RemovedRun, ...] = ()
+    rewound: tuple[Rewinding, ...] = ()
 
     def __post_init__(self) -> None:
         _demand(_RUN, self.run)
@@ -194,6 +220,8 @@ class Manifest:
                 pending=tuple(
                     Removal(**{**each, "counts": _by_shard(each["counts"])}) for each in values.pop("pending")
                 ),
+                removed=tuple(RemovedRun(**each) for each in values.pop("removed", ())),
+                rewound=tuple(Rewinding(**each) for each in values.pop("rewound", ())),
                 **values,
             )
             if found.name.rpartition("/")[2] != name and intent_name(found.run).rpartition("/")[2] != name:
@@ -201,9 +229,6 @@ class Manifest:
             return found
         except (ValueError, TypeError, KeyError, AttributeError) as exc:
             raise ManifestUnreadable(f"This is no manifest: {exc}.") from exc
-
-    def numbered(self, number: int) -> Manifest:
-        return replace(self, number=number)
 
 
 def _by_shard(counts: Mapping[str, int]) -> dict[Shard, int]:
@@ -265,14 +290,35 @@ class Chain:
         return max((each.number for each in self.manifests), default=0) + 1
 
     @property
+    def center(self) -> str:
+        """Return the identity of the center that it belongs to; "": nobody wrote it down."""
+        return next((each.center for each in self.manifests if each.center and each.run not in self.removed), "")
+
+    @property
+    def removed(self) -> dict[str, RemovedRun]:
+        """Return the runs that do not count any more, by their names."""
+        return {each.run: each for manifest in self.manifests for each in manifest.removed}
+
+    def explains(self, run: str) -> bool:
+        """Return whether a run of that name was published here, as far as a checkpoint still tells, or removed."""
+        covered = max((each.run for each in self.manifests if each.checkpoint), default="")
+        return run <= covered or run in self.removed or any(each.run == run for each in self.manifests)
+
+    @property
     def removals(self) -> list[Removal]:
         """Return them in the order of their runs."""
-        return sorted((each for manifest in self.manifests for each in manifest.removals), key=lambda each: each.run)
+        found = (each for manifest in self.manifests for each in manifest.removals if each.run not in self.removed)
+        return sorted(found, key=lambda each: each.run)
+
+    @property
+    def _archiving(self) -> list[Manifest]:
+        """Return the manifests of runs that archived, and still count."""
+        return [each for each in self.manifests if each.before_ms and each.run not in self.removed]
 
     @property
     def before_ms(self) -> int:
         """Return the time before which every closed message is archived; 0: nothing is."""
-        return max((each.before_ms for each in self.manifests), default=0)
+        return max((each.before_ms for each in self._archiving), default=0)
 
     @property
     def written_ms(self) -> int:
@@ -281,7 +327,7 @@ class Chain:
     @property
     def open(self) -> OpenMessages | None:
         """The messages that the newest archive run left open; None: no run has archived yet."""
-        ran = [each for each in self.manifests if each.before_ms]
+        ran = self._archiving
         return ran[-1].open if ran else None
 
     @property

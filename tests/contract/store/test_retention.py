@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from tmc_server.store.retention import ClosedMessages
 from tmc_server.store.tables import shard_tables, tombstone
 
 DAY_MS = 86_400_000
+_CENTER = "c" * 32
 
 
 class Kept:
@@ -65,7 +67,7 @@ class Kept:
 
     def sweep(self, by_age: bool = False, work: Any = None) -> int:
         """Run until nothing moves. Returns: passes."""
-        lists = None if by_age else ArchiveFolder(str(self.folder))
+        lists = None if by_age else ArchiveFolder(str(self.folder), center=_CENTER)
         duty = Retention([work or self.work], lists, self.keep_ms, rate=1000, sleep=self.slept.append)
         passes = 1
         while duty.run_once():
@@ -138,7 +140,7 @@ def test_no_manifest_leads_out_of_its_archive(kept: Kept, run: str, wrong: str) 
     checksum = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps({**values, "checksum": checksum}))
     with pytest.raises(ListUnreadable, match="no part of a path"):
-        ArchiveFolder(str(kept.folder)).removals()
+        ArchiveFolder(str(kept.folder), center=_CENTER).removals()
 
 
 @pytest.mark.parametrize(("field", "value"), [("day", "../.."), ("topic", "a/b"), ("topic", ""), ("run", "..")])
@@ -150,7 +152,7 @@ def test_no_folder_of_messages_is_outside_an_archive(field: str, value: str) -> 
 def test_lists_longer_than_their_manifest_says_are_not_read(kept: Kept) -> None:
     number = _acked(kept.store)
     kept.archive("r1", [number])
-    lists = ArchiveFolder(str(kept.folder))
+    lists = ArchiveFolder(str(kept.folder), center=_CENTER)
     lists.removals()
     assert list(lists.numbers("r1", kept.store.shard)) == [number]
     (kept.folder / removal_folder("r1", kept.store.shard) / "part-1").write_text("7\n" * 1_000_000)
@@ -256,7 +258,7 @@ def test_the_next_server_continues_where_the_last_one_stopped(kept: Kept, monkey
     kept.archive("r1", numbers)
     kept.archive("r2", [])  # of other shards only
     kept.store.clock.advance(2 * DAY_MS / 1000)
-    Retention([kept.work], ArchiveFolder(str(kept.folder)), DAY_MS, 1000, kept.slept.append).run_once()
+    Retention([kept.work], ArchiveFolder(str(kept.folder), center=_CENTER), DAY_MS, 1000, kept.slept.append).run_once()
     assert kept.left() == numbers[2:]
     assert kept.work.position(kept.store.shard) == Position("r1", numbers[1])
     assert kept.sweep() == 4  # two batches, the second run, and one that finds nothing
@@ -273,7 +275,7 @@ def test_an_archive_that_is_not_there_is_named_once(
     kept.store.clock.advance(2 * DAY_MS / 1000)
     forgotten: list[int] = []
     monkeypatch.setattr(kept.work, "forget", lambda before_ms, _limit: forgotten.append(before_ms))
-    duty = Retention([kept.work], ArchiveFolder(f"{kept.folder}/typo"), DAY_MS, 1000, kept.slept.append)
+    duty = Retention([kept.work], ArchiveFolder(f"{kept.folder}/typo", center=_CENTER), DAY_MS, 1000, kept.slept.append)
     assert [duty.run_once() for _ in range(2)] == [False, False]
     assert [record.getMessage() for record in caplog.records] == [
         f"nothing is removed: {kept.folder / 'typo' / 'manifests'} cannot be read: No such file or directory. "
@@ -329,7 +331,7 @@ def test_a_run_that_ends_in_the_future_is_named_once(kept: Kept, caplog: pytest.
     number = _acked(kept.store)
     kept.archive("r1", [number], before_ms=kept.store.clock() + 365 * DAY_MS)
     kept.store.clock.advance(2 * DAY_MS / 1000)
-    duty = Retention([kept.work], ArchiveFolder(str(kept.folder)), DAY_MS, 1000, kept.slept.append)
+    duty = Retention([kept.work], ArchiveFolder(str(kept.folder), center=_CENTER), DAY_MS, 1000, kept.slept.append)
     assert not duty.run_once()
     assert not duty.run_once()
     assert caplog.text.count("run r1 ends in the future") == 1
@@ -376,3 +378,28 @@ def test_a_shard_of_another_server_is_left_alone(kept: Kept) -> None:
     nobodys = kept.store.new_leases(incarnation=99)  # the first one holds it
     kept.sweep(by_age=True, work=ClosedMessages(kept.store.database, nobodys))
     assert kept.left() == [number]
+
+
+def test_a_manifest_that_another_one_replaced_is_read_again(kept: Kept) -> None:
+    """As when the archive is brought back from a backup, and the next run gets the number of one that is gone."""
+    numbers = [_acked(kept.store) for _ in range(3)]
+    kept.archive("r1", numbers[:1])
+    lists = ArchiveFolder(str(kept.folder), center=_CENTER)
+    assert [sum(each.counts.values()) for each in lists.removals()] == [1]
+    (path,) = (kept.folder / "manifests").iterdir()
+    path.unlink()
+    shutil.rmtree(kept.folder / "removal" / "r1")
+    kept.archive("r1", numbers)
+    assert [sum(each.counts.values()) for each in lists.removals()] == [3]
+    assert len(lists.numbers("r1", kept.store.shard)) == 3
+
+
+def test_the_archive_of_another_center_removes_nothing(kept: Kept) -> None:
+    kept.archive("r1", [_acked(kept.store)])
+    (path,) = (kept.folder / "manifests").iterdir()
+    path.write_text(replace(Manifest.from_json(path.read_text(), path.name), center="another").to_json())
+    kept.store.clock.advance(DAY_MS / 1000 + 1)
+    kept.sweep()
+    assert len(kept.left()) == 1
+    with pytest.raises(ListUnreadable, match=r"is of another center \(another\), this is cccccccc"):
+        ArchiveFolder(str(kept.folder), center=_CENTER).removals()

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from tmc_server.app import maintenance
 from tmc_server.app.maintenance import CannotStart, diagnose, initialize, open_shards
 from tmc_server.config import Config
 from tmc_server.store.catalog import CatalogStore
 from tmc_server.store.catalog_watch import CatalogWatch
-from tmc_server.store.engines import Database, ShardMap
+from tmc_server.store.engines import Database, ShardMap, wall_clock_ms
 from tmc_server.store.migrate import migrate
 from tmc_server.store.nodes import NodeSlots
 from tmc_server.store.shard_map import ShardsElsewhere, accept, check
@@ -92,6 +93,18 @@ def test_the_doctor_shows_the_map_and_says_when_the_configuration_differs(config
     lines, well = diagnose(configured(17))
     assert not well
     assert any("shard map" in line and line.startswith("BAD") for line in lines) or "BAD" in "\n".join(lines)
+
+
+@pytest.mark.parametrize("apart_s", [-10_800, 301])
+def test_the_doctor_refuses_a_clock_that_messages_would_be_missed_by(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch, apart_s: int
+) -> None:
+    initialize(configured())
+    monkeypatch.setattr(maintenance, "wall_clock_ms", lambda: wall_clock_ms() + apart_s * 1000)
+    lines, well = diagnose(configured())
+    assert not well
+    (line,) = [line for line in lines if "clock of this machine" in line]
+    assert line.startswith(f"BAD  clock of this machine = {'+' if apart_s > 0 else '-'}")
 
 
 def test_a_map_is_accepted_only_when_the_tables_were_copied(configured: Configured, tmp_path: Path) -> None:
